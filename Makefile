@@ -1,0 +1,42 @@
+# Everything a contributor runs. `make test` is what CI runs, and needs nothing but a Python from 3.10 to 3.12 and the net.
+
+# The newest interpreter that fits and answers (a version manager's stand-in may be found and not work).
+FITS := import sys, venv; assert (3, 10) <= sys.version_info < (3, 13); print(sys.executable)
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3 python; do $$p -c "$(FITS)" 2>/dev/null && break; done)
+VENV ?= .venv
+# What pip installs as torch, before anything that depends on it. On Linux PyPI's build brings CUDA along, 2 GB of it;
+# without: make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup test test-fast lint demo clean
+
+help:  ## list what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
+
+setup: $(STAMP)  ## build .venv with everything that the tests and the demo need
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no python3.10, 3.11 or 3.12 found; name one: make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,plot]'
+	touch $(STAMP)
+
+test: $(STAMP)  ## everything: style, types, unit tests, and peers in processes of their own
+	$(BIN)/python -m pytest
+
+test-fast: $(STAMP)  ## what takes less than two minutes
+	$(BIN)/python -m pytest -m "not real and not slow"
+
+lint: $(STAMP)  ## style and types alone
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+demo: $(STAMP)  ## four peers on this machine, one of which is killed
+	$(BIN)/p2p-diloco demo
+
+clean:  ## remove what was built
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

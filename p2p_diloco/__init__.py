@@ -1,0 +1,54 @@
+"""Decentralised DiLoCo: peers train one model on their own data and agree on an outer step now and then.
+
+Law: this file only says what is public and where it lives. Importing the package imports neither torch nor
+hivemind; each name is fetched when it is first used, so that `p2p-diloco --help` answers at once.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from p2p_diloco.config import PeerConfig as PeerConfig
+    from p2p_diloco.config import RunConfig as RunConfig
+    from p2p_diloco.peer import Peer as Peer
+    from p2p_diloco.tensors.layout import FragmentPlan as FragmentPlan
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Peer": "p2p_diloco.peer",
+    "RunConfig": "p2p_diloco.config",
+    "PeerConfig": "p2p_diloco.config",
+    "FragmentPlan": "p2p_diloco.tensors.layout",
+    "AddressError": "p2p_diloco.errors",
+    "CheckpointError": "p2p_diloco.errors",
+    "ConfigError": "p2p_diloco.errors",
+    "ConfigMismatch": "p2p_diloco.errors",
+    "GaveUpWaiting": "p2p_diloco.errors",
+    "ModelMismatch": "p2p_diloco.errors",
+    "NoBootstrapReached": "p2p_diloco.errors",
+    "NodeDied": "p2p_diloco.errors",
+    "P2PDilocoError": "p2p_diloco.errors",
+    "Refused": "p2p_diloco.errors",
+    "UsageError": "p2p_diloco.errors",
+}
+"""Each public name and the module that defines it."""
+
+__all__ = [*_HOME, "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    """Fetch a public name from its home on first use (PEP 562)."""
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """The public names, for completion."""
+    return sorted(__all__)

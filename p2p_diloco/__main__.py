@@ -1,0 +1,8 @@
+"""`python -m p2p_diloco` is `p2p-diloco`. Law: nothing else lives here."""
+
+from __future__ import annotations
+
+from p2p_diloco.cli import main
+
+if __name__ == "__main__":
+    main()

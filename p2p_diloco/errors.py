@@ -1,0 +1,203 @@
+"""Everything that can go wrong for a user, as one tree.
+
+Law: every error that leaves the program is one of these, and its text is one sentence that names the key, the
+value and the mend. Broken invariants are assertions, and what a remote peer does wrong is a refusal with a
+counter: neither belongs here. Nothing but the standard library is imported.
+
+    P2PDilocoError                  exit 1   a fault of the program itself
+    ├── UsageError                  exit 2   the command line or a call was put wrongly
+    │   └── AddressError            exit 2   an address that can't be read
+    ├── ConfigError                 exit 3   a setting, a file or a folder can't be used
+    │   └── CheckpointError         exit 3   a checkpoint can't be read or written
+    ├── NoBootstrapReached          exit 4   none of the initial peers answered
+    ├── Refused                     exit 5   the run doesn't take this peer
+    │   └── ConfigMismatch          exit 5   ... because its settings differ from the run's
+    ├── ModelMismatch               exit 6   the model isn't the one that the run trains
+    ├── GaveUpWaiting               exit 7   nobody came, or nothing happened, in the time allowed
+    └── NodeDied                    exit 1   the process that talks to the swarm has ended
+
+An interrupt (^C, SIGTERM) is no error: the command line turns it into 130 or 143.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
+
+MAX_SHOWN = 8
+"""How many differing keys or parameters a sentence lists before it says how many more there are."""
+
+
+class P2PDilocoError(Exception):
+    """One sentence: ``key=value wrong; mend``.
+
+    `wrong` is the predicate ("must be at least 1"), or, without a key, the whole statement. `mend` says what
+    to do. `value` is kept as text, so that an error is the same on both ends of a channel.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, wrong: str, *, key: str = "", value: object = "", mend: str = "") -> None:
+        self.wrong = _one_line(wrong)
+        self.key = _one_line(key)
+        self.value = _one_line(shown(value))
+        self.mend = _one_line(mend)
+        super().__init__(self.sentence)
+
+    @property
+    def sentence(self) -> str:
+        """What is wrong, with which value, and what to do, on one line without a closing dot."""
+        subject = (
+            f"{self.key}={self.value} " if self.key and self.value else f"{self.key} " if self.key else ""
+        )
+        return f"{subject}{self.wrong}" + (f"; {self.mend}" if self.mend else "")
+
+    def to_wire(self) -> dict[str, object]:
+        """The error as plain values that msgpack carries; `from_wire` gives it back."""
+        return {
+            "error": type(self).__name__,
+            "wrong": self.wrong,
+            "key": self.key,
+            "value": self.value,
+            "mend": self.mend,
+        }
+
+
+class UsageError(P2PDilocoError):
+    """The command line or a call was put wrongly."""
+
+    exit_code = 2
+
+
+class AddressError(UsageError):
+    """An address that can't be read as a multiaddr with a peer's identity."""
+
+
+class ConfigError(P2PDilocoError):
+    """A setting has a value that can't be used, or names a file or folder that can't."""
+
+    exit_code = 3
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint can't be read, isn't whole, or can't be written."""
+
+
+class NoBootstrapReached(P2PDilocoError):
+    """None of the initial peers answered."""
+
+    exit_code = 4
+
+
+class Refused(P2PDilocoError):
+    """The run doesn't take this peer."""
+
+    exit_code = 5
+
+
+class ConfigMismatch(Refused):
+    """Settings that all peers must agree on differ from the run's.
+
+    `differences` holds (key, the run's value, yours), as `RunConfig.difference` gives them.
+    """
+
+    def __init__(self, differences: Sequence[tuple[str, object, object]], *, run_id: str) -> None:
+        self.differences = tuple((key, shown(theirs), shown(mine)) for key, theirs, mine in differences)
+        self.run_id = run_id
+        listed = _listed(
+            [f"{key} (the run's {theirs} / yours {mine})" for key, theirs, mine in self.differences]
+        )
+        super().__init__(
+            f"differs from this peer's settings in {listed}",
+            key="run_id",
+            value=run_id,
+            mend="leave these out to take the run's, or choose another run id",
+        )
+
+    def to_wire(self) -> dict[str, object]:
+        """As the base, with the differences."""
+        differences = [list(difference) for difference in self.differences]
+        return {"error": type(self).__name__, "differences": differences, "run_id": self.run_id}
+
+
+class ModelMismatch(P2PDilocoError):
+    """The model isn't the one that the run trains.
+
+    `differences` holds one line for each parameter that differs, with both shapes.
+    """
+
+    exit_code = 6
+
+    def __init__(self, differences: Iterable[str], *, run_id: str) -> None:
+        self.differences = tuple(_one_line(line) for line in differences)
+        self.run_id = run_id
+        super().__init__(
+            f"trains another model: {_listed(self.differences)}",
+            key="run_id",
+            value=run_id,
+            mend="build the run's model, or choose another run id",
+        )
+
+    def to_wire(self) -> dict[str, object]:
+        """As the base, with the differences."""
+        return {"error": type(self).__name__, "differences": list(self.differences), "run_id": self.run_id}
+
+
+class GaveUpWaiting(P2PDilocoError):
+    """Nobody came, or nothing happened, in the time allowed."""
+
+    exit_code = 7
+
+
+class NodeDied(P2PDilocoError):
+    """The process that talks to the swarm has ended."""
+
+
+def from_wire(wire: Mapping[str, object]) -> P2PDilocoError:
+    """The error that `to_wire` wrote, of the same class with the same sentence.
+
+    What can't be read becomes a plain `P2PDilocoError` that says so: an error's trip must not hide the error.
+    """
+    kinds = {kind.__name__: kind for kind in _tree(P2PDilocoError)}
+    kind = kinds.get(str(wire.get("error")), P2PDilocoError)
+    differences, run_id = wire.get("differences"), str(wire.get("run_id", ""))
+    if issubclass(kind, ConfigMismatch) and isinstance(differences, (list, tuple)):
+        return kind([(str(key), theirs, mine) for key, theirs, mine in differences], run_id=run_id)
+    if issubclass(kind, ModelMismatch) and isinstance(differences, (list, tuple)):
+        return kind([str(line) for line in differences], run_id=run_id)
+    if "wrong" not in wire or issubclass(kind, (ConfigMismatch, ModelMismatch)):
+        return P2PDilocoError(f"an error that can't be read came from the node: {dict(wire)}")
+    return kind(
+        str(wire["wrong"]),
+        key=str(wire.get("key", "")),
+        value=str(wire.get("value", "")),
+        mend=str(wire.get("mend", "")),
+    )
+
+
+def shown(value: object) -> str:
+    """A value as a user would write it: lists with commas, switches as on and off, nothing as 'unset'."""
+    match value:
+        case None:
+            return "unset"
+        case bool():
+            return "on" if value else "off"
+        case list() | tuple():
+            return ",".join(shown(item) for item in value)
+        case dict():
+            return ",".join(f"{key}={shown(item)}" for key, item in value.items())
+        case _:
+            return str(value)
+
+
+def _listed(items: Sequence[str]) -> str:
+    more = f" and {len(items) - MAX_SHOWN} more" if len(items) > MAX_SHOWN else ""
+    return ", ".join(items[:MAX_SHOWN]) + more
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _tree(root: type[P2PDilocoError]) -> list[type[P2PDilocoError]]:
+    return [root, *(kind for child in root.__subclasses__() for kind in _tree(child))]
