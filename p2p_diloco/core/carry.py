@@ -1,0 +1,66 @@
+"""What becomes of a trainer's local progress when newer state is merged: one small state machine per shard.
+
+The rule behind it: a shard's replicated state says which contribution of each peer it has counted last. Progress is
+carried into the next pseudo-gradient exactly when that table doesn't contain it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .events import Carry
+from .version import ContributionId, Version
+
+
+@dataclass(slots=True)
+class Progress:
+    """One shard, as its trainer has it.
+
+    base: the version that the local parameters were last merged with. last: the newest contribution sent and not
+    written off. oldest: the oldest contribution whose progress rides in it. included: ``last`` is counted in base.
+    sends: how many rounds in a row the progress since ``oldest`` has been sent in.
+    """
+
+    base: Version | None = None
+    last: ContributionId | None = None
+    oldest: ContributionId | None = None
+    included: bool = False
+    sends: int = 0
+
+    def send(self, id: ContributionId, leaves: bool = True) -> ContributionId:
+        """Note that a contribution was made, and whether it leaves; returns the oldest one that rides in it."""
+        if self.last is None or self.included or self.oldest is None:
+            self.oldest, self.sends = id, 0
+        self.last, self.included = id, False
+        self.sends += leaves
+        return self.oldest
+
+    def merge(self, version: Version, counted: ContributionId | None, carry_rounds: int) -> Carry:
+        """Move to ``version``, whose table counts ``counted`` as this peer's last contribution."""
+        self.base = version
+        if self.last is None or self.oldest is None:
+            return Carry.KEEP
+        mine = counted is not None and counted.incarnation in (self.oldest.incarnation, self.last.incarnation)
+        whole = mine and counted is not None and counted >= self.last
+        part = mine and counted is not None and self.oldest <= counted < self.last
+        match self.included, whole:
+            case False, True:
+                self.included = True
+                return Carry.SUBTRACT
+            case True, True:
+                return Carry.KEEP
+            case True, False if part:
+                self._forget()  # inseparable from what is counted; what was trained since is not lost
+                return Carry.KEEP
+            case True, False:
+                self.included = False
+                return Carry.RESTORE
+            case _:
+                if part or self.sends > carry_rounds:
+                    self._forget()
+                    return Carry.DROP
+                return Carry.KEEP
+
+    def _forget(self) -> None:
+        self.last = self.oldest = None
+        self.included, self.sends = False, 0

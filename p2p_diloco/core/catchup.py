@@ -1,0 +1,242 @@
+"""Catching up with a newer state, and the one comparison that ends a fork.
+
+Late join, a missed commit, repair and a healed partition are the same thing: ask one peer for what it has that is
+newer. A state that descends from mine is taken shard by shard. Lineages that differ are compared once, as whole
+models; the lesser side takes every differing shard of the greater, all at once, or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from .events import Accept, Effect, Fill, Note, Send
+from .messages import Fetch, State, Versions
+from .rules import Rules
+from .shard import ShardLog, meta
+from .version import ModelVersion, Version, model_version
+
+
+@dataclass(slots=True)
+class Fetching:
+    """One fetch under way. ``vector``: what the donor held, when its whole lineage is being taken."""
+
+    donor: str
+    target: ModelVersion
+    progress: float
+    vector: tuple[Version, ...] | None = None
+    staged: dict[int, State] = field(default_factory=dict)
+
+
+class CatchUp:
+    def __init__(self, rules: Rules, logs: Sequence[ShardLog]) -> None:
+        self.rules, self.logs = rules, logs
+        self.fetching: Fetching | None = None
+        self.filling: dict[tuple[int, Version], tuple[State, Version | None]] = {}  # with what was held then
+        self.ahead: tuple[ModelVersion, float, str] | None = (
+            None  # the first one seen that is not reached yet: when, whose
+        )
+        self.doubted: set[int] = set()  # shards whose state here led to a wrong digest; asked for whole, once
+        self.missed: dict[int, tuple[Version | None, float]] = {}  # shard → what it stood at when a gap showed, when
+
+    # -- questions
+
+    def versions(self) -> tuple[Version | None, ...]:
+        return tuple(log.version for log in self.logs)
+
+    def model(self) -> ModelVersion:
+        held = [log.version for log in self.logs if log.version is not None]
+        return model_version(held) if len(held) == len(self.logs) else ModelVersion()
+
+    # -- asking
+
+    def seen(self, peer: str, theirs: ModelVersion, now: float) -> list[Effect]:
+        """A peer says what it holds: fetch it if it is ahead and no commit brings this replica there by itself."""
+        mine = self.model()
+        if theirs <= mine or self.fetching is not None:
+            return []
+        if mine == ModelVersion():
+            return self.fetch(peer, theirs, now)
+        if self.ahead is None:
+            self.ahead = (theirs, now, peer)
+        stuck = [since for shard, (at, since) in self.missed.items() if self.logs[shard].version == at]
+        overdue = now - min([self.ahead[1], *stuck]) >= self.rules.settle
+        return self.fetch(peer, theirs, now) if overdue else []
+
+    def gap(self, shard: int, now: float) -> None:
+        """Somebody works on a base that this replica doesn't know yet: it has missed a commit, or will get it soon."""
+        at = self.logs[shard].version
+        if shard not in self.missed or self.missed[shard][0] != at:
+            self.missed[shard] = (at, now)
+
+    def fetch(self, peer: str, target: ModelVersion, now: float) -> list[Effect]:
+        """Ask the peer for what is newer; where this replica's own state is in doubt, for the whole state."""
+        if self.fetching is not None:
+            return []
+        self.fetching = Fetching(peer, target, now)
+        doubted, self.doubted = self.doubted, set()
+        have = tuple(None if log.shard in doubted else log.version for log in self.logs)
+        return [Send(peer, Fetch(have))]
+
+    def doubt(self, shard: int, peer: str, now: float) -> list[Effect]:
+        """A commit led this replica to another digest than its author: its state of the shard is not to be trusted."""
+        self.doubted.add(shard)
+        if self.fetching is not None and self.fetching.vector is None:
+            self.fetching = None  # whatever it was, the answer would not mend this
+        return self.fetch(peer, self.model(), now)
+
+    def moved(self) -> None:
+        """This replica's versions have changed."""
+        if self.ahead is not None and self.model() >= self.ahead[0]:
+            self.ahead = None
+        if self.fetching is not None and self.fetching.vector is None and self.model() >= self.fetching.target:
+            self.fetching = None
+
+    def gone(self, peer: str) -> None:
+        """The peer died or can't be reached: what it held may be gone, and a fetch begins again with another."""
+        if self.ahead is not None and self.ahead[2] == peer:
+            self.ahead = None
+        if self.fetching is not None and self.fetching.donor == peer:
+            self._abandon()
+
+    def tick(self, now: float) -> None:
+        """Give up a fetch in which nothing moves."""
+        if self.fetching is not None and now - self.fetching.progress >= self.rules.fetch_again:
+            self._abandon()
+
+    def touch(self, peer: str, now: float) -> None:
+        """The donor sent something."""
+        if self.fetching is not None and self.fetching.donor == peer:
+            self.fetching.progress = now
+
+    # -- answering
+
+    def asked(self, peer: str, request: Fetch) -> list[Effect]:
+        """Send what is newer here; where lineages differ or might, say what is held instead."""
+        mine = [log.version for log in self.logs if log.version is not None]
+        if len(mine) < len(self.logs) or len(request.have) != len(self.logs):
+            return []
+        relations = [
+            "ancestor" if h is None else log.relation(h) for log, h in zip(self.logs, request.have, strict=True)
+        ]
+        if request.whole:
+            return [Send(peer, log.state()) for log, r in zip(self.logs, relations, strict=True) if r != "equal"]
+        if "fork" in relations:
+            return [Send(peer, Versions(tuple(mine), forked=True))]
+        effects = [
+            effect
+            for log, have, relation in zip(self.logs, request.have, relations, strict=True)
+            if relation == "ancestor"
+            for effect in self.newer(peer, log, have)
+        ]
+        if "ahead" in relations:
+            effects.append(Send(peer, Versions(tuple(mine), forked=False)))
+        return effects
+
+    def newer(self, peer: str, log: ShardLog, base: Version | None) -> list[Effect]:
+        """The commit on ``base`` if it is the last one here, else the whole state."""
+        if log.last is not None and log.last.base == base:
+            return [Send(peer, log.last)]
+        return [Send(peer, log.state())]
+
+    def forked(self, peer: str) -> list[Effect]:
+        """The peer is on another lineage: tell it what this one holds."""
+        versions = [log.version for log in self.logs if log.version is not None]
+        return [Send(peer, Versions(tuple(versions), forked=True))] if len(versions) == len(self.logs) else []
+
+    # -- taking
+
+    def told(self, peer: str, message: Versions, now: float) -> list[Effect]:
+        """A peer's versions: if the lineages differ, the greater whole model wins."""
+        if len(message.versions) != len(self.logs):
+            return []
+        fork = message.forked or any(
+            log.relation(v) == "fork" for log, v in zip(self.logs, message.versions, strict=True)
+        )
+        theirs, mine = model_version(message.versions), self.model()
+        if not fork or theirs == mine:
+            return []
+        if theirs < mine:
+            return self.forked(peer)
+        if self.fetching is not None and self.fetching.vector is not None:
+            return []
+        self._abandon()
+        self.fetching = Fetching(peer, theirs, now, vector=message.versions)
+        for log in self.logs:
+            log.frozen = True
+        return [Send(peer, Fetch(self.versions(), whole=True))]
+
+    def got(self, peer: str, state: State, now: float) -> list[Effect]:
+        """A shard's state: fill it in, if it belongs to the lineage being taken or descends from what is held."""
+        key = (state.shard, state.version)
+        staged = self.fetching.staged.get(state.shard) if self.fetching is not None else None
+        known = key in self.filling or (staged is not None and staged.version == state.version)
+        if known or not self._wanted(peer, state):
+            return []
+        if staged is None:
+            self.touch(peer, now)
+        self.filling[key] = (state, self.logs[state.shard].version)
+        return [Fill(state, meta(state.version, state.term, state.plan, state.counted))]
+
+    def filled(self, shard: int, version: Version, digest: str, now: float) -> list[Effect]:
+        """A fetched state has been filled in: check it and make it the present one, or stage it."""
+        state, held = self.filling.pop((shard, version), (None, None))
+        if state is None or held != self.logs[shard].version:
+            return []  # given up, or overtaken: the proposal is void
+        if digest != version.digest:
+            note = Note("mismatch", f"shard {shard}: a fetched state of epoch {version.epoch} has another digest")
+            self._abandon()
+            return [note]
+        fetching = self.fetching
+        if fetching is not None and fetching.vector is not None:
+            fetching.staged[shard] = state
+            return self._switch(fetching, now)
+        return [Accept(((shard, digest),)), *self.logs[shard].adopt(state, now)]
+
+    def _wanted(self, peer: str, state: State) -> bool:
+        if self.fetching is None or self.fetching.vector is None:
+            return self._descends(state)
+        if peer != self.fetching.donor:
+            return False
+        told = self.fetching.vector[state.shard]
+        same_lineage = state.version == told or dict(state.history).get(told.epoch) == told.digest
+        if not same_lineage:
+            self._abandon()  # the donor has changed lineage itself
+        return same_lineage
+
+    def _descends(self, state: State) -> bool:
+        mine = self.logs[state.shard].version
+        if mine is None:
+            return True
+        if state.version.generation != mine.generation or state.version.epoch <= mine.epoch:
+            return False
+        ancestors = dict(state.history)
+        return bool(ancestors) and (mine.epoch < min(ancestors) or ancestors.get(mine.epoch) == mine.digest)
+
+    def _switch(self, fetching: Fetching, now: float) -> list[Effect]:
+        """Change over to the other lineage once every shard that differs is there."""
+        assert fetching.vector is not None
+        differing = {log.shard for log, v in zip(self.logs, fetching.vector, strict=True) if log.version != v}
+        if not differing <= set(fetching.staged):
+            return []
+        staged = fetching.staged
+        theirs = [staged[log.shard].version if log.shard in staged else log.version for log in self.logs]
+        if not model_version([v for v in theirs if v is not None]) > self.model():
+            self._abandon()
+            return []
+        before = self.model()
+        self._abandon()
+        effects: list[Effect] = [Accept(tuple((shard, state.version.digest) for shard, state in staged.items()))]
+        for shard, state in sorted(staged.items()):
+            effects += self.logs[shard].adopt(state, now)
+        text = f"joined the lineage of {fetching.donor}; left behind a state of {before.epochs} epochs"
+        return [*effects, Note("fork", text)]
+
+    def _abandon(self) -> None:
+        self.fetching = None
+        self._thaw()
+
+    def _thaw(self) -> None:
+        self.filling.clear()
+        for log in self.logs:
+            log.frozen = False

@@ -1,0 +1,45 @@
+"""Who should aggregate which shard: weighted, balanced rendezvous hashing. Pure; it proposes, a commit decides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from hashlib import blake2b
+
+
+def rank(key: str, members: Mapping[str, float]) -> list[str]:
+    """Members by falling score for ``key``; a member of twice the weight comes first twice as often.
+
+    Taking a member away never reorders the others (Thaler and Ravishankar 1998; weights after Schindelhauer and
+    Schomaker 2005: score = −weight / ln u).
+    """
+    return sorted(members, key=lambda peer: (-_score(key, peer, members[peer]), peer))
+
+
+def assign(run: str, epoch: int, shards: Sequence[int], members: Mapping[str, float]) -> dict[int, tuple[str, ...]]:
+    """Order of succession per shard; as first, no member gets more than its weighted share, rounded up.
+
+    members: peer → weight > 0 (relative bandwidth). Raises ValueError when there is no member.
+    """
+    if not members:
+        raise ValueError("an election needs at least one member")
+    total = sum(map(Fraction, members.values()))
+    room = {peer: math.ceil(len(shards) * Fraction(weight) / total) for peer, weight in members.items()}
+    plan = {}
+    for shard in shards:
+        order = rank(f"{run}/{epoch}/{shard}", members)
+        first = next(peer for peer in order if room[peer] > 0)
+        room[first] -= 1
+        plan[shard] = (first, *without(order, first))
+    return plan
+
+
+def without(peers: Iterable[str], left_out: str) -> list[str]:
+    """The peers in order, less one."""
+    return [peer for peer in peers if peer != left_out]
+
+
+def _score(key: str, peer: str, weight: float) -> float:
+    drawn = int.from_bytes(blake2b(f"{key}\0{peer}".encode(), digest_size=8).digest(), "big")
+    return -weight / math.log((drawn + 0.5) / 2**64)

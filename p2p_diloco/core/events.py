@@ -1,0 +1,270 @@
+"""What goes into a replica (events) and what comes out (effects). Frozen data, no behaviour.
+
+Effects are carried out in the order given, before the next event is fed. Tensor work (Average, Apply, Fill) answers
+with an event later and changes nothing visible until Accept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from .messages import Commit, Contribution, Message, State
+from .version import Version
+
+# -- events: from the network
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    sender: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The remote replica has handled the message."""
+
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SendFailed:
+    """``gone``: the dial was refused or the stream broke; otherwise a deadline passed or the remote refused."""
+
+    to: str
+    message: Message
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A link to the peer broke: reason to suspect it and to probe at once, no verdict."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Discovered:
+    """The DHT names this peer."""
+
+    peer: str
+
+
+# -- events: from the trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The trainer has made inner steps; ``step_time_s`` is what one usually takes."""
+
+    step_time_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The trainer announces that it will make no inner steps for a while (``paused``), or that it is back."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """The trainer stands between two inner steps: answer with a Load of all that changed since its last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contribute:
+    """The trainer's pseudo-gradient is ready, for the shards that a Load named as due; payloads in their order."""
+
+    shards: tuple[int, ...]
+    weight: float
+    samples: int
+    payloads: tuple[Any, ...] = field(compare=False, repr=False)
+
+
+# -- events: answers of tensor work
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged:
+    shard: int
+    base: Version
+    digest: str
+    payload: Any = field(compare=False, repr=False)  # the encoded mean
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    shard: int
+    base: Version
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    shard: int
+    version: Version
+    digest: str
+
+
+# -- events: life of the run
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Be the founder: epoch 0 of every shard, with the digests of θ₀ under ``founding_meta``."""
+
+    generation: int
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Start from a checkpoint: every shard's replicated state; the tensors are already in place and verified."""
+
+    states: tuple[State, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Depart:
+    """Leave the run on purpose."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wakeup:
+    """Time has reached ``next_wakeup()``."""
+
+
+Event = (
+    Received
+    | Delivered
+    | SendFailed
+    | Closed
+    | Discovered
+    | Progress
+    | Pause
+    | Merge
+    | Contribute
+    | Averaged
+    | Applied
+    | Filled
+    | Found
+    | Restore
+    | Depart
+    | Wakeup
+)
+
+# -- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send; answer with Delivered or SendFailed. A State goes out with the shard's present tensors as payload."""
+
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Weighted mean in the order given (sorted peer ids), rounded to the wire; propose the outer step. → Averaged
+
+    meta: what the digest covers beside the tensors.
+    """
+
+    shard: int
+    base: Version
+    contributions: tuple[tuple[str, Contribution], ...]
+    meta: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Propose the outer step of a commit that somebody else made. → Applied"""
+
+    commit: Commit
+    meta: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Propose a fetched state. → Filled"""
+
+    state: State
+    meta: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Make these proposals, (shard, digest), the present state, all at once; other proposals for them are void."""
+
+    proposals: tuple[tuple[int, str], ...]
+
+
+class Carry(Enum):
+    """What to do with local progress (local − base, per shard) when a newer global value is merged.
+
+    Let Δ be the last contribution sent for the shard (pseudo-gradient: base at that time − local at sending).
+    """
+
+    KEEP = "keep"  # local ← new + (local − base)
+    SUBTRACT = "subtract"  # local ← new + (local − base) + Δ: the contribution is counted in new
+    RESTORE = "restore"  # local ← new + (local − base) − Δ: it was in base, but new doesn't count it
+    DROP = "drop"  # local ← new: the progress can't be told from what is counted, or is too old
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One shard of a Load."""
+
+    shard: int
+    version: Version
+    carry: Carry
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The answer to Merge, to the trainer: merge these shards (perhaps none); ``due`` is to be contributed next.
+
+    due: by the log, shards of one fragment: the fragment of the lowest epoch (then of the lowest index), and of it
+    the shards at that epoch, so that peers which see the same log work on the same. Empty when the run is finished.
+    """
+
+    shards: tuple[Loaded, ...]
+    due: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """To the trainer: the exchange is over. ``sent`` False: it never began, for a base had changed; merge, try anew."""
+
+    sent: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """All shards are held: training may start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """Some shard's present state changed; the trainer should merge at its next step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Every shard has reached the end of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """For the event log. ``kind`` is one of a fixed vocabulary, ``text`` one sentence."""
+
+    kind: str
+    text: str
+
+
+Effect = Send | Average | Apply | Fill | Accept | Load | Release | Ready | Changed | Finished | Note

@@ -1,0 +1,173 @@
+"""What replicas say to each other: frozen data.
+
+``payload`` is an opaque reference to bytes; the core never looks inside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .version import ContributionId, ModelVersion, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who takes part in a shard's next epoch; written into the commit before it (or the founding state).
+
+    ``group`` is waited for, ``succession`` may aggregate: its first member does, the others follow in that order.
+    """
+
+    group: tuple[str, ...]
+    succession: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a peer says of itself with every probe."""
+
+    incarnation: int
+    role: str  # "worker" contributes and aggregates, "aggregator" only aggregates
+    eligible: bool  # may aggregate: reachable by others
+    model: ModelVersion
+    epochs: tuple[int, ...]  # lowest epoch per fragment; empty while it holds no state
+    idle: bool  # makes no progress of its own: paused, or its trainer is stuck
+    bandwidth: float = 1.0  # relative weight in elections
+
+
+# -- liveness
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeAck:
+    summary: Summary
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The sender leaves the run on purpose; nobody need wait for it or for a timeout."""
+
+
+# -- a round of one shard
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """A pseudo-gradient for one shard, sent to whoever the sender takes for the aggregator. payload: encoded bytes."""
+
+    shard: int
+    base: Version
+    id: ContributionId
+    oldest: ContributionId  # the oldest contribution whose uncounted progress rides in this one
+    weight: float
+    samples: int
+    payload: Any = field(compare=False, repr=False, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """One contribution as a commit lists it."""
+
+    peer: str
+    id: ContributionId
+    weight: float
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One outer step: apply the payload (the encoded mean) to ``base`` and reach ``version``."""
+
+    shard: int
+    base: Version
+    version: Version
+    term: int
+    aggregator: str
+    contributions: tuple[Counted, ...]
+    plan: Plan
+    payload: Any = field(compare=False, repr=False, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """The sender aggregates the epoch after ``base`` and waits for the receiver's contribution: it came too early, or
+    was lost with a lineage left behind. Whoever has handed it over already does so again."""
+
+    shard: int
+    base: Version
+
+
+# -- failover
+
+
+@dataclass(frozen=True, slots=True)
+class TakeOver:
+    """The sender wants to aggregate the epoch after ``base``, its predecessors in the succession being dead."""
+
+    shard: int
+    base: Version
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """The sender holds nothing newer than ``base`` and will accept no commit on it of a lower term."""
+
+    shard: int
+    base: Version
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outdated:
+    """Refusal: for the epoch after ``base``, ``holder`` holds ``term`` and is alive, as the sender sees it."""
+
+    shard: int
+    base: Version
+    term: int
+    holder: str
+
+
+# -- catching up
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Send me what you have that is newer. ``whole``: I know that we are forked and want all that differs."""
+
+    have: tuple[Version | None, ...]
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What the sender holds, where lineages differ (``forked``) or may: compare whole models before taking anything."""
+
+    versions: tuple[Version, ...]
+    forked: bool
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One shard's whole replicated state. payload: θ and the outer optimizer's state, filled in on sending.
+
+    ``term``: the one under which the commit that made this version was written.
+    """
+
+    shard: int
+    version: Version
+    term: int
+    plan: Plan
+    counted: tuple[tuple[str, ContributionId], ...]
+    history: tuple[tuple[int, str], ...]  # (epoch, digest) of the newest ancestors
+    payload: Any = field(compare=False, repr=False, default=None)
+
+
+Message = (
+    Probe | ProbeAck | Leave | Contribution | Commit | Want | TakeOver | Promise | Outdated | Fetch | Versions | State
+)

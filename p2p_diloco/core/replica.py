@@ -1,0 +1,474 @@
+"""One replica's control plane: ``handle(event, now) → effects`` and ``next_wakeup()``. The only door into the core.
+
+Same state and same event give the same effects. It knows versions, references and weights, never tensors; time is an
+argument. What happens to one shard is in `shard`, to the whole state in `catchup`, to membership in `roster`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .carry import Progress as Carried
+from .catchup import CatchUp
+from .events import (
+    Applied,
+    Averaged,
+    Changed,
+    Closed,
+    Contribute,
+    Delivered,
+    Depart,
+    Discovered,
+    Effect,
+    Event,
+    Filled,
+    Finished,
+    Found,
+    Load,
+    Loaded,
+    Merge,
+    Note,
+    Pause,
+    Progress,
+    Ready,
+    Received,
+    Release,
+    Restore,
+    Send,
+    SendFailed,
+    Wakeup,
+)
+from .messages import (
+    Commit,
+    Contribution,
+    Fetch,
+    Leave,
+    Message,
+    Outdated,
+    Plan,
+    Probe,
+    ProbeAck,
+    Promise,
+    State,
+    Summary,
+    TakeOver,
+    Versions,
+    Want,
+)
+from .roster import Roster
+from .rules import Rules
+from .schedule import fragment_by_log
+from .shard import ShardLog, meta
+from .version import ContributionId, ModelVersion, Version, incarnation_after
+
+
+def founding_plan(founder: str, role: str) -> Plan:
+    """The first round has its founder alone by right; whoever else contributes is counted as well."""
+    return Plan((founder,) if role == "worker" else (), (founder,))
+
+
+def founding_meta(generation: int, founder: str, role: str) -> bytes:
+    """What the digest of every shard of epoch 0 covers beside θ₀."""
+    return meta(Version(generation, 0, 0, ""), 0, founding_plan(founder, role), {})
+
+
+def meta_of(state: State) -> bytes:
+    """What a state's digest covers beside its tensors."""
+    return meta(state.version, state.term, state.plan, state.counted)
+
+
+class Replica:
+    def __init__(
+        self, me: str, rules: Rules, *, role: str = "worker", eligible: bool = True, incarnation: int, now: float
+    ) -> None:
+        self.me, self.rules = me, rules
+        self.incarnation, self.sequence = incarnation, 0
+        summary = Summary(incarnation, role, eligible, ModelVersion(), (), idle=False)
+        self.roster = Roster(me, rules, summary)
+        fragment_of = {shard: f for f, shards in enumerate(rules.fragments) for shard in shards}
+        self.logs = [ShardLog(s, fragment_of[s], me, rules, self.roster) for s in range(rules.shards)]
+        self.catchup = CatchUp(rules, self.logs)
+        self.carried = [Carried() for _ in self.logs]
+        self.flight: dict[int, Version] | None = None  # the shards being exchanged, with their bases
+        self.step_time, self.last_step, self.paused = 0.0, now, False
+        self.finished = self.departed = False
+        self.next_tick = self.planned = now
+        self.held: tuple[Version | None, ...] = self.versions
+
+    # -- questions
+
+    @property
+    def versions(self) -> tuple[Version | None, ...]:
+        return self.catchup.versions()
+
+    @property
+    def has_state(self) -> bool:
+        return None not in self.versions
+
+    @property
+    def epoch(self) -> int:
+        """The lowest epoch over all shards; 0 while nothing is held."""
+        return min((v.epoch if v is not None else 0) for v in self.versions)
+
+    def state(self, shard: int) -> State:
+        """A shard's replicated state, to be saved."""
+        return self.logs[shard].state()
+
+    def aggregates(self) -> tuple[int, ...]:
+        """The shards whose next commit this peer would write, as it sees it."""
+        return tuple(log.shard for log in self.logs if log.version is not None and log.target()[1] == self.me)
+
+    def round(self) -> tuple[int, int, int] | None:
+        """(fragment, contributions that came, contributions expected) of a round that this peer aggregates."""
+        for log in self.logs:
+            if log.inbox and log.holder == self.me:
+                return log.fragment, len(log.inbox), max(len(log.inbox) + len(log.waited_for()), log.needed)
+        return None
+
+    def waiting(self) -> str:
+        """What this replica waits for, in one sentence; empty when nothing."""
+        if not self.has_state:
+            fetching = self.catchup.fetching
+            got = sum(v is not None for v in self.versions)
+            if fetching is not None:
+                return f"fetching the state of the run from {fetching.donor}: {got} of {len(self.logs)} shards"
+            return "waiting for a peer that holds the state of the run"
+        open_ones = [self.logs[s] for s, base in (self.flight or {}).items() if self.logs[s].version == base]
+        for log in open_ones:
+            if log.holder != self.me:
+                continue
+            if log.asked:
+                return f"taking over shard {log.shard}, waiting for {', '.join(sorted(log.asked))}"
+            if missing := log.waited_for():
+                return f"waiting for the contributions of {', '.join(missing)}"
+            if len(log.inbox) < log.needed:
+                key = "start_peers" if log.needed > self.rules.min_peers else "min_peers"
+                return f"waiting for peers: {len(log.inbox)} of {log.needed} ({key}) have contributed"
+        if open_ones:
+            _, holder = open_ones[0].target()
+            if not self.roster.may_aggregate(holder):
+                line = ", ".join(open_ones[0].line())
+                return f"waiting for a peer that may aggregate and can be reached; of {line} none can"
+            return f"waiting for the commit of {len(open_ones)} shards, the next from {holder}"
+        return ""
+
+    def next_wakeup(self) -> float:
+        """When to feed Wakeup, unless something else happens first; never, once this peer has left."""
+        if self.departed:
+            return float("inf")
+        ends = [
+            log.deadline()
+            for log in self.logs
+            if log.working is None and not log.frozen and log.aggregating and len(log.inbox) >= max(1, log.needed)
+        ]
+        self.planned = min([self.next_tick, *ends])
+        return self.planned
+
+    # -- the one entry point
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Advance by one event; the only way this replica's state changes."""
+        if self.departed:
+            return []
+        self._notice_idleness(now)
+        effects = self._dispatch(event, now)
+        return effects + self._settle(now)
+
+    def _dispatch(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case Received(sender, message):
+                return self._received(sender, message, now)
+            case Delivered(to, Contribution() as contribution):
+                self.logs[contribution.shard].delivered(to, contribution, ok=True)
+                return []
+            case Delivered():
+                return []
+            case SendFailed(to, message, gone):
+                return self._failed(to, message, gone, now)
+            case Closed(peer):
+                if not self.roster.live(peer):
+                    return []
+                self.roster.suspected(peer)
+                return self._probe(peer, now)
+            case Discovered(peer):
+                return self._probe(peer, now) if self.roster.discovered(peer) else []
+            case Progress(step_time):
+                self.step_time, self.last_step = step_time, now
+                return []
+            case Pause(paused):
+                self.paused, self.last_step = paused, now
+                return []
+            case Merge():
+                return [self._merge()]
+            case Contribute():
+                return self._contribute(event, now)
+            case Averaged(shard, base, digest, payload):
+                return self.logs[shard].averaged(base, digest, payload, now)
+            case Applied(shard, base, digest):
+                return self._applied(shard, base, digest, now)
+            case Filled(shard, version, digest):
+                return self.catchup.filled(shard, version, digest, now)
+            case Found(generation, digests):
+                return self._found(generation, digests, now)
+            case Restore(states):
+                return [effect for state in states for effect in self.logs[state.shard].adopt(state, now)]
+            case Depart():
+                self.departed = True
+                return [Send(peer, Leave()) for peer in self.roster.alive()]
+            case Wakeup():
+                return self._wakeup(now)
+
+    # -- messages
+
+    def _received(self, sender: str, message: Message, now: float) -> list[Effect]:
+        back = self.roster.heard(sender)
+        match message:
+            case Probe(summary):
+                return [Send(sender, ProbeAck(self.roster.mine)), *self._summarized(sender, summary, back, now)]
+            case ProbeAck(summary):
+                return self._summarized(sender, summary, back, now)
+            case Leave():
+                self.roster.departed(sender)
+                return [Note("left", f"{sender} left the run"), *self._lost(sender, now)]
+        effects = self._probe(sender, now) if back else []
+        match message:
+            case Contribution():
+                return effects + self._contributed(sender, message, now)
+            case Commit():
+                return effects + self._committed(sender, message, now)
+            case Want(shard, base):
+                return effects + self.logs[shard].wanted(sender, base, now)
+            case TakeOver():
+                return effects + self._asked(sender, message, now)
+            case Promise():
+                return effects + self.logs[message.shard].promised(sender, message, now)
+            case Outdated():
+                return effects + self.logs[message.shard].outdated(sender, message, now)
+            case Fetch():
+                return effects + self.catchup.asked(sender, message)
+            case Versions():
+                return effects + self.catchup.told(sender, message, now)
+            case State():
+                return effects + self.catchup.got(sender, message, now)
+        raise AssertionError(f"no such message: {message}")
+
+    def _summarized(self, peer: str, summary: Summary, back: bool, now: float) -> list[Effect]:
+        before = self.roster.summary(peer)
+        restarted = self.roster.summarized(peer, summary)
+        effects: list[Effect] = []
+        if restarted:
+            for log in self.logs:
+                log.forgotten_by(peer)
+        if back:
+            effects.append(Note("joined", f"{peer} is there"))
+        if back or restarted or before is None or before.idle != summary.idle or not before.epochs:
+            effects += self._lead(now)
+        return effects + self.catchup.seen(peer, summary.model, now)
+
+    def _contributed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
+        log = self.logs[contribution.shard]
+        match log.relation(contribution.base):
+            case "equal":
+                return log.collect(sender, contribution, now)
+            case "ancestor":
+                return self.catchup.newer(sender, log, contribution.base)
+            case "fork":
+                if self.roster.live(sender):
+                    log.stash(sender, contribution)  # its lineage may win
+                return self.catchup.forked(sender)
+        if self.roster.live(sender):
+            log.stash(sender, contribution)
+        self.catchup.gap(log.shard, now)
+        return []
+
+    def _committed(self, sender: str, commit: Commit, now: float) -> list[Effect]:
+        log = self.logs[commit.shard]
+        if commit.base == log.version:
+            return log.committed(sender, commit)
+        if log.relation(commit.base) == "ahead":
+            self.catchup.gap(log.shard, now)
+        return []
+
+    def _applied(self, shard: int, base: Version, digest: str, now: float) -> list[Effect]:
+        log = self.logs[shard]
+        wrong, effects = log.applied(base, digest, now)
+        if wrong is None:
+            return effects
+        note = Note("mismatch", f"shard {shard}: a commit on epoch {base.epoch} led to another digest than it names")
+        return [*effects, note, *self.catchup.doubt(shard, wrong.aggregator, now)]
+
+    def _asked(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
+        log = self.logs[request.shard]
+        match log.relation(request.base):
+            case "ancestor":
+                return self.catchup.newer(sender, log, request.base)
+            case "fork":
+                return self.catchup.forked(sender)
+        return log.asked_by(sender, request, now)
+
+    # -- membership
+
+    def _failed(self, to: str, message: Message, gone: bool, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        if isinstance(message, Contribution):
+            self.logs[message.shard].delivered(to, message, ok=False)
+        elif isinstance(message, Fetch):
+            self.catchup.gone(to)
+        if not gone or not (self.roster.live(to) or self.roster.presumed(to)):
+            return effects
+        if self.roster.failed(to):
+            return [*effects, Note("died", f"{to} can't be reached any more"), *self._lost(to, now)]
+        return effects + self._probe(to, now)
+
+    def _lost(self, peer: str, now: float) -> list[Effect]:
+        self.catchup.gone(peer)
+        effects: list[Effect] = []
+        for log in self.logs:
+            effects += log.lost(peer, now)
+        return effects
+
+    def _lead(self, now: float) -> list[Effect]:
+        return [effect for log in self.logs for effect in log.lead(now)]
+
+    def _probe(self, peer: str, now: float) -> list[Effect]:
+        self.roster.probe(peer, now)
+        return [Send(peer, Probe(self.roster.mine))]
+
+    def _watched(self) -> set[str]:
+        """The peers that something here waits for."""
+        watched: set[str] = set()
+        for log in self.logs:
+            if log.mine is not None and log.mine.base == log.version:
+                watched.add(log.target()[1])
+            if log.holder == self.me and log.version is not None:
+                watched |= {*log.asked, *(log.waited_for() if log.inbox else ())}
+        return watched - {self.me, ""}
+
+    def _wakeup(self, now: float) -> list[Effect]:
+        if now - self.planned > self.rules.frozen_after:
+            self.roster.forgive(now)
+        if now < self.next_tick:
+            return [effect for log in self.logs for effect in log.close(now)]
+        self.next_tick = now + self.rules.probe_every
+        effects: list[Effect] = []
+        for peer in self.roster.expire(now):
+            known = self.roster.members[peer].summary is not None
+            why = f"is silent for {self.rules.dead_after:g} s" if known else "never answered"
+            effects += [Note("died", f"{peer} {why}"), *self._lost(peer, now)]
+        for peer in self.roster.to_probe(self._watched(), now):
+            effects += self._probe(peer, now)
+        self.catchup.tick(now)
+        for log in self.logs:
+            effects += [*log.lead(now), *log.ask(), *log.want(now)]
+        return effects
+
+    # -- the trainer
+
+    def _merge(self) -> Load:
+        if self.flight is not None or not self.has_state:
+            return Load((), ())
+        loads = []
+        for log, carried in zip(self.logs, self.carried, strict=True):
+            if log.version is not None and log.version != carried.base:
+                carry = carried.merge(log.version, log.counted.get(self.me), self.rules.carry_rounds)
+                loads.append(Loaded(log.shard, log.version, carry))
+        return Load(tuple(loads), self._due())
+
+    def _due(self) -> tuple[int, ...]:
+        lowest: list[int | None] = []
+        for shards in self.rules.fragments:
+            epochs = [v.epoch for s in shards if (v := self.logs[s].version) is not None and not self.logs[s].final]
+            lowest.append(min(epochs) if epochs else None)
+        fragment = fragment_by_log(lowest)
+        if fragment is None:
+            return ()
+        return tuple(
+            s
+            for s in self.rules.fragments[fragment]
+            if (v := self.logs[s].version) is not None and v.epoch == lowest[fragment] and not self.logs[s].final
+        )
+
+    def _contribute(self, event: Contribute, now: float) -> list[Effect]:
+        self.sequence += 1
+        id = ContributionId(self.incarnation, self.sequence)
+        flight: dict[int, Version] = {}
+        effects: list[Effect] = []
+        for shard, payload in zip(event.shards, event.payloads, strict=True):
+            log, carried = self.logs[shard], self.carried[shard]
+            oldest = carried.send(id, leaves=log.version == carried.base)
+            if log.version is None or log.version != carried.base:
+                continue  # the base changed while the pseudo-gradient was computed: it is carried, like one not counted
+            flight[shard] = log.version
+            mine = Contribution(shard, log.version, id, oldest, event.weight, event.samples, payload)
+            effects += log.contribute(mine, now)
+        if not flight:
+            return [Release(sent=False)]
+        self.flight = flight
+        return effects
+
+    # -- what follows from any change
+
+    def _found(self, generation: int, digests: tuple[str, ...], now: float) -> list[Effect]:
+        plan = founding_plan(self.me, self.roster.mine.role)
+        effects: list[Effect] = []
+        for log, digest in zip(self.logs, digests, strict=True):
+            version = Version(generation, 0, 0, digest)
+            effects += log.adopt(State(log.shard, version, 0, plan, (), ((0, digest),)), now)
+        return effects
+
+    def _settle(self, now: float) -> list[Effect]:
+        """Tell the trainer and the others what the event has changed."""
+        versions = self.versions
+        if versions == self.held:
+            return []
+        had_state, self.held = None not in self.held, versions
+        self.catchup.moved()
+        effects: list[Effect] = []
+        if not self.has_state:
+            return effects
+        self._renew_incarnation()
+        self._describe()
+        if not had_state:
+            self.last_step = now
+            effects.append(Ready())
+            for peer in self.roster.alive():
+                effects += self._probe(peer, now)
+        effects.append(Changed())
+        if all(log.final for log in self.logs) and not self.finished:
+            self.finished = True
+            effects.append(Finished())
+        if self.flight is not None and not self._flying(self.flight):
+            self.flight, self.last_step = None, now
+            effects.append(Release(sent=True))
+        return effects
+
+    def _flying(self, flight: dict[int, Version]) -> bool:
+        """Whether some of what is exchanged is still due. After a fork the log may ask for another fragment: then the
+        trainer goes on to that one, and what it has sent may be counted all the same, or is carried."""
+        due = self._due()
+        return any(self.logs[s].version == base and s in due for s, base in flight.items())
+
+    def _renew_incarnation(self) -> None:
+        """A life that begins below what was counted of an earlier one would be mute."""
+        for log in self.logs:
+            counted = log.counted.get(self.me)
+            if counted is not None and counted > ContributionId(self.incarnation, self.sequence):
+                self.incarnation, self.sequence = incarnation_after(counted.incarnation, self.incarnation), 0
+
+    def _notice_idleness(self, now: float) -> None:
+        """Whether this peer is waited for is its own word: an idle one is not."""
+        idle = self.paused or (
+            self.roster.mine.role == "worker"
+            and self.flight is None
+            and now - self.last_step > self.rules.idle_after(self.step_time)
+        )
+        if idle != self.roster.mine.idle:
+            self.roster.mine = replace(self.roster.mine, idle=idle)
+
+    def _describe(self) -> None:
+        """Keep what this peer says of its state up to date."""
+        reached = [v.epoch for v in self.versions if v is not None]
+        epochs = tuple(min(reached[s] for s in shards) for shards in self.rules.fragments)
+        self.roster.mine = replace(
+            self.roster.mine, model=self.catchup.model(), epochs=epochs, incarnation=self.incarnation
+        )

@@ -1,0 +1,165 @@
+"""Who is there: the live peers as this one sees them. Time is an argument, never read.
+
+Liveness comes from probes: their number per interval does not grow with the swarm, beside those that this peer waits
+for. A broken link or a refused dial is a suspicion, the next refused dial a verdict; silence is a verdict after
+``dead_after``. Being heard reverses any verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from .messages import Summary
+from .rules import Rules
+
+PROBED_EACH_INTERVAL = 3
+"""Peers probed per interval beside those waited for."""
+
+
+@dataclass(slots=True)
+class Member:
+    summary: Summary | None = None
+    probed: float = float("-inf")
+    unanswered: float | None = None  # when the oldest probe without an answer left
+    suspect: bool = False
+    dead: bool = False
+    left: bool = False
+    named: bool = False  # a commit names it, so it holds state and is alive unless it turns out otherwise
+    gone_since: float | None = None  # when it was first found dead or departed
+
+    @property
+    def live(self) -> bool:
+        return self.summary is not None and not self.dead and not self.left
+
+    @property
+    def presumed(self) -> bool:
+        return self.named and self.summary is None and not self.dead and not self.left
+
+
+class Roster:
+    def __init__(self, me: str, rules: Rules, summary: Summary) -> None:
+        self.me, self.rules = me, rules
+        self.mine = summary
+        self.members: dict[str, Member] = {}
+
+    # -- questions
+
+    def live(self, peer: str) -> bool:
+        return peer == self.me or (peer in self.members and self.members[peer].live)
+
+    def alive(self) -> list[str]:
+        """All live peers but this one, sorted."""
+        return sorted(peer for peer, member in self.members.items() if member.live)
+
+    def summary(self, peer: str) -> Summary | None:
+        """What a live peer last said of itself."""
+        if peer == self.me:
+            return self.mine
+        member = self.members.get(peer)
+        return member.summary if member is not None and member.live else None
+
+    def summaries(self) -> dict[str, Summary]:
+        """All live peers, this one included, by sorted id."""
+        known = {p: m.summary for p, m in self.members.items() if m.live and m.summary is not None}
+        return dict(sorted({**known, self.me: self.mine}.items()))
+
+    def presumed(self, peer: str) -> bool:
+        """Named by a commit, and neither met nor found dead yet."""
+        return peer in self.members and self.members[peer].presumed
+
+    def holds_state(self, peer: str) -> bool:
+        summary = self.summary(peer)
+        return summary is not None and bool(summary.epochs)
+
+    def may_aggregate(self, peer: str) -> bool:
+        """Alive, reachable by others, and in possession of a state; or named by a commit and not met yet."""
+        summary = self.summary(peer)
+        if self.presumed(peer):
+            return True
+        return summary is not None and summary.eligible and bool(summary.epochs)
+
+    # -- what happens
+
+    def discovered(self, peer: str) -> bool:
+        """Somebody names this peer. True when it is new, so that it should be probed."""
+        if peer == self.me or peer in self.members:
+            return False
+        self.members[peer] = Member()
+        return True
+
+    def name(self, peer: str) -> None:
+        """A commit names this peer for its next epoch."""
+        if peer != self.me:
+            self.members.setdefault(peer, Member()).named = True
+
+    def heard(self, peer: str) -> bool:
+        """Any message from the peer. True when it was unknown or counted as dead.
+
+        What comes late from a peer that has left doesn't bring it back; another incarnation does.
+        """
+        member = self.members.setdefault(peer, Member())
+        back = member.summary is None or member.dead
+        member.unanswered, member.suspect, member.dead = None, False, False
+        return back and not member.left
+
+    def summarized(self, peer: str, summary: Summary) -> bool:
+        """True when the peer is another incarnation than before: it has forgotten what it was sent."""
+        member = self.members[peer]
+        known, member.summary = member.summary, summary
+        restarted = known is not None and summary.incarnation != known.incarnation
+        member.left = member.left and not restarted
+        return restarted
+
+    def failed(self, peer: str) -> bool:
+        """A dial was refused or a stream broke. True when this makes the peer dead."""
+        member = self.members.setdefault(peer, Member())
+        if member.suspect and not member.dead:
+            member.dead = True
+            return True
+        member.suspect = True
+        return False
+
+    def suspected(self, peer: str) -> None:
+        self.members.setdefault(peer, Member()).suspect = True
+
+    def departed(self, peer: str) -> None:
+        self.members.setdefault(peer, Member()).left = True
+
+    def expire(self, now: float) -> list[str]:
+        """Peers that have just become dead by silence. Those gone for long are forgotten."""
+        gone = []
+        for peer, member in list(self.members.items()):
+            if not (member.dead or member.left):
+                member.gone_since = None
+            elif member.gone_since is None:
+                member.gone_since = now
+            elif now - member.gone_since >= self.rules.forgotten_after:
+                del self.members[peer]
+        for peer, member in sorted(self.members.items()):
+            silent = member.unanswered is not None and now - member.unanswered >= self.rules.dead_after
+            if silent and not member.dead and not member.left:
+                member.dead = True
+                gone.append(peer)
+        return gone
+
+    def forgive(self, now: float) -> None:
+        """This process stood still, so silence so far says nothing."""
+        for member in self.members.values():
+            if member.unanswered is not None:
+                member.unanswered = now
+
+    def probe(self, peer: str, now: float) -> None:
+        """Note that a probe leaves."""
+        member = self.members.setdefault(peer, Member())
+        member.probed = now
+        if member.unanswered is None:
+            member.unanswered = now
+
+    def to_probe(self, watched: Collection[str], now: float) -> list[str]:
+        """Those waited for, then the ones not probed for longest; the dead now and then, so that a cut can heal."""
+        others = [peer for peer, member in self.members.items() if peer not in watched and not member.left]
+        others.sort(key=lambda peer: (self.members[peer].probed, peer))
+        quiet = [peer for peer in others if not self.members[peer].dead]
+        dead = [p for p in others if self.members[p].dead and now - self.members[p].probed >= self.rules.dead_after]
+        return sorted(set(watched) - {self.me}) + quiet[:PROBED_EACH_INTERVAL] + dead[:1]

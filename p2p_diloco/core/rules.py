@@ -1,0 +1,62 @@
+"""The rules of a run as the core needs them, and the one ladder of timeouts derived from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What all replicas agree on. Times in seconds."""
+
+    run: str
+    fragments: tuple[tuple[int, ...], ...]  # the shards of each fragment
+    min_peers: int = 1
+    start_peers: int = 1
+    round_timeout: float = 600.0
+    heartbeat_interval: float = 1.0
+    heartbeat_timeout: float = 10.0
+    carry_rounds: int = 2
+    stop_after_epochs: int | None = None
+    stop_after_samples: int | None = None
+    history: int = 256  # ancestors remembered per shard
+
+    @property
+    def shards(self) -> int:
+        return sum(len(shards) for shards in self.fragments)
+
+    # -- the ladder: every wait of the protocol is one of these
+
+    @property
+    def probe_every(self) -> float:
+        """Between two probes of a peer that one waits for, and between two rounds of probing others."""
+        return self.heartbeat_interval
+
+    @property
+    def settle(self) -> float:
+        """How long a peer may be seen ahead before its state is fetched: usually a commit is on its way."""
+        return 2 * self.heartbeat_interval
+
+    @property
+    def fetch_again(self) -> float:
+        """Without a shard's state for this long, a fetch is given up and begun again. (A dead donor shows sooner.)"""
+        return 3 * self.heartbeat_timeout
+
+    @property
+    def dead_after(self) -> float:
+        """A peer that leaves a probe unanswered for this long is dead until it is heard again."""
+        return self.heartbeat_timeout
+
+    @property
+    def forgotten_after(self) -> float:
+        """A peer that has been gone for this long is not probed any more, nor remembered."""
+        return 60 * self.heartbeat_timeout
+
+    @property
+    def frozen_after(self) -> float:
+        """A wakeup this late means that this very process stood still: others' silence proves nothing."""
+        return 2 * self.heartbeat_interval
+
+    def idle_after(self, step_time_s: float) -> float:
+        """A trainer without an inner step for this long is idle."""
+        return max(self.heartbeat_timeout, 3 * step_time_s)

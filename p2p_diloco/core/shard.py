@@ -1,0 +1,390 @@
+"""One shard's log of commits, as one replica holds it: its version, the round after it, and who may write the next.
+
+Law: a method returns the effects of one thing that happened; it sees other peers only through the roster. Catching up
+with a newer state is `catchup`'s work, the trainer's side is `replica`'s.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from .election import assign
+from .events import Accept, Apply, Average, Effect, Note, Send
+from .messages import Commit, Contribution, Counted, Outdated, Plan, Promise, State, TakeOver, Want
+from .roster import Roster
+from .rules import Rules
+from .version import ContributionId, Version
+
+
+def meta(
+    version: Version, term: int, plan: Plan, counted: dict[str, ContributionId] | tuple[tuple[str, ContributionId], ...]
+) -> bytes:
+    """Canonical bytes of the replicated state beside the tensors; a version's digest covers them (its own apart)."""
+    table = sorted(counted.items() if isinstance(counted, dict) else counted)
+    return json.dumps(
+        [
+            version.generation,
+            version.samples,
+            version.epoch,
+            term,
+            plan.group,
+            plan.succession,
+            [[peer, id.incarnation, id.sequence] for peer, id in table],
+        ],
+        separators=(",", ":"),
+    ).encode()
+
+
+class ShardLog:
+    def __init__(self, shard: int, fragment: int, me: str, rules: Rules, roster: Roster) -> None:
+        self.shard, self.fragment = shard, fragment
+        self.me, self.rules, self.roster = me, rules, roster
+        # the replicated state
+        self.version: Version | None = None
+        self.made_term = 0
+        self.plan = Plan((), ())
+        self.counted: dict[str, ContributionId] = {}
+        self.history: dict[int, str] = {}
+        self.last: Commit | None = None  # the commit that made the version, where this replica has it
+        # the round after it
+        self.term, self.holder = 0, ""  # the highest claim known to aggregate it: of equal terms, the greater id
+        self.promised_by: set[str] | None = None  # set while this peer has the term by a claim, not by the plan
+        self.inbox: dict[str, Contribution] = {}
+        self.early: dict[str, Contribution] = {}  # on a base not reached yet
+        self.opened = 0.0  # when the first contribution came
+        self.working: Average | Apply | None = None  # tensor work in flight
+        self.frozen = False  # another lineage is about to take this one's place: nothing is appended
+        # this peer's own contribution to it
+        self.mine: Contribution | None = None
+        self.handed: str | None = None  # who has it
+        self.sending_to: str | None = None
+
+    # -- questions
+
+    @property
+    def final(self) -> bool:
+        """The run ends for this shard at its present version."""
+        v, rules = self.version, self.rules
+        if v is None:
+            return False
+        by_epochs = rules.stop_after_epochs is not None and v.epoch >= rules.stop_after_epochs
+        return by_epochs or (rules.stop_after_samples is not None and v.samples >= rules.stop_after_samples)
+
+    def relation(self, theirs: Version) -> str:
+        """``equal``, ``ancestor`` (of mine), ``fork``, or ``ahead``: newer by its epoch, of unknown descent."""
+        mine = self.version
+        if mine is None:
+            return "ahead"
+        if theirs == mine:
+            return "equal"
+        if theirs.generation != mine.generation:
+            return "fork"
+        if theirs.epoch > mine.epoch:
+            return "ahead"
+        known = self.history.get(theirs.epoch)
+        if known is None and theirs.epoch < min(self.history):
+            return "ancestor"  # older than what is remembered
+        return "ancestor" if known == theirs.digest else "fork"
+
+    def line(self) -> list[str]:
+        """All that the plan lets aggregate, in order: the succession, then the rest of the group."""
+        return [*self.plan.succession, *(p for p in self.plan.group if p not in self.plan.succession)]
+
+    def target(self) -> tuple[int, str]:
+        """Who should aggregate now, and under which term, as this peer sees it: the holder while it lives, else the
+        next in the line, else (the whole line being gone) the lowest of the others that hold state."""
+        if self.roster.may_aggregate(self.holder):
+            return self.term, self.holder
+        line = self.line()
+        for step in range(1, len(line) + 1):
+            peer = line[(self.term + step) % len(line)]
+            if self.roster.may_aggregate(peer):
+                return self.term + step, peer
+        others = [p for p in self.roster.summaries() if self.roster.may_aggregate(p)]
+        return (self.term + len(line) + 1, others[0]) if others else (self.term, self.holder)
+
+    def waited_for(self) -> list[str]:
+        """Group members whose contribution is missing and still expected."""
+        return [p for p in self.plan.group if p not in self.inbox and self._expected(p)]
+
+    @property
+    def needed(self) -> int:
+        """Contributions without which no outer step is taken."""
+        founding = self.version is not None and self.version.epoch == 0
+        return max(self.rules.min_peers, self.rules.start_peers) if founding else self.rules.min_peers
+
+    @property
+    def asked(self) -> list[str]:
+        """Who must still promise before this peer, having claimed the term, may write the commit."""
+        if self.promised_by is None:
+            return []
+        return [p for p in self.roster.alive() if self.roster.holds_state(p) and p not in self.promised_by]
+
+    @property
+    def aggregating(self) -> bool:
+        """Whether this peer holds the term and has all promises."""
+        return self.holder == self.me and not self.asked
+
+    def state(self) -> State:
+        """The replicated state, to be sent or saved; the payload is filled in by whoever holds the tensors."""
+        assert self.version is not None
+        newest = sorted(self.history.items())[-self.rules.history :]
+        return State(
+            self.shard, self.version, self.made_term, self.plan, tuple(sorted(self.counted.items())), tuple(newest)
+        )
+
+    # -- contributions
+
+    def contribute(self, mine: Contribution, now: float) -> list[Effect]:
+        """This peer's own pseudo-gradient for the round is ready."""
+        self.mine, self.handed, self.sending_to = mine, None, None
+        return self.deliver(now)
+
+    def deliver(self, now: float) -> list[Effect]:
+        """Hand this peer's contribution to the aggregator, if it hasn't it already."""
+        if self.mine is None or self.mine.base != self.version:
+            return []
+        _, holder = self.target()
+        if holder == self.me:
+            self.handed = self.me
+            return self.collect(self.me, self.mine, now)
+        here = self.roster.live(holder) or self.roster.presumed(holder)
+        if holder in (self.handed, self.sending_to) or not here:
+            return []
+        self.sending_to = holder
+        return [Send(holder, self.mine)]
+
+    def delivered(self, to: str, message: Contribution, ok: bool) -> None:
+        if self.mine is None or message.id != self.mine.id or self.sending_to != to:
+            return
+        self.sending_to = None
+        if ok:
+            self.handed = to
+
+    def want(self, now: float) -> list[Effect]:
+        """Ask for the contributions that are missing once a round has been open for a while."""
+        if self.version is None or not self.inbox or not self.aggregating or now - self.opened < self.rules.settle:
+            return []
+        return [Send(peer, Want(self.shard, self.version)) for peer in self.waited_for() if peer != self.me]
+
+    def wanted(self, sender: str, base: Version, now: float) -> list[Effect]:
+        """The aggregator hasn't got what it was handed: hand it over again."""
+        if base == self.version and self.handed == sender:
+            self.handed = None
+        return self.deliver(now)
+
+    def forgotten_by(self, peer: str) -> None:
+        """The peer restarted: what it was handed and what it promised is gone."""
+        if self.handed == peer:
+            self.handed = None
+        if self.promised_by is not None:
+            self.promised_by.discard(peer)
+
+    def collect(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
+        """A contribution to the present round."""
+        known = self.inbox.get(sender)
+        if self.final or (known is not None and known.id >= contribution.id):
+            return []
+        counted = self.counted.get(sender)
+        if counted is not None and contribution.id <= counted:
+            return [Note("refused", f"{sender} sent contribution {contribution.id} again after it was counted")]
+        if not self.inbox:
+            self.opened = now
+        self.inbox[sender] = contribution
+        effects: list[Effect] = []
+        if sender != self.me and self.target()[1] != self.me:
+            effects.append(Send(sender, self._outdated()))
+        return effects + self.close(now)
+
+    def stash(self, sender: str, contribution: Contribution) -> None:
+        """A contribution on a base that this replica has not reached; kept until it does."""
+        self.early[sender] = contribution
+
+    # -- writing the next commit
+
+    def close(self, now: float) -> list[Effect]:
+        """End the round if it may end: enough contributions, and all that are expected or the time is up."""
+        if self.working is not None or self.frozen or self.version is None or self.final or not self.aggregating:
+            return []
+        if len(self.inbox) < self.needed:
+            return []
+        if self.waited_for() and now < self.deadline():
+            return []
+        contributions = tuple(sorted(self.inbox.items()))
+        draft = self._draft(contributions)
+        counted = {**self.counted, **{peer: c.id for peer, c in contributions}}
+        work = Average(self.shard, self.version, contributions, meta(draft.version, self.term, draft.plan, counted))
+        self.working, self._drafted = work, draft
+        return [work]
+
+    def deadline(self) -> float:
+        """When the round ends with whoever has contributed."""
+        return self.opened + self.rules.round_timeout
+
+    def averaged(self, base: Version, digest: str, payload: object, now: float) -> list[Effect]:
+        """The outer step has been computed: commit it, unless something newer has come meanwhile."""
+        if not isinstance(self.working, Average) or self.working.base != base:
+            return []
+        self.working = None
+        if not self.aggregating or base != self.version or self.frozen:
+            return self.close(now)
+        draft = self._drafted
+        commit = replace(draft, version=replace(draft.version, digest=digest), payload=payload)
+        effects: list[Effect] = [Accept(((self.shard, digest),))]
+        self._append(commit)
+        wanting = {counted.peer for counted in commit.contributions}
+        effects += [Send(p, commit) for p in self.roster.alive() if p in wanting or self.roster.holds_state(p)]
+        return effects + self.begin(now)
+
+    def _draft(self, contributions: tuple[tuple[str, Contribution], ...]) -> Commit:
+        assert self.version is not None
+        base = self.version
+        version = Version(base.generation, base.samples + sum(c.samples for _, c in contributions), base.epoch + 1, "")
+        listed = tuple(Counted(peer, c.id, c.weight, c.samples) for peer, c in contributions)
+        plan = self._next_plan(version, {peer for peer, _ in contributions})
+        return Commit(self.shard, base, version, self.term, self.me, listed, plan)
+
+    def _next_plan(self, version: Version, contributors: set[str]) -> Plan:
+        """Wait for every live worker that is up to date; let those aggregate that already took part."""
+        base_epoch = version.epoch - 1
+        group, members = [], {}
+        for peer, s in self.roster.summaries().items():
+            current = peer in contributors or (bool(s.epochs) and s.epochs[self.fragment] >= base_epoch)
+            if not current:
+                continue
+            if s.role == "worker" and not s.idle:
+                group.append(peer)
+            took_part = peer in contributors or peer == self.me or peer in self.line()
+            if s.eligible and (took_part or s.role == "aggregator"):
+                members[peer] = s.bandwidth
+        shards = self.rules.fragments[self.fragment]
+        order = assign(self.rules.run, version.epoch, shards, members or {self.me: 1.0})[self.shard]
+        return Plan(tuple(group), order)
+
+    # -- others' commits and states
+
+    def committed(self, sender: str, commit: Commit) -> list[Effect]:
+        """A commit on the present version: apply it, unless a living peer has claimed a higher term."""
+        if self.working is not None or self.frozen:
+            return []
+        older = (commit.term, commit.aggregator) < (self.term, self.holder)
+        if sender == commit.aggregator and older and self._claimed_by_another(sender):
+            return [Send(sender, self._outdated())]
+        counted = {**self.counted, **{c.peer: c.id for c in commit.contributions}}
+        self.working = Apply(commit, meta(commit.version, commit.term, commit.plan, counted))
+        return [self.working]
+
+    def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
+        """The outer step of a commit is computed; the commit, if it led to another digest than it names."""
+        if not isinstance(self.working, Apply) or self.working.commit.base != base:
+            return None, []
+        commit, self.working = self.working.commit, None
+        if commit.base != self.version or self.frozen:
+            return None, []
+        if commit.version.digest != digest:
+            return commit, []
+        self._append(commit)
+        return None, [Accept(((self.shard, digest),)), *self.begin(now)]
+
+    def adopt(self, state: State, now: float) -> list[Effect]:
+        """Take a whole state in place of the present one; its proposal has been accepted already."""
+        self.version, self.made_term, self.plan = state.version, state.term, state.plan
+        self.counted, self.history, self.last = dict(state.counted), dict(state.history), None
+        return self.begin(now)
+
+    def _append(self, commit: Commit) -> None:
+        self.version, self.made_term, self.plan, self.last = commit.version, commit.term, commit.plan, commit
+        self.counted |= {c.peer: c.id for c in commit.contributions}
+        self.history[commit.version.epoch] = commit.version.digest
+        if len(self.history) > self.rules.history:
+            del self.history[min(self.history)]
+
+    def begin(self, now: float) -> list[Effect]:
+        """The round after a new version: nothing collected but what had come early."""
+        self.term, self.holder = 0, self.plan.succession[0]
+        self.working, self.promised_by = None, None
+        self.inbox = {}
+        for peer in self.line():
+            self.roster.name(peer)
+        effects: list[Effect] = []
+        for peer, contribution in sorted(self.early.items()):
+            if contribution.base == self.version:
+                del self.early[peer]
+                effects += self.collect(peer, contribution, now)
+            elif self.version is not None and contribution.base.epoch < self.version.epoch:
+                del self.early[peer]  # passed by; should its lineage come back, it is asked for again
+        return effects
+
+    # -- failover
+
+    def lost(self, peer: str, now: float) -> list[Effect]:
+        """A peer has died or left: nobody waits for it, and its successor takes over."""
+        if self.sending_to == peer:
+            self.sending_to = None
+        return self.lead(now)
+
+    def lead(self, now: float) -> list[Effect]:
+        """Take over if it falls to this peer; hand over the contribution and close the round if either is due."""
+        if self.version is None or self.final or self.frozen:
+            return []
+        term, holder = self.target()
+        effects: list[Effect] = []
+        if holder == self.me and self.holder != self.me:
+            self.term, self.holder = term, self.me
+            self.promised_by, self.opened = set(), now
+            effects.append(Note("takeover", f"takes over shard {self.shard} after epoch {self.version.epoch}"))
+            effects += self.ask()
+        return effects + self.deliver(now) + self.close(now)
+
+    def ask(self) -> list[Effect]:
+        """Ask for promises; again until the commit is made, for whoever adopts the version later knows of no claim."""
+        if self.version is None or self.promised_by is None or self.frozen:
+            return []
+        request = TakeOver(self.shard, self.version, self.term)
+        return [Send(p, request) for p in self.roster.alive() if self.roster.holds_state(p)]
+
+    def asked_by(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
+        """Somebody wants to take over on this version: promise, unless a greater claim is known."""
+        if request.base == self.version:
+            if (request.term, sender) < (self.term, self.holder):
+                return [Send(sender, self._outdated())]
+            self._concede(request.term, sender)
+        return [Send(sender, Promise(self.shard, request.base, request.term)), *self.deliver(now)]
+
+    def promised(self, sender: str, promise: Promise, now: float) -> list[Effect]:
+        mine = promise.base == self.version and self.holder == self.me and promise.term == self.term
+        if not mine or self.promised_by is None:
+            return []
+        self.promised_by.add(sender)
+        return self.close(now)
+
+    def outdated(self, sender: str, refusal: Outdated, now: float) -> list[Effect]:
+        """Somebody knows of a higher claim, or the holder knows nothing of its own."""
+        greater = (refusal.term, refusal.holder) > (self.term, self.holder)
+        denied = sender == self.holder != refusal.holder
+        if refusal.base != self.version or not (greater or denied):
+            return []
+        self._concede(refusal.term, refusal.holder)
+        return self.deliver(now)
+
+    # -- inside
+
+    def _claimed_by_another(self, sender: str) -> bool:
+        """A living third peer holds the term, and has not moved on to a later epoch itself."""
+        summary = self.roster.summary(self.holder) if self.holder not in (self.me, sender) else None
+        if summary is None or self.version is None:
+            return False
+        return not summary.epochs or summary.epochs[self.fragment] <= self.version.epoch
+
+    def _concede(self, term: int, holder: str) -> None:
+        """Somebody else holds the term."""
+        self.term, self.holder, self.promised_by = term, holder, None
+
+    def _outdated(self) -> Outdated:
+        assert self.version is not None
+        return Outdated(self.shard, self.version, self.term, self.holder)
+
+    def _expected(self, peer: str) -> bool:
+        summary = self.roster.summary(peer)
+        return self.roster.presumed(peer) if summary is None else not summary.idle

@@ -1,0 +1,58 @@
+"""What names a state: versions of shards, of the whole model, and contributions. Plain ordered data, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Version:
+    """One shard's outer state. ``samples`` is the count over the whole lineage; the digest covers all outer state."""
+
+    generation: int
+    samples: int
+    epoch: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ModelVersion:
+    """A whole model's outer state, comparable across lineages: the greater one wins a fork, with all its shards."""
+
+    generation: int = -1  # -1: holds no state yet, less than any that does
+    samples: int = 0
+    epochs: int = 0
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ContributionId:
+    """One peer's contribution: ordered, so that "the last one counted" says which earlier ones can't count again."""
+
+    incarnation: int
+    sequence: int
+
+
+SALT_BITS = 20
+
+
+def incarnation(clock_ms: int, salt: int) -> int:
+    """A life's number: it grows with the clock; the salt (random, below 2**20) keeps lives apart where that fails."""
+    return clock_ms << SALT_BITS | salt
+
+
+def incarnation_after(counted: int, own: int) -> int:
+    """The least number above ``counted`` that keeps the own salt: for a life whose clock is behind an earlier one's."""
+    return ((counted >> SALT_BITS) + 1) << SALT_BITS | own & (1 << SALT_BITS) - 1
+
+
+def model_version(versions: Sequence[Version]) -> ModelVersion:
+    """Sum the shards' versions; the digest stands for the exact vector."""
+    return ModelVersion(
+        max(v.generation for v in versions),
+        sum(v.samples for v in versions),
+        sum(v.epoch for v in versions),
+        blake2b("".join(v.digest for v in versions).encode(), digest_size=16).hexdigest(),
+    )

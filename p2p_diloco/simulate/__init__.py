@@ -1,0 +1,1 @@
+"""Deterministic simulation of whole runs: a seed decides everything, and replays."""

@@ -1,0 +1,113 @@
+"""What stands in for tensors: sets of inner steps, as bit masks, so that every single step can be accounted for.
+
+A shard's θ is the set of inner steps that it contains; a pseudo-gradient is the set that a peer adds. Averaging is a
+union that must be disjoint: a step that came twice would show here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from p2p_diloco.core.events import Carry, Loaded
+from p2p_diloco.core.messages import Contribution
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+def require(holds: bool, law: str, what: str) -> None:
+    """Raise Violation naming the invariant unless it holds."""
+    if not holds:
+        raise Violation(f"({law}) {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tensors:
+    """One shard's outer state: the steps in it, and a hash chain over all commits in place of the momentum."""
+
+    steps: int = 0
+    chain: bytes = b""
+
+    def digest(self, meta: bytes) -> str:
+        return blake2b(self.chain + meta, digest_size=8).hexdigest()
+
+    def step(self, mean: tuple[tuple[str, int], ...]) -> Tensors:
+        """The outer step with a mean, given as (peer, steps) in order."""
+        steps, chain = self.steps, blake2b(self.chain, digest_size=8)
+        for peer, added in mean:
+            require(not steps & added, "c", f"{peer}'s steps {bin(steps & added)} are counted twice")
+            steps |= added
+            chain.update(f"{peer}:{added:x};".encode())
+        return Tensors(steps, chain.digest())
+
+
+@dataclass(slots=True)
+class Store:
+    """A node's outer state and proposals."""
+
+    present: list[Tensors]
+    proposals: dict[tuple[int, str], Tensors] = field(default_factory=dict)
+
+    def average(
+        self, shard: int, contributions: tuple[tuple[str, Contribution], ...], meta: bytes
+    ) -> tuple[str, object]:
+        mean = tuple((peer, c.payload) for peer, c in contributions)
+        return self.propose(shard, self.present[shard].step(mean), meta), mean
+
+    def propose(self, shard: int, tensors: Tensors, meta: bytes) -> str:
+        digest = tensors.digest(meta)
+        self.proposals[shard, digest] = tensors
+        return digest
+
+    def accept(self, shard: int, digest: str) -> None:
+        self.present[shard] = self.proposals[shard, digest]
+        self.proposals = {key: t for key, t in self.proposals.items() if key[0] != shard}
+
+
+@dataclass(slots=True)
+class Trainer:
+    """One life of a trainer: its local parameters, and what became of its steps."""
+
+    shards: int
+    base: list[int] = field(default_factory=list)
+    local: list[int] = field(default_factory=list)
+    delta: list[int] = field(default_factory=list)  # the last contribution, per shard
+    taken: int = 0  # all inner steps of this life
+    dropped: list[int] = field(default_factory=list)  # by a stated rule, per shard
+    since_sending: int = 0
+    since: dict[int, int] = field(default_factory=dict)  # steps since each fragment's last sending
+    loaded: bool = False
+
+    def __post_init__(self) -> None:
+        zeros = [0] * self.shards
+        self.base, self.local, self.delta, self.dropped = zeros[:], zeros[:], zeros[:], zeros[:]
+
+    def step(self, bit: int) -> None:
+        self.taken |= bit
+        self.local = [steps | bit for steps in self.local]
+        self.since_sending += 1
+
+    def merge(self, loaded: Loaded, new: int) -> None:
+        """Carry local progress over to a newer global value, as `Carry` words it."""
+        s = loaded.shard
+        base, progress, delta = self.base[s], self.local[s] & ~self.base[s], self.delta[s]
+        lost = base & self.taken & ~new  # what the old lineage had of mine and the new one hasn't
+        match loaded.carry:
+            case Carry.SUBTRACT:
+                require(delta & ~progress == 0, "f", "a contribution is subtracted that is not there")
+                progress &= ~delta
+            case Carry.RESTORE:
+                require(delta & ~base == 0, "f", "a contribution is restored that was not in the base")
+                progress |= delta
+            case Carry.DROP:
+                lost |= progress & ~new
+                progress = 0
+        require(not progress & new, "c", f"shard {s}: progress carried over is counted already ({loaded.carry})")
+        self.dropped[s] |= lost & ~progress
+        self.dropped[s] &= ~new
+        self.base[s], self.local[s] = new, new | progress
+
+    def pending(self, shard: int) -> int:
+        return self.local[shard] & ~self.base[shard]

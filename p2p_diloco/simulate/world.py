@@ -1,0 +1,457 @@
+"""One simulated world: processes, clocks, a network and faults, all drawn from one seed, checked after every event."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from p2p_diloco.core.events import (
+    Accept,
+    Applied,
+    Apply,
+    Average,
+    Averaged,
+    Changed,
+    Closed,
+    Contribute,
+    Delivered,
+    Depart,
+    Discovered,
+    Effect,
+    Event,
+    Fill,
+    Filled,
+    Found,
+    Load,
+    Merge,
+    Note,
+    Progress,
+    Ready,
+    Received,
+    Release,
+    Restore,
+    Send,
+    SendFailed,
+    Wakeup,
+)
+from p2p_diloco.core.messages import Message, State
+from p2p_diloco.core.replica import Replica, founding_meta
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.version import SALT_BITS, ModelVersion, incarnation
+
+from .model import Store, Tensors, Trainer, Violation, require
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a world is made of. Probabilities per message; times in simulated seconds."""
+
+    peers: int = 4
+    fragments: int = 1
+    shards_per_fragment: int = 1
+    interval: int = 3  # inner steps between sendings
+    min_peers: int = 1
+    start_peers: int = 1
+    stop_after_epochs: int | None = None
+    drop: float = 0.05
+    duplicate: float = 0.05
+    delay_mean: float = 0.1
+    step_times: tuple[float, float] = (0.3, 1.0)
+    work_time: float = 0.05
+    clock_skew: float = 100.0
+    fault_every: tuple[float, float] = (1.0, 6.0)
+    faults: tuple[str, ...] = ("crash", "restart", "cut", "heal", "freeze", "stall")
+    carry_rounds: int = 2
+    round_timeout: float = 12.0
+    blame_after: float = (
+        16.0  # a peer that is dead, cut off or stuck for this long is known to be so by those that live
+    )
+
+
+class Process:
+    """One life of one peer: node and trainer."""
+
+    def __init__(self, world: World, name: str, disk: tuple[State, ...] | None) -> None:
+        self.name, self.world = name, world
+        self.skew = world.rng.uniform(-world.settings.clock_skew, world.settings.clock_skew)
+        life = incarnation(int((1000 + world.now + self.skew) * 1e3), world.rng.getrandbits(SALT_BITS))
+        self.replica = Replica(name, world.rules, incarnation=life, now=self.clock(world.now))
+        shards = world.rules.shards
+        self.store = Store([Tensors()] * shards)
+        self.trainer = Trainer(shards)
+        self.step_time = world.rng.uniform(*world.settings.step_times)
+        self.stalled_until = self.frozen_until = 0.0
+        self.training = self.blocked = self.changed = False
+        self.waiting_for: dict[str, float] = {}  # peers that it waits for though they are not at work; since when
+        self.best = ModelVersion()
+        self.woken_for = float("inf")
+        self.disk = disk
+
+    def clock(self, now: float) -> float:
+        return now + self.skew
+
+
+class World:
+    def __init__(self, seed: int, settings: Settings = Settings(), trace: bool = False) -> None:
+        self.rng, self.settings = Random(seed), settings
+        self.now, self.count = 0.0, 0
+        self.queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.lines: list[str] | None = [] if trace else None
+        f, n = settings.fragments, settings.shards_per_fragment
+        self.rules = Rules(
+            run="sim",
+            fragments=tuple(tuple(range(i * n, (i + 1) * n)) for i in range(f)),
+            min_peers=settings.min_peers,
+            start_peers=settings.start_peers,
+            round_timeout=settings.round_timeout,
+            heartbeat_interval=1.0,
+            heartbeat_timeout=4.0,
+            carry_rounds=settings.carry_rounds,
+            stop_after_epochs=settings.stop_after_epochs,
+        )
+        self.names = [f"p{i}" for i in range(settings.peers)]
+        self.alive: dict[str, Process] = {}
+        self.disks: dict[str, tuple[tuple[State, ...], tuple[Tensors, ...]]] = {}
+        self.cut: set[frozenset[str]] = set()
+        self.bits, self.noted, self.flips = 0, 0, 0
+        self.trainers: list[tuple[str, Trainer]] = []
+        self.drop, self.duplicate = settings.drop, settings.duplicate
+        self.training = True
+        self.commits: list[tuple[float, str, int, int]] = []  # (time, peer, shard, epoch)
+        for i, name in enumerate(self.names):
+            self.at(0.0 if i == 0 else self.rng.uniform(0, 3), self._starter(name, found=i == 0))
+
+    # -- time
+
+    def at(self, delay: float, action: Callable[[], None]) -> None:
+        self.count += 1
+        heapq.heappush(self.queue, (self.now + delay, self.count, action))
+
+    def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
+        """Let time pass until then, or until ``stop()`` holds (looked at after every event)."""
+        while self.queue and self.queue[0][0] <= until:
+            self.now, _, action = heapq.heappop(self.queue)
+            action()
+            if stop is not None and stop():
+                return
+        self.now = until
+
+    # -- processes
+
+    def _starter(self, name: str, found: bool = False) -> Callable[[], None]:
+        def start() -> None:
+            if name not in self.alive:
+                self.start(name, found=found)
+
+        return start
+
+    def start(self, name: str, found: bool = False, from_disk: bool = False) -> Process:
+        states, tensors = self.disks.get(name, (None, None)) if from_disk else (None, None)
+        process = self.alive[name] = Process(self, name, states)
+        self.trainers.append((name, process.trainer))
+        self.say(name, "starts" + (" from disk" if states else ""))
+        if found:
+            meta = founding_meta(0, name, "worker")
+            digests = []
+            for shard in range(self.rules.shards):
+                digests.append(process.store.propose(shard, Tensors(), meta))
+                process.store.accept(shard, digests[-1])
+            self.feed(process, Found(0, tuple(digests)))
+        elif states is not None and tensors is not None:
+            process.store.present = list(tensors)
+            self.feed(process, Restore(states))
+        self.feed(process, Wakeup())
+        self._discover(process)
+        return process
+
+    def crash(self, name: str) -> None:
+        """Kill -9: the process is gone, its links break."""
+        process = self.alive.pop(name)
+        self.say(name, "crashes")
+        for other in list(self.alive.values()):
+            if self.connected(name, other.name) and process.replica.roster.live(other.name):
+                self.later(other, self.rng.uniform(0.01, 0.3), Closed(name))
+
+    def _discover(self, process: Process) -> None:
+        if self.alive.get(process.name) is not process:
+            return
+        for other in sorted(self.alive):
+            if other != process.name:
+                self.later(process, self.rng.uniform(0.1, 1.0), Discovered(other))
+        self.at(5.0, lambda: self._discover(process))
+
+    # -- network
+
+    def connected(self, a: str, b: str) -> bool:
+        return frozenset((a, b)) not in self.cut
+
+    def send(self, sender: Process, to: str, message: Message) -> None:
+        if isinstance(message, State):
+            message = replace(message, payload=sender.store.present[message.shard])
+        target = self.alive.get(to)
+        if target is None:
+            self.later(sender, self.rng.uniform(0.01, 0.2), SendFailed(to, message, gone=True))
+            return
+        lost = self.rng.random() < self.drop or not self.connected(sender.name, to)
+        if lost:
+            self.later(sender, 3.0, SendFailed(to, message, gone=False))
+            return
+        copies = 2 if self.rng.random() < self.duplicate else 1
+        for copy in range(copies):
+            delay = self.rng.expovariate(1 / self.settings.delay_mean)
+            self.at(delay, lambda copy=copy: self._arrive(sender, target, message, answer=copy == 0))  # type: ignore[misc]
+
+    def _arrive(self, sender: Process, target: Process, message: Message, answer: bool) -> None:
+        if self.alive.get(target.name) is not target:
+            if answer:
+                self.feed_alive(sender, SendFailed(target.name, message, gone=True))
+            return
+        if target.frozen_until > self.now:
+            self.at(target.frozen_until - self.now, lambda: self._arrive(sender, target, message, answer))
+            return
+        self.feed(target, Received(sender.name, message))
+        if answer:
+            self.later(sender, self.rng.expovariate(1 / self.settings.delay_mean), Delivered(target.name, message))
+
+    # -- feeding events, carrying out effects
+
+    def later(self, process: Process, delay: float, event: Event) -> None:
+        self.at(delay, lambda: self.feed_alive(process, event))
+
+    def feed_alive(self, process: Process, event: Event) -> None:
+        if self.alive.get(process.name) is not process:
+            return
+        if process.frozen_until > self.now:
+            self.later(process, process.frozen_until - self.now, event)
+            return
+        self.feed(process, event)
+
+    def feed(self, process: Process, event: Event) -> None:
+        effects = process.replica.handle(event, process.clock(self.now))
+        if self.lines is not None:
+            self.say(process.name, f"{event}")
+        for effect in effects:
+            if self.lines is not None:
+                self.say(process.name, f"   → {effect}")
+            self._carry_out(process, effect)
+        self._check(process, ticked=isinstance(event, Wakeup))
+        wakeup = process.replica.next_wakeup() - process.skew
+        if wakeup < process.woken_for - 1e-9 or process.woken_for <= self.now:
+            process.woken_for = wakeup
+            self.at(max(0.001, wakeup - self.now), lambda: self._wake(process))
+
+    def _wake(self, process: Process) -> None:
+        if process.woken_for <= self.now + 1e-9:
+            process.woken_for = float("-inf")
+            self.feed_alive(process, Wakeup())
+
+    def _carry_out(self, process: Process, effect: Effect) -> None:
+        store, rng, work = process.store, self.rng, self.settings.work_time
+        match effect:
+            case Send(to, message):
+                self.send(process, to, message)
+            case Average(shard, base, contributions, meta):
+                digest, mean = store.average(shard, contributions, meta)
+                self.later(process, rng.uniform(0, work), Averaged(shard, base, digest, mean))
+            case Apply(commit, meta):
+                present = store.present[commit.shard]
+                digest = store.propose(commit.shard, present.step(commit.payload), meta)
+                same = digest == commit.version.digest or self.flips
+                require(bool(same), "a", f"{process.name}: shard {commit.shard} epoch {commit.version.epoch}: {digest}")
+                self.later(process, rng.uniform(0, work), Applied(commit.shard, commit.base, digest))
+            case Fill(state, meta):
+                digest = store.propose(state.shard, state.payload, meta)
+                self.later(process, rng.uniform(0, work), Filled(state.shard, state.version, digest))
+            case Accept(proposals):
+                for shard, digest in proposals:
+                    store.accept(shard, digest)
+                    version = process.replica.logs[shard].version
+                    assert version is not None
+                    self.commits.append((self.now, process.name, shard, version.epoch))
+            case Load():
+                self._load(process, effect)
+            case Ready():
+                if not process.training:
+                    process.training = True
+                    self.at(process.step_time, lambda: self._step(process))
+            case Changed():
+                process.changed = True
+            case Release():
+                process.blocked = False
+                self.feed(process, Merge())
+            case Note():
+                self.noted += 1
+
+    # -- training
+
+    def _step(self, process: Process) -> None:
+        if self.alive.get(process.name) is not process or not self.training:
+            return
+        held = max(process.stalled_until, process.frozen_until)
+        if held > self.now:
+            self.at(held - self.now, lambda: self._step(process))
+            return
+        self.at(process.step_time, lambda: self._step(process))
+        trainer = process.trainer
+        if process.blocked or process.replica.finished:
+            return
+        if not trainer.loaded:
+            self.feed(process, Merge())
+        trainer.step(1 << self.bits)
+        self.bits += 1
+        self.feed(process, Progress(process.step_time))
+        if process.changed or trainer.since_sending >= self.settings.interval:
+            self.feed(process, Merge())
+
+    def _load(self, process: Process, load: Load) -> None:
+        trainer = process.trainer
+        for loaded in load.shards:
+            trainer.merge(loaded, process.store.present[loaded.shard].steps)
+        process.changed = False
+        if not trainer.loaded:
+            trainer.loaded = True
+            return
+        if not self.training:
+            return
+        if load.due and trainer.since_sending >= self.settings.interval and not process.blocked:
+            for s in load.due:
+                trainer.delta[s] = trainer.pending(s)
+            process.blocked = True
+            weight, trainer.since_sending = trainer.since_sending, 0
+            event = Contribute(load.due, weight, weight, tuple(trainer.delta[s] for s in load.due))
+            self.at(0.0, lambda: self._contribute(process, event))
+
+    def _contribute(self, process: Process, event: Contribute) -> None:
+        if self.alive.get(process.name) is process:
+            self.feed(process, event)
+
+    # -- checking and telling
+
+    def _check(self, process: Process, ticked: bool) -> None:
+        model = process.replica.roster.mine.model
+        if model < process.best:
+            raise Violation(f"(b) {process.name} went back from {process.best} to {model}")
+        process.best = model
+        for log in process.replica.logs if ticked and not process.replica.departed else ():
+            if log.version is None or log.final or log.working or log.frozen or not log.aggregating:
+                continue
+            stuck = len(log.inbox) >= log.needed and not log.waited_for()
+            require(not stuck, "e", f"{process.name} has all it needs for shard {log.shard} and waits")
+        if ticked:
+            self._blame(process)
+
+    def _blame(self, process: Process) -> None:
+        """(e): nobody waits for a peer that has long been dead, cut off, or without a running trainer."""
+        aggregated = [log for log in process.replica.logs if log.inbox and log.aggregating]
+        waited_for = {peer for log in aggregated for peer in log.waited_for()}
+        frozen = self.now < process.frozen_until + 1.0
+        gone = [p for p in sorted(waited_for) if not frozen and not self._at_work(p, process.name)]
+        process.waiting_for = {p: process.waiting_for.get(p, self.now) for p in gone}
+        for peer, since in process.waiting_for.items():
+            blamed = self.now - since >= self.settings.blame_after
+            require(not blamed, "e", f"{process.name} has waited for {peer} for {self.now - since:.1f} s")
+
+    def _at_work(self, peer: str, seen_by: str) -> bool:
+        process = self.alive.get(peer)
+        return process is not None and self.connected(peer, seen_by) and process.stalled_until <= self.now
+
+    def say(self, who: str, what: str) -> None:
+        if self.lines is not None:
+            self.lines.append(f"{self.now:9.3f} {who} {what}")
+
+    # -- disks and faults
+
+    def save(self, name: str) -> None:
+        process = self.alive[name]
+        if process.replica.has_state:
+            states = tuple(process.replica.state(s) for s in range(self.rules.shards))
+            self.disks[name] = (states, tuple(process.store.present))
+
+    def holders(self) -> list[str]:
+        return sorted(n for n, p in self.alive.items() if p.replica.has_state)
+
+    def chaos(self, until: float) -> None:
+        """Draw faults now and then until then."""
+        delay = self.rng.uniform(*self.settings.fault_every)
+        if self.now + delay < until:
+            self.at(delay, lambda: self._chaos(until))
+
+    def _chaos(self, until: float) -> None:
+        self.fault()
+        self.chaos(until)
+
+    def fault(self) -> None:
+        kind = self.rng.choice(self.settings.faults)
+        holders, dead = self.holders(), sorted(set(self.names) - set(self.alive))
+        someone = self.rng.choice(sorted(self.alive)) if self.alive else ""
+        match kind:
+            case "crash" if len(holders) > 1 or (someone and someone not in holders):
+                if self.rng.random() < 0.5:
+                    self.save(someone)
+                self.crash(someone)
+            case "restart" if dead:
+                self.start(self.rng.choice(dead), from_disk=self.rng.random() < 0.5)
+            case "cut" if len(self.names) > 1:
+                side = set(self.rng.sample(self.names, self.rng.randint(1, len(self.names) - 1)))
+                self.cut = {frozenset((a, b)) for a in side for b in self.names if b not in side}
+                self.say("net", f"cut off {sorted(side)}")
+            case "heal":
+                self.cut = set()
+                self.say("net", "healed")
+            case "freeze" if someone:
+                self.alive[someone].frozen_until = self.now + self.rng.uniform(0.5, 8)
+                self.say(someone, "freezes")
+            case "leave" if len(holders) > 1 and someone:
+                self.say(someone, "leaves")
+                leaving = self.alive[someone]
+                self.feed(leaving, Depart())
+                self.at(self.rng.uniform(0.1, 1.0), lambda: self._gone(leaving))
+            case "flip" if someone and self.alive[someone].replica.has_state:
+                self.flips += 1
+                shard = self.rng.randrange(self.rules.shards)
+                store = self.alive[someone].store
+                store.present[shard] = replace(store.present[shard], chain=self.rng.randbytes(8))
+                self.say(someone, f"has a bit flipped in shard {shard}")
+            case "stall" if someone:
+                self.alive[someone].stalled_until = self.now + self.rng.uniform(0.5, 15)
+                self.say(someone, "stalls: its trainer stops, its node lives")
+
+    def _gone(self, process: Process) -> None:
+        if self.alive.get(process.name) is process:
+            self.crash(process.name)
+
+    def heal(self) -> None:
+        """All faults end; everybody is there again."""
+        self.cut, self.drop, self.duplicate = set(), 0.0, 0.0
+        for name in self.names:
+            if name in self.alive and self.alive[name].replica.departed:
+                self.crash(name)
+            if name not in self.alive:
+                self.start(name)
+        for process in self.alive.values():
+            process.frozen_until = process.stalled_until = 0.0
+
+    def lineage(self) -> set[tuple[Any, ...]]:
+        return {p.replica.versions for p in self.alive.values()}
+
+    def account(self) -> None:
+        """(f): every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule."""
+        for process in self.alive.values():
+            if not process.blocked:
+                self.feed(process, Merge())
+        blocked = {id(p.trainer) for p in self.alive.values() if p.blocked}
+        living = {id(p.trainer) for p in self.alive.values()}
+        reference = next(iter(self.alive.values()))
+        for name, trainer in self.trainers:
+            for shard in range(self.rules.shards):
+                counted = reference.store.present[shard].steps
+                pending = trainer.pending(shard)
+                if id(trainer) in blocked:
+                    pending &= ~(trainer.delta[shard] & counted)
+                if id(trainer) in living:
+                    require(not pending & counted, "c", f"{name}: steps both counted and pending in shard {shard}")
+                    missing = trainer.taken & ~counted & ~pending & ~trainer.dropped[shard]
+                    require(not missing, "f", f"{name}: steps {bin(missing)} of shard {shard} are unaccounted for")

@@ -1,0 +1,130 @@
+"""Elections: weighted, balanced, the same everywhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p_diloco.core.election import assign, rank, without
+
+NAMES = [f"peer{i}" for i in range(12)]
+MEMBERS = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 20).map(float), min_size=1)
+
+
+@settings(max_examples=80, deadline=None)
+@given(members=MEMBERS, shards=st.integers(1, 40), epoch=st.integers(0, 10**6))
+def test_balanced(members: dict[str, float], shards: int, epoch: int) -> None:
+    """Nobody aggregates more shards than its weighted share, rounded up."""
+    first = Counter(order[0] for order in assign("run", epoch, range(shards), members).values())
+    total = sum(Fraction(w) for w in members.values())
+    for peer, held in first.items():
+        assert held <= math.ceil(shards * Fraction(members[peer]) / total)
+
+
+@settings(max_examples=40, deadline=None)
+@given(members=MEMBERS, shards=st.integers(1, 10))
+def test_everybody_is_in_every_succession_once(members: dict[str, float], shards: int) -> None:
+    """Each shard gets an order of all members: as first the highest ranked one with room left, the rest by rank."""
+    plan = assign("run", 7, range(shards), members)
+    assert sorted(plan) == list(range(shards))
+    for shard, order in plan.items():
+        by_rank = rank(f"run/7/{shard}", members)
+        assert list(order[1:]) == without(by_rank, order[0])
+        assert sorted(order) == sorted(members)
+
+
+def test_as_many_shards_as_peers_make_a_butterfly() -> None:
+    """With equal weights and one shard each, everybody aggregates exactly one, at every epoch."""
+    members = dict.fromkeys(NAMES, 1.0)
+    for epoch in range(50):
+        plan = assign("run", epoch, range(12), members)
+        assert sorted(order[0] for order in plan.values()) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("weight", [0.1, 0.3, 1.7])
+def test_equal_weights_that_binary_fractions_miss(weight: float) -> None:
+    """The share is exact: ten equal members have one of ten shards each, whatever their weight is."""
+    for epoch in range(50):
+        plan = assign("run", epoch, range(10), dict.fromkeys(NAMES[:10], weight))
+        assert sorted(order[0] for order in plan.values()) == sorted(NAMES[:10])
+
+
+def test_the_one_with_room_takes_what_others_have_no_room_for() -> None:
+    """A member that has its share already is passed over for the next in rank, and still succeeds it."""
+    members = {"a": 1.0, "b": 1.0}
+    for epoch in range(30):
+        plan = assign("run", epoch, (4, 9), members)
+        assert {plan[4][0], plan[9][0]} == {"a", "b"}
+        assert plan[4] == tuple(rank(f"run/{epoch}/4", members))  # the first shard gets its first choice
+
+
+def test_weighted() -> None:
+    """A member of twice the weight comes first twice as often."""
+    draws = 6000
+    members = {"light": 1.0, "middle": 2.0, "heavy": 3.0}
+    first = Counter(rank(f"key {i}", members)[0] for i in range(draws))
+    for peer, weight in members.items():
+        share, expected = first[peer] / draws, weight / 6
+        assert abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / draws), (peer, share)
+
+
+def test_removing_a_member_reorders_nobody() -> None:
+    """Who comes or goes changes nothing between the others, so successions stay as known."""
+    members = {name: 1.0 + i % 3 for i, name in enumerate(NAMES)}
+    for key in map(str, range(20)):
+        before = rank(key, members)
+        for gone in NAMES:
+            rest = {p: w for p, w in members.items() if p != gone}
+            assert rank(key, rest) == [p for p in before if p != gone]
+
+
+def test_every_epoch_and_shard_draws_anew() -> None:
+    """Over many epochs the burden goes round, and no two shards are tied to each other."""
+    members = dict.fromkeys("abcd", 1.0)
+    by_epoch = Counter(assign("run", epoch, (0,), members)[0][0] for epoch in range(400))
+    assert all(60 < n < 140 for n in by_epoch.values())
+    assert assign("run", 1, (0, 1), members) != assign("other run", 1, (0, 1), members)
+    assert len({rank(f"run/1/{shard}", members)[0] for shard in range(20)}) == 4
+
+
+def test_pinned() -> None:
+    """The order is part of the protocol: peers of different versions of the program must agree on it."""
+    assert rank("run/1/0", dict.fromkeys("abcde", 1.0)) == ["a", "d", "c", "e", "b"]
+    assert rank("run/1/0", {"a": 5.0, "b": 1.0, "c": 1.0, "d": 0.5, "e": 9.0}) == ["a", "e", "c", "d", "b"]
+
+
+def test_deterministic_across_processes() -> None:
+    """Neither Python's hash seed nor the order in which members are listed plays a part."""
+    code = (
+        "import sys; from p2p_diloco.core.election import assign;"
+        "names = [f'peer{i}' for i in range(12)]; names = names[::int(sys.argv[1])];"
+        "print(assign('run', 3, range(5), {n: 1.0 + len(n) for n in names}))"
+    )
+    path = os.pathsep.join([os.getcwd(), *sys.path])
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", code, order],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for seed, order in (("1", "1"), ("2", "-1"))
+    }
+    assert len(printed) == 1
+    assert "peer11" in printed.pop()
+
+
+def test_no_member_no_election() -> None:
+    """An election without members is the caller's mistake."""
+    with pytest.raises(ValueError, match="at least one member"):
+        assign("run", 0, (0,), {})

@@ -1,0 +1,263 @@
+"""Who is there: suspicion, verdicts, their reversal, and a probing whose cost doesn't grow with the swarm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from p2p_diloco.core.messages import Summary
+from p2p_diloco.core.roster import PROBED_EACH_INTERVAL, Roster
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.version import ModelVersion
+
+RULES = Rules(run="run", fragments=((0,),), heartbeat_interval=1.0, heartbeat_timeout=10.0)
+
+
+def says(incarnation: int = 1, epochs: tuple[int, ...] = (1,)) -> Summary:
+    return Summary(incarnation, "worker", True, ModelVersion(), epochs, idle=False)
+
+
+def roster(names: Iterable[str] = ()) -> Roster:
+    """The roster of "me", which has heard all the names."""
+    made = Roster("me", RULES, says())
+    for name in names:
+        made.heard(name)
+        made.summarized(name, says())
+    return made
+
+
+def test_it_lives_who_has_spoken_for_itself() -> None:
+    """Hearsay makes nobody live, nor does a message without a summary; a summary does."""
+    r = roster()
+    assert r.discovered("a")
+    assert not r.live("a")
+    assert r.heard("a")
+    assert not r.live("a")
+    r.summarized("a", says())
+    assert r.live("a")
+    assert r.alive() == ["a"]
+
+
+def test_this_peer_lives_and_is_nobody_else() -> None:
+    """One's own id is live, never discovered, and not among the others."""
+    r = roster("ba")
+    assert r.live("me")
+    assert not r.discovered("me")
+    assert r.alive() == ["a", "b"]
+    assert list(r.summaries()) == ["a", "b", "me"]
+    assert r.summary("me") is r.mine
+
+
+def test_what_is_known_is_discovered_once() -> None:
+    r = roster("a")
+    assert not r.discovered("a")
+    assert r.discovered("b")
+    assert not r.discovered("b")
+
+
+def test_a_second_failure_is_a_verdict() -> None:
+    """The first refused dial is a suspicion, the second makes the peer dead; a third changes nothing."""
+    r = roster("a")
+    assert [r.failed("a"), r.live("a")] == [False, True]
+    assert [r.failed("a"), r.live("a")] == [True, False]
+    assert [r.failed("a"), r.live("a")] == [False, False]
+
+
+def test_a_broken_link_and_a_refused_dial_are_a_verdict() -> None:
+    r = roster("a")
+    r.suspected("a")
+    assert r.live("a")
+    assert r.failed("a")
+
+
+def test_being_heard_clears_a_suspicion() -> None:
+    """Two failures with a sign of life between them are two suspicions, no verdict."""
+    r = roster("a")
+    r.failed("a")
+    assert not r.heard("a")
+    assert not r.failed("a")
+    assert r.live("a")
+
+
+def test_being_heard_reverses_a_verdict() -> None:
+    """Who was taken for dead and speaks is there again, and counts as new."""
+    r = roster("abc")
+    r.failed("a")
+    r.failed("a")
+    assert r.alive() == ["b", "c"]
+    assert [r.heard("a"), r.heard("c")] == [True, False]
+    assert r.alive() == ["a", "b", "c"]
+
+
+def test_who_has_left_stays_away_until_another_life() -> None:
+    """What comes late from a peer that left doesn't bring it back; the same identity in a new life does."""
+    r = roster("ab")
+    known = says()
+    r.departed("b")
+    assert not r.heard("b")
+    assert not r.summarized("b", known)
+    assert r.alive() == ["a"]
+    assert r.summarized("b", replace(known, incarnation=known.incarnation + 1))
+    assert r.alive() == ["a", "b"]
+
+
+def test_the_gone_are_forgotten() -> None:
+    """A peer that was dead or away for long is not remembered, so churn leaves nothing behind."""
+    r = roster("abc")
+    r.failed("a")
+    r.failed("a")
+    r.departed("b")
+    r.expire(1000.0)
+    r.expire(999.0 + r.rules.forgotten_after)
+    assert set(r.members) == {"a", "b", "c"}
+    r.expire(1000.0 + r.rules.forgotten_after)
+    assert set(r.members) == {"c"}
+
+
+def test_the_dead_take_no_probes_from_the_living() -> None:
+    """However many are dead, each living peer is still probed in its turn; of the dead, one an interval."""
+    r = roster([f"dead{i}" for i in range(50)] + ["x", "y"])
+    for i in range(50):
+        r.failed(f"dead{i}")
+        r.failed(f"dead{i}")
+    asked = r.to_probe(set(), 1000.0)
+    assert {"x", "y"} <= set(asked)
+    assert len(asked) == 3
+
+
+def test_of_the_unknown() -> None:
+    """Whoever fails, is suspected, leaves or is probed before it was known is remembered, and not live."""
+    r = roster()
+    r.suspected("a")
+    assert r.failed("a")
+    assert not r.failed("b")
+    r.departed("c")
+    r.probe("d", 0.0)
+    assert sorted(r.members) == ["a", "b", "c", "d"]
+    assert r.alive() == []
+    assert r.summary("e") is None
+    assert not r.live("e")
+
+
+def test_the_dead_say_nothing() -> None:
+    """The last summary of a peer that is gone is no ground for any decision."""
+    r = roster("ab")
+    r.departed("a")
+    assert r.summary("a") is None
+    assert not r.holds_state("a")
+    assert sorted(r.summaries()) == ["b", "me"]
+
+
+def test_who_holds_state() -> None:
+    """A live peer that names its epochs."""
+    r = roster("ab")
+    r.summarized("b", says(epochs=()))
+    assert [r.holds_state(p) for p in ("a", "b", "nobody")] == [True, False, False]
+
+
+def test_another_incarnation_has_forgotten() -> None:
+    """A peer that speaks with another number has restarted; its first summary is no restart."""
+    r = roster()
+    r.heard("a")
+    assert not r.summarized("a", says(7))
+    assert not r.summarized("a", says(7, epochs=(2,)))
+    assert r.summarized("a", says(8))
+
+
+def test_silence_is_a_verdict_after_the_timeout() -> None:
+    """Counted from the oldest unanswered probe; later probes don't put it off, and it is passed once."""
+    r = roster("ab")
+    r.probe("a", 5.0)
+    r.probe("a", 14.0)
+    assert r.expire(14.9) == []
+    assert r.expire(15.0) == ["a"]
+    assert not r.live("a")
+    assert r.expire(16.0) == []
+    assert r.live("b")  # nobody asked it anything
+
+
+def test_an_answer_in_time_stops_the_clock() -> None:
+    r = roster("a")
+    r.probe("a", 0.0)
+    r.heard("a")
+    assert r.expire(100.0) == []
+    r.probe("a", 100.0)
+    assert r.expire(109.9) == []
+    assert r.expire(110.0) == ["a"]
+
+
+def test_who_left_does_not_die() -> None:
+    """Leaving is no failure, and isn't reported as one."""
+    r = roster("a")
+    r.probe("a", 0.0)
+    r.departed("a")
+    assert r.expire(100.0) == []
+
+
+def test_a_frozen_process_forgives_silence() -> None:
+    """After standing still, what was asked before proves nothing: the clock starts again for all that were asked."""
+    r = roster("ab")
+    r.probe("a", 0.0)
+    r.forgive(50.0)
+    assert r.expire(59.9) == []
+    assert r.expire(60.0) == ["a"]
+    assert r.members["b"].unanswered is None
+
+
+def test_probes_do_not_grow_with_the_swarm() -> None:
+    """With 100 members an interval costs as many probes as with 10, and still everybody has its turn."""
+    r = Roster("me", RULES, says())
+    names = [f"peer{i:03}" for i in range(100)]
+    for name in names:
+        r.heard(name)
+        r.summarized(name, says())
+    turns = Counter[str]()
+    for second in range(34):
+        probed = r.to_probe((), float(second))
+        assert len(probed) == PROBED_EACH_INTERVAL == 3
+        for peer in probed:
+            r.probe(peer, float(second))
+            r.heard(peer)
+        turns.update(probed)
+    assert set(turns) == set(names)
+    assert turns.total() == 102
+
+
+def test_those_waited_for_are_probed_every_time() -> None:
+    """Beside the few others, each of them once, never oneself."""
+    r = roster("abcdef")
+    for second in range(5):
+        probed = r.to_probe({"f", "e", "me"}, float(second))
+        assert probed[:2] == ["e", "f"]
+        assert len(probed) == 5
+        assert set(probed[2:]) <= set("abcd")
+        for peer in probed:
+            r.probe(peer, float(second))
+
+
+def test_the_longest_not_probed_come_first() -> None:
+    r = roster("abcde")
+    for time, peer in enumerate("edcba"):
+        r.probe(peer, float(time))
+    assert r.to_probe((), 9.0) == ["e", "d", "c"]
+
+
+def test_the_dead_are_probed_again_now_and_then() -> None:
+    """So that two halves of a partition find each other; but only as often as the timeout says."""
+    r = roster("a")
+    r.probe("a", 0.0)
+    r.failed("a")
+    r.failed("a")
+    assert r.to_probe((), 9.9) == []
+    assert r.to_probe((), 10.0) == ["a"]
+
+
+@pytest.mark.parametrize("watched", [(), ("b",)])
+def test_who_left_is_not_probed(watched: tuple[str, ...]) -> None:
+    """Unless something waits for it, nobody asks after who said goodbye."""
+    r = roster("ab")
+    r.departed("a")
+    assert r.to_probe(watched, 1e9) == ["b"]

@@ -1,0 +1,41 @@
+"""The one ladder of timeouts."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.core.rules import Rules
+
+
+def rules(interval: float, timeout: float) -> Rules:
+    return Rules(run="run", fragments=((0, 1), (2,)), heartbeat_interval=interval, heartbeat_timeout=timeout)
+
+
+@pytest.mark.parametrize(("interval", "timeout"), [(1.0, 10.0), (0.25, 3.0)])
+def test_every_wait_is_derived_from_two_numbers(interval: float, timeout: float) -> None:
+    """What happens often follows the heartbeat interval; what is a verdict follows the timeout."""
+    ladder = rules(interval, timeout)
+    assert ladder.probe_every == interval
+    assert ladder.settle == 2 * interval
+    assert ladder.frozen_after == 2 * interval
+    assert ladder.dead_after == timeout
+    assert ladder.fetch_again == 3 * timeout
+    assert ladder.forgotten_after == 60 * timeout
+
+
+def test_idle_takes_slow_steps_into_account() -> None:
+    """A trainer whose steps take long is given three of them."""
+    ladder = rules(1.0, 10.0)
+    assert [ladder.idle_after(step) for step in (0.0, 3.0, 4.0)] == [10.0, 10.0, 12.0]
+
+
+def test_shards_are_those_of_all_fragments() -> None:
+    assert rules(1.0, 10.0).shards == 3
+
+
+def test_nothing_waits_for_ever_by_default() -> None:
+    """round_timeout is finite, one peer is enough, and a run has no end unless it is given one."""
+    plain = Rules(run="run", fragments=((0,),))
+    assert (plain.round_timeout, plain.min_peers, plain.start_peers, plain.carry_rounds) == (600.0, 1, 1, 2)
+    assert (plain.stop_after_epochs, plain.stop_after_samples) == (None, None)
+    assert (plain.heartbeat_interval, plain.heartbeat_timeout, plain.history) == (1.0, 10.0, 256)

@@ -1,0 +1,76 @@
+"""When things are due: the numbers of the method."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.core.schedule import dylu_steps, fragment_by_log, fragment_due, fragment_interval
+
+
+@pytest.mark.parametrize(
+    ("step", "fragment"),
+    [(200, 0), (400, 1), (600, 2), (800, 0), (1000, 1), (0, None), (100, None), (201, None), (399, None), (-200, None)],
+)
+def test_three_fragments_in_600_steps(step: int, fragment: int | None) -> None:
+    """H = 600 and 3 fragments: one is due every 200 steps, in turn; before the first step none is."""
+    assert fragment_due(step, 600, 3) == fragment
+
+
+def test_one_fragment_is_plain_diloco() -> None:
+    """Without fragments the whole model is due every H steps."""
+    assert [step for step in range(1, 2001) if fragment_due(step, 500, 1) == 0] == [500, 1000, 1500, 2000]
+
+
+def test_interval() -> None:
+    """Every fragment goes once in H steps."""
+    assert (fragment_interval(600, 3), fragment_interval(500, 1), fragment_interval(4, 4)) == (200, 500, 1)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "due"),
+    [([0, 0, 0], 0), ([1, 0, 0], 1), ([1, 1, 0], 2), ([1, 1, 1], 0), ([3, 5, 2], 2), ([None, 7, 9], 1)],
+)
+def test_by_log(epochs: list[int | None], due: int) -> None:
+    """By the log: the lowest epoch first, then the lowest index; what is finished is passed over."""
+    assert fragment_by_log(epochs) == due
+
+
+def test_nothing_is_due_when_all_is_finished() -> None:
+    assert fragment_by_log([None, None]) is None
+    assert fragment_by_log([]) is None
+
+
+def test_the_log_agrees_with_the_step_count() -> None:
+    """A peer that has met no fault follows the schedule of the steps exactly."""
+    epochs = [0, 0, 0]
+    for step in range(1, 4000):
+        due = fragment_due(step, 600, 3)
+        if due is not None:
+            assert fragment_by_log(list(epochs)) == due
+            epochs[due] += 1
+
+
+@pytest.mark.parametrize(
+    ("speeds", "base", "steps"),
+    [
+        ((10, 5, 2), 500, (500, 250, 100)),
+        ((100, 0.01), 10, (10, 1)),
+        ((20, 5), 100, (100, 25)),
+        ((3, 1), 10, (10, 3)),
+        ((1.0, 0.5), 10, (10, 5)),
+    ],
+)
+def test_dynamic_local_updates(speeds: tuple[float, ...], base: int, steps: tuple[int, ...]) -> None:
+    """H_w = max(1, floor(v_w / v_max · H_base))."""
+    assert tuple(dylu_steps(v, max(speeds), base) for v in speeds) == steps
+
+
+@pytest.mark.parametrize(("speed", "fastest"), [(0, 10), (-1, 10), (0, 0), (5, 0), (5, -1)])
+def test_unknown_speed_gives_the_base(speed: float, fastest: float) -> None:
+    """Who has not been measured yet works as long as everybody."""
+    assert dylu_steps(speed, fastest, 500) == 500
+
+
+def test_due_at_every_step() -> None:
+    """With as many fragments as steps one is due at each, from the first on."""
+    assert [fragment_due(step, 2, 2) for step in range(5)] == [None, 0, 1, 0, 1]

@@ -1,0 +1,945 @@
+"""One shard's log: rounds, the plans that commits name, and who takes over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.election import assign
+from p2p_diloco.core.events import (
+    Accept,
+    Applied,
+    Apply,
+    Average,
+    Averaged,
+    Changed,
+    Delivered,
+    Filled,
+    Found,
+    Note,
+    Release,
+    Restore,
+    Send,
+    SendFailed,
+)
+from p2p_diloco.core.messages import (
+    Commit,
+    Counted,
+    Leave,
+    Outdated,
+    Plan,
+    Probe,
+    ProbeAck,
+    Promise,
+    State,
+    TakeOver,
+    Versions,
+    Want,
+)
+from p2p_diloco.core.shard import meta
+from p2p_diloco.core.version import ContributionId, Version, model_version
+
+# -- the replicated state's canonical bytes
+
+
+def test_meta_is_canonical() -> None:
+    """The same state gives the same bytes on every peer: they are spelt out, and the table is sorted."""
+    table = {"b": ContributionId(9, 2), "a": ContributionId(7, 1)}
+    plan = Plan(("a", "b"), ("b", "a"))
+    expected = b'[1,50,3,4,["a","b"],["b","a"],[["a",7,1],["b",9,2]]]'
+    assert meta(Version(1, 50, 3, "x"), 4, plan, table) == expected
+    assert meta(Version(1, 50, 3, "another"), 4, plan, tuple(sorted(table.items(), reverse=True))) == expected
+
+
+# -- a round
+
+
+def test_the_aggregator_waits_for_its_group(peer: Any, life: int) -> None:
+    """Every member of the group that makes progress is waited for; then the mean is taken in order of their ids."""
+    a = peer("a")
+    b, c = a.contribution(a.held, 1), a.contribution(a.held, 4, samples=7)
+    assert a.hear("c", c) == []
+    assert a.contribute() == []
+    (average,) = a.hear("b", b)
+    own = ContributionId(life, 1)
+    counted = {"a": own, "b": b.id, "c": c.id}
+    order = assign("run", 2, (0,), dict.fromkeys("abc", 1.0))[0]
+    covered = meta(Version(0, 10 + 5 + 5 + 7, 2, ""), 0, Plan(("a", "b", "c"), order), counted)
+    assert isinstance(average, Average)
+    assert (average.shard, average.base, average.meta) == (0, a.version(1), covered)
+    assert [who for who, _ in average.contributions] == ["a", "b", "c"]
+    assert [c.payload for _, c in average.contributions] == ["Δ", "Δ1", "Δ4"]
+
+
+def test_the_commit_goes_to_all_and_names_what_it_counts(peer: Any, life: int) -> None:
+    """One commit, the same for everybody: base, version, term, weights, next plan, and the mean that was computed."""
+    a = peer("a", succession="acb")
+    a.contribute(samples=3)
+    a.hear("b", a.contribution(a.held))
+    base = a.held
+    average = a.hear("c", a.contribution(a.held))
+    effects = a.averaged(average, "new")
+    listed = (
+        Counted("a", ContributionId(life, 1), 2.0, 3),
+        Counted("b", ContributionId(1, 1), 2.0, 5),
+        Counted("c", ContributionId(1, 1), 2.0, 5),
+    )
+    plan = Plan(("a", "b", "c"), assign("run", 2, (0,), dict.fromkeys("abc", 1.0))[0])
+    commit = Commit(0, base, Version(0, 23, 2, "new"), 0, "a", listed, plan)
+    assert effects == [Accept(((0, "new"),)), Send("b", commit), Send("c", commit), Changed(), Release(sent=True)]
+    assert effects[1].message.payload == "mean"
+    assert a.held == commit.version
+
+
+def test_min_peers_is_a_floor(peer: Any) -> None:
+    """With fewer contributions than min_peers no outer step is taken, not even when the time is up."""
+    a = peer("a", group="a", live="d", min_peers=2)
+    assert a.contribute() == []
+    assert a.pass_time(60.0) == []
+    assert isinstance(a.hear("d", a.contribution(a.held))[-1], Average)
+
+
+def test_start_peers_opens_the_first_round(peer: Any) -> None:
+    """The founding state waits for as many; later epochs don't."""
+    a = peer("a", epoch=None, group="", start_peers=2)
+    a.feed(Found(0, ("zero",)))
+    assert a.contribute() == []
+    a.meet("b", epochs=(0,))
+    assert a.pass_time(60.0) == []
+    effects = a.hear("b", a.contribution(a.held))
+    assert isinstance(effects[-1], Average)
+    a.averaged(effects)
+    a.lose("b")
+    assert isinstance(a.contribute()[-1], Average)
+
+
+def test_the_floor_holds_at_founding_too(peer: Any) -> None:
+    """Of min_peers and start_peers the first round needs the greater."""
+    a = peer("a", epoch=None, group="", start_peers=1, min_peers=2)
+    a.feed(Found(0, ("zero",)))
+    assert a.contribute() == []
+
+
+def test_a_round_ends_by_time(peer: Any) -> None:
+    """Who is live and makes progress is waited for until round_timeout after the first contribution, to the second."""
+    a = peer("a", round_timeout=5.5)
+    opened = a.now
+    a.hear("b", a.contribution(a.held))
+    assert a.contribute() == []
+    assert a.averages(a.pass_time(5.4)) == []
+    assert a.averages(a.pass_time(0.2)) == [["a", "b"]]
+    assert a.replica.logs[0].deadline() == opened + 5.5
+
+
+def test_the_time_counts_from_the_first_contribution(peer: Any) -> None:
+    """Not from the last one, and not from the beginning of the epoch."""
+    a = peer("a", round_timeout=5.5)
+    a.pass_time(4.0)
+    a.hear("b", a.contribution(a.held))
+    a.pass_time(3.0)
+    assert a.contribute() == []
+    assert a.averages(a.pass_time(2.4)) == []
+    assert a.averages(a.pass_time(0.2)) == [["a", "b"]]
+
+
+@pytest.mark.parametrize("why", ["idle", "dead", "left"])
+def test_nobody_waits_for_who_makes_no_progress(peer: Any, why: str) -> None:
+    """A group member that is idle, dead or gone on purpose ends nobody's patience."""
+    a = peer("a")
+    a.contribute()
+    a.hear("b", a.contribution(a.held))
+    match why:
+        case "idle":
+            effects = a.meet("c", idle=True)
+        case "dead":
+            effects = a.lose("c")
+        case "left":
+            effects = a.hear("c", Leave())
+    assert isinstance(effects[-1], Average)
+    assert [who for who, _ in effects[-1].contributions] == ["a", "b"]
+
+
+def test_who_was_not_named_is_counted_all_the_same(peer: Any) -> None:
+    """A contribution from outside the group is welcome, only not waited for."""
+    a = peer("a", group="a", live="d")
+    a.hear("d", a.contribution(a.held))
+    (average,) = a.contribute()
+    assert [who for who, _ in average.contributions] == ["a", "d"]
+
+
+def test_a_duplicate_changes_nothing(peer: Any) -> None:
+    """The same contribution twice is one; a newer one of the same peer takes the older one's place."""
+    a = peer("a")
+    first, second = a.contribution(a.held, 1), a.contribution(a.held, 2)
+    assert a.hear("b", first) == []
+    assert a.hear("b", first) == []
+    assert a.hear("b", second) == []
+    assert a.hear("b", first) == []
+    a.contribute()
+    (average,) = a.hear("c", a.contribution(a.held))
+    assert [c.id.sequence for who, c in average.contributions if who == "b"] == [2]
+
+
+@pytest.mark.parametrize("sequence", [3, 2])
+def test_what_is_counted_is_refused(peer: Any, sequence: int) -> None:
+    """The table holds the last one counted: neither it nor any before it counts again; the next one does."""
+    a = peer("a", counted=(("b", ContributionId(1, 3)),))
+    (note,) = a.hear("b", a.contribution(a.held, sequence))
+    assert note.kind == "refused"
+    a.contribute()
+    a.hear("c", a.contribution(a.held))
+    assert a.replica.logs[0].working is None
+    (average,) = a.hear("b", a.contribution(a.held, 4))
+    assert len(average.contributions) == 3
+
+
+def test_a_late_contribution_is_answered_with_the_commit(peer: Any) -> None:
+    """Who comes after the round was closed gets the commit that closed it; who is further behind, the whole state."""
+    a = peer("a", group="a", live="bc")
+    base = a.held
+    a.averaged(a.contribute(), "new")
+    commit = a.replica.logs[0].last
+    assert a.hear("b", a.contribution(base)) == [Send("b", commit)]
+    a.hear("b", a.contribution(a.held, 2))
+    a.hear("c", a.contribution(a.held, 2))
+    a.averaged(a.contribute(), "newer")
+    assert a.hear("b", a.contribution(base)) == [Send("b", a.replica.state(0))]
+
+
+def test_an_early_contribution_is_kept_until_its_base_is_reached(peer: Any) -> None:
+    """The next aggregator may hear of a round before it has the commit that opens it."""
+    b = peer("b", group="ab")
+    plan = Plan(("a", "b"), ("b", "a"))
+    commit = Commit(0, b.held, b.version(2), 0, "a", (), plan)
+    assert b.hear("a", b.contribution(b.version(2))) == []
+    (apply,) = b.hear("a", commit)
+    assert apply == Apply(commit, meta(commit.version, 0, plan, {}))
+    effects = b.feed(Applied(0, commit.base, "d2"))
+    assert effects == [Accept(((0, "d2"),)), Changed()]
+    (average,) = b.contribute()
+    assert [who for who, _ in average.contributions] == ["a", "b"]
+
+
+def test_a_contribution_on_another_base_is_not_early(peer: Any) -> None:
+    """Reaching one epoch by another commit than the sender did leaves its contribution out."""
+    b = peer("b", group="ab")
+    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("b",)))
+    b.hear("a", b.contribution(Version(0, 20, 2, "other")))
+    b.hear("a", commit)
+    b.feed(Applied(0, commit.base, "d2"))
+    assert b.contribute() == []
+
+
+def test_a_contribution_goes_to_the_aggregator_once(peer: Any, life: int) -> None:
+    """Sent when it is ready; again only when it wasn't delivered, at the next tick."""
+    b = peer("b", group="ab")
+    (send,) = b.contribute()
+    assert send == Send("a", b.replica.logs[0].mine)
+    assert (send.message.base, send.message.id, send.message.weight) == (b.held, ContributionId(life, 1), 2.0)
+    assert (send.message.samples, send.message.payload) == (5, "Δ")
+    assert b.pass_time(2.0) == []
+    assert b.feed(SendFailed("a", send.message, gone=False)) == []
+    assert b.pass_time(1.0) == [send]
+    assert b.feed(Delivered("a", send.message)) == []
+    assert b.pass_time(30.0) == []
+
+
+def test_an_answer_about_an_older_contribution_is_no_answer(peer: Any) -> None:
+    """A receipt for another contribution, or from another peer than it was sent to last, tells nothing."""
+    b = peer("b", group="ab")
+    (send,) = b.contribute()
+    old = b.contribution(b.held, 9)
+    b.feed(SendFailed("a", old, gone=False))
+    b.feed(SendFailed("c", send.message, gone=False))
+    assert b.pass_time(1.0) == []
+    b.feed(Delivered("c", send.message))
+    b.feed(SendFailed("a", send.message, gone=False))
+    assert b.pass_time(1.0) == [send]
+
+
+def test_an_aggregator_that_restarted_is_sent_the_contribution_again(peer: Any) -> None:
+    """What it was handed died with its process, even when nobody noticed its death."""
+    b = peer("b", group="ab")
+    (send,) = b.contribute()
+    b.feed(Delivered("a", send.message))
+    assert b.meet("a", incarnation=2) == [send]
+
+
+def test_missing_contributions_are_wanted(peer: Any) -> None:
+    """Once a round has been open for a while, who is still waited for is asked at every tick, oneself never."""
+    a = peer("a", group="abcd")
+    a.hear("b", a.contribution(a.held))
+    assert a.pass_time(1.9) == []
+    want = Want(0, a.held)
+    assert a.pass_time(1.0) == [Send("c", want), Send("d", want)]
+    a.contribute()
+    a.meet("d", idle=True)
+    assert a.pass_time(1.0) == [Send("c", want)]
+
+
+@pytest.mark.parametrize("why", ["empty", "not mine", "no state"])
+def test_nobody_else_wants_contributions(peer: Any, why: str) -> None:
+    """Who has none yet, who doesn't aggregate, and who holds no state asks for nothing."""
+    b = peer("b" if why == "not mine" else "a", epoch=None if why == "no state" else 1)
+    if why == "not mine":
+        b.hear("c", b.contribution(b.held))
+    assert b.pass_time(4.0) == []
+
+
+def test_what_is_wanted_is_handed_over_again(peer: Any) -> None:
+    """It came too early, or was lost with a lineage left behind. The wrong base or the wrong peer is not answered."""
+    b = peer("b")
+    (send,) = b.contribute()
+    assert b.hear("a", Want(0, b.held)) == []  # it is under way
+    b.feed(Delivered("a", send.message))
+    assert b.hear("c", Want(0, b.held)) == []
+    assert b.hear("a", Want(0, b.version(2))) == []
+    assert b.hear("a", Want(0, b.held)) == [send]
+
+
+def test_a_contribution_of_a_lineage_that_wins_is_kept(peer: Any) -> None:
+    """A forked sender is told so, but its contribution counts if its lineage is the greater."""
+    b = peer("b", epoch=3, group="ab", succession="ba")
+    theirs = Version(0, 99, 3, "other")
+    b.hear("a", b.contribution(theirs))
+    state = b.state(0, 3, version=theirs, plan=b.plan("ab", "ba"), history=((2, "d2"), (3, "other")))
+    b.hear("a", Versions((theirs,), forked=True))
+    b.hear("a", state)
+    b.feed(Filled(0, theirs, "other"))
+    assert b.averages(b.contribute()) == [["a", "b"]]
+
+
+def test_who_is_asked_in_error_names_the_holder(peer: Any) -> None:
+    """A contribution that reaches the wrong peer is kept, and answered with who should have it."""
+    b = peer("b")
+    assert b.hear("c", b.contribution(b.held)) == [Send("c", Outdated(0, b.held, 0, "a"))]
+    assert "c" in b.replica.logs[0].inbox
+
+
+def test_a_commit_overtaken_while_it_was_computed_is_not_made(peer: Any) -> None:
+    """The mean comes back after somebody else holds the term: nothing is appended."""
+    a = peer("a")
+    a.contribute()
+    a.hear("b", a.contribution(a.held))
+    (average,) = a.hear("c", a.contribution(a.held))
+    assert a.hear("c", TakeOver(0, a.held, 2))[0] == Send("c", Promise(0, a.held, 2))
+    assert a.feed(Averaged(0, average.base, "new", "mean")) == []
+    assert a.held == a.version(1)
+
+
+def test_an_answer_for_another_base_is_void(peer: Any) -> None:
+    """Answers of tensor work are told apart by the base that they started from."""
+    a = peer("a", group="a", live="")
+    (average,) = a.contribute()
+    assert a.feed(Averaged(0, a.version(9), "new", "mean")) == []
+    assert a.feed(Applied(0, average.base, "new")) == []
+    assert a.held == a.version(1)
+    a.averaged([average])
+    assert a.held.epoch == 2
+    assert a.feed(Averaged(0, average.base, "new", "mean")) == []
+
+
+def test_one_outer_step_at_a_time(peer: Any) -> None:
+    """While the mean is computed a further contribution starts no second computation."""
+    a = peer("a", group="a", live="b")
+    assert isinstance(a.contribute()[-1], Average)
+    assert a.hear("b", a.contribution(a.held)) == []
+    assert a.pass_time(30.0) == []
+
+
+def test_no_outer_step_beyond_the_end(peer: Any) -> None:
+    """When the last epoch is reached, a contribution on it is passed over in silence."""
+    a = peer("a", group="a", live="b", stop_after_epochs=1)
+    assert a.hear("b", a.contribution(a.held)) == []
+    assert a.replica.logs[0].inbox == {}
+    assert a.pass_time(10.0) == []
+
+
+# -- the plan that a commit names
+
+
+def next_plan(a: Any, *contributors: str) -> Plan:
+    """The plan of the commit that ``a`` writes with these contributions beside its own."""
+    effects = a.contribute()
+    for name in contributors:
+        effects = a.hear(name, a.contribution(a.held, a.replica.epoch + 1))
+    effects = a.averaged(effects, f"n{a.replica.epoch}")
+    return a.replica.logs[0].plan
+
+
+def test_a_newcomer_is_waited_for_and_may_aggregate_one_epoch_later(peer: Any) -> None:
+    """Once it holds the state it is named; it succeeds when it has taken part."""
+    a = peer("a", group="ab")
+    a.meet("d")
+    plan = next_plan(a, "b")
+    assert plan.group == ("a", "b", "d")
+    assert sorted(plan.succession) == ["a", "b"]
+    a.replica.logs[0].holder = "a"  # whoever was elected: this test is about who is named next
+    plan = next_plan(a, "b", "d")
+    assert plan.group == ("a", "b", "d")
+    assert sorted(plan.succession) == ["a", "b", "d"]
+
+
+@pytest.mark.parametrize(
+    ("says", "waited_for", "succeeds"),
+    [
+        ({}, True, True),
+        ({"epochs": (2,)}, True, True),
+        ({"eligible": False}, True, False),
+        ({"role": "aggregator"}, False, True),
+        ({"idle": True}, False, True),
+        ({"epochs": (0,)}, False, False),
+        ({"epochs": ()}, False, False),
+    ],
+)
+def test_who_is_named(peer: Any, says: dict[str, Any], waited_for: bool, succeeds: bool) -> None:
+    """Waited for is who works, makes progress and is up to date; to aggregate one must be reachable and up to date."""
+    a = peer("a", group="abz")
+    a.meet("z", idle=says.pop("idle", True), **says)
+    if says == {} and waited_for:
+        a.meet("z")
+        a.hear("z", a.contribution(a.held))
+    elif waited_for:
+        a.meet("z", **says)
+        a.hear("z", a.contribution(a.held))
+    plan = next_plan(a, "b")
+    assert ("z" in plan.group, "z" in plan.succession) == (waited_for, succeeds)
+
+
+def test_a_contributor_is_up_to_date_whatever_it_said_last(peer: Any) -> None:
+    """Its contribution on the base is fresher than its last summary, which may be an epoch old."""
+    a = peer("a", group="abc")
+    a.meet("c", epochs=(0,))
+    plan = next_plan(a, "b", "c")
+    assert plan.group == ("a", "b", "c")
+    assert sorted(plan.succession) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("gone", ["dead", "left"])
+def test_who_is_gone_is_not_named(peer: Any, gone: str) -> None:
+    """Not even when its contribution, sent before, is counted."""
+    a = peer("a", group="abc")
+    a.hear("c", a.contribution(a.held))
+    a.lose("c") if gone == "dead" else a.hear("c", Leave())
+    plan = next_plan(a, "b")
+    assert plan.group == ("a", "b")
+    assert sorted(plan.succession) == ["a", "b"]
+    assert "c" in a.replica.logs[0].counted
+
+
+def test_bandwidth_weighs_in_the_succession(peer: Any) -> None:
+    """The election is held with what the peers say of their bandwidth."""
+    a = peer("a", group="abc")
+    a.meet("b", bandwidth=50.0)
+    a.meet("c", bandwidth=0.5)
+    plan = next_plan(a, "b", "c")
+    assert plan.succession == assign("run", 2, (0,), {"a": 1.0, "b": 50.0, "c": 0.5})[0]
+
+
+def test_the_shards_of_a_fragment_share_the_burden(peer: Any) -> None:
+    """One election for all the shards of a fragment at an epoch, so that nobody gets them all."""
+    a = peer("a", group="a", live="", fragments=((0, 1), (2,)))
+    for effect in a.contribute(0, 1):
+        a.averaged([effect], f"n{effect.shard}")
+    orders = assign("run", 2, (0, 1), {"a": 1.0})
+    assert [log.plan.succession for log in a.replica.logs[:2]] == [orders[0], orders[1]]
+
+
+def test_an_unreachable_aggregator_names_itself_when_nobody_else_can(peer: Any) -> None:
+    """A commit always names somebody."""
+    a = peer("a", group="a", live="", eligible=False)
+    assert next_plan(a) == Plan(("a",), ("a",))
+
+
+# -- takeover
+
+
+def test_the_successor_asks_all_that_hold_state(peer: Any) -> None:
+    """When the aggregator is dead the next in the succession claims the next term, and asks every live holder."""
+    b = peer("b", live="acd")
+    b.meet("e", **b.blank())
+    b.contribute()
+    effects = b.lose("a")
+    request = TakeOver(0, b.held, 1)
+    assert [e.kind for e in effects if isinstance(e, Note)] == ["died", "takeover"]
+    assert effects[2:] == [Send("c", request), Send("d", request)]
+
+
+def test_the_successor_waits_for_every_promise(peer: Any) -> None:
+    """It writes nothing before all have promised: one of them may hold the commit already."""
+    b = peer("b", live="acd")
+    b.contribute()
+    b.lose("a")
+    b.hear("c", b.contribution(b.held))
+    assert b.hear("c", Promise(0, b.held, 1)) == []
+    effects = b.hear("d", Promise(0, b.held, 1))
+    assert [who for who, _ in effects[-1].contributions] == ["b", "c"]
+    effects = b.averaged(effects)
+    (commit,) = {m for m in b.said(effects) if isinstance(m, Commit)}
+    assert (commit.term, commit.aggregator) == (1, "b")
+
+
+def test_a_claim_is_announced_until_its_commit_is_made(peer: Any) -> None:
+    """At every tick, to all that hold state: whoever adopts the version only now knows of no claim yet."""
+    b = peer("b", live="acd")
+    b.contribute()
+    b.lose("a")
+    request = TakeOver(0, b.held, 1)
+    b.hear("c", Promise(0, b.held, 1))
+    assert b.pass_time(1.0) == [Send("c", request), Send("d", request)]
+    b.lose("d")
+    assert [e for e in b.pass_time(1.0) if e.message == request] == [Send("c", request)]
+    effects = b.hear("c", b.contribution(b.held))
+    b.averaged(effects)
+    assert b.pass_time(1.0) == []
+
+
+def test_a_claim_needs_no_promise_of_the_dead(peer: Any) -> None:
+    """Who dies before it has promised holds nobody up."""
+    b = peer("b", group="ab", live="ad", succession="ab")
+    b.contribute()
+    assert not b.averages(b.lose("a"))
+    assert b.averages(b.lose("d")) == [["b"]]
+
+
+@pytest.mark.parametrize("promise", [(1, 2), (1, 0), (0, 1), (2, 1)])
+def test_a_promise_for_something_else_is_none(peer: Any, promise: tuple[int, int]) -> None:
+    """It counts for exactly this base and this term."""
+    epoch, term = promise
+    b = peer("b", group="abc")
+    b.contribute()
+    b.lose("a")
+    b.hear("c", b.contribution(b.held))
+    assert b.hear("c", Promise(0, b.version(epoch), term)) == []
+    assert isinstance(b.hear("c", Promise(0, b.held, 1))[-1], Average)
+
+
+def test_a_promise_that_nobody_asked_for_is_ignored(peer: Any) -> None:
+    """Who aggregates by the plan asks nobody."""
+    a = peer("a")
+    a.contribute()
+    assert a.hear("b", Promise(0, a.held, 0)) == []
+    assert a.replica.logs[0].promised_by is None
+
+
+def test_a_survivors_commit_is_adopted_not_redone(peer: Any, life: int) -> None:
+    """A commit that only one survivor got before the aggregator died is the commit: it answers the question."""
+    b = peer("b")
+    base = b.held
+    (send,) = b.contribute()
+    b.feed(Delivered("a", send.message))
+    b.lose("a")
+    mine = Counted("b", ContributionId(life, 1), 2.0, 5)
+    commit = Commit(0, base, b.version(2), 0, "a", (mine,), Plan(("b", "c"), ("b", "c")))
+    (apply,) = b.hear("c", commit)
+    assert apply == Apply(commit, meta(commit.version, 0, commit.plan, {"b": mine.id}))
+    assert b.hear("c", Promise(0, base, 1)) == []
+    effects = b.feed(Applied(0, base, "d2"))
+    assert effects == [Accept(((0, "d2"),)), Changed(), Release(sent=True)]
+    assert b.held == commit.version
+
+
+def test_who_holds_the_commit_answers_the_question_with_it(peer: Any) -> None:
+    """Asked for a promise on a base that it has left behind, a survivor sends what came after."""
+    c = peer("c", group="abc")
+    base = c.held
+    commit = Commit(0, base, c.version(2), 0, "a", (), Plan(("b", "c"), ("b", "c")))
+    c.hear("a", commit)
+    c.feed(Applied(0, base, "d2"))
+    assert c.hear("b", TakeOver(0, base, 1)) == [Send("b", commit)]
+
+
+def test_who_holds_the_base_promises_and_hands_over_its_contribution(peer: Any) -> None:
+    """The promise and the contribution go to the successor together."""
+    c = peer("c")
+    (send,) = c.contribute()
+    c.feed(Delivered("a", send.message))
+    assert c.hear("b", TakeOver(0, c.held, 1)) == [Send("b", Promise(0, c.held, 1)), Send("b", send.message)]
+
+
+@pytest.mark.parametrize(("term", "sender", "wins"), [(2, "a", True), (1, "c", True), (1, "a", False), (0, "c", False)])
+def test_of_two_claims_the_higher_wins(peer: Any, term: int, sender: str, wins: bool) -> None:
+    """By term, then by id: the lower claim is refused and told of the higher, the higher is conceded to."""
+    b = peer("b", group="abc")
+    b.contribute()
+    b.lose("a")
+    b.meet("a")
+    effects = b.hear(sender, TakeOver(0, b.held, term))
+    log = b.replica.logs[0]
+    if wins:
+        assert effects == [Send(sender, Promise(0, b.held, term)), Send(sender, log.mine)]
+        assert (log.term, log.holder, log.promised_by) == (term, sender, None)
+    else:
+        assert effects == [Send(sender, Outdated(0, b.held, 1, "b"))]
+        assert (log.term, log.holder) == (1, "b")
+
+
+def test_a_refused_claim_is_given_up(peer: Any) -> None:
+    """Told of a higher claim, a successor concedes and hands its contribution to its holder."""
+    b = peer("b")
+    b.contribute()
+    b.lose("a")
+    mine = b.replica.logs[0].mine
+    assert b.hear("c", Outdated(0, b.held, 2, "c")) == [Send("c", mine)]
+    assert b.hear("c", Promise(0, b.held, 1)) == []
+    assert b.replica.logs[0].holder == "c"
+
+
+@pytest.mark.parametrize("refusal", [(1, 1, "a"), (1, 1, "b"), (1, 0, "c"), (2, 9, "c"), (0, 9, "c")])
+def test_a_refusal_that_names_no_higher_claim_is_ignored(peer: Any, refusal: tuple[int, int, str]) -> None:
+    """One's own claim, a lower one, or one on another base."""
+    epoch, term, holder = refusal
+    b = peer("b")
+    b.contribute()
+    b.lose("a")
+    assert b.hear("c", Outdated(0, b.version(epoch), term, holder)) == []
+    log = b.replica.logs[0]
+    assert (log.term, log.holder, log.promised_by) == (1, "b", set())
+
+
+def test_a_commit_of_a_lower_term_is_refused(peer: Any) -> None:
+    """After a promise to a living successor, the old aggregator's commit is answered with the higher claim."""
+    c = peer("c")
+    c.hear("b", TakeOver(0, c.held, 1))
+    commit = Commit(0, c.held, c.version(2), 0, "a", (), Plan(("a", "c"), ("a", "c")))
+    assert c.hear("a", commit) == [Send("a", Outdated(0, c.held, 1, "b"))]
+    assert c.replica.logs[0].working is None
+
+
+def test_a_commit_of_a_lower_term_stands_when_the_claimant_is_gone(peer: Any) -> None:
+    """Promises are for the sake of one lineage: with the claimant dead there is no other."""
+    c = peer("c")
+    c.hear("b", TakeOver(0, c.held, 1))
+    c.lose("b")
+    log = c.replica.logs[0]
+    log.holder, log.term = "b", 1  # as before its death was noticed and c made a claim of its own
+    commit = Commit(0, c.held, c.version(2), 0, "a", (), Plan(("a", "c"), ("a", "c")))
+    assert isinstance(c.hear("a", commit)[-1], Apply)
+
+
+def test_a_commit_passed_on_by_another_stands(peer: Any) -> None:
+    """Somebody holds it already, so it is in the log: terms decide who may write, not what was written."""
+    c = peer("c", group="abcd")
+    c.hear("b", TakeOver(0, c.held, 1))
+    commit = Commit(0, c.held, c.version(2), 0, "a", (), Plan(("a", "c"), ("a", "c")))
+    assert isinstance(c.hear("d", commit)[-1], Apply)
+
+
+def test_the_claimants_own_commit_is_welcome(peer: Any) -> None:
+    """Who was promised the term writes under it."""
+    c = peer("c")
+    c.hear("b", TakeOver(0, c.held, 1))
+    commit = Commit(0, c.held, c.version(2), 1, "b", (), Plan(("b", "c"), ("b", "c")))
+    assert c.hear("b", commit) == [Apply(commit, meta(commit.version, 1, commit.plan, {}))]
+
+
+def test_a_promiser_that_restarted_is_asked_again(peer: Any) -> None:
+    """Its promise died with its process."""
+    b = peer("b", live="acd")
+    b.contribute()
+    b.lose("a")
+    b.hear("c", b.contribution(b.held))
+    b.hear("c", Promise(0, b.held, 1))
+    b.meet("c", incarnation=2)
+    assert b.hear("d", Promise(0, b.held, 1)) == []
+    assert Send("c", TakeOver(0, b.held, 1)) in b.pass_time(1.0)
+    assert isinstance(b.hear("c", Promise(0, b.held, 1))[-1], Average)
+
+
+def test_predecessors_are_passed_over_in_order(peer: Any) -> None:
+    """With the first two dead the third claims a term that is higher than the second's would have been."""
+    c = peer("c", group="abcd")
+    c.contribute()
+    first = c.lose("a")
+    assert [m for m in c.said(first) if isinstance(m, TakeOver)] == []
+    assert Send("b", c.replica.logs[0].mine) in first  # handed to the one that should take over
+    effects = c.lose("b")
+    assert Send("d", TakeOver(0, c.held, 2)) in effects
+
+
+def test_a_successor_without_state_is_passed_over(peer: Any) -> None:
+    """Who restarted with nothing can't continue the log."""
+    c = peer("c", group="abc")
+    c.contribute()
+    c.meet("b", incarnation=2, **c.blank())
+    assert "takeover" in [e.kind for e in c.lose("a") if isinstance(e, Note)]
+
+
+def test_an_aggregator_that_lost_its_state_is_replaced(peer: Any) -> None:
+    """It is there, but can't continue the log: the successor does, without waiting for a timeout."""
+    b = peer("b")
+    b.contribute()
+    effects = b.meet("a", incarnation=2, **b.blank())
+    assert Send("c", TakeOver(0, b.held, 1)) in effects
+
+
+def test_the_rest_of_the_group_follows_the_succession(peer: Any) -> None:
+    """When all named successors are gone, the group's other members continue, in its order."""
+    c = peer("c", group="abc", succession="a")
+    c.contribute()
+    c.lose("a")
+    effects = c.lose("b")
+    assert "takeover" in [e.kind for e in effects if isinstance(e, Note)]
+    assert c.replica.logs[0].line() == ["a", "b", "c"]
+    assert c.replica.logs[0].term == 2
+
+
+def test_with_the_whole_line_gone_the_lowest_of_the_others_continues(peer: Any) -> None:
+    """Whoever holds the state and can be reached may: a run doesn't end with the peers that a commit named."""
+    e = peer("e", group="ab", succession="a", live="abdf")
+    e.meet("c", eligible=False)
+    e.lose("a")
+    effects = e.lose("b")
+    assert e.replica.logs[0].target() == (3, "d")
+    assert not [n for n in effects if isinstance(n, Note) and n.kind == "takeover"]
+    effects = e.lose("d")
+    assert "takeover" in [n.kind for n in effects if isinstance(n, Note)]
+    assert e.replica.logs[0].term == 3
+
+
+def test_who_can_not_be_reached_does_not_take_over(peer: Any) -> None:
+    """A peer in client mode may be waited for, but is passed over in the succession."""
+    c = peer("c", group="abc", succession="a")
+    c.meet("b", eligible=False)
+    c.contribute()
+    assert "takeover" in [e.kind for e in c.lose("a") if isinstance(e, Note)]
+
+
+def test_nobody_left_to_continue(peer: Any) -> None:
+    """An unreachable peer outside the plan waits for the holder to come back, and claims nothing."""
+    e = peer("e", group="a", live="a", eligible=False)
+    e.lose("a")
+    assert e.replica.logs[0].target() == (0, "a")
+    assert e.pass_time(20.0) == []
+
+
+def test_a_takeover_starts_the_rounds_clock(peer: Any) -> None:
+    """The survivors have round_timeout from the takeover on to hand their contributions over."""
+    b = peer("b", live="acd", round_timeout=5.5)
+    b.contribute()
+    b.pass_time(4.0)
+    b.lose("a")
+    for name in "cd":
+        b.hear(name, Promise(0, b.held, 1))
+    assert b.averages(b.pass_time(5.4)) == []
+    assert b.averages(b.pass_time(0.2)) == [["b"]]
+
+
+def test_a_new_epoch_forgets_the_claims_of_the_last(peer: Any) -> None:
+    """Terms count within one epoch: the next begins at 0 with whoever the commit names."""
+    b = peer("b")
+    b.contribute()
+    b.lose("a")
+    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("b", "c"), ("c", "b")))
+    b.hear("c", commit)
+    b.feed(Applied(0, commit.base, "d2"))
+    log = b.replica.logs[0]
+    assert (log.term, log.holder, log.promised_by, log.inbox) == (0, "c", None, {})
+
+
+def test_those_whom_a_commit_names_are_looked_for(peer: Any) -> None:
+    """A plan may name peers that this one has never met: they are probed from then on."""
+    b = peer("b", group="ab")
+    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("b", "x"), ("a", "b", "y")))
+    b.hear("a", commit)
+    b.feed(Applied(0, commit.base, "d2"))
+    probed = {e.to for e in b.feed_tick() if isinstance(e, Send) and isinstance(e.message, Probe)}
+    assert {"x", "y"} <= probed
+
+
+# -- what is kept
+
+
+def test_the_state_holds_what_the_commits_said(peer: Any, life: int) -> None:
+    """Version, term of its commit, plan, the table of the last counted, the ancestors."""
+    a = peer("a", group="a", live="b", counted=(("z", ContributionId(3, 3)),))
+    a.hear("b", a.contribution(a.held))
+    a.averaged(a.contribute(), "new")
+    counted = (("a", ContributionId(life, 1)), ("b", ContributionId(1, 1)), ("z", ContributionId(3, 3)))
+    plan = a.replica.logs[0].plan
+    history = ((0, "d0"), (1, "d1"), (2, "new"))
+    assert a.replica.state(0) == State(0, Version(0, 20, 2, "new"), 0, plan, counted, history)
+
+
+def test_ancestors_are_remembered_up_to_a_limit(peer: Any) -> None:
+    """The newest ``history`` of them, so that a state's size doesn't grow with the run."""
+    a = peer("a", group="a", live="", history=3)
+    for n in range(5):
+        a.averaged(a.contribute(), f"n{n}")
+        assert len(a.replica.logs[0].history) <= 3
+    assert a.replica.state(0).history == ((4, "n2"), (5, "n3"), (6, "n4"))
+
+
+def test_a_state_carries_no_more_ancestors_than_the_limit(peer: Any) -> None:
+    """Not even one that was fetched from a peer that remembers more."""
+    a = peer("a", epoch=9, group="a", live="", history=3)
+    assert a.replica.state(0).history == ((7, "d7"), (8, "d8"), (9, "d9"))
+
+
+def test_relations(peer: Any) -> None:
+    """Equal, ancestor, fork, or ahead: told by generation, epoch, and the remembered digests."""
+    log = peer("a", epoch=5).replica.logs[0]
+    version = peer.version
+    assert log.relation(version(5)) == "equal"
+    assert log.relation(version(3)) == "ancestor"
+    assert log.relation(version(3, "other")) == "fork"
+    assert log.relation(version(5, "other")) == "fork"
+    assert log.relation(version(6, "other")) == "ahead"
+    assert log.relation(version(3, generation=1)) == "fork"
+    assert log.relation(version(7, generation=1)) == "fork"
+    assert peer("a", epoch=None).replica.logs[0].relation(version(0)) == "ahead"
+
+
+def test_older_than_memory_counts_as_an_ancestor(peer: Any) -> None:
+    """What came before the remembered ancestors can't be told apart; what is missing between them is a fork."""
+    a = peer("a", epoch=None, group="")
+    a.feed(Restore((a.state(0, 9, history=((5, "d5"), (7, "d7"), (9, "d9"))),)))
+    log = a.replica.logs[0]
+    assert log.relation(a.version(4, "any")) == "ancestor"
+    assert log.relation(a.version(6, "any")) == "fork"
+    assert log.relation(a.version(5, "any")) == "fork"
+
+
+def test_probes_pass_while_a_round_waits(peer: Any) -> None:
+    """Whoever is waited for is probed at every tick; a peer that answers is not suspected."""
+    a = peer("a")
+    a.contribute()
+    for _ in range(3):
+        asked = [e.to for e in a.feed_tick() if isinstance(e, Send) and isinstance(e.message, Probe)]
+        assert {"b", "c"} <= set(asked)
+        for name in asked:
+            a.hear(name, ProbeAck(a.about()))
+
+
+def test_a_claimant_that_has_moved_on_claims_nothing(peer: Any) -> None:
+    """When the one that was promised the term stands beyond that epoch itself, the commit it adopted is taken."""
+    c = peer("c")
+    c.hear("b", TakeOver(0, c.held, 1))
+    c.meet("b", epochs=(2,), model=model_version([c.version(2)]))
+    commit = Commit(0, c.held, c.version(2), 0, "a", (), Plan(("a", "c"), ("a", "c")))
+    assert isinstance(c.hear("a", commit)[-1], Apply)
+
+
+def test_a_commit_goes_to_those_that_can_apply_it(peer: Any) -> None:
+    """To all that hold a state or have contributed; a newcomer without one fetches instead."""
+    a = peer("a", group="ab", live="bd")
+    a.meet("n", **a.blank())
+    a.meet("x", **a.blank())
+    a.hear("x", a.contribution(a.held))
+    a.hear("b", a.contribution(a.held))
+    effects = a.averaged(a.contribute())
+    assert [e.to for e in effects if isinstance(e, Send)] == ["b", "d", "x"]
+
+
+def test_the_one_behind_hides_nobody(peer: Any) -> None:
+    """Who isn't up to date is left out of the next plan, whoever comes after it in order isn't."""
+    b = peer("b", group="abc", succession="bac")
+    b.meet("a", epochs=(0,))
+    b.meet("a", epochs=(0,), idle=True)
+    effects = [*b.contribute(), *b.hear("c", b.contribution(b.held))]
+    b.averaged(effects)
+    assert b.replica.logs[0].plan.group == ("b", "c")
+
+
+def test_a_contributor_from_outside_the_plan_may_succeed(peer: Any) -> None:
+    """It has taken part, so it is up to date: that it wasn't named doesn't matter."""
+    a = peer("a", group="a", live="d")
+    a.hear("d", a.contribution(a.held))
+    a.averaged(a.contribute())
+    assert sorted(a.replica.logs[0].plan.succession) == ["a", "d"]
+
+
+def test_after_a_claim_that_came_to_nothing_the_round_is_closed(peer: Any) -> None:
+    """A mean that came back after a promise is thrown away, but when the claimant dies it is computed again."""
+    a = peer("a")
+    a.contribute()
+    a.hear("b", a.contribution(a.held))
+    effects = a.hear("c", a.contribution(a.held))
+    a.hear("c", TakeOver(0, a.held, 2))
+    assert a.averaged(effects) == []
+    a.lose("c")
+    assert a.averages(a.hear("b", Promise(0, a.held, a.replica.logs[0].term))) == [["a", "b", "c"]]
+
+
+def test_everyone_who_came_early_to_the_wrong_peer_is_told(peer: Any) -> None:
+    """When the base is reached, each early contributor learns who aggregates."""
+    b = peer("b", group="abcd")
+    for name in "cd":
+        b.hear(name, b.contribution(b.version(2)))
+    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(tuple("abcd"), tuple("abcd")))
+    b.hear("a", commit)
+    effects = b.feed(Applied(0, commit.base, "d2"))
+    assert [e.to for e in effects if isinstance(e, Send)] == ["c", "d"]
+
+
+def test_a_claim_that_its_holder_denies_is_none(peer: Any) -> None:
+    """When the claimant itself names another, or that one asks, the contribution is handed on."""
+    c = peer("c")
+    c.hear("b", TakeOver(0, c.held, 1))
+    (send,) = c.contribute()
+    c.feed(Delivered("b", send.message))
+    told = [*c.hear("b", Outdated(0, c.held, 0, "a")), *c.hear("a", Want(0, c.held))]
+    assert Send("a", send.message) in told
+
+
+# -- those whom a commit names, before they are met
+
+
+def test_a_named_aggregator_that_is_not_met_yet_is_not_replaced(peer: Any) -> None:
+    """A commit names it: it is there until a dial is refused or a probe stays unanswered, and gets its contribution."""
+    c = peer("c", group="abc", succession="bca", live="a")
+    (sent,) = [e for e in c.contribute() if isinstance(e, Send)]
+    assert sent.to == "b"
+    assert not [e for e in c.pass_time(9.0) if isinstance(e, Note)]
+    assert "takeover" in [e.kind for e in c.pass_time(3.0) if isinstance(e, Note)]
+
+
+def test_a_named_contributor_that_is_not_met_yet_is_waited_for(peer: Any) -> None:
+    """The round does not end without it, unless it is found dead."""
+    a = peer("a", group="abc", live="b", round_timeout=60.0)
+    a.contribute()
+    assert not [e for e in a.hear("b", a.contribution(a.held)) if isinstance(e, Average)]
+    assert a.replica.logs[0].waited_for() == ["c"]
+    assert [e for e in a.lose("c") if isinstance(e, Average)]
+
+
+def test_who_only_aggregates_comes_into_the_succession(peer: Any) -> None:
+    """It never contributes, so being up to date is enough."""
+    a = peer("a", group="a")
+    a.meet("h", role="aggregator")
+    (average,) = [e for e in a.contribute() if isinstance(e, Average)]
+    commit = a.replica.logs[0]._drafted
+    assert average.base == commit.base
+    assert set(commit.plan.succession) == {"a", "h"}
+    assert commit.plan.group == ("a",)
+
+
+def test_what_came_early_on_a_base_passed_by_is_forgotten(peer: Any) -> None:
+    """So that no more is kept than may still count: contributions of another lineage's present, and of the future."""
+    b = peer("b", group="ab", live="acd")
+    other, future = Version(0, 30, 3, "other"), b.version(5)
+    for name, base in (("a", b.version(2, "passed")), ("c", other), ("d", future)):
+        b.hear(name, b.contribution(base))
+    b.hear("x", b.contribution(future))  # of whom nothing is known yet: it will come again
+    assert set(b.replica.logs[0].early) == {"a", "c", "d"}
+    b.hear("a", b.state(0, 3))
+    b.feed(Filled(0, b.version(3), "d3"))
+    assert set(b.replica.logs[0].early) == {"c", "d"}
+
+
+def test_the_claimant_takes_the_old_aggregators_commit(peer: Any) -> None:
+    """It was written after all: that is what the claimant asks for."""
+    b = peer("b")
+    b.contribute()
+    b.lose("a")
+    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
+    assert isinstance(b.hear("a", commit)[-1], Apply)
+
+
+def test_nobody_is_refused_for_the_sake_of_its_own_claim(peer: Any) -> None:
+    """The holder of the highest claim may write under whichever it has."""
+    c = peer("c")
+    c.hear("b", TakeOver(0, c.held, 2))
+    commit = Commit(0, c.held, c.version(2), 1, "b", (), Plan(("b", "c"), ("b", "c")))
+    assert isinstance(c.hear("b", commit)[-1], Apply)

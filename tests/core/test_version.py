@@ -1,0 +1,70 @@
+"""Versions and incarnations: the orders that decide forks and lives."""
+
+from __future__ import annotations
+
+from p2p_diloco.core.version import (
+    SALT_BITS,
+    ContributionId,
+    ModelVersion,
+    Version,
+    incarnation,
+    incarnation_after,
+    model_version,
+)
+
+
+def test_the_generation_outranks_the_samples_and_these_the_epoch() -> None:
+    """Going back on purpose beats any amount of training; more training beats more outer steps."""
+    falling = [Version(1, 0, 0, "a"), Version(0, 9, 1, "a"), Version(0, 8, 7, "a"), Version(0, 8, 6, "b")]
+    falling.append(Version(0, 8, 6, "a"))
+    assert sorted(falling, reverse=True) == falling
+
+
+def test_models_compare_like_shards() -> None:
+    falling = [ModelVersion(1, 0, 0, "a"), ModelVersion(0, 9, 1, "a"), ModelVersion(0, 8, 7, "b")]
+    falling += [ModelVersion(0, 8, 7, "a"), ModelVersion(0, 0, 0, ""), ModelVersion()]
+    assert sorted(falling, reverse=True) == falling
+
+
+def test_holding_nothing_is_less_than_the_founding_state() -> None:
+    """Else a newcomer would never fetch epoch 0."""
+    assert model_version([Version(0, 0, 0, "x")]) > ModelVersion()
+
+
+def test_a_model_sums_its_shards() -> None:
+    """Samples and epochs add up over the shards; the digest stands for the exact vector."""
+    one, two = Version(2, 30, 3, "x"), Version(2, 20, 4, "y")
+    model = model_version([one, two])
+    assert (model.generation, model.samples, model.epochs) == (2, 50, 7)
+    assert model.digest == "774e67b827b166dab06ea0cd4d7c48cf"
+    assert model_version([two, one]).digest != model.digest
+
+
+def test_the_greatest_generation_of_the_shards_is_the_models() -> None:
+    """Half way into a new generation a model already belongs to it."""
+    assert model_version([Version(1, 0, 0, "x"), Version(2, 0, 0, "y")]).generation == 2
+
+
+def test_contributions_are_ordered_by_life_then_sequence() -> None:
+    """The last one counted tells which earlier ones can't count again."""
+    assert ContributionId(1, 99) < ContributionId(2, 1) < ContributionId(2, 2)
+
+
+def test_lives_grow_with_the_clock() -> None:
+    """A later millisecond is a greater life whatever the salt; the salt parts two lives of the same millisecond."""
+    top = (1 << SALT_BITS) - 1
+    assert incarnation(1000, top) < incarnation(1001, 0)
+    assert incarnation(1000, 3) == (1000 << 20) + 3
+    assert SALT_BITS == 20
+
+
+def test_a_life_whose_clock_is_behind_rises_above_the_earlier_one() -> None:
+    """The least number above the one counted, and still one's own: two lives that rise past the same one differ."""
+    counted = incarnation(5000, 17)
+    for own in (incarnation(10, 4), incarnation(5000, 4), incarnation(5000, 17)):
+        risen = incarnation_after(counted, own)
+        assert risen > counted
+        assert risen == incarnation(5001, own % (1 << 20))
+    assert incarnation_after(counted, incarnation(1, 1)) != incarnation_after(counted, incarnation(1, 2))
+    even = incarnation(5001, 17)
+    assert incarnation_after(even, incarnation(1, 4)) == incarnation(5002, 4)  # of one's own only the salt is kept

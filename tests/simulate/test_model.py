@@ -1,0 +1,137 @@
+"""The judge itself: sets of inner steps in place of tensors, and the laws that they are held against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.events import Carry, Loaded
+from p2p_diloco.core.messages import Contribution
+from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.simulate.model import Store, Tensors, Trainer, Violation
+from p2p_diloco.simulate.world import Settings, World
+
+VERSION = Version(0, 1, 1, "")
+
+
+def merge(trainer: Trainer, carry: Carry, new: int) -> tuple[int, int]:
+    """(pending, dropped) after a merge with the state that contains the steps ``new``."""
+    trainer.merge(Loaded(0, VERSION, carry), new)
+    return trainer.pending(0), trainer.dropped[0]
+
+
+def trainer(base: int = 0, own: int = 0, delta: int = 0) -> Trainer:
+    """One shard, merged with ``base`` when its own steps were made, of which it last sent ``delta``."""
+    made = Trainer(1)
+    made.base, made.local, made.delta, made.taken = [base], [base | own], [delta], own | (delta & base)
+    return made
+
+
+def test_an_outer_step_unites_what_must_be_disjoint() -> None:
+    """A step that comes twice, from whomever, is (c)."""
+    once = Tensors().step((("a", 0b01), ("b", 0b10)))
+    assert once.steps == 0b11
+    with pytest.raises(Violation, match=r"\(c\)"):
+        once.step((("a", 0b10),))
+    with pytest.raises(Violation, match=r"\(c\)"):
+        Tensors().step((("a", 0b01), ("b", 0b01)))
+
+
+def test_the_chain_tells_lineages_apart() -> None:
+    """The same steps by other commits are another state, and so is the same state under another plan."""
+    one = Tensors().step((("a", 1), ("b", 2)))
+    two = Tensors().step((("a", 1),)).step((("b", 2),))
+    assert one.steps == two.steps
+    assert one.digest(b"") != two.digest(b"")
+    assert one.digest(b"") != one.digest(b"x")
+    assert one.digest(b"") == Tensors().step((("a", 1), ("b", 2))).digest(b"")
+
+
+def test_accepting_voids_the_other_proposals() -> None:
+    """For that shard only; what was never proposed can't be accepted."""
+    store = Store([Tensors(), Tensors()])
+    id = ContributionId(1, 1)
+    mean = (("a", Contribution(0, VERSION, id, id, 1.0, 1, payload=4)),)
+    digest, payload = store.average(0, mean, b"")
+    assert payload == (("a", 4),)
+    other, elsewhere = store.propose(0, Tensors(8), b""), store.propose(1, Tensors(16), b"")
+    store.accept(0, digest)
+    assert [t.steps for t in store.present] == [4, 0]
+    with pytest.raises(KeyError):
+        store.accept(0, other)
+    store.accept(1, elsewhere)
+    assert [t.steps for t in store.present] == [4, 16]
+
+
+@pytest.mark.parametrize(
+    ("carry", "world", "new", "outcome"),
+    [
+        (Carry.KEEP, {"own": 0b110}, 0b1, (0b110, 0)),
+        (Carry.SUBTRACT, {"own": 0b110, "delta": 0b010}, 0b011, (0b100, 0)),
+        (Carry.RESTORE, {"base": 0b010, "own": 0b100, "delta": 0b010}, 0b001, (0b110, 0)),
+        (Carry.DROP, {"own": 0b110}, 0b001, (0, 0b110)),
+        (Carry.DROP, {"own": 0b110}, 0b011, (0, 0b100)),
+        (Carry.KEEP, {"base": 0b010, "own": 0b100, "delta": 0b010}, 0b001, (0b100, 0b010)),
+    ],
+)
+def test_merging_as_the_carry_says(carry: Carry, world: dict[str, int], new: int, outcome: tuple[int, int]) -> None:
+    """What is pending afterwards, and what is lost by a stated rule; a lost lineage's steps are among these."""
+    assert merge(trainer(**world), carry, new) == outcome
+
+
+@pytest.mark.parametrize(
+    ("carry", "world", "new", "law"),
+    [
+        (Carry.KEEP, {"own": 0b1}, 0b1, "c"),
+        (Carry.SUBTRACT, {"own": 0b10, "delta": 0b01}, 0b01, "f"),
+        (Carry.RESTORE, {"own": 0b10, "delta": 0b10}, 0b01, "f"),
+        (Carry.RESTORE, {"base": 0b1, "delta": 0b1}, 0b1, "c"),
+    ],
+)
+def test_a_carry_that_does_not_fit_is_a_violation(carry: Carry, world: dict[str, int], new: int, law: str) -> None:
+    """Progress carried though it is counted is (c); taking out or putting back what isn't there is (f)."""
+    with pytest.raises(Violation, match=rf"\({law}\)"):
+        merge(trainer(**world), carry, new)
+
+
+def calm() -> World:
+    world = World(1, Settings(peers=2, drop=0.0, duplicate=0.0))
+    world.run(20.0)
+    return world
+
+
+def test_the_accounts_balance() -> None:
+    """Every inner step of a live trainer is counted, pending or dropped by rule: (f) sees a single one that isn't."""
+    world = calm()
+    world.account()
+    world.alive["p1"].trainer.taken |= 1 << 900
+    with pytest.raises(Violation, match=r"\(f\)"):
+        world.account()
+
+
+def test_a_replica_never_goes_back() -> None:
+    """(b) is looked at after every event."""
+    world = calm()
+    replica: Any = world.alive["p1"].replica
+    world.alive["p1"].best = type(replica.catchup.model())(9)
+    with pytest.raises(Violation, match=r"\(b\)"):
+        world.run(30.0)
+
+
+def test_replicas_that_compute_otherwise_show() -> None:
+    """(a): a commit applied to other tensors reaches another digest."""
+    world = calm()
+    world.alive["p1"].store.present[0] = Tensors(0, b"astray")
+    with pytest.raises(Violation, match=r"\(a\)"):
+        world.run(40.0)
+
+
+def test_an_aggregator_that_has_all_and_waits_shows() -> None:
+    """(e) is looked at whenever an aggregator wakes up."""
+    world = calm()
+    for process in world.alive.values():
+        for log in process.replica.logs:
+            log.close = lambda now: []  # type: ignore[method-assign]
+    with pytest.raises(Violation, match=r"\(e\)"):
+        world.run(60.0)

@@ -1,0 +1,161 @@
+"""The invariants bite: each rule that is broken on purpose is missed by some world among the first few.
+
+What no world would catch is no less needed; docs/testing.md lists it, and the unit tests of the core hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core import catchup
+from p2p_diloco.core.carry import Progress
+from p2p_diloco.core.catchup import CatchUp
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.roster import Roster
+from p2p_diloco.core.shard import ShardLog
+
+Kinds = dict[str, Callable[[int], None]]
+
+SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
+    # what is broken, where, as it is, as it shall be, in worlds of which kind, among how many seeds
+    (
+        "no resend",
+        ShardLog,
+        "delivered",
+        "self.sending_to = None",
+        "self.sending_to = None if ok else to",
+        "bereaved",
+        40,
+    ),
+    ("no takeover", ShardLog, "lead", "if holder == self.me and self.holder != self.me:", "if False:", "bereaved", 20),
+    ("counted progress kept", Progress, "merge", "return Carry.SUBTRACT", "return Carry.KEEP", "healed", 10),
+    ("lost lineage not restored", Progress, "merge", "return Carry.RESTORE", "return Carry.KEEP", "bereaved", 150),
+    (
+        "the dead are waited for",
+        ShardLog,
+        "_expected",
+        "self.roster.presumed(peer) if summary is None else not summary.idle",
+        "True",
+        "bereaved",
+        20,
+    ),
+    ("the idle are waited for", ShardLog, "_expected", "not summary.idle", "True", "healed", 40),
+    (
+        "part of a fork adopted",
+        CatchUp,
+        "filled",
+        "if fetching is not None and fetching.vector is not None:",
+        "if False:",
+        "healed",
+        20,
+    ),
+    ("no fetch", CatchUp, "seen", "if overdue", "if False", "healed", 20),
+    (
+        "forks not seen",
+        ShardLog,
+        "relation",
+        '"ancestor" if known == theirs.digest else "fork"',
+        '"ancestor"',
+        "healed",
+        20,
+    ),
+    ("the lesser lineage wins", CatchUp, "told", "if theirs < mine:", "if theirs > mine:", "healed", 20),
+    ("a stuck fetch goes on", CatchUp, "tick", "if self.fetching is not None", "if False", "bereaved", 40),
+    (
+        "an old life's numbers",
+        Replica,
+        "_renew_incarnation",
+        "if counted is not None and",
+        "if False and",
+        "patient",
+        20,
+    ),
+    (
+        "the dead are never probed",
+        Roster,
+        "to_probe",
+        "+ dead[:1]",
+        "",
+        "healed",
+        20,
+    ),
+    (
+        "a commit on any base",
+        Replica,
+        "_committed",
+        "if commit.base == log.version:",
+        "if log.version is not None and commit.base.epoch == log.version.epoch:",
+        "healed",
+        20,
+    ),
+    (
+        "sent though the base has changed",
+        Replica,
+        "_contribute",
+        "if log.version is None or log.version != carried.base:",
+        "if False:",
+        "hesitant",
+        60,
+    ),
+    ("the table is not fetched", ShardLog, "adopt", "dict(state.counted)", "{}", "healed", 20),
+    (
+        "the table is not written",
+        ShardLog,
+        "_append",
+        "self.counted |= {c.peer: c.id for c in commit.contributions}",
+        "pass",
+        "healed",
+        20,
+    ),
+    (
+        "an exchange never ends",
+        Replica,
+        "_settle",
+        "self.flight is not None and",
+        "False and",
+        "healed",
+        10,
+    ),
+    (
+        "proposals overtaken are taken",
+        CatchUp,
+        "filled",
+        "if state is None or held != self.logs[shard].version:",
+        "if state is None:",
+        "healed",
+        120,
+    ),
+]
+
+
+def first_to_break(run: Callable[[int], None], seeds: int) -> int | None:
+    for seed in range(seeds):
+        try:
+            run(seed)
+        except Exception:
+            return seed
+    return None
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "old", "new", "kind", "seeds"),
+    [pytest.param(*rest, id=what) for what, *rest in SABOTAGES],
+)
+def test_a_broken_rule_shows(
+    kinds: Kinds, sabotage: Any, owner: type, method: str, old: str, new: str, kind: str, seeds: int
+) -> None:
+    """Within the first seeds a world breaks an invariant, though all of them hold without the sabotage."""
+    sabotage(owner, method, old, new)
+    assert first_to_break(kinds[kind], seeds) is not None
+
+
+def test_lineages_ordered_by_epochs_alone(kinds: Kinds, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two lineages of as many outer steps would never become one."""
+    right = catchup.model_version
+    monkeypatch.setattr(
+        catchup, "model_version", lambda held: type(right(held))(right(held).generation, 0, right(held).epochs, "")
+    )
+    assert first_to_break(kinds["bereaved"], 30) is not None
