@@ -1,0 +1,78 @@
+"""Between a model's parameters and the flat fp32 vector.
+
+Law: copies and one subtraction. Parameters may be of any dtype, on any device and strided in any way; the
+flat side is contiguous fp32 in host memory, and is the caller's. Only the thread that trains may call what
+touches parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 15
+"""Elements that are worked on at a time. Some blocks of fp32 stay in a core's cache, and torch doesn't divide
+so few among threads, whose waiting for one another costs many times the work where a trainer keeps every core
+busy.
+"""
+
+
+def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Views of equally long flat tensors, a block at a time: element-wise work without long temporaries."""
+    return zip(*(torch.split(tensor, BLOCK) for tensor in tensors), strict=True)
+
+
+@torch.no_grad()
+def gather(params: Iterable[Tensor], out: Tensor) -> None:
+    """Copy parameters one after another into `out` (flat fp32, exactly as long as they are together)."""
+    for param, part in _beside(params, out):
+        part.view(param.shape).copy_(param)
+
+
+@torch.no_grad()
+def scatter(flat: Tensor, params: Iterable[Tensor]) -> None:
+    """Load flat fp32 values into parameters, rounded to each one's dtype.
+
+    What was loaded, to measure a pseudo-gradient from, is what `gather` reads back: a bf16 model's rounding
+    must not be taken for progress.
+    """
+    for param, part in _beside(params, flat):
+        param.copy_(part.view(param.shape))
+
+
+@torch.no_grad()
+def pseudo_gradient(base: Tensor, params: Iterable[Tensor], out: Tensor) -> None:
+    """Write base − params into `out`, in fp32 (all flat, in the order of `params`; `out` may not be `base`).
+
+    `base` holds the global parameters as they were loaded. The sign is that of a gradient: the outer
+    optimizer descends along it (arXiv 2311.08105, Alg. 1, line 12).
+    """
+    if base.shape != out.shape:
+        raise ValueError(f"base has {base.numel()} elements, out {out.numel()}")
+    start = 0
+    for param, part in _beside(params, out):
+        anchor = base[start : start + part.numel()]
+        start += part.numel()
+        if param.device.type == "cpu" and param.is_contiguous():
+            for anchors, values, parts in blocks(anchor, param.view(-1), part):
+                parts.copy_(values)
+                torch.sub(anchors, parts, out=parts)
+        else:
+            part.view(param.shape).copy_(param)
+            torch.sub(anchor, part, out=part)
+
+
+def _beside(params: Iterable[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each parameter with its part of the flat vector."""
+    listed: Sequence[Tensor] = list(params)
+    total = sum(param.numel() for param in listed)
+    if flat.dtype != torch.float32 or flat.dim() != 1 or flat.numel() != total:
+        raise ValueError(
+            f"expected a flat fp32 vector of {total} elements, found {flat.dtype} {tuple(flat.shape)}"
+        )
+    start = 0
+    for param in listed:
+        yield param, flat[start : start + param.numel()]
+        start += param.numel()

@@ -1,0 +1,316 @@
+"""Which parameter sits where: the flat vector, its fragments and its shards.
+
+Law: names, shapes and offsets only; no tensor is read or written here. The flat vector lists the trainable
+parameters fragment by fragment, so that a fragment is one contiguous range; shards are slices of a fragment,
+cut once, at the founding of a run, by a fixed size. The founder's layout travels on the wire, so no two peers
+need to cut alike.
+
+What is exchanged are trainable parameters. Buffers are not: running statistics, counters and masks describe
+what a peer has seen of its own data, many are integers, and a mean of them has no gradient to be a descent
+of. Each peer keeps its own (a BatchNorm's statistics follow the global parameters within some steps); who
+evaluates the global parameters evaluates them with local buffers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Literal, TypeVar
+
+from torch import nn
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors import partition
+
+T = TypeVar("T")
+
+FragmentLayout = Literal["contiguous", "strided"]
+
+SHARD_ELEMENTS = 1 << 20
+"""Elements of the largest shard: 2 MiB of bf16, small enough to spread over peers, large enough to stream."""
+
+_LONGEST_NAME = 4096
+"""Characters of a parameter's name that a layout from the wire may have."""
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are exchanged, by name, in the model's order.
+
+    A tied parameter comes once, under its first name. Frozen parameters, empty ones and buffers stay out.
+    Raises `ConfigError` when nothing is left.
+    """
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
+    if not found:
+        raise ConfigError(
+            "has no trainable parameter",
+            key="model",
+            value=type(model).__name__,
+            mend="set requires_grad on what is to be trained, before the peer is made",
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ParamSpec:
+    """What a layout knows of one parameter. `dtype` is torch's name without "torch.": "bfloat16"."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+
+def specs_of(model: nn.Module) -> tuple[ParamSpec, ...]:
+    """The specs of `trainable(model)`, in its order."""
+    return tuple(
+        ParamSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
+        for name, p in trainable(model).items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A slice [start, stop) of the flat vector, in elements, inside one fragment."""
+
+    index: int
+    fragment: int
+    start: int
+    stop: int
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The flat vector of a run. `params` in the model's order; `fragments` hold indices in flat order."""
+
+    params: tuple[ParamSpec, ...]
+    fragments: tuple[tuple[int, ...], ...]
+    shards: tuple[Shard, ...]
+    _offsets: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _ranges: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Derive offsets; a layout that isn't one (a parameter twice, a gap between shards) is a
+        ValueError.
+        """
+        order = [index for fragment in self.fragments for index in fragment]
+        if sorted(order) != list(range(len(self.params))) or not all(self.fragments):
+            raise ValueError(
+                "the fragments of a layout must hold each parameter exactly once, and none be empty"
+            )
+        ends = list(accumulate((self.params[index].numel for index in order), initial=0))
+        offsets = dict(zip(order, ends, strict=False))
+        object.__setattr__(self, "_offsets", tuple(offsets[index] for index in range(len(self.params))))
+        cuts = list(accumulate((len(fragment) for fragment in self.fragments), initial=0))
+        ranges = tuple((ends[a], ends[b]) for a, b in pairwise(cuts))
+        object.__setattr__(self, "_ranges", ranges)
+        self._check_shards()
+
+    @classmethod
+    def build(
+        cls,
+        specs: Sequence[ParamSpec],
+        num_fragments: int = 1,
+        fragment_layout: FragmentLayout = "contiguous",
+        shard_elements: int = SHARD_ELEMENTS,
+    ) -> Layout:
+        """Cut `specs` into fragments and shards. Raises `ConfigError` where they can't be cut so."""
+        for key, value in (("num_fragments", num_fragments), ("shard_elements", shard_elements)):
+            if value < 1:
+                raise ConfigError("must be at least 1", key=key, value=value, mend=f"raise {key}")
+        sizes = [spec.numel for spec in specs]
+        match fragment_layout:
+            case "contiguous":
+                fragments = partition.contiguous(sizes, num_fragments)
+            case "strided":
+                fragments = partition.strided([spec.name for spec in specs], sizes, num_fragments)
+            case _:
+                raise ConfigError(
+                    "is unknown",
+                    key="fragment_layout",
+                    value=fragment_layout,
+                    mend="use contiguous or strided",
+                )
+        shards: list[Shard] = []
+        start = 0
+        for number, fragment in enumerate(fragments):
+            stop = start + sum(sizes[index] for index in fragment)
+            for a, b in partition.slices(start, stop, shard_elements):
+                shards.append(Shard(len(shards), number, a, b))
+            start = stop
+        return cls(tuple(specs), fragments, tuple(shards))
+
+    @property
+    def numel(self) -> int:
+        """Elements of the flat vector."""
+        return self._ranges[-1][1]
+
+    def offset(self, param_index: int) -> int:
+        """Where the parameter begins in the flat vector."""
+        return self._offsets[param_index]
+
+    def fragment_range(self, fragment: int) -> tuple[int, int]:
+        """[start, stop) of a fragment in the flat vector."""
+        return self._ranges[fragment]
+
+    def shards_of(self, fragment: int) -> tuple[Shard, ...]:
+        """The shards that a fragment is cut into, in flat order."""
+        return tuple(shard for shard in self.shards if shard.fragment == fragment)
+
+    def arrange(self, named: Mapping[str, T], fragment: int | None = None) -> list[T]:
+        """`named` values (parameters, say) in flat order: all, or those of one fragment."""
+        chosen = self.fragments if fragment is None else (self.fragments[fragment],)
+        return [named[self.params[index].name] for indices in chosen for index in indices]
+
+    def fingerprint(self) -> str:
+        """Hash of the names and shapes, in the model's order.
+
+        Neither the dtype nor the cut into fragments counts: a peer may train in another precision, and the
+        cut comes from the run, not from the model.
+        """
+        text = repr([(spec.name, spec.shape) for spec in self.params])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def difference(self, other: Sequence[ParamSpec]) -> list[str]:
+        """One line for each parameter in which a model (`other`) differs from the run's; empty if it fits."""
+        ours = {spec.name: spec for spec in self.params}
+        theirs = {spec.name: spec for spec in other}
+        lines = [
+            f"{name}: {_shape(spec)} in the run, {_shape(theirs[name]) if name in theirs else 'missing'} here"
+            for name, spec in ours.items()
+            if name not in theirs or theirs[name].shape != spec.shape
+        ]
+        lines += [
+            f"{name}: not in the run, {_shape(spec)} here"
+            for name, spec in theirs.items()
+            if name not in ours
+        ]
+        if not lines:
+            for mine, its in zip(self.params, other, strict=True):
+                if mine.name != its.name:
+                    lines.append(f"{mine.name}: the run's order has it where this model has {its.name}")
+                    break
+        return lines
+
+    def to_wire(self) -> dict[str, object]:
+        """The layout as lists, integers and strings; `from_wire` gives it back."""
+        return {
+            "params": [[spec.name, list(spec.shape), spec.dtype] for spec in self.params],
+            "fragments": [list(fragment) for fragment in self.fragments],
+            "shards": [[shard.fragment, shard.start, shard.stop] for shard in self.shards],
+        }
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, object]) -> Layout:
+        """Read what `to_wire` wrote. Raises ValueError for anything that is no layout."""
+        try:
+            params = tuple(
+                ParamSpec(_text(name), tuple(_size(n) for n in _items(shape)), _text(dtype))
+                for name, shape, dtype in map(_items, _items(wire["params"]))
+            )
+            fragments = tuple(
+                tuple(_size(i) for i in _items(members)) for members in _items(wire["fragments"])
+            )
+            shards = tuple(
+                Shard(index, *(_size(n) for n in _items(shard)))
+                for index, shard in enumerate(_items(wire["shards"]))
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"not a layout: {error}") from error
+        if len({spec.name for spec in params}) != len(params) or not all(spec.numel for spec in params):
+            raise ValueError("not a layout: a parameter is named twice or is empty")
+        return cls(params, fragments, shards)
+
+    def _check_shards(self) -> None:
+        expected = 0
+        for index, shard in enumerate(self.shards):
+            start, stop = self._ranges[shard.fragment] if shard.fragment < len(self._ranges) else (0, 0)
+            if (
+                shard.index != index
+                or shard.start != expected
+                or not start <= shard.start < shard.stop <= stop
+            ):
+                raise ValueError(f"shard {index} of the layout doesn't begin where the one before ends")
+            expected = shard.stop
+        if not self.shards or expected != self.numel:
+            raise ValueError("the shards of a layout must cover the flat vector")
+
+
+class FragmentPlan:
+    """Which parameters are sent together, and at which inner step. Ask it before a run, or ask
+    `peer.plan`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        num_fragments: int = 1,
+        sync_every: int = 500,
+        layout: FragmentLayout = "contiguous",
+    ) -> None:
+        """Plan for `model`. `ConfigError` unless `sync_every` (steps) is a multiple of `num_fragments`."""
+        self._plan(Layout.build(specs_of(model), num_fragments, layout), sync_every)
+
+    @classmethod
+    def of(cls, layout: Layout, sync_every: int) -> FragmentPlan:
+        """The plan of a run whose layout is known."""
+        plan = cls.__new__(cls)
+        plan._plan(layout, sync_every)
+        return plan
+
+    def _plan(self, layout: Layout, sync_every: int) -> None:
+        count = len(layout.fragments)
+        if sync_every < 1 or sync_every % count:
+            below = sync_every // count * count
+            near = " or ".join(str(n) for n in (below, below + count) if n > 0)
+            raise ConfigError(
+                f"must be a multiple of num_fragments={count}",
+                key="sync_every",
+                value=sync_every,
+                mend=f"use {near}",
+            )
+        self.interval = sync_every // count
+        """Inner steps between two fragments."""
+        self.fragments = [[layout.params[index].name for index in members] for members in layout.fragments]
+        """The names of the parameters of each fragment."""
+        self.fragment_of = {name: number for number, names in enumerate(self.fragments) for name in names}
+        """The fragment of each parameter, by name."""
+
+    def due(self, step: int) -> int | None:
+        """The fragment to send after inner step `step` (the first step is 1), or None."""
+        if step < 1 or step % self.interval:
+            return None
+        return (step // self.interval - 1) % len(self.fragments)
+
+
+def _shape(spec: ParamSpec) -> str:
+    return "x".join(map(str, spec.shape)) or "scalar"
+
+
+def _items(value: object) -> Sequence[object]:
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"expected a list, found {type(value).__name__}")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or len(value) > _LONGEST_NAME:
+        raise TypeError("expected a name")
+    return value
+
+
+def _size(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 48:
+        raise TypeError(f"expected a size or an index, found {value!r:.40}")
+    return value

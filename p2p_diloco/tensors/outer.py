@@ -1,0 +1,195 @@
+"""The outer optimizer: one step on one shard, as a pure function.
+
+Law: nothing is updated in place; a step gives new tensors, which the caller adopts or drops. Shards are flat
+slices, so only element-wise optimizers may come here. State is fp32 tensors: as long as the shard, or of one
+element for what counts once (Adam's `step`). State's names and lengths depend on the optimizer and its
+options, never on lr or momentum, which may change during a run.
+
+The order of operations of "sgd" is the reference (the formula of torch.optim.SGD; our rounding). Each line is
+one operation on fp32, rounded by itself, never fused, so that replicas on unlike machines agree to the bit; μ
+and η are rounded to fp32 first:
+
+    m' ← μ · m
+    m' ← m' + g
+    u  ← μ · m'           Nesterov only; else u is m'
+    u  ← u + g            Nesterov only
+    u  ← η · u
+    θ' ← θ − u
+
+The state is {"m"}, also for μ = 0. The other optimizers are torch's own, whose rounding may differ between
+unlike machines; where digests show that it does, replicas fetch instead of computing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors.flat import blocks
+
+State = dict[str, Tensor]
+
+SGD = "sgd"
+
+ELEMENTWISE = {
+    name.lower(): name
+    for name in (
+        "ASGD",
+        "Adadelta",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+    )
+}
+"""Optimizers of torch.optim that treat each element by itself, by lower-case name."""
+
+_FORCED_OFF = ("foreach", "fused", "capturable", "differentiable")
+"""Options of torch that choose another order of operations, and that a shard on the CPU has no use for."""
+
+_PROBE = 3
+"""Elements of the tensor by which an optimizer's state is found out; not 1, to tell it from a count."""
+
+
+@dataclass(frozen=True, slots=True)
+class OuterOptimizer:
+    """The outer optimizer of a run: "sgd", or an element-wise class of torch.optim by name, in any case.
+
+    `lr`, `momentum` and `nesterov` are sgd's; the others take `lr` and, by `options`, keyword arguments of
+    their own. Raises `ConfigError`, naming the key, for what can't be.
+    """
+
+    name: str = SGD
+    lr: float = 0.7
+    momentum: float = 0.9
+    nesterov: bool = True
+    options: Mapping[str, object] = field(default_factory=dict)
+    _kinds: tuple[tuple[str, bool], ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Check every argument, and find out which state the optimizer keeps by a step on a probe."""
+        if not (math.isfinite(self.lr) and self.lr >= 0):
+            raise ConfigError("must be 0 or more", key="outer_lr", value=self.lr, mend="0.7 is usual")
+        if self._is_sgd:
+            if not 0 <= self.momentum < 1:
+                raise ConfigError(
+                    "must be at least 0 and less than 1",
+                    key="outer_momentum",
+                    value=self.momentum,
+                    mend="0.9 is usual",
+                )
+            if self.options:
+                raise ConfigError(
+                    "has no meaning for sgd",
+                    key="outer_options",
+                    value=dict(self.options),
+                    mend="leave it out, or choose another outer_optimizer",
+                )
+            kinds: tuple[tuple[str, bool], ...] = (("m", True),)
+        else:
+            kinds = _probe(_torch_class(self.name), self._arguments())
+        object.__setattr__(self, "_kinds", kinds)
+
+    @property
+    def _is_sgd(self) -> bool:
+        return self.name.lower() == SGD
+
+    def state_lengths(self, numel: int) -> dict[str, int]:
+        """Elements of each state tensor of a shard of `numel`, by name, in the order of storage."""
+        return {name: numel if long else 1 for name, long in self._kinds}
+
+    def init_state(self, numel: int) -> State:
+        """The state before the first step: zeros. (A torch optimizer at `step` 0 begins with its own initial
+        state.)
+        """
+        return {name: torch.zeros(length) for name, length in self.state_lengths(numel).items()}
+
+    def step(self, theta: Tensor, state: Mapping[str, Tensor], grad: Tensor) -> tuple[Tensor, State]:
+        """One outer step: (θ', state') from θ, its state and ḡ, all flat fp32 [numel]; inputs untouched."""
+        if self._is_sgd:
+            return self._step_sgd(theta, state["m"], grad)
+        return self._step_torch(theta, state, grad)
+
+    def _step_sgd(self, theta: Tensor, m: Tensor, grad: Tensor) -> tuple[Tensor, State]:
+        new_theta, new_m = torch.empty_like(theta), torch.empty_like(m)
+        for old, buffer, g, new, new_buffer in blocks(theta, m, grad, new_theta, new_m):
+            torch.mul(buffer, self.momentum, out=new_buffer)
+            new_buffer.add_(g)
+            if self.nesterov:
+                update = torch.mul(new_buffer, self.momentum)
+                update.add_(g)
+                update.mul_(self.lr)
+            else:
+                update = torch.mul(new_buffer, self.lr)
+            torch.sub(old, update, out=new)
+        return new_theta, {"m": new_m}
+
+    def _step_torch(self, theta: Tensor, state: Mapping[str, Tensor], grad: Tensor) -> tuple[Tensor, State]:
+        param = torch.nn.Parameter(theta.clone())
+        param.grad = grad
+        optimizer = _torch_class(self.name)([param], **self._arguments())
+        if state["step"].item() > 0:
+            optimizer.state[param] = {
+                name: state[name].clone() if long else state[name].reshape(()).clone()
+                for name, long in self._kinds
+            }
+        optimizer.step()
+        kept = optimizer.state[param]
+        return param.detach(), {name: _flat32(kept[name]) for name, _ in self._kinds}
+
+    def _arguments(self) -> dict[str, Any]:
+        """Keyword arguments for the torch class; lists (as JSON and TOML bring them) become tuples."""
+        for key in ("lr", *_FORCED_OFF):
+            if key in self.options:
+                mend = "set outer_lr instead" if key == "lr" else "leave it out: it is always off"
+                raise ConfigError(
+                    "may not be set", key=f"outer_options.{key}", value=self.options[key], mend=mend
+                )
+        given = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()
+        }
+        return {"lr": self.lr, "foreach": False, **given}
+
+
+def _torch_class(name: str) -> type[torch.optim.Optimizer]:
+    known = ELEMENTWISE.get(name.lower())
+    if known is None:
+        exists = isinstance(getattr(torch.optim, name, None), type)
+        wrong = "isn't element-wise, and shards are flat slices" if exists else "is unknown"
+        mend = f"use one of {', '.join((SGD, *ELEMENTWISE.values()))}"
+        raise ConfigError(wrong, key="outer_optimizer", value=name, mend=mend)
+    found: type[torch.optim.Optimizer] = getattr(torch.optim, known)
+    return found
+
+
+def _probe(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
+    """(name, whether it is as long as the shard) of each state tensor, sorted: from one step on a probe."""
+    param = torch.nn.Parameter(torch.zeros(_PROBE))
+    param.grad = torch.ones(_PROBE)
+    try:
+        optimizer = kind([param], **arguments)
+        optimizer.step()
+    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError) as error:
+        raise ConfigError(
+            f"doesn't suit {kind.__name__}: {error}",
+            key="outer_options",
+            value={key: value for key, value in arguments.items() if key not in ("lr", "foreach")},
+            mend=f"see the arguments of torch.optim.{kind.__name__}",
+        ) from error
+    kept = optimizer.state[param]
+    assert "step" in kept, "an optimizer of the table counts its steps"
+    return tuple((name, kept[name].numel() == _PROBE) for name in sorted(kept))
+
+
+def _flat32(value: Tensor) -> Tensor:
+    return value.detach().reshape(-1).to(torch.float32)

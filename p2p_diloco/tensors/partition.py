@@ -1,0 +1,116 @@
+"""Cutting a list of parameters into fragments of nearly equal size.
+
+Law: pure functions on names and sizes; every peer that sees the same model cuts it alike. A fragment is made
+of whole parameters and is never empty. Indices are those of the list that was handed in.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from p2p_diloco.errors import ConfigError
+
+_BLOCK = re.compile(r"(?:^|.*?\.)\d+\.")
+"""A parameter's block: its name up to and including the first component that is a number
+("model.layers.3.").
+"""
+
+
+def contiguous(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
+    """Cut `sizes` into `count` runs of neighbours so that the largest run is as small as it can be.
+
+    Of the cuts that reach this optimum, one whose runs are close to the mean of what is left. Raises
+    `ConfigError` when there are fewer parameters than fragments.
+    """
+    if count > len(sizes):
+        raise _too_many(count, f"the model has only {len(sizes)} trainable parameters", len(sizes))
+    cap = _smallest_cap(sizes, count)
+    needed = _runs_needed(sizes, cap)
+    fragments: list[tuple[int, ...]] = []
+    start, remaining = 0, sum(sizes)
+    for left in range(count, 0, -1):
+        stop, run = _best_stop(sizes, start, left, cap, needed, remaining / left)
+        fragments.append(tuple(range(start, stop)))
+        start, remaining = stop, remaining - run
+    return tuple(fragments)
+
+
+def strided(names: Sequence[str], sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
+    """Deal the model's blocks round: the i-th block, by order of appearance, goes to fragment i mod `count`.
+
+    Parameters outside every block (embeddings, heads) then go, largest first, to the fragment that is
+    smallest. Raises `ConfigError` when some fragment would be left empty.
+    """
+    blocks: dict[str, list[int]] = {}
+    loose: list[int] = []
+    for index, name in enumerate(names):
+        block = _BLOCK.match(name)
+        if block is None:
+            loose.append(index)
+        else:
+            blocks.setdefault(block.group(), []).append(index)
+    if count > len(blocks) + len(loose):
+        have = f"the model has only {len(blocks)} blocks and {len(loose)} parameters outside them"
+        raise _too_many(count, have, len(blocks) + len(loose))
+    fragments: list[list[int]] = [[] for _ in range(count)]
+    for rank, members in enumerate(blocks.values()):
+        fragments[rank % count] += members
+    load = [sum(sizes[index] for index in fragment) for fragment in fragments]
+    for index in sorted(loose, key=lambda index: (-sizes[index], index)):
+        smallest = load.index(min(load))
+        fragments[smallest].append(index)
+        load[smallest] += sizes[index]
+    return tuple(tuple(sorted(fragment)) for fragment in fragments)
+
+
+def slices(start: int, stop: int, largest: int) -> list[tuple[int, int]]:
+    """Cut [start, stop) into the fewest slices of at most `largest`, whose sizes differ by at most one."""
+    total = stop - start
+    count = -(-total // largest)
+    return [(start + index * total // count, start + (index + 1) * total // count) for index in range(count)]
+
+
+def _smallest_cap(sizes: Sequence[int], count: int) -> int:
+    """The least size that the largest of `count` runs can have: bisection over the answer."""
+    low, high = max(sizes), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        if _runs_needed(sizes, middle)[0] <= count:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _runs_needed(sizes: Sequence[int], cap: int) -> list[int]:
+    """For each start, how few runs of at most `cap` cover everything from there on; 0 past the end."""
+    needed = [0] * (len(sizes) + 1)
+    stop, run = len(sizes), 0
+    for start in range(len(sizes) - 1, -1, -1):
+        run += sizes[start]
+        while run > cap:
+            stop -= 1
+            run -= sizes[stop]
+        needed[start] = 1 + needed[stop]
+    return needed
+
+
+def _best_stop(
+    sizes: Sequence[int], start: int, left: int, cap: int, needed: Sequence[int], target: float
+) -> tuple[int, int]:
+    """Where the run that begins at `start` ends, and its size: nearest to `target` among cuts that fit."""
+    best: tuple[float, int, int] | None = None
+    run = 0
+    for stop in range(start + 1, len(sizes) - left + 2):
+        run += sizes[stop - 1]
+        if run > cap:
+            break
+        if needed[stop] <= left - 1 and (best is None or abs(run - target) < best[0]):
+            best = (abs(run - target), stop, run)
+    assert best is not None, "the cap was chosen so that a cut exists"
+    return best[1], best[2]
+
+
+def _too_many(count: int, have: str, most: int) -> ConfigError:
+    return ConfigError(f"is too many: {have}", key="num_fragments", value=count, mend=f"use at most {most}")

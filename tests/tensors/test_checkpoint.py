@@ -1,0 +1,292 @@
+"""A checkpoint is whole or it doesn't count."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from p2p_diloco.errors import CheckpointError
+from p2p_diloco.tensors import checkpoint
+
+
+def tensors(value: float = 1.0) -> dict[str, dict[str, torch.Tensor]]:
+    flat = torch.arange(10.0) * value
+    return {
+        "theta": {"all": flat},
+        "outer": {"m.0": flat[:4], "m.1": flat[4:], "count": torch.tensor([3.0])},
+        "inner": {
+            "step": torch.tensor(7.0),
+            "bf16": flat.bfloat16(),
+            "bytes": torch.arange(5, dtype=torch.uint8),
+            "long": torch.tensor([1 << 60]),
+            "mask": torch.tensor([True, False]),
+            "turned": torch.arange(6.0).view(2, 3).t(),
+            "none": torch.empty(0, 3),
+        },
+        "nothing": {},
+    }
+
+
+def save(root: Path, epoch: int, keep: int = 3, **manifest: object) -> Path:
+    return checkpoint.save(root, epoch, tensors(epoch), manifest, keep)
+
+
+def names(root: Path) -> list[str]:
+    return sorted(p.name for p in root.iterdir())
+
+
+def test_what_was_saved_is_loaded_to_the_bit(tmp_path):
+    """Every dtype, views of one vector, transposed, scalar and empty tensors, an empty group, and the
+    manifest.
+    """
+    path = save(tmp_path, 4, run={"sync_every": 500}, versions=[[0, 1, "ab"]])
+    assert path == tmp_path / "checkpoint-4" == checkpoint.latest(tmp_path)
+    loaded, manifest = checkpoint.load(path)
+    expected = tensors(4)
+    assert loaded.keys() == expected.keys()
+    for stem, group in expected.items():
+        assert loaded[stem].keys() == group.keys()
+        for name, tensor in group.items():
+            assert loaded[stem][name].dtype == tensor.dtype
+            assert torch.equal(loaded[stem][name], tensor)
+    assert manifest["epoch"] == 4
+    assert manifest["run"] == {"sync_every": 500}
+    assert manifest["versions"] == [[0, 1, "ab"]]
+    assert names(tmp_path) == ["checkpoint-4"]
+
+
+def test_files_are_plain_safetensors_with_their_length_in_the_manifest(tmp_path):
+    """Any tool can read them."""
+    path = save(tmp_path, 2)
+    again = safetensors.torch.load((path / "outer.safetensors").read_bytes())
+    assert torch.equal(again["m.1"], torch.arange(10.0)[4:] * 2)
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    assert {name: entry["bytes"] for name, entry in files.items()} == {
+        p.name: p.stat().st_size for p in path.glob("*.safetensors")
+    }
+
+
+def test_tensors_lie_aligned_in_their_files(tmp_path):
+    """Also after single bytes and an odd header, so that other tools may map them into memory."""
+    raw = (save(tmp_path, 2) / "inner.safetensors").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    assert length % 8 == 0
+    sizes = {"F32": 4, "BF16": 2, "U8": 1, "I64": 8, "BOOL": 1}
+    for entry in json.loads(raw[8 : 8 + length]).values():
+        assert entry["data_offsets"][0] % sizes[entry["dtype"]] == 0
+
+
+def test_the_newest_are_kept(tmp_path):
+    """By epoch as a number, and nothing that isn't a checkpoint is touched."""
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    for epoch in (8, 9, 10, 11):
+        save(tmp_path, epoch, keep=2)
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-10", "checkpoint-11", "notes.txt"]
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-11"
+
+
+def test_a_later_generation_is_newer_whatever_its_epoch(tmp_path):
+    """After going back to an older state, the epochs that were left behind don't win, and don't push it
+    out.
+    """
+    for epoch in (10, 20):
+        save(tmp_path, epoch)
+    save(tmp_path, 11, keep=2, generation=1)
+    assert names(tmp_path) == ["checkpoint-11", "checkpoint-20"]
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-11"
+
+
+def test_what_was_just_saved_is_never_pruned(tmp_path):
+    save(tmp_path, 20)
+    save(tmp_path, 5, keep=1)
+    assert names(tmp_path) == ["checkpoint-5"]
+
+
+def test_the_same_epoch_again_replaces(tmp_path):
+    save(tmp_path, 3, note="first")
+    save(tmp_path, 3, note="second")
+    assert checkpoint.load(tmp_path / "checkpoint-3")[1]["note"] == "second"
+    assert names(tmp_path) == ["checkpoint-3"]
+
+
+def test_a_kill_between_the_renames_of_a_replacement_loses_nothing(tmp_path, monkeypatch):
+    """The older one of the same epoch is still found, and is gone after the next save."""
+    save(tmp_path, 3, note="first")
+
+    def killed(self: Path, target: Path) -> Path:
+        if self.name.startswith("."):
+            raise KeyboardInterrupt
+        os.rename(self, target)
+        return Path(target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 3, note="second")
+    monkeypatch.undo()
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert checkpoint.load(found)[1]["note"] == "first"
+    save(tmp_path, 3, note="third")
+    found = checkpoint.latest(tmp_path)
+    assert found is not None
+    assert checkpoint.load(found)[1]["note"] == "third"
+    assert found.name == "checkpoint-3"
+    save(tmp_path, 4, keep=1)
+    assert names(tmp_path) == ["checkpoint-4"]
+
+
+def test_a_kill_after_the_renames_of_a_replacement_leaves_the_new_one_first(tmp_path):
+    """Both of one epoch are there and whole."""
+    shutil.copytree(save(tmp_path, 3, note="first"), tmp_path / "checkpoint-3.replaced")
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-3"
+
+
+def truncate(path: Path) -> None:
+    with (path / "outer.safetensors").open("r+b") as file:
+        file.truncate(20)
+
+
+def flip(path: Path) -> None:
+    raw = bytearray((path / "theta.safetensors").read_bytes())
+    raw[-1] ^= 1
+    (path / "theta.safetensors").write_bytes(raw)
+
+
+def edit(path: Path) -> None:
+    text = (path / "manifest.json").read_text()
+    (path / "manifest.json").write_text(text.replace('"epoch": 9', '"epoch": 90'))
+
+
+def newer_format(path: Path) -> None:
+    (path / "manifest.json").write_text(json.dumps({"format": 2}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda p: (p / "manifest.json").unlink(), "it has no manifest.json"),
+        (lambda p: (p / "manifest.json").write_text('{"format": 1, "ep'), "manifest.json is torn or no JSON"),
+        (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json is torn or no JSON"),
+        (lambda p: (p / "manifest.json").write_text('{"model": "gpt"}'), "manifest.json is not one of ours"),
+        (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json is not one of ours"),
+        (newer_format, "it has format 2, and this version reads up to 1"),
+        (edit, "manifest.json has been altered"),
+        (lambda p: (p / "theta.safetensors").unlink(), "theta.safetensors can't be read: No such file"),
+        (truncate, r"outer.safetensors has 20 bytes of \d+"),
+        (flip, "theta.safetensors has been altered"),
+    ],
+)
+def test_damage_is_refused_in_a_sentence_and_passed_over_with_a_warning(tmp_path, caplog, damage, why):
+    """The one before is found instead, and the log says what was skipped and why."""
+    save(tmp_path, 8)
+    damaged = save(tmp_path, 9)
+    damage(damaged)
+    with pytest.raises(CheckpointError, match=rf"^checkpoint=\S*checkpoint-9 can't be used: {why}.*; choose another$"):
+        checkpoint.load(damaged)
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-8"
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "checkpoint-9" in record.getMessage()
+
+
+def test_a_manifest_cant_point_outside_its_folder(tmp_path):
+    """A folder from elsewhere may say anything, with a seal that fits."""
+    path = save(tmp_path, 1)
+    content = json.loads((path / "manifest.json").read_text())
+    del content["seal"]
+    content["files"] = {"../outside.safetensors": {"bytes": 0, "xxh3": ""}}
+    (path / "manifest.json").write_text(json.dumps({**content, "seal": checkpoint._seal(content)}))
+    with pytest.raises(CheckpointError, match="not one of ours"):
+        checkpoint.load(path)
+
+
+def test_a_file_that_is_as_sealed_but_no_safetensors_is_refused(tmp_path):
+    """Whole is not enough: it must be readable."""
+    path = save(tmp_path, 1)
+    shutil.rmtree(path)
+    path.mkdir()
+    entry = checkpoint._write_file(path / "theta.safetensors", [b"no such header"])
+    content = {"format": 1, "epoch": 1, "files": {"theta.safetensors": entry}}
+    (path / "manifest.json").write_text(json.dumps({**content, "seal": checkpoint._seal(content)}))
+    with pytest.raises(CheckpointError, match=r"theta.safetensors can't be read"):
+        checkpoint.load(path)
+
+
+def test_nothing_there_is_none(tmp_path):
+    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.latest(tmp_path / "nowhere") is None
+    with pytest.raises(CheckpointError, match=r"it has no manifest.json"):
+        checkpoint.load(tmp_path / "nowhere")
+
+
+def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path):
+    """A write that fails half-way, as the kernel fails it: the older one is whole, no rest is left."""
+    older = save(tmp_path, 1)
+    large = {"theta": {"all": torch.zeros(1 << 16)}}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(CheckpointError, match=r"checkpoint-2 can't be written: .*; free some space"):
+            checkpoint.save(tmp_path, 2, large, {}, keep=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert names(tmp_path) == ["checkpoint-1"]
+    checkpoint.load(older)
+
+
+def test_a_folder_of_someone_elses_is_not_replaced(tmp_path):
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3" / "model.bin").write_text("mine")
+    with pytest.raises(CheckpointError, match="a folder of that name is there and is no checkpoint"):
+        save(tmp_path, 3)
+    assert names(tmp_path) == ["checkpoint-3"]
+    assert (tmp_path / "checkpoint-3" / "model.bin").read_text() == "mine"
+
+
+def test_everything_is_on_the_disk_before_the_folder_gets_its_name(tmp_path, monkeypatch):
+    """Files first, then the manifest, then the folder, then the rename, then the root."""
+    done: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        done.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")).name)
+        fsync(descriptor)
+
+    def renamed(self: Path, target: Path) -> Path:
+        done.append("rename")
+        return rename(self, target)
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("names of open files are read from /proc")
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    checkpoint.save(tmp_path, 1, {"theta": {"all": torch.zeros(2)}}, {}, keep=1)
+    assert done == ["theta.safetensors", "manifest.json", ".checkpoint-unfinished", "rename", tmp_path.name]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "stem", "manifest", "keep"),
+    [(-1, "a", {}, 1), (1, "../a", {}, 1), (1, "a", {"files": 1}, 1), (1, "a", {}, 0)],
+)
+def test_calls_that_cant_be_meant_are_refused(tmp_path, epoch, stem, manifest, keep):
+    with pytest.raises(ValueError, match="must"):
+        checkpoint.save(tmp_path, epoch, {stem: {}}, manifest, keep)
+    assert not names(tmp_path)
+
+
+def test_a_dtype_that_has_no_name_in_a_file_is_refused_by_the_tensors_name(tmp_path):
+    with pytest.raises(CheckpointError, match=r"inner.z can't be saved as torch.complex64"):
+        checkpoint.save(tmp_path, 1, {"inner": {"z": torch.zeros(1, dtype=torch.complex64)}}, {}, keep=1)
+    save(tmp_path, 2)
+    assert names(tmp_path) == ["checkpoint-2"]

@@ -1,0 +1,121 @@
+"""What travels: its length, its rounding, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors import codec, flat
+
+floats = st.lists(st.floats(width=32), min_size=0, max_size=40)
+
+
+@settings(max_examples=100, deadline=None)
+@given(floats)
+def test_fp32_travels_to_the_bit(values):
+    """NaN payloads, signed zeros and subnormals too."""
+    vector = torch.tensor(values, dtype=torch.float32)
+    raw = codec.encode(vector, "fp32")
+    assert raw.nbytes == codec.nbytes("fp32", len(values)) == 4 * len(values)
+    assert torch.equal(codec.decode(bytes(raw), "fp32", len(values)).view(torch.int32), vector.view(torch.int32))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.floats(width=32, allow_nan=False), max_size=40))
+def test_bf16_rounds_to_nearest_once(values):
+    """The bytes are the upper halves of fp32, rounded to nearest even; decoding adds nothing; twice is
+    once.
+    """
+    vector = torch.tensor(values, dtype=torch.float32)
+    raw = bytes(codec.encode(vector, "bf16"))
+    bits = vector.numpy().view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    assert raw == rounded.tobytes()
+    again = codec.decode(raw, "bf16", len(values))
+    assert again.dtype == torch.float32
+    assert bytes(codec.encode(again, "bf16")) == raw
+
+
+def test_bytes_are_views_where_nothing_is_cast():
+    """fp32 is sent from, and read in, the memory where it lies."""
+    vector = torch.zeros(4)
+    raw = codec.encode(vector, "fp32")
+    vector[0] = 1.0
+    assert bytes(raw[:4]) == b"\x00\x00\x80\x3f"
+    buffer = bytearray(8)
+    seen = codec.decode(buffer, "fp32", 2)
+    buffer[4:] = b"\x00\x00\x80\x3f"
+    assert seen.tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_any_buffer_is_read_without_a_warning_and_kept_alive(kind, name):
+    """Also read-only ones, also when the caller lets go of them, also where they begin at an odd address."""
+    values = torch.arange(1000, dtype=torch.float32) % 128
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        seen = codec.decode(kind(bytes(codec.encode(values, name))), name, 1000)
+        odd = codec.decode(memoryview(b"x" + bytes(codec.encode(values, name)))[1:], name, 1000)
+    gc.collect()
+    trash = [bytes([255]) * codec.nbytes(name, 1000) for _ in range(50)]
+    assert torch.equal(seen, values)
+    assert torch.equal(odd, values)
+    assert odd.data_ptr() % 4 == 0  # not every processor reads a number that begins anywhere
+    del trash
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+@pytest.mark.parametrize("length", [1, 7, 64, 1000, 100_003])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_value_that_is_not_finite_is_found_wherever_it_is(name, length, bad):
+    """The largest finite values pass; both signs, mixed with a NaN, don't."""
+    vector = torch.full((length,), torch.finfo(torch.bfloat16).max)
+    vector[::2] *= -1
+    assert codec.finite(codec.encode(vector, name), name)
+    for place in {0, length // 2, length - 1}:
+        spoiled = vector.clone()
+        spoiled[place] = bad
+        assert not codec.finite(codec.encode(spoiled, name), name)
+
+
+def test_an_empty_vector_is_finite():
+    assert codec.finite(b"", "bf16")
+    assert codec.decode(b"", "fp32", 0).numel() == 0
+
+
+@pytest.mark.parametrize(("name", "length"), [("fp32", 11), ("fp32", 16), ("bf16", 5), ("bf16", 12), ("bf16", 0)])
+def test_a_wrong_length_is_refused(name, length):
+    with pytest.raises(ValueError, match=rf"3 elements in {name} are \d+ bytes, found {length}"):
+        codec.decode(bytes(length), name, 3)
+
+
+@pytest.mark.parametrize("name", codec.CODECS)
+def test_blocks_joined_are_the_whole(name, monkeypatch):
+    values = torch.randn(50)
+    raw = codec.encode(values, name)
+    monkeypatch.setattr(flat, "BLOCK", 13)
+    pieces = list(codec.decode_blocks(raw, name, 50))
+    assert [len(piece) for piece in pieces] == [13, 13, 13, 11]
+    assert torch.equal(torch.cat(pieces), codec.decode(raw, name, 50))
+    with pytest.raises(ValueError, match="51 elements"):
+        codec.decode_blocks(raw, name, 51)
+
+
+def test_an_unknown_codec_is_refused_by_name():
+    with pytest.raises(ConfigError, match="codec=fp8 is unknown; use one of fp32, bf16"):
+        codec.nbytes("fp8", 1)
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(2, 2), torch.zeros(2, dtype=torch.float64)])
+def test_only_flat_fp32_is_encoded(tensor):
+    with pytest.raises(ValueError, match="flat fp32"):
+        codec.encode(tensor, "bf16")

@@ -1,0 +1,265 @@
+"""The flat vector: every element once, in one place, alike on every peer."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors import partition
+from p2p_diloco.tensors.layout import FragmentPlan, Layout, ParamSpec, Shard, specs_of, trainable
+
+sizes_lists = st.lists(st.integers(1, 50), min_size=1, max_size=9)
+
+
+def specs(sizes: list[int], names: list[str] | None = None) -> tuple[ParamSpec, ...]:
+    names = names or [f"p{i}" for i in range(len(sizes))]
+    return tuple(ParamSpec(name, (size,), "float32") for name, size in zip(names, sizes, strict=True))
+
+
+class Blocks(nn.Module):
+    """An embedding, `depth` blocks of equal size, a head."""
+
+    def __init__(self, depth: int, width: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, width)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(depth))
+        self.head = nn.Linear(width, 3)
+
+
+@settings(max_examples=80, deadline=None)
+@given(sizes_lists, st.data(), st.sampled_from(["contiguous", "strided"]), st.integers(1, 40))
+def test_every_element_lies_in_one_parameter_one_fragment_and_one_shard(sizes, data, how, shard_elements):
+    """Parameters tile fragments, shards tile fragments, fragments tile the flat vector; no shard is too
+    large.
+    """
+    count = data.draw(st.integers(1, len(sizes)))
+    layout = Layout.build(specs(sizes), count, how, shard_elements)
+    owner = [-1] * layout.numel
+    for fragment, members in enumerate(layout.fragments):
+        start, stop = layout.fragment_range(fragment)
+        for index in members:
+            for element in range(layout.offset(index), layout.offset(index) + sizes[index]):
+                assert owner[element] == -1
+                assert start <= element < stop
+                owner[element] = index
+        shards = layout.shards_of(fragment)
+        assert [s.start for s in shards] == [start, *(s.stop for s in shards[:-1])]
+        assert shards[-1].stop == stop
+        assert len(shards) == -(-(stop - start) // shard_elements)
+        assert max(s.numel for s in shards) - min(s.numel for s in shards) <= 1
+    assert -1 not in owner
+    assert [s.index for s in layout.shards] == list(range(len(layout.shards)))
+    assert len(layout.fragments) == count
+    assert all(layout.fragments)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sizes_lists, st.data())
+def test_the_largest_contiguous_fragment_is_as_small_as_any_cut_makes_it(sizes, data):
+    """Against every possible cut, by force."""
+    count = data.draw(st.integers(1, len(sizes)))
+    fragments = partition.contiguous(sizes, count)
+    assert [i for fragment in fragments for i in fragment] == list(range(len(sizes)))
+    best = min(
+        max(sum(sizes[a:b]) for a, b in itertools.pairwise((0, *cuts, len(sizes))))
+        for cuts in itertools.combinations(range(1, len(sizes)), count - 1)
+    )
+    assert max(sum(sizes[i] for i in fragment) for fragment in fragments) == best
+
+
+def test_equal_parameters_are_cut_into_nearly_equal_fragments():
+    """Among the best cuts, one without a needlessly small rest: 10 in 4 is 3+2+3+2 in some order, not
+    3+3+3+1.
+    """
+    assert sorted(len(f) for f in partition.contiguous([1] * 10, 4)) == [2, 2, 3, 3]
+
+
+def test_strided_deals_blocks_round_and_balances_the_rest():
+    """Block i goes to fragment i mod N; the embedding (40 elements), then the head, fill what is smallest."""
+    model = Blocks(5)
+    plan = FragmentPlan(model, 2, 10, "strided")
+    for i in range(5):
+        assert plan.fragment_of[f"blocks.{i}.weight"] == plan.fragment_of[f"blocks.{i}.bias"] == i % 2
+    assert plan.fragment_of["embed.weight"] == 1  # 3 blocks against 2: the smaller one
+    assert plan.fragment_of["head.weight"] == 0
+
+
+def test_what_is_in_no_block_is_placed_largest_first():
+    """1, 1 and 4 in two fragments: 4 against 1 + 1, not 5 against 1."""
+    assert partition.strided(["a", "b", "c"], [1, 1, 4], 2) == ((2,), (0, 1))
+
+
+def test_strided_counts_blocks_by_appearance():
+    """nn.Sequential numbers its activations too: blocks 0, 2, 4 are the first, second and third."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2))
+    plan = FragmentPlan(model, 3, 3, "strided")
+    assert [plan.fragment_of[f"{i}.weight"] for i in (0, 2, 4)] == [0, 1, 2]
+
+
+def test_a_block_is_the_outermost_number_in_a_name():
+    """Experts inside a layer stay with their layer."""
+    names = ["m.layers.0.experts.0.w", "m.layers.0.experts.1.w", "m.layers.1.experts.0.w"]
+    assert partition.strided(names, [1, 1, 1], 2) == ((0, 1), (2,))
+
+
+def test_tied_parameters_come_once_under_their_first_name():
+    model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    model[1].weight = model[0].weight
+    assert list(trainable(model)) == ["0.weight"]
+    assert Layout.build(specs_of(model)).numel == 9
+
+
+def test_frozen_parameters_and_buffers_stay_out():
+    """A BatchNorm's statistics are each peer's own, and a frozen or empty parameter has nothing to say."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model[0].bias.requires_grad_(False)
+    model.register_parameter("empty", nn.Parameter(torch.empty(0)))
+    assert list(trainable(model)) == ["0.weight", "1.weight", "1.bias"]
+
+
+def test_a_model_without_trainable_parameters_is_refused():
+    with pytest.raises(ConfigError, match=r"model=Linear has no trainable parameter; set requires_grad"):
+        trainable(nn.Linear(2, 2).requires_grad_(False))
+
+
+@pytest.mark.parametrize("how", ["contiguous", "strided"])
+def test_more_fragments_than_there_is_to_send_are_refused(how):
+    """The sentence names the key, the value and the most that would do."""
+    with pytest.raises(ConfigError, match=r"num_fragments=5 is too many: .*; use at most 4"):
+        Layout.build(specs([1, 2, 3, 4]), 5, how)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"num_fragments": 0}, "num_fragments=0 must be at least 1"),
+        ({"shard_elements": 0}, "shard_elements=0 must be at least 1"),
+        ({"fragment_layout": "zigzag"}, "fragment_layout=zigzag is unknown; use contiguous or strided"),
+    ],
+)
+def test_arguments_that_make_no_layout_are_refused(arguments, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        Layout.build(specs([1, 2]), **arguments)
+
+
+def test_the_fingerprint_is_the_models_not_the_precisions_nor_the_cuts():
+    """A bf16 peer and an fp32 peer of one model agree; another shape, name or order doesn't."""
+    model = Blocks(2)
+    print_ = Layout.build(specs_of(model)).fingerprint()
+    assert Layout.build(specs_of(Blocks(2).bfloat16()), 3, "strided", 7).fingerprint() == print_
+    assert Layout.build(specs_of(Blocks(2, width=5))).fingerprint() != print_
+    assert Layout.build(specs_of(Blocks(3))).fingerprint() != print_
+    assert Layout.build(specs_of(model)[::-1]).fingerprint() != print_
+    assert len(print_) == 32
+
+
+def test_the_difference_is_told_parameter_by_parameter():
+    run = Layout.build(
+        (ParamSpec("a", (64, 64), "float32"), ParamSpec("b", (), "float32"), ParamSpec("c", (2,), "float32"))
+    )
+    here = (
+        ParamSpec("a", (128, 128), "bfloat16"),
+        ParamSpec("c", (2,), "bfloat16"),
+        ParamSpec("d", (5,), "float32"),
+    )
+    assert run.difference(here) == [
+        "a: 64x64 in the run, 128x128 here",
+        "b: scalar in the run, missing here",
+        "d: not in the run, 5 here",
+    ]
+    assert run.difference(run.params) == []
+
+
+def test_another_order_of_the_same_parameters_is_a_difference():
+    """What the fingerprint refuses, the difference must explain."""
+    run = Layout.build(specs([2, 2]))
+    assert run.difference(run.params[::-1]) == ["p0: the run's order has it where this model has p1"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes_lists, st.data(), st.integers(1, 40))
+def test_a_layout_survives_the_wire(sizes, data, shard_elements):
+    layout = Layout.build(specs(sizes), data.draw(st.integers(1, len(sizes))), "strided", shard_elements)
+    again = Layout.from_wire(layout.to_wire())
+    assert again == layout
+    assert again.fragment_range(0) == layout.fragment_range(0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"params": None},
+        {"params": [["a", [2], "float32"]]},
+        {"params": [["a", [2], "float32"], ["a", [3], "float32"]]},
+        {"params": [["a", [0], "float32"], ["b", [5], "float32"]]},
+        {"params": [["a", [True, 2], "float32"], ["b", [3], "float32"]]},
+        {"params": [["a" * 5000, [2], "float32"], ["b", [3], "float32"]]},
+        {"fragments": [[0, 0], [1]]},
+        {"fragments": [[0, 1], []]},
+        {"fragments": [[0], [2]]},
+        {"shards": [[0, 0, 2]]},
+        {"shards": []},
+        {"shards": [[0, 0, 2], [1, 2, 6]]},
+        {"shards": [[0, 0, 3], [1, 3, 5]]},
+        {"shards": [[0, 0, 2], [7, 2, 5]]},
+        {"shards": [[0, 0, 2], [1, 2]]},
+        {"shards": [[0, 0, 2], [1, 2, 2], [1, 2, 5]]},
+        {"shards": [[0, 0, 2], [1, 2, -1]]},
+    ],
+)
+def test_what_is_no_layout_is_refused(change):
+    """A layout comes from another peer: gaps, overlaps and nonsense are a ValueError, whatever they are."""
+    wire = Layout.build(specs([2, 3]), 2).to_wire()
+    Layout.from_wire(wire)
+    with pytest.raises(ValueError, match=r"layout"):
+        Layout.from_wire({**wire, **change})
+
+
+def test_a_layout_of_thousands_of_parameters_is_cut_at_once():
+    """Cutting costs about a pass over the list, not its square."""
+    sizes = [1 + (i * 7919) % 10_007 for i in range(20_000)]
+    layout = Layout.build(specs(sizes), 500)
+    loads = [stop - start for start, stop in map(layout.fragment_range, range(500))]
+    assert max(loads) < 1.1 * sum(sizes) / 500
+
+
+def test_arrange_gives_values_in_flat_order():
+    layout = Layout.build(specs([1, 1, 1, 1], ["b.0.w", "b.1.w", "b.2.w", "b.3.w"]), 2, "strided")
+    named = {spec.name: spec.name for spec in layout.params}
+    assert layout.arrange(named) == ["b.0.w", "b.2.w", "b.1.w", "b.3.w"]
+    assert layout.arrange(named, 1) == ["b.1.w", "b.3.w"]
+    assert layout.shards == (Shard(0, 0, 0, 2), Shard(1, 1, 2, 4))
+
+
+def test_fragments_fall_due_in_turn():
+    """H = 600 and three fragments: one every 200 steps."""
+    plan = FragmentPlan(Blocks(3), num_fragments=3, sync_every=600)
+    due = {step: plan.due(step) for step in (0, 100, 200, 201, 399, 400, 600, 800)}
+    assert due == {0: None, 100: None, 200: 0, 201: None, 399: None, 400: 1, 600: 2, 800: 0}
+    assert plan.interval == 200
+
+
+def test_a_plan_names_each_parameter_once():
+    """The plan of a model and the plan of its layout are one."""
+    model = Blocks(3)
+    plan = FragmentPlan(model, 3, 6)
+    assert sorted(itertools.chain(*plan.fragments)) == sorted(trainable(model))
+    assert all(name in plan.fragments[f] for name, f in plan.fragment_of.items())
+    same = FragmentPlan.of(Layout.build(specs_of(model), 3), 6)
+    assert (same.fragments, same.fragment_of, same.interval) == (
+        plan.fragments,
+        plan.fragment_of,
+        plan.interval,
+    )
+
+
+@pytest.mark.parametrize(("every", "near"), [(500, "498 or 501"), (2, "3"), (0, "3")])
+def test_steps_that_fragments_cant_share_are_refused(every, near):
+    with pytest.raises(ConfigError, match=rf"sync_every={every} must be a multiple of num_fragments=3; use {near}"):
+        FragmentPlan(Blocks(3), 3, every)

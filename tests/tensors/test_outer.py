@@ -1,0 +1,214 @@
+"""The outer step: the numbers of the formulas, torch's own optimizers, and purity."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors import flat
+from p2p_diloco.tensors.flat import BLOCK
+from p2p_diloco.tensors.outer import ELEMENTWISE, OuterOptimizer
+
+OTHERS = [
+    *((name, {}) for name in ELEMENTWISE.values()),
+    ("Adam", {"amsgrad": True, "betas": [0.8, 0.9], "weight_decay": 0.1}),
+    ("RMSprop", {"momentum": 0.9, "centered": True}),
+    ("Adagrad", {"initial_accumulator_value": 0.5, "lr_decay": 0.1}),
+    ("AdamW", {"maximize": True}),
+]
+
+
+def run(outer: OuterOptimizer, grads: list[float], theta: float = 0.0) -> list[float]:
+    """θ after each step on a scalar."""
+    value, state = torch.tensor([theta]), outer.init_state(1)
+    seen = []
+    for grad in grads:
+        value, state = outer.step(value, state, torch.tensor([grad]))
+        seen.append(value.item())
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("lr", "momentum", "theta", "grads", "expected"),
+    [
+        (1.0, 0.0, 1.0, [0.5], [0.5]),
+        (1.0, 0.0, 0.0, [(1 + 3) / 2], [-2.0]),
+        (1.0, 0.0, 0.0, [0.1] * 3, [-0.1, -0.2, -0.3]),
+        (1.0, 0.9, 0.0, [1.0] * 4, [-1.9, -4.61, -8.049, -12.1441]),
+        (0.7, 0.9, 0.0, [1.0] * 4, [-1.33, -3.227, -5.6343, -8.50087]),
+        (1.0, 0.0, 0.0, [(0 * 1 + 4 * 3) / 4], [-3.0]),
+    ],
+)
+def test_the_numbers_of_the_formula(lr, momentum, theta, grads, expected):
+    assert run(OuterOptimizer(lr=lr, momentum=momentum), grads, theta) == pytest.approx(expected, rel=1e-6)
+
+
+def test_plain_momentum_descends_along_the_buffer():
+    """θ − η m: 1, then 1.9 and so on."""
+    assert run(OuterOptimizer(lr=1.0, nesterov=False), [1.0] * 3) == pytest.approx([-1.0, -2.9, -5.61])
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("numel", [1, 1000, 2 * BLOCK + 3])
+def test_the_documented_order_of_operations_to_the_bit(nesterov, numel):
+    """Against numpy, which rounds every product and every sum by itself; no block, lane or thread shows."""
+    torch.manual_seed(1)
+    outer = OuterOptimizer(lr=0.7, momentum=0.9, nesterov=nesterov)
+    theta, state = torch.randn(numel), outer.init_state(numel)
+    mu, eta = np.float32(0.9), np.float32(0.7)
+    t, m = theta.numpy().copy(), np.zeros(numel, np.float32)
+    for _ in range(4):
+        g = torch.randn(numel)
+        theta, state = outer.step(theta, state, g)
+        m = mu * m + g.numpy()
+        t = t - eta * (mu * m + g.numpy() if nesterov else m)
+        assert np.array_equal(state["m"].numpy(), m)
+        assert np.array_equal(theta.numpy(), t)
+
+
+def test_the_size_of_a_block_changes_no_bit(monkeypatch):
+    theta, grad, outer = torch.randn(1000), torch.randn(1000), OuterOptimizer()
+    whole = outer.step(theta, {"m": grad}, grad)
+    monkeypatch.setattr(flat, "BLOCK", 33)
+    small = outer.step(theta, {"m": grad}, grad)
+    assert torch.equal(whole[0], small[0])
+    assert torch.equal(whole[1]["m"], small[1]["m"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.floats(0, 2),
+    st.floats(0, 0.999),
+    st.booleans(),
+    st.integers(1, 8),
+)
+def test_sgd_is_torchs_to_rounding(seed, lr, momentum, nesterov, steps):
+    """Within 1e-6 of torch.optim.SGD, relative to the largest values on the way, for any η, μ and either
+    momentum.
+    """
+    nesterov = nesterov and momentum > 0
+    torch.manual_seed(seed)
+    outer = OuterOptimizer(lr=lr, momentum=momentum, nesterov=nesterov)
+    theta, state = torch.randn(17), outer.init_state(17)
+    param = torch.nn.Parameter(theta.clone())
+    reference = torch.optim.SGD([param], lr=lr, momentum=momentum, nesterov=nesterov, foreach=False)
+    scale = theta.abs()
+    for _ in range(steps):
+        grad = torch.randn(17)
+        theta, state = outer.step(theta, state, grad)
+        param.grad = grad.clone()
+        reference.step()
+        scale = torch.maximum(scale, theta.abs()) + lr * grad.abs() / (1 - momentum)
+        assert bool(((theta - param.detach()).abs() <= 1e-6 * scale).all())
+
+
+def test_no_rate_leaves_theta_alone_and_keeps_the_momentum_for_later():
+    """η = 0; and with μ = 0 the state is the last gradient, so that a live change of μ finds its buffer."""
+    theta, grad = torch.randn(9), torch.randn(9)
+    outer = OuterOptimizer(lr=0.0, momentum=0.0)
+    after, state = outer.step(theta, outer.init_state(9), grad)
+    assert torch.equal(after, theta)
+    assert torch.equal(state["m"], grad)
+    assert replace(outer, momentum=0.9).state_lengths(9) == outer.state_lengths(9) == {"m": 9}
+
+
+@pytest.mark.parametrize(("name", "options"), [("sgd", {}), *OTHERS])
+def test_a_step_touches_none_of_its_inputs(name, options):
+    """And what it gives shares no memory with them."""
+    outer = OuterOptimizer(name, lr=0.01, options=options)
+    theta, grad, state = torch.randn(12), torch.randn(12), outer.init_state(12)
+    _, state = outer.step(theta, state, grad)
+    given_ = [theta, grad, *state.values()]
+    before = [t.clone() for t in given_]
+    after, new = outer.step(theta, state, grad)
+    for tensor in (after, *new.values()):
+        tensor.add_(1)
+    assert all(torch.equal(a, b) for a, b in zip(given_, before, strict=True))
+    assert not after.requires_grad
+
+
+@pytest.mark.parametrize(("name", "options"), OTHERS)
+def test_torchs_optimizers_go_on_as_if_they_had_never_been_taken_apart(name, options):
+    """Many pure steps, each with a fresh optimizer and flat state, are one long life of torch's own, to the
+    bit.
+    """
+    torch.manual_seed(2)
+    outer = OuterOptimizer(name, lr=0.01, options=options)
+    theta = torch.randn(12)
+    state = outer.init_state(12)
+    param = torch.nn.Parameter(theta.clone())
+    given_ = {k: tuple(v) if isinstance(v, list) else v for k, v in options.items()}
+    reference = getattr(torch.optim, name)([param], lr=0.01, foreach=False, **given_)
+    for _ in range(6):
+        grad = torch.randn(12)
+        theta, state = outer.step(theta, state, grad)
+        param.grad = grad.clone()
+        reference.step()
+        assert torch.equal(theta, param.detach())
+    assert {k: v.numel() for k, v in state.items()} == outer.state_lengths(12)
+    assert all(v.dtype == torch.float32 and v.dim() == 1 for v in state.values())
+    assert state["step"].item() == 6
+
+
+@pytest.mark.parametrize("name", [*ELEMENTWISE.values(), "sgd"])
+def test_every_optimizer_of_the_table_is_element_wise(name):
+    """A shard stepped in two halves is the shard stepped whole: the property that lets shards be flat
+    slices.
+    """
+    torch.manual_seed(3)
+    outer = OuterOptimizer(name, lr=0.01)
+    halves = [slice(0, 5), slice(5, 12)]
+    theta, whole = torch.randn(12), outer.init_state(12)
+    parts = [(theta[h], outer.init_state(theta[h].numel())) for h in halves]
+    for _ in range(4):
+        grad = torch.randn(12)
+        theta, whole = outer.step(theta, whole, grad)
+        parts = [outer.step(t, s, grad[h]) for (t, s), h in zip(parts, halves, strict=True)]
+        torch.testing.assert_close(torch.cat([t for t, _ in parts]), theta, rtol=1e-6, atol=1e-7)
+
+
+def test_names_may_be_written_in_any_case():
+    assert run(OuterOptimizer("adamw", lr=0.1), [1.0]) == run(OuterOptimizer("AdamW", lr=0.1), [1.0])
+    assert run(OuterOptimizer("SGD"), [1.0]) == run(OuterOptimizer(), [1.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"name": "Lion"}, "outer_optimizer=Lion is unknown; use one of sgd, ASGD"),
+        ({"name": "LBFGS"}, "outer_optimizer=LBFGS isn't element-wise"),
+        ({"name": "Adafactor"}, "outer_optimizer=Adafactor isn't element-wise"),
+        ({"name": "Muon"}, "outer_optimizer=Muon isn't element-wise"),
+        ({"name": "SparseAdam"}, "outer_optimizer=SparseAdam isn't element-wise"),
+        ({"name": "lr_scheduler"}, "outer_optimizer=lr_scheduler is unknown"),
+        ({"name": "Adam", "options": {"beta": 1}}, "outer_options=beta=1 doesn't suit Adam: .*'beta'"),
+        ({"name": "Adam", "options": {"betas": 5}}, "outer_options=betas=5 doesn't suit Adam"),
+        (
+            {"name": "Adam", "options": {"betas": [2, 3]}},
+            "outer_options=betas=2,3 doesn't suit Adam: Invalid beta",
+        ),
+        ({"name": "Adam", "options": {"eps": "x"}}, "outer_options=eps=x doesn't suit Adam"),
+        ({"name": "Adam", "options": {"lr": 1}}, "outer_options.lr=1 may not be set; set outer_lr instead"),
+        (
+            {"name": "Adam", "options": {"fused": True}},
+            "outer_options.fused=on may not be set; .* always off",
+        ),
+        ({"name": "Adam", "options": {"foreach": True}}, "outer_options.foreach=on may not be set"),
+        ({"name": "Adam", "options": {"capturable": True}}, "outer_options.capturable=on may not be set"),
+        ({"options": {"weight_decay": 0.1}}, "outer_options=weight_decay=0.1 has no meaning for sgd"),
+        ({"lr": -1.0}, "outer_lr=-1.0 must be 0 or more"),
+        ({"lr": float("nan")}, "outer_lr=nan must be 0 or more"),
+        ({"momentum": 1.0}, "outer_momentum=1.0 must be at least 0 and less than 1"),
+        ({"momentum": float("nan")}, "outer_momentum=nan must be"),
+    ],
+)
+def test_what_cant_be_is_refused_with_key_value_and_mend(arguments, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        OuterOptimizer(**arguments)
