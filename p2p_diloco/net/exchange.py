@@ -1,0 +1,342 @@
+"""Messages over streams: a link for the small ones, a stream of its own for each payload.
+
+Law: knows frames and pipes, not libp2p. Whoever opens a stream is the one that sends messages on it; answers
+go back on the same stream. What a remote does wrong is answered with a reason, counted, and ends that stream
+alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+
+from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameError, Message, Progress, Refused
+from p2p_diloco.net.interface import (
+    PEERS_COUNTED_MAX,
+    Inbox,
+    Limits,
+    Refusal,
+    Traffic,
+    Unreachable,
+    check_announced,
+    check_outgoing,
+)
+from p2p_diloco.net.link import FrameStream, Link
+from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
+
+log = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 0.25
+"""How often a receiver tells how far a payload has come: by this a sender tells a slow peer from a frozen
+one."""
+
+LINGER_S = 2.0
+"""How long a sender may take to hang up once it has its answer. Closing at once could destroy the answer on its way."""
+
+REFUSALS_EVERY_S = 60.0
+"""How often a peer whose messages are refused is named in the log."""
+
+CLOSE_S = 1.0
+"""How long streams may take to end before they are cancelled."""
+
+
+class Exchange:
+    """All streams of one peer, in both directions. `dial` opens a stream to a peer, or raises
+    `Unreachable`.
+    """
+
+    def __init__(
+        self, inbox: Inbox, *, limits: Limits, traffic: Traffic, dial: Callable[[str], Awaitable[Pipe]]
+    ) -> None:
+        self.limits = limits
+        self._inbox = inbox
+        self._traffic = traffic
+        self._dial = dial
+        self._links: dict[str, asyncio.Task[Link]] = {}
+        self._incoming_links: dict[str, Pipe] = {}
+        self._pipes: set[Pipe] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending = asyncio.Semaphore(limits.streams_max)
+        self._receiving = asyncio.Semaphore(limits.streams_max)
+        self._refused_at: dict[str, float] = {}
+        self._closing = False
+
+    # -- sending
+
+    async def send(self, peer: str, header: bytes, payload: memoryview | None) -> None:
+        """As `Transport.send`."""
+        check_outgoing(self.limits, header, payload)
+        if self._closing:
+            raise Unreachable("this peer is closing")
+        if payload is None:
+            link = await self._link_to(peer)
+            await link.send(header)
+        else:
+            async with self._sending:
+                await self._send_payload(peer, header, payload.cast("B"))
+
+    async def _link_to(self, peer: str) -> Link:
+        """The link to a peer, opened on demand; those that ask meanwhile wait for the same one."""
+        opening = self._links.get(peer)
+        if opening is None:
+            opening = self._links[peer] = asyncio.create_task(self._open_link(peer))
+            opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled():
+                raise Unreachable("this peer is closing") from None
+            raise
+
+    async def _open_link(self, peer: str) -> Link:
+        try:
+            stream = await self._open(peer)
+        except BaseException:
+            del self._links[peer]
+            raise
+        link = Link(stream, self.limits)
+        self._start(self._keep_link(peer, stream.pipe, link))
+        return link
+
+    async def _keep_link(self, peer: str, pipe: Pipe, link: Link) -> None:
+        why = "this peer is closing"
+        try:
+            why = await link.read_answers()
+        finally:
+            del self._links[peer]
+            self._pipes.discard(pipe)
+            link.fail(why)
+            self._lost(peer)
+
+    async def _send_payload(self, peer: str, header: bytes, payload: memoryview) -> None:
+        stream = await self._open(peer)
+        pumping = asyncio.create_task(self._pump(stream, header, payload))
+        total_s = self.limits.transfer_timeout_s(len(payload))
+        try:
+            verdict = await asyncio.wait_for(self._read_verdict(stream, len(payload)), total_s)
+        except asyncio.TimeoutError:
+            raise Unreachable(f"{peer}: the payload took longer than {total_s:g} s") from None
+        except (FrameError, PipeStalled) as error:
+            raise Unreachable(f"{peer}: {error}") from None
+        finally:
+            pumping.cancel()
+            self._pipes.discard(stream.pipe)
+            stream.pipe.abort()
+        match verdict:
+            case None:
+                self._lost(peer)
+                raise Unreachable(f"{peer}: the stream ended before the payload was accepted")
+            case Refused(reason):
+                raise Refusal(reason)
+
+    async def _pump(self, stream: FrameStream, header: bytes, payload: memoryview) -> None:
+        """Write the whole message. A stream that breaks is noticed by whoever reads the verdict."""
+        stream.write(Bulk(header, len(payload)))
+        with contextlib.suppress(PipeBroken):
+            await stream.pipe.write_view(payload)
+            self._traffic.sent(stream.peer, len(payload))
+
+    async def _read_verdict(self, stream: FrameStream, payload_bytes: int) -> Accepted | Refused | None:
+        """The answer to a payload, or None if the stream ended; the receiver must show progress until
+        then.
+        """
+        read_s, received_bytes = self.limits.read_timeout_s, -1
+        while True:
+            match await stream.read(idle_s=read_s, frame_s=read_s):
+                case Accepted() | Refused() | None as verdict:
+                    return verdict
+                case Progress(count) if received_bytes < count <= payload_bytes:
+                    received_bytes = count
+                case frame:
+                    raise FrameError(f"a {type(frame).__name__} frame was not asked for")
+
+    async def _open(self, peer: str) -> FrameStream:
+        pipe = await self._dial(peer)
+        if self._closing:
+            pipe.abort()
+            raise Unreachable("this peer is closing")
+        self._pipes.add(pipe)
+        return FrameStream(pipe, peer, self.limits, self._traffic)
+
+    # -- receiving
+
+    async def serve(self, peer: str, pipe: Pipe) -> None:
+        """Take whatever a peer sends on a stream that it opened, until that ends."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._pipes.add(pipe)
+        stream = FrameStream(pipe, peer, self.limits, self._traffic)
+        read_s = self.limits.read_timeout_s
+        try:
+            match await stream.read(idle_s=read_s, frame_s=read_s):
+                case Message(header):
+                    await self._serve_link(stream, header)
+                case Bulk(header, payload_bytes):
+                    await self._serve_payload(stream, header, payload_bytes)
+                case None:
+                    pass
+                case frame:
+                    raise FrameError(f"a stream can't begin with a {type(frame).__name__} frame")
+        except (FrameError, PipeStalled) as error:
+            await self._refuse_and_linger(stream, str(error))
+        except PipeBroken:
+            self._lost(peer)
+        finally:
+            self._tasks.discard(task)
+            self._pipes.discard(pipe)
+            pipe.close()
+
+    async def _serve_link(self, stream: FrameStream, header: bytes) -> None:
+        """Take the messages of a link one after the other. A newer link of the peer ends this one without a
+        word.
+        """
+        peer, pipe = stream.peer, stream.pipe
+        if peer not in self._incoming_links and len(self._incoming_links) >= self.limits.links_max:
+            reason = f"this peer allows {self.limits.links_max} links, and all are taken"
+            await self._refuse_and_linger(stream, reason)
+            return
+        if (older := self._incoming_links.get(peer)) is not None:
+            older.abort()
+        self._incoming_links[peer] = pipe
+        frame: Frame | None = Message(header)
+        try:
+            while frame is not None:
+                if not isinstance(frame, Message):
+                    raise FrameError(f"a {type(frame).__name__} frame has no place on a link")
+                await self._take(stream, frame.header, None)
+                await pipe.drain(self.limits.write_timeout_s)
+                await asyncio.sleep(0)  # many small frames may be here already: let others run between them
+                frame = await stream.read(idle_s=None, frame_s=self.limits.read_timeout_s)
+        except PipeBroken:
+            pass
+        finally:
+            if self._incoming_links.get(peer) is pipe:
+                del self._incoming_links[peer]
+                self._lost(peer)
+
+    async def _serve_payload(self, stream: FrameStream, header: bytes, payload_bytes: int) -> None:
+        """Take one payload. Memory is set aside for it only once header, size and turn are granted."""
+        if (reason := self._objection(stream.peer, header, payload_bytes)) is not None:
+            await self._refuse_and_linger(stream, reason)
+            return
+        try:
+            await asyncio.wait_for(self._receiving.acquire(), self.limits.read_timeout_s / 2)
+        except asyncio.TimeoutError:
+            reason = f"busy: {self.limits.streams_max} payloads are under way"
+            await self._refuse_and_linger(stream, reason)
+            return
+        try:
+            payload = memoryview(bytearray(payload_bytes))
+            early = stream.decoder.rest()
+            if len(early) > payload_bytes:
+                raise FrameError(f"more bytes came than the {payload_bytes} that were announced")
+            payload[: len(early)] = early
+            await self._receive(stream, payload, len(early))
+        finally:
+            self._receiving.release()
+        await self._take(stream, header, payload)
+        await self._linger(stream)
+
+    async def _receive(self, stream: FrameStream, payload: memoryview, early_bytes: int) -> None:
+        """Fill the rest of the payload, and tell the sender how far it has come."""
+        loop, pipe = asyncio.get_running_loop(), stream.pipe
+        timer: asyncio.TimerHandle
+        told_bytes = 0
+
+        def tell() -> None:
+            nonlocal told_bytes, timer
+            if (count := early_bytes + pipe.filled_bytes) > told_bytes:
+                stream.write(Progress(count))
+                told_bytes = count
+            timer = loop.call_later(PROGRESS_EVERY_S, tell)
+
+        timer = loop.call_later(PROGRESS_EVERY_S, tell)
+        try:
+            total_s = self.limits.transfer_timeout_s(len(payload))
+            await pipe.read_into(payload[early_bytes:], stall_s=self.limits.read_timeout_s, total_s=total_s)
+        finally:
+            timer.cancel()
+            self._traffic.received(stream.peer, pipe.filled_bytes)
+
+    async def _take(self, stream: FrameStream, header: bytes, payload: memoryview | None) -> None:
+        """Let the inbox judge and take a message, and answer it."""
+        try:
+            if payload is None:
+                self._inbox.admit(stream.peer, header)
+            await self._inbox.deliver(stream.peer, header, payload)
+        except Refusal as refusal:
+            self._refuse(stream, refusal.reason)
+        except Exception:
+            log.exception("a message of %s could not be taken", stream.peer)
+            self._refuse(stream, "the receiver failed on this message")
+        else:
+            stream.write(Accepted())
+
+    def _objection(self, peer: str, header: bytes, payload_bytes: int) -> str | None:
+        """Why a payload may not come, judged before any memory is set aside for it."""
+        try:
+            check_announced(self.limits, payload_bytes, self._inbox.admit(peer, header))
+        except Refusal as refusal:
+            return refusal.reason
+        except Exception:
+            log.exception("a header of %s could not be judged", peer)
+            return "the receiver failed on this header"
+        return None
+
+    def _refuse(self, stream: FrameStream, reason: str) -> None:
+        log.log(self._level_of_refusal(stream.peer), "refused a message of %s: %s", stream.peer, reason)
+        self._traffic.refuse(stream.peer)
+        stream.write(Refused(reason))
+
+    def _level_of_refusal(self, peer: str) -> int:
+        """INFO, but for each peer no more often than `REFUSALS_EVERY_S`: whoever is refused may go on asking."""
+        now = asyncio.get_running_loop().time()
+        if now - self._refused_at.get(peer, -math.inf) < REFUSALS_EVERY_S:
+            return logging.DEBUG
+        if len(self._refused_at) >= PEERS_COUNTED_MAX:
+            self._refused_at.clear()
+        self._refused_at[peer] = now
+        return logging.INFO
+
+    async def _refuse_and_linger(self, stream: FrameStream, reason: str) -> None:
+        """Refuse what ends the stream."""
+        self._refuse(stream, reason)
+        await self._linger(stream)
+
+    async def _linger(self, stream: FrameStream) -> None:
+        """Read a stream off unseen until the sender, which has its answer, hangs up."""
+
+        async def read_off() -> None:
+            while await stream.pipe.read_some(LINGER_S):
+                pass
+
+        with contextlib.suppress(asyncio.TimeoutError, PipeStalled):
+            await asyncio.wait_for(read_off(), LINGER_S)
+
+    # -- ending
+
+    async def close(self) -> None:
+        """End every stream; what waits for an answer becomes `Unreachable`."""
+        self._closing = True
+        for opening in self._links.values():
+            opening.cancel()
+        for pipe in list(self._pipes):
+            pipe.abort()
+        tasks = self._tasks - {asyncio.current_task()}
+        if tasks:
+            _, unfinished = await asyncio.wait(tasks, timeout=CLOSE_S)
+            for task in unfinished:
+                task.cancel()
+
+    def _lost(self, peer: str) -> None:
+        if not self._closing:
+            self._inbox.closed(peer)
+
+    def _start(self, coroutine: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,175 @@
+"""The bytes on a stream: frames, and how to read them from any split of them.
+
+Law: sans-I/O. Bytes in, frames or a `FrameError` out; no socket, no clock, and no other exception whatever
+comes in.
+
+    link     = MESSAGE* one way; ACCEPTED or REFUSED for each of them, in order, back
+    payload  = BULK and then its raw bytes one way; PROGRESS*, then ACCEPTED or REFUSED back
+    frame    = "p2d" version kind length body        3 + 1 + 1 + 4 bytes (big-endian), then `length` bytes
+    body     = MESSAGE  the header
+             | BULK     the payload's length (8 bytes), then the header
+             | ACCEPTED nothing
+             | REFUSED  the reason in UTF-8, at most REASON_BYTES_MAX
+             | PROGRESS how many bytes of the payload have arrived (8 bytes)
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+MAGIC = b"p2d"
+VERSION = 1
+REASON_BYTES_MAX = 1024
+PREFIX = struct.Struct(">3sBBI")
+_COUNT = struct.Struct(">Q")
+
+
+class FrameError(Exception):
+    """What came is no frame of this protocol. Its text is the reason to give the sender."""
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    MESSAGE = 1
+    BULK = 2
+    ACCEPTED = 3
+    REFUSED = 4
+    PROGRESS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message without a payload."""
+
+    header: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """The head of a message whose payload follows as raw bytes."""
+
+    header: bytes
+    payload_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The inbox took the message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The message was not taken, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """So many bytes of the payload have arrived."""
+
+    received_bytes: int
+
+
+Frame = Message | Bulk | Accepted | Refused | Progress
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of one frame. A reason that is too long is cut."""
+    match frame:
+        case Message(header):
+            return _framed(Kind.MESSAGE, header)
+        case Bulk(header, payload_bytes):
+            return _framed(Kind.BULK, _COUNT.pack(payload_bytes) + header)
+        case Accepted():
+            return _framed(Kind.ACCEPTED, b"")
+        case Refused(reason):
+            return _framed(Kind.REFUSED, reason.encode("utf-8", "replace")[:REASON_BYTES_MAX])
+        case Progress(received_bytes):
+            return _framed(Kind.PROGRESS, _COUNT.pack(received_bytes))
+
+
+class FrameDecoder:
+    """Frames out of bytes that arrive in pieces. After an error, or a `Bulk`, only `rest` makes sense."""
+
+    def __init__(self, *, header_bytes_max: int) -> None:
+        self._header_bytes_max = header_bytes_max
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Take the next piece."""
+        self._buffer += data
+
+    def next_frame(self) -> Frame | None:
+        """The next whole frame, or None until more has been fed. A prefix is judged as soon as it is there.
+
+        Raises:
+            FrameError: garbage, another version, an unknown kind, or a length over its limit.
+        """
+        self._check_magic()
+        if len(self._buffer) < PREFIX.size:
+            return None
+        _, _, kind, length = PREFIX.unpack_from(self._buffer)
+        self._check_length(kind, length)
+        if len(self._buffer) < PREFIX.size + length:
+            return None
+        body = bytes(self._buffer[PREFIX.size : PREFIX.size + length])
+        del self._buffer[: PREFIX.size + length]
+        return _decoded(Kind(kind), body)
+
+    def rest(self) -> bytes:
+        """The bytes that came after the last frame, and are now the caller's."""
+        rest = bytes(self._buffer)
+        self._buffer.clear()
+        return rest
+
+    @property
+    def midway(self) -> bool:
+        """Whether a frame has begun and isn't whole: the end of a stream here is a truncation."""
+        return bool(self._buffer)
+
+    def _check_magic(self) -> None:
+        seen = bytes(self._buffer[: len(MAGIC)])
+        if seen != MAGIC[: len(seen)]:
+            raise FrameError("these bytes are no frame of p2p_diloco")
+        if len(self._buffer) > len(MAGIC) and self._buffer[len(MAGIC)] != VERSION:
+            version = self._buffer[len(MAGIC)]
+            raise FrameError(f"the frame is of protocol version {version}, here it is {VERSION}")
+
+    def _check_length(self, kind: int, length: int) -> None:
+        match kind:
+            case Kind.MESSAGE:
+                low, high = 0, self._header_bytes_max
+            case Kind.BULK:
+                low, high = _COUNT.size, _COUNT.size + self._header_bytes_max
+            case Kind.ACCEPTED:
+                low, high = 0, 0
+            case Kind.REFUSED:
+                low, high = 0, REASON_BYTES_MAX
+            case Kind.PROGRESS:
+                low, high = _COUNT.size, _COUNT.size
+            case _:
+                raise FrameError(f"the frame is of the unknown kind {kind}")
+        if not low <= length <= high:
+            raise FrameError(f"the {Kind(kind).name} frame has {length} bytes, allowed are {low} to {high}")
+
+
+def _framed(kind: Kind, body: bytes) -> bytes:
+    return PREFIX.pack(MAGIC, VERSION, kind, len(body)) + body
+
+
+def _decoded(kind: Kind, body: bytes) -> Frame:
+    match kind:
+        case Kind.MESSAGE:
+            return Message(body)
+        case Kind.BULK:
+            return Bulk(body[_COUNT.size :], _COUNT.unpack_from(body)[0])
+        case Kind.ACCEPTED:
+            return Accepted()
+        case Kind.REFUSED:
+            return Refused(body.decode("utf-8", "replace"))
+        case Kind.PROGRESS:
+            return Progress(_COUNT.unpack(body)[0])

@@ -1,0 +1,80 @@
+"""The file that holds a peer's key, and so makes it who it is.
+
+Law: a file and nothing else; what the key looks like, and what is signed with it, is for `hivemind`. The
+file is whole or not there, readable by its owner alone, and in use by one process at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+from p2p_diloco.errors import ConfigError
+
+_KEY = "identity_path"
+
+
+class IdentityFile:
+    """A key file that this process has to itself until `release`."""
+
+    def __init__(self, path: Path, lock: IO[bytes] | None, ephemeral_dir: Path | None) -> None:
+        self.path = path
+        self.content = path.read_bytes()
+        self._lock = lock
+        self._ephemeral_dir = ephemeral_dir
+
+    @classmethod
+    def claim(cls, path: str | None, generate: Callable[[str], None]) -> IdentityFile:
+        """The key file at the path, made by `generate(path)` if there is none; without a path, one for a
+        while.
+
+        Raises:
+            ConfigError: it can't be read or written, or another process uses it.
+        """
+        if path is None:
+            folder = Path(tempfile.mkdtemp(prefix="p2p-diloco-"))
+            generate(str(folder / "identity"))
+            return cls(folder / "identity", None, folder)
+        file = Path(path).expanduser()
+        try:
+            if not file.exists():
+                _generate_whole(file, generate)
+            lock = file.open("rb")
+        except OSError as error:
+            mend = "name a file in a folder that this user may read and write"
+            raise ConfigError(f"can't be used ({error.strerror})", key=_KEY, value=path, mend=mend) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            mend = "give each peer an identity of its own, or end the other process"
+            raise ConfigError("is in use by another process", key=_KEY, value=path, mend=mend) from None
+        return cls(file, lock, None)
+
+    def forget_if_ephemeral(self) -> None:
+        """Delete a key that was made for a while, once the daemon has read it."""
+        if self._ephemeral_dir is not None:
+            shutil.rmtree(self._ephemeral_dir, ignore_errors=True)
+
+    def release(self) -> None:
+        """Let others use the file."""
+        self.forget_if_ephemeral()
+        if self._lock is not None:
+            self._lock.close()
+
+
+def _generate_whole(file: Path, generate: Callable[[str], None]) -> None:
+    """Make the key where nobody else can look, then give it its name at once."""
+    folder = Path(tempfile.mkdtemp(prefix=".identity-", dir=file.parent))
+    try:
+        generate(str(folder / "identity"))
+        with contextlib.suppress(FileExistsError):  # made by another process meanwhile: take that
+            os.link(folder / "identity", file)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,59 @@
+"""What the libp2p daemon's errors mean to a user.
+
+Law: text in, a few words out. The signs are phrases of go-libp2p's messages, which carry no codes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from p2p_diloco.errors import NoBootstrapReached
+
+_TIMED_OUT = "timed out: a firewall, or no such machine"
+_UNKNOWN = "nobody knows where it is"
+_MEANINGS = {
+    "connection refused": "connection refused: nothing listens there",
+    "protocols not supported": "it isn't in this run, or speaks another version",
+    "i/o timeout": _TIMED_OUT,
+    "deadline exceeded": _TIMED_OUT,
+    "no route to host": "no route to that machine",
+    "network is unreachable": "no route to that network",
+    "no such host": "no machine of that name",
+    "dial backoff": "couldn't be dialled a moment ago",
+    "routing: not found": _UNKNOWN,
+    "no addresses": _UNKNOWN,
+}
+
+_NOBODY = ("connection refused", "connection reset by peer", "broken pipe", "security protocol: EOF")
+
+
+def likely_reason(error: Exception) -> str:
+    """What a failed dial most likely means."""
+    text = str(error)
+    if (found := re.search(r"but remote key matches (\w+)", text)) is not None:
+        return f"another peer answers there: its id is {found[1]}"
+    return next((meaning for sign, meaning in _MEANINGS.items() if sign in text), last_line(error))
+
+
+def nobody_listens(error: Exception) -> bool:
+    """Whether a failed dial was refused at every address, by a machine that is there and has no such process.
+
+    A process that is just dying still accepts, and resets before the first handshake is over.
+    """
+    text = str(error)
+    failures = [line for line in text.splitlines() if line.strip().startswith("*")] or [text]
+    return all(any(sign in failure for sign in _NOBODY) for failure in failures)
+
+
+def last_line(error: Exception) -> str:
+    """The last line of an error, which is where the daemon says what went wrong."""
+    lines = str(error).strip().splitlines() or [repr(error)]
+    return lines[-1].removeprefix("Connect failed. msg=").strip(" *")
+
+
+def none_reached(reasons: Mapping[str, str | None]) -> NoBootstrapReached:
+    """The error that tells, for each initial peer's address, why it wasn't reached."""
+    told = ", ".join(f"{address} ({reason})" for address, reason in reasons.items())
+    mend = "look whether a bootstrap runs there, and take the address from its join line"
+    return NoBootstrapReached(f"can't be reached: {told}", key="initial_peers", mend=mend)

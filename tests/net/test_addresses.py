@@ -1,0 +1,105 @@
+"""Addresses are read, mended and ordered."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from p2p_diloco.errors import AddressError
+from p2p_diloco.net.addresses import is_loopback, listen_for, order_for_display, parse, peer_of, split
+from p2p_diloco.net.reasons import nobody_listens
+
+PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+GOOD = f"/ip4/203.0.113.5/tcp/31337/p2p/{PEER}"
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        (GOOD, GOOD),
+        (f"  {GOOD}\n", GOOD),
+        (GOOD.replace("/p2p/", "/ipfs/"), GOOD),
+        (f"/ip6/2001:0db8:0::1/tcp/1/p2p/{PEER}", f"/ip6/2001:db8::1/tcp/1/p2p/{PEER}"),
+        (f"/dns4/seed.example.org/tcp/31337/p2p/{PEER}", f"/dns4/seed.example.org/tcp/31337/p2p/{PEER}"),
+    ],
+)
+def test_an_address_has_one_form(text: str, canonical: str) -> None:
+    """The same address, however written, is the same text."""
+    assert parse(text) == canonical
+    assert peer_of(parse(text)) == PEER
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("203.0.113.5:31337", "/ip4/203.0.113.5/tcp/31337/p2p/<peer id>"),
+        ("tcp://203.0.113.5:31337", "/ip4/203.0.113.5/tcp/31337/p2p/<peer id>"),
+        ("[2001:db8::1]:4000", "/ip6/2001:db8::1/tcp/4000/p2p/<peer id>"),
+        ("seed.example.org:31337", "/dns4/seed.example.org/tcp/31337/p2p/<peer id>"),
+        ("--run-id", "flag"),
+        ("/ip4/203.0.113.5/tcp/31337", "add the /p2p/"),
+        ("/ip4/203.0.113.5/tcp/31337/p2p/abc", "/p2p/abc"),
+        ("/ip4/203.0.113.5/tcp/31337/p2p/" + PEER[:-1] + "0", "/p2p/Qm"),
+        (f"/ip4/203.0.113.5/tcp/70000/p2p/{PEER}", "/tcp/70000"),
+        (f"/ip4/203.0.113.5/sctp/1/p2p/{PEER}", "'sctp'"),
+        (f"/ip4/300.0.0.1/tcp/1/p2p/{PEER}", "/ip4/300.0.0.1"),
+        ("hello", "multiaddr"),
+        ("", "multiaddr"),
+    ],
+)
+def test_what_is_no_address_is_said_with_the_mend(text: str, said: str) -> None:
+    """The error names the key and the value, what is wrong with it, and what to write instead."""
+    with pytest.raises(AddressError) as error:
+        parse(text)
+    assert said in str(error.value)
+    assert error.value.key == "initial_peers"
+    assert error.value.value == text
+    assert error.value.mend
+
+
+def test_several_addresses_in_one_text() -> None:
+    """Spaces, commas and line ends separate; an address counts once, in its first place."""
+    assert split(["a, b\nc", "b d", ""]) == ["a", "b", "c", "d"]
+
+
+def test_one_listens_where_the_initial_peers_are() -> None:
+    """Loopback for loopback, and for a swarm of one's own; all interfaces as soon as one peer is
+    elsewhere."""
+    loopback = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
+    assert is_loopback(loopback)
+    assert not is_loopback(GOOD)
+    assert listen_for([]) == listen_for([loopback]) == ["/ip4/127.0.0.1/tcp/0"]
+    assert listen_for([loopback, GOOD]) == ["/ip4/0.0.0.0/tcp/0"]
+
+
+def test_the_address_that_works_for_most_is_shown_first() -> None:
+    """The internet's, then the local network's, then this machine's."""
+    own, local, public = "/ip4/127.0.0.1/tcp/1", "/ip4/192.168.1.2/tcp/1", "/ip4/8.8.8.8/tcp/1"
+    assert order_for_display([own, local, public]) == [public, local, own]
+
+
+def test_reading_addresses_loads_nothing_heavy() -> None:
+    """A command that is about to say that an address is wrong need not load torch first."""
+    code = (
+        "import sys; from p2p_diloco.net.addresses import split; "
+        "bad = {'torch', 'hivemind', 'multiaddr'} & set(sys.modules); sys.exit(repr(bad) if bad else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("daemon_says", "nobody"),
+    [
+        ("dial: * [/ip4/10.0.0.1/tcp/1] connect: connection refused", True),
+        ("* [/ip4/127.0.0.1/tcp/1] failed to negotiate security protocol: read: connection reset by peer", True),
+        ("* [/ip4/127.0.0.1/tcp/1] connect: connection refused\n  * [/ip4/10.0.0.1/tcp/1] i/o timeout", False),
+        ("stream reset", False),
+        ("dial backoff", False),
+    ],
+)
+def test_a_dial_to_the_dead_and_to_the_dying_is_refused(daemon_says: str, nobody: bool) -> None:
+    """A process that is just being killed still accepts and then resets; a silent address may be anything."""
+    assert nobody_listens(Exception(daemon_says)) is nobody

@@ -1,0 +1,515 @@
+"""What every transport promises the node, asked of each of them in the same words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from p2p_diloco.net.interface import Limits, Refusal, Transport, Unreachable
+from p2p_diloco.net.memory import MemoryNetwork
+
+LIMITS = Limits(payload_bytes_max=80 << 20, connect_timeout_s=2.0, read_timeout_s=2.0, write_timeout_s=2.0)
+
+
+class Box:
+    """An inbox that remembers. Headers that begin with "no" are refused when they are delivered."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, bytes, memoryview | None]] = []
+        self.closed_peers: asyncio.Queue[str] = asyncio.Queue()
+        self.admitted_bytes = LIMITS.payload_bytes_max
+        self.on_deliver: Callable[[bytes], Awaitable[None]] | None = None
+
+    def admit(self, sender: str, header: bytes) -> int:
+        return self.admitted_bytes
+
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+        if header.startswith(b"no"):
+            raise Refusal("not today: " + header.decode())
+        if self.on_deliver is not None:
+            await self.on_deliver(header)
+        self.got.append((sender, header, payload))
+
+    def closed(self, peer: str) -> None:
+        self.closed_peers.put_nowait(peer)
+
+    @property
+    def headers(self) -> list[bytes]:
+        return [header for _, header, _ in self.got]
+
+
+class MemorySwarm:
+    def __init__(self) -> None:
+        self.network = MemoryNetwork()
+
+    async def join(self) -> tuple[Transport, Box]:
+        box = Box()
+        return self.network.join(f"peer-{len(self.network.peers)}", box, limits=LIMITS), box
+
+    def kill(self, transport: Transport) -> None:
+        self.network.kill(transport.peer_id)
+
+    async def close(self) -> None:
+        for transport in list(self.network.peers.values()):
+            await transport.close()
+
+
+class HivemindSwarm:
+    """Peers in this process, each with a daemon of its own; the first is the others' initial peer."""
+
+    def __init__(self) -> None:
+        self.peers: list[Any] = []
+
+    async def join(self) -> tuple[Transport, Box]:
+        from p2p_diloco.net.hivemind import HivemindTransport
+
+        box = Box()
+        transport = await HivemindTransport.create(
+            box,
+            run_id="contract",
+            initial_peers=self.peers[0].addresses() if self.peers else [],
+            host_maddrs=["/ip4/127.0.0.1/tcp/0"],
+            limits=LIMITS,
+        )
+        for other in self.peers:
+            await other.introduce(transport.peer_id, transport.addresses())
+            await transport.introduce(other.peer_id, other.addresses())
+        self.peers.append(transport)
+        return transport, box
+
+    def kill(self, transport: Transport) -> None:
+        os.kill(transport._dht._p2p._child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+
+    async def close(self) -> None:
+        for transport in self.peers:
+            await transport.close()
+
+
+@pytest.fixture(params=["memory", pytest.param("hivemind", marks=pytest.mark.real)])
+def swarm(request: pytest.FixtureRequest) -> Callable[[], Any]:
+    """A context manager that gives a swarm of the adapter in question, and ends all of it."""
+
+    @contextlib.asynccontextmanager
+    async def open_swarm() -> AsyncIterator[MemorySwarm | HivemindSwarm]:
+        swarm = MemorySwarm() if request.param == "memory" else HivemindSwarm()
+        try:
+            yield swarm
+        finally:
+            await swarm.close()
+
+    return open_swarm
+
+
+def run(test: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test, 60)
+
+    asyncio.run(bounded())
+
+
+def test_a_message_arrives_with_its_sender(swarm: Any) -> None:
+    """Once `send` returns, the other inbox holds the header, under the sender's id, with no payload."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+            await a.send(b.peer_id, b"hello")
+            assert inbox.got == [(a.peer_id, b"hello", None)]
+
+    run(test())
+
+
+def test_messages_keep_their_order(swarm: Any) -> None:
+    """Messages without payload arrive in the order of the calls, though none waits for the one before."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+            sent = [f"{number}".encode() for number in range(200)]
+            await asyncio.gather(*(a.send(b.peer_id, header) for header in sent))
+            assert inbox.headers == sent
+
+    run(test())
+
+
+def test_a_large_payload_arrives_whole(swarm: Any) -> None:
+    """64 MiB arrive bit by bit as they were sent, in memory of the receiver's own, and are counted on both
+    sides."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+            payload = bytearray(os.urandom(1 << 20) * 64)
+            digest = sha256(payload).digest()
+            await a.send(b.peer_id, b"big", memoryview(payload))
+            payload[:] = bytes(len(payload))
+            assert sha256(inbox.got[0][2]).digest() == digest
+            assert a.traffic.peers[b.peer_id].bytes_sent >= len(payload)
+            assert b.traffic.peers[a.peer_id].bytes_received >= len(payload)
+            assert a.traffic.bytes_sent < len(payload) + 1000
+
+    run(test())
+
+
+def test_an_empty_payload_is_a_payload(swarm: Any) -> None:
+    """A payload of no bytes arrives as such, not as none."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+            await a.send(b.peer_id, b"empty", memoryview(b""))
+            assert [(h, p is not None and p.nbytes) for _, h, p in inbox.got] == [(b"empty", 0)]
+
+    run(test())
+
+
+def test_payloads_of_any_item_size_go_as_bytes(swarm: Any) -> None:
+    """A view of wider items (as of a tensor) is sent as the bytes that it lies on."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+            await a.send(b.peer_id, b"wide", memoryview(bytes(range(64))).cast("H"))
+            assert bytes(inbox.got[0][2]) == bytes(range(64))
+
+    run(test())
+
+
+def test_eight_payloads_at_once(swarm: Any) -> None:
+    """Payloads sent together all arrive, each with its own bytes, both ways."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, inbox_a), (b, inbox_b) = await s.join(), await s.join()
+            payloads = [bytes([number]) * (1 << 20) for number in range(8)]
+            await asyncio.gather(
+                *(a.send(b.peer_id, payload[:1], memoryview(payload)) for payload in payloads),
+                *(b.send(a.peer_id, payload[:1], memoryview(payload)) for payload in payloads),
+            )
+            for inbox in (inbox_a, inbox_b):
+                assert sorted((bytes(h), bytes(p)) for _, h, p in inbox.got) == [(p[:1], p) for p in payloads]
+
+    run(test())
+
+
+def test_a_refusal_comes_back_with_its_reason(swarm: Any) -> None:
+    """The receiver's reason reaches the sender, with and without a payload; what follows is taken as
+    before."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+            for payload in (None, memoryview(b"x" * 100)):
+                with pytest.raises(Refusal) as refused:
+                    await a.send(b.peer_id, b"no thanks", payload)
+                assert refused.value.reason == "not today: no thanks"
+            await a.send(b.peer_id, b"yes")
+            assert inbox.headers == [b"yes"]
+            assert b.traffic.peers[a.peer_id].refused == 2
+
+    run(test())
+
+
+def test_an_inbox_that_fails_refuses(swarm: Any) -> None:
+    """A fault in the receiver's own code is answered as a refusal that gives nothing away; the link goes
+    on."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+
+            async def fail(header: bytes) -> None:
+                if header == b"bad":
+                    raise KeyError("a secret")
+
+            inbox.on_deliver = fail
+            with pytest.raises(Refusal) as refused:
+                await a.send(b.peer_id, b"bad")
+            assert "secret" not in refused.value.reason
+            await a.send(b.peer_id, b"good")
+            assert inbox.headers == [b"good"]
+
+    run(test())
+
+
+def test_an_oversize_payload_is_refused_before_memory_is_set_aside(swarm: Any) -> None:
+    """What is longer than the inbox admits is refused with both sizes, and never held."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+            inbox.admitted_bytes = 1000
+            payload = memoryview(bytearray(64 << 20))
+            tracemalloc.start()
+            with pytest.raises(Refusal, match="67108864 bytes is announced, at most 1000"):
+                await a.send(b.peer_id, b"too big", payload)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert peak_bytes < 16 << 20
+            assert inbox.got == []
+            await a.send(b.peer_id, b"fits", memoryview(bytes(1000)))
+            assert inbox.headers == [b"fits"]
+
+    run(test())
+
+
+def test_own_limits_hold_before_anything_is_sent(swarm: Any) -> None:
+    """A header or payload over this side's limits is refused here."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+            with pytest.raises(Refusal, match="header"):
+                await a.send(b.peer_id, bytes(LIMITS.header_bytes_max + 1))
+            with pytest.raises(Refusal, match="payload"):
+                await a.send(b.peer_id, b"", memoryview(bytearray(LIMITS.payload_bytes_max + 1)))
+            await a.send(b.peer_id, bytes(LIMITS.header_bytes_max))
+            assert len(inbox.got) == 1
+            assert a.traffic.bytes_sent < LIMITS.header_bytes_max + 1000
+
+    run(test())
+
+
+def test_a_death_is_told_at_once(swarm: Any) -> None:
+    """When a peer is killed, those with a link to or from it hear `closed` within a second, and sending
+    fails fast."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, inbox_a), (b, _), (c, inbox_c) = await s.join(), await s.join(), await s.join()
+            await a.send(b.peer_id, b"from a")
+            await b.send(c.peer_id, b"to c")
+            s.kill(b)
+            assert await asyncio.wait_for(inbox_a.closed_peers.get(), 1.0) == b.peer_id
+            assert await asyncio.wait_for(inbox_c.closed_peers.get(), 1.0) == b.peer_id
+            started = time.monotonic()
+            for payload in (None, memoryview(b"x")):
+                with pytest.raises(Unreachable):
+                    await a.send(b.peer_id, b"anyone?", payload)
+            assert time.monotonic() - started < 1.0
+            await a.send(c.peer_id, b"still here")
+
+    run(test())
+
+
+def test_a_death_breaks_what_waits_for_it(swarm: Any) -> None:
+    """A `send` under way to a peer that is killed ends as unreachable at once, not at its deadline."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+            reached = asyncio.Event()
+
+            async def hang(header: bytes) -> None:
+                reached.set()
+                await asyncio.sleep(30)
+
+            inbox.on_deliver = hang
+            sends = [
+                asyncio.create_task(a.send(b.peer_id, b"", payload)) for payload in (None, memoryview(bytes(1000)))
+            ]
+            await asyncio.wait_for(reached.wait(), 5.0)
+            s.kill(b)
+            started = time.monotonic()
+            results = await asyncio.gather(*sends, return_exceptions=True)
+            assert [type(result) for result in results] == [Unreachable, Unreachable]
+            assert time.monotonic() - started < 1.0
+
+    run(test())
+
+
+def test_only_a_dial_that_is_refused_says_so(swarm: Any) -> None:
+    """What waits for a peer as it dies breaks, and proves nothing; who dials it then is refused, and knows."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+            reached = asyncio.Event()
+
+            async def hang(header: bytes) -> None:
+                reached.set()
+                await asyncio.Event().wait()
+
+            inbox.on_deliver = hang
+            sending = asyncio.create_task(a.send(b.peer_id, b"last"))
+            await asyncio.wait_for(reached.wait(), 5.0)
+            s.kill(b)
+            with pytest.raises(Unreachable) as caught:
+                await asyncio.wait_for(sending, 1.0)
+            assert not caught.value.refused
+            for payload in (None, memoryview(b"x"), None):
+                with pytest.raises(Unreachable) as caught:
+                    await asyncio.wait_for(a.send(b.peer_id, b"anyone?", payload), 1.0)
+                assert caught.value.refused, str(caught.value)
+
+    run(test())
+
+
+def test_a_peer_that_never_answers_is_given_up(swarm: Any) -> None:
+    """An inbox that doesn't return makes `send` end at the deadline, with and without a payload."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+
+            async def hang(header: bytes) -> None:
+                await asyncio.sleep(30)
+
+            inbox.on_deliver = hang
+            started = time.monotonic()
+            sends = [a.send(b.peer_id, b"", payload) for payload in (None, memoryview(b"x"))]
+            results = await asyncio.gather(*sends, return_exceptions=True)
+            assert [type(result) for result in results] == [Unreachable, Unreachable]
+            assert 0.9 * LIMITS.read_timeout_s < time.monotonic() - started < 2 * LIMITS.read_timeout_s
+
+    run(test())
+
+
+def test_nobody_there_fails_fast(swarm: Any) -> None:
+    """A peer that never was is unreachable, within the time to connect."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), _ = await s.join(), await s.join()
+            started = time.monotonic()
+            with pytest.raises(Unreachable) as caught:
+                await a.send("12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA", b"hello")
+            assert not caught.value.refused
+            assert time.monotonic() - started < LIMITS.connect_timeout_s + 0.5
+
+    run(test())
+
+
+def test_a_cancelled_send_leaves_the_link_whole(swarm: Any) -> None:
+    """Answers still go to those that they are for after one of the senders has gone."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, inbox) = await s.join(), await s.join()
+            entered, release = asyncio.Event(), asyncio.Event()
+
+            async def wait(header: bytes) -> None:
+                entered.set()
+                await release.wait()
+
+            inbox.on_deliver = wait
+            given_up = asyncio.create_task(a.send(b.peer_id, b"given up"))
+            await entered.wait()
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            release.set()
+            with pytest.raises(Refusal):
+                await a.send(b.peer_id, b"no")
+            await a.send(b.peer_id, b"yes")
+            assert inbox.headers[-1] == b"yes"
+
+    run(test())
+
+
+def test_closing_tells_the_others(swarm: Any) -> None:
+    """A peer that closes is heard to; it hears nothing itself, and sends nothing more."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, inbox_a), (b, inbox_b) = await s.join(), await s.join()
+            await a.send(b.peer_id, b"hello")
+            await b.close()
+            assert await asyncio.wait_for(inbox_a.closed_peers.get(), 1.0) == b.peer_id
+            assert inbox_b.closed_peers.empty()
+            with pytest.raises(Unreachable):
+                await b.send(a.peer_id, b"hello")
+            await b.close()
+
+    run(test())
+
+
+def test_records_are_found_by_all(swarm: Any) -> None:
+    """Records of several peers under one key are found by each, with value and expiration; other keys hold
+    nothing."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, _), (c, _) = await s.join(), await s.join(), await s.join()
+            now = time.time()
+            assert await a.store("key", a.peer_id, b"of a", 60.0)
+            assert await b.store("key", b.peer_id + "/loss", bytes(1024), 30.0)
+            assert await b.store("key", "anyone's", b"free", 60.0, owned=False)
+            for transport in (a, b, c):
+                found = await transport.fetch("key")
+                assert {name: value for name, (value, _) in found.items()} == {
+                    a.peer_id: b"of a",
+                    b.peer_id + "/loss": bytes(1024),
+                    "anyone's": b"free",
+                }
+                assert found[a.peer_id][1] == pytest.approx(now + 60, abs=5)
+                assert await transport.fetch("other key") == {}
+
+    run(test())
+
+
+def test_the_record_that_lives_longer_wins(swarm: Any) -> None:
+    """A record replaces one that expires before it, and no other; the loser is told."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, _) = await s.join(), await s.join()
+            assert await a.store("key", "x", b"first", 30.0)
+            assert await a.store("key", "x", b"longer", 60.0)
+            assert not await a.store("key", "x", b"shorter", 10.0)
+            assert (await b.fetch("key"))["x"][0] == b"longer"
+            assert await b.store("key", "x", b"another's", 90.0)
+            assert (await a.fetch("key"))["x"][0] == b"another's"
+
+    run(test())
+
+
+def test_a_record_dies(swarm: Any) -> None:
+    """After its time a record is found no more, while its neighbour still is."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, _) = await s.join(), await s.join()
+            assert await a.store("key", "short", b"1", 1.0)
+            assert await a.store("key", "long", b"2", 60.0)
+            assert set(await b.fetch("key")) == {"short", "long"}
+            await asyncio.sleep(1.1)
+            assert set(await b.fetch("key")) == {"long"}
+
+    run(test())
+
+
+def test_nobody_speaks_for_another(swarm: Any) -> None:
+    """A record under a peer's id that the peer didn't sign isn't found, however long it lives."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            (a, _), (b, _), (c, _) = await s.join(), await s.join(), await s.join()
+            await b.store("key", a.peer_id, b"forged", 600.0)
+            await b.store("key", a.peer_id, b"forged", 600.0, owned=False)
+            assert await c.fetch("key") == {}
+            assert await a.store("key", a.peer_id, b"true", 60.0)
+            assert (await c.fetch("key"))[a.peer_id][0] == b"true"
+
+    run(test())
+
+
+def test_records_have_limits(swarm: Any) -> None:
+    """A record too large, too long-lived, or with too long a name is an error of the caller's."""
+
+    async def test() -> None:
+        async with swarm() as s:
+            a, _ = await s.join()
+            for bad in (("x", bytes(1025), 60.0), ("x", b"", 1e9), ("x", b"", 0.0), ("x" * 257, b"", 60.0)):
+                with pytest.raises(ValueError, match="record"):
+                    await a.store("key", *bad)
+
+    run(test())

@@ -1,0 +1,382 @@
+"""What a peer does with streams that misbehave, over socket pairs: refuse, count, close, and serve the
+others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from p2p_diloco.net.exchange import Exchange
+from p2p_diloco.net.framing import (
+    MAGIC,
+    PREFIX,
+    VERSION,
+    Accepted,
+    Bulk,
+    Frame,
+    FrameDecoder,
+    Kind,
+    Message,
+    Progress,
+    Refused,
+    encode,
+)
+from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
+from p2p_diloco.net.pipe import Pipe
+
+LIMITS = Limits(read_timeout_s=0.4, write_timeout_s=0.4, payload_bytes_max=1 << 20, streams_max=2, links_max=2)
+
+
+class Box:
+    def __init__(self) -> None:
+        self.headers: list[bytes] = []
+        self.closed_peers: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def admit(self, sender: str, header: bytes) -> int:
+        return 1 << 20
+
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+        await self.gate.wait()
+        self.headers.append(header)
+
+    def closed(self, peer: str) -> None:
+        self.closed_peers.append(peer)
+
+
+@dataclass
+class Rig:
+    """An exchange, and raw ends of streams to and from it."""
+
+    limits: Limits = LIMITS
+    box: Box = field(default_factory=Box)
+    traffic: Traffic = field(default_factory=Traffic)
+    far_ends: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = field(default_factory=list)
+    serving: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.exchange = Exchange(self.box, limits=self.limits, traffic=self.traffic, dial=self.dial)
+
+    async def dial(self, peer: str) -> Pipe:
+        near, far = socket.socketpair()
+        self.far_ends.append(await asyncio.open_connection(sock=far))
+        return await Pipe.adopt(*await asyncio.open_connection(sock=near))
+
+    async def stranger(self, peer: str = "stranger") -> Stranger:
+        """The far end of a stream that a peer opened to the exchange."""
+        pipe = await self.dial(peer)
+        self.serving.append(asyncio.create_task(self.exchange.serve(peer, pipe)))
+        return Stranger(*self.far_ends[-1])
+
+    async def dialled(self) -> Stranger:
+        """The far end of the stream that the exchange opens next."""
+        count = len(self.far_ends)
+        while len(self.far_ends) == count:
+            await asyncio.sleep(0.001)
+        return Stranger(*self.far_ends[-1])
+
+
+class Stranger:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.decoder = FrameDecoder(header_bytes_max=1000)
+
+    def write(self, data: bytes | Frame) -> None:
+        self.writer.write(data if isinstance(data, bytes) else encode(data))
+
+    async def read(self) -> Frame | None:
+        while (frame := self.decoder.next_frame()) is None:
+            with contextlib.suppress(ConnectionError):
+                if data := await asyncio.wait_for(self.reader.read(1 << 16), 5):
+                    self.decoder.feed(data)
+                    continue
+            return None
+        return frame
+
+    async def refusal(self) -> str:
+        """The reason that comes back before the stream is closed."""
+        while isinstance(frame := await self.read(), Progress):
+            pass
+        assert isinstance(frame, Refused), frame
+        self.writer.close()
+        return frame.reason
+
+
+def run(test: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test, 20)
+
+    asyncio.run(bounded())
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\n", "no frame"),
+        (PREFIX.pack(MAGIC, VERSION + 1, 1, 0), "version"),
+        (PREFIX.pack(MAGIC, VERSION, Kind.MESSAGE, 1 << 30), "bytes"),
+        (PREFIX.pack(MAGIC, VERSION, 77, 0), "unknown kind"),
+        (encode(Accepted()), "can't begin"),
+        (encode(Message(b"fine")) + encode(Accepted()), "no place"),
+        (encode(Message(b"cut short"))[:-1], "nothing came"),
+        (b"", "nothing came"),
+        (encode(Bulk(b"h", (1 << 20) + 1)), "at most 1048576"),
+        (encode(Bulk(b"h", 2**64 - 1)), "at most 1048576"),
+        (encode(Bulk(b"h", 3)) + b"four", "more bytes"),
+        (encode(Bulk(b"h", 1000)) + b"some", "no byte came"),
+    ],
+)
+def test_a_stream_that_misbehaves_is_refused_alone(sent: bytes, reason: str) -> None:
+    """Its sender is told why, it is counted, its stream is closed; another peer's link never notices."""
+
+    async def test() -> None:
+        rig = Rig()
+        friend, stranger = await rig.stranger("friend"), await rig.stranger()
+        friend.write(Message(b"before"))
+        assert await friend.read() == Accepted()
+        stranger.write(sent)
+        if sent.startswith(encode(Message(b"fine"))):
+            assert await stranger.read() == Accepted()
+        assert reason in await stranger.refusal()
+        await asyncio.wait_for(rig.serving[1], 3)
+        assert rig.traffic.peers["stranger"].refused == rig.traffic.refused == 1
+        friend.write(Message(b"after"))
+        assert await friend.read() == Accepted()
+        assert [header for header in rig.box.headers if header != b"fine"] == [b"before", b"after"]
+        await rig.exchange.close()
+
+    run(test())
+
+
+def test_a_payload_that_trickles_is_cut_off() -> None:
+    """Bytes that keep coming, but slower than the least rate, end at the payload's own deadline."""
+
+    async def test() -> None:
+        rig = Rig(limits=replace(LIMITS, rate_bytes_per_s_min=1e6))
+        stranger = await rig.stranger()
+        stranger.write(Bulk(b"h", 1000))
+        frame: Frame | None = Progress(0)
+        started = asyncio.get_running_loop().time()
+
+        async def trickle() -> None:
+            while True:
+                stranger.write(b"x")
+                await asyncio.sleep(0.05)
+
+        trickling = asyncio.create_task(trickle())
+        while isinstance(frame, Progress):
+            frame = await stranger.read()
+        trickling.cancel()
+        assert isinstance(frame, Refused)
+        assert "took longer" in frame.reason
+        assert asyncio.get_running_loop().time() - started < 2.0
+        stranger.writer.close()
+        await rig.exchange.close()
+
+    run(test())
+
+
+def test_progress_is_told_while_a_payload_comes() -> None:
+    """A sender hears how far its payload has come, and then that it was taken."""
+
+    async def test() -> None:
+        rig = Rig()
+        stranger = await rig.stranger()
+        stranger.write(Bulk(b"h", 6))
+        stranger.write(b"abc")
+        assert await stranger.read() == Progress(3)
+        stranger.write(b"def")
+        assert await stranger.read() == Accepted()
+        assert rig.box.headers == [b"h"]
+        await rig.exchange.close()
+
+    run(test())
+
+
+def test_a_sender_tells_a_slow_receiver_from_a_frozen_one() -> None:
+    """Progress keeps a payload going beyond the read timeout; when it stops coming, `send` ends within one
+    more."""
+
+    async def test() -> None:
+        rig = Rig(limits=replace(LIMITS, rate_bytes_per_s_min=100.0))
+        sending = asyncio.create_task(rig.exchange.send("slow", b"h", memoryview(bytes(1000))))
+        slow = await rig.dialled()
+        for count in range(1, 5):
+            await asyncio.sleep(0.25)
+            slow.write(Progress(count))
+        assert not sending.done()
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(Unreachable, match="nothing came"):
+            await sending
+        assert asyncio.get_running_loop().time() - started < 1.0
+        await rig.exchange.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("answer", [b"nonsense", encode(Message(b"")), encode(Progress(2000))])
+@pytest.mark.parametrize("payload", [None, memoryview(bytes(1000))])
+def test_a_wrong_answer_is_no_answer(answer: bytes, payload: memoryview | None) -> None:
+    """A receiver that answers with anything but an answer is unreachable at once."""
+
+    async def test() -> None:
+        rig = Rig(limits=replace(LIMITS, read_timeout_s=10.0))
+        sending = asyncio.create_task(rig.exchange.send("odd", b"h", payload))
+        (await rig.dialled()).write(answer)
+        with pytest.raises(Unreachable):
+            await asyncio.wait_for(sending, 2)
+        await rig.exchange.close()
+
+    run(test())
+
+
+def test_an_answer_that_nobody_asked_for_ends_the_link() -> None:
+    """A surplus answer would shift all that follow: the link is given up, and the next message opens
+    another."""
+
+    async def test() -> None:
+        rig = Rig()
+        sending = asyncio.create_task(rig.exchange.send("odd", b"1", None))
+        odd = await rig.dialled()
+        odd.write(encode(Accepted()) + encode(Accepted()))
+        await sending
+        sending = asyncio.create_task(rig.exchange.send("odd", b"2", None))
+        second = await rig.dialled() if len(rig.far_ends) == 1 else Stranger(*rig.far_ends[-1])
+        second.write(Accepted())
+        await sending
+        assert rig.box.closed_peers == ["odd"]
+        await rig.exchange.close()
+
+    run(test())
+
+
+def test_a_payload_cut_short_is_a_broken_stream() -> None:
+    """When the sender vanishes midway nothing is delivered, and the node hears of it."""
+
+    async def test() -> None:
+        rig = Rig()
+        stranger = await rig.stranger()
+        stranger.write(Bulk(b"h", 1000))
+        stranger.write(b"some")
+        stranger.writer.close()
+        await asyncio.wait_for(rig.serving[0], 3)
+        assert rig.box.headers == []
+        assert rig.box.closed_peers == ["stranger"]
+        await rig.exchange.close()
+
+    run(test())
+
+
+def test_a_newer_link_takes_the_older_ones_place() -> None:
+    """A peer that comes back isn't said to have gone; the end of its last link is told, once."""
+
+    async def test() -> None:
+        rig = Rig()
+        first, second = await rig.stranger(), await rig.stranger()
+        for link in (first, second):
+            link.write(Message(b"hello"))
+            assert await link.read() == Accepted()
+        assert await first.read() is None
+        assert rig.box.closed_peers == []
+        second.writer.close()
+        await asyncio.wait_for(rig.serving[1], 3)
+        assert rig.box.closed_peers == ["stranger"]
+        await rig.exchange.close()
+
+    run(test())
+
+
+def test_links_are_limited_in_number() -> None:
+    """One more than allowed is refused with the reason; those that are there stay, and a place that is left
+    is free."""
+
+    async def test() -> None:
+        rig = Rig()
+        links = [await rig.stranger(name) for name in ("a", "b", "c")]
+        for link in links:
+            link.write(Message(b"hello"))
+        assert [await link.read() for link in links[:2]] == [Accepted(), Accepted()]
+        assert "2 links" in await links[2].refusal()
+        links[0].writer.close()
+        await asyncio.wait_for(rig.serving[0], 3)
+        late = await rig.stranger("d")
+        late.write(Message(b"hello"))
+        assert await late.read() == Accepted()
+        await rig.exchange.close()
+
+    run(test())
+
+
+def test_payloads_under_way_are_limited_in_number() -> None:
+    """One more than allowed waits for its turn, and is told that this peer is busy if none comes."""
+
+    async def test() -> None:
+        rig = Rig(limits=replace(LIMITS, read_timeout_s=1.0))
+        streams = [await rig.stranger(name) for name in ("a", "b", "c")]
+        for stream in streams[:2]:
+            stream.write(Bulk(b"h", 10))
+        await asyncio.sleep(0.05)
+        streams[2].write(Bulk(b"h", 0))
+        assert "busy" in await streams[2].refusal()
+        for stream in streams[:2]:
+            stream.write(bytes(10))
+            assert await stream.read() == Accepted()
+        last = await rig.stranger("d")
+        last.write(Bulk(b"h", 0))
+        assert await last.read() == Accepted()
+        await rig.exchange.close()
+
+    run(test())
+
+
+def test_closing_ends_everything_in_bounded_time() -> None:
+    """What waits becomes unreachable, also a message whose inbox never returns; no task is left."""
+
+    async def test() -> None:
+        rig = Rig(limits=replace(LIMITS, read_timeout_s=30.0))
+        rig.box.gate.clear()
+        stranger = await rig.stranger()
+        stranger.write(Message(b"never taken"))
+        sends = [asyncio.create_task(rig.exchange.send("far", b"h", payload)) for payload in (None, memoryview(b"x"))]
+        while len(rig.far_ends) < 3:
+            await asyncio.sleep(0.001)
+        started = asyncio.get_running_loop().time()
+        await rig.exchange.close()
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(result) for result in results] == [Unreachable, Unreachable]
+        assert asyncio.get_running_loop().time() - started < 2.0
+        await asyncio.wait(rig.serving, timeout=1.0)
+        assert all(task.done() for task in rig.serving)
+        assert rig.box.closed_peers == []
+
+    run(test())
+
+
+def test_a_peer_that_is_refused_again_and_again_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Who sends what can't be taken fills no log: each such peer is told of once a minute."""
+
+    async def test() -> None:
+        rig = Rig()
+
+        async def refuse(sender: str, header: bytes, payload: memoryview | None) -> None:
+            raise Refusal("not today")
+
+        rig.box.deliver = refuse  # type: ignore[method-assign]
+        for peer in ("one", "other"):
+            stranger = await rig.stranger(peer)
+            for _ in range(5):
+                stranger.write(Message(b"again"))
+                assert isinstance(await stranger.read(), Refused)
+            stranger.writer.close()
+        assert rig.traffic.refused == 10
+        await rig.exchange.close()
+
+    with caplog.at_level("INFO"):
+        asyncio.run(test())
+    assert [record.message.split()[4] for record in caplog.records] == ["one:", "other:"]

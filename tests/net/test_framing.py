@@ -1,0 +1,143 @@
+"""Frames survive any split of their bytes, and nothing but a FrameError comes of bytes that are none."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_diloco.net.framing import (
+    MAGIC,
+    PREFIX,
+    REASON_BYTES_MAX,
+    VERSION,
+    Accepted,
+    Bulk,
+    Frame,
+    FrameDecoder,
+    FrameError,
+    Kind,
+    Message,
+    Progress,
+    Refused,
+    encode,
+)
+
+HEADER_BYTES_MAX = 200
+counts = st.integers(0, 2**64 - 1)
+headers = st.binary(max_size=HEADER_BYTES_MAX)
+frames = st.one_of(
+    st.builds(Message, headers),
+    st.builds(Bulk, headers, counts),
+    st.builds(Accepted),
+    st.builds(Refused, st.text(max_size=100)),
+    st.builds(Progress, counts),
+)
+
+
+def decoder() -> FrameDecoder:
+    return FrameDecoder(header_bytes_max=HEADER_BYTES_MAX)
+
+
+def drained(decoder: FrameDecoder) -> list[Frame]:
+    out = []
+    while (frame := decoder.next_frame()) is not None:
+        out.append(frame)
+    return out
+
+
+@given(st.lists(frames, max_size=5), st.binary(max_size=20), st.data())
+def test_any_split_gives_the_same_frames(sent: list[Frame], tail: bytes, data: st.DataObject) -> None:
+    """However the stream is cut, the same frames come out in order, and what follows a payload's head is
+    left alone."""
+    wire = b"".join(map(encode, sent)) + encode(Bulk(b"last", len(tail))) + tail
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=12)))
+    reader, got = decoder(), []
+    for start, end in zip([0, *cuts], [*cuts, len(wire)], strict=True):
+        reader.feed(wire[start:end])
+        while Bulk(b"last", len(tail)) not in got and (frame := reader.next_frame()) is not None:
+            got.append(frame)
+    assert got == [*sent, Bulk(b"last", len(tail))]
+    assert reader.rest() == tail
+
+
+@given(st.binary(max_size=400))
+def test_garbage_is_an_error_of_one_kind(garbage: bytes) -> None:
+    """Bytes that don't begin as a frame are refused as soon as that shows."""
+    reader = decoder()
+    reader.feed(garbage)
+    if MAGIC.startswith(garbage[: len(MAGIC)]) or garbage.startswith(MAGIC):
+        with contextlib.suppress(FrameError):
+            drained(reader)
+    else:
+        with pytest.raises(FrameError):
+            reader.next_frame()
+
+
+@given(frames, st.integers(0, 40), st.integers(1, 255))
+def test_a_damaged_frame_raises_nothing_else(frame: Frame, position: int, flip: int) -> None:
+    """A flipped byte gives a frame, no frame yet, or a FrameError."""
+    wire = bytearray(encode(frame))
+    wire[position % len(wire)] ^= flip
+    reader = decoder()
+    reader.feed(wire)
+    with contextlib.suppress(FrameError):
+        drained(reader)
+
+
+@pytest.mark.parametrize(
+    ("kind", "length"),
+    [
+        (Kind.MESSAGE, HEADER_BYTES_MAX + 1),
+        (Kind.BULK, 8 + HEADER_BYTES_MAX + 1),
+        (Kind.BULK, 7),
+        (Kind.ACCEPTED, 1),
+        (Kind.REFUSED, REASON_BYTES_MAX + 1),
+        (Kind.PROGRESS, 9),
+        (Kind.MESSAGE, 2**32 - 1),
+    ],
+)
+def test_a_length_over_its_limit_is_refused_from_the_prefix_alone(kind: Kind, length: int) -> None:
+    """Nothing of the body is waited for, let alone held."""
+    reader = decoder()
+    reader.feed(PREFIX.pack(MAGIC, VERSION, kind, length))
+    with pytest.raises(FrameError, match=f"{length} bytes"):
+        reader.next_frame()
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    reader = decoder()
+    reader.feed(PREFIX.pack(MAGIC, VERSION, 99, 0))
+    with pytest.raises(FrameError, match="99"):
+        reader.next_frame()
+
+
+def test_another_version_is_named() -> None:
+    """Both versions are told, so that the user knows which side to update."""
+    reader = decoder()
+    reader.feed(MAGIC + bytes([VERSION + 1]))
+    with pytest.raises(FrameError, match=f"version {VERSION + 1}.*{VERSION}"):
+        reader.next_frame()
+
+
+def test_a_long_reason_is_cut_to_what_may_be_sent() -> None:
+    """Also within a letter of several bytes."""
+    reader = decoder()
+    reader.feed(encode(Refused("é" * REASON_BYTES_MAX)))
+    frame = reader.next_frame()
+    assert isinstance(frame, Refused)
+    assert frame.reason.startswith("é" * (REASON_BYTES_MAX // 2))
+
+
+def test_a_frame_cut_short_is_known_as_such() -> None:
+    """`midway` tells the end of a stream between frames from one within a frame."""
+    reader = decoder()
+    assert not reader.midway
+    reader.feed(encode(Message(b"hello"))[:-1])
+    assert reader.next_frame() is None
+    assert reader.midway
+    reader.feed(b"o")
+    assert reader.next_frame() == Message(b"hello")
+    assert not reader.midway
