@@ -1,0 +1,127 @@
+"""The node's process: begins, ends, and is never left behind.
+
+Law: the end of the channel is the end of this process, whatever it is doing; nothing here outlives the
+trainer. It is started by a peer, with two inherited descriptors (the channel and the shared memory), and
+not by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.node.channel import ChannelClosed, Message, NodeEnd
+
+LEAVE_WITHIN_S = 5.0
+"""How long leaving may take once the trainer is gone; longer, and the process ends all the same."""
+
+PARENT_EVERY_S = 0.25
+"""How often it is looked whether the trainer is still there."""
+
+_running = threading.Event()
+"""Set once the loop looks after itself."""
+
+log = logging.getLogger("p2p_diloco.node")
+
+
+def main() -> int:
+    """Live one life of a node; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m p2p_diloco.node", description=__doc__.splitlines()[0])
+    parser.add_argument("--channel-fd", type=int, required=True)
+    parser.add_argument("--memory-fd", type=int, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--log-level", type=int, default=logging.INFO)
+    options = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is the trainer's: it tells what is to be done
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("p2p_diloco").setLevel(options.log_level)
+    threading.Thread(target=_end_with, args=(options.parent_pid,), daemon=True).start()
+    import torch  # here, for it takes seconds in which the trainer may end
+
+    torch.set_num_threads(1)  # the other cores are the trainer's
+    sock = socket.socket(fileno=options.channel_fd)
+    return asyncio.run(_run(sock, options.memory_fd, options.parent_pid))
+
+
+def _end_with(parent_pid: int) -> None:
+    """End this process after its parent, also while it is still starting, or if its loop is stuck."""
+    while os.getppid() == parent_pid:
+        time.sleep(PARENT_EVERY_S)
+    if _running.is_set():  # the loop has noticed as well, and leaves the run
+        time.sleep(LEAVE_WITHIN_S + 1.0)
+    os._exit(1)
+
+
+async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
+    from p2p_diloco.node.live import live
+
+    _running.set()
+    channel = await NodeEnd.over(sock)
+    messages: asyncio.Queue[Message] = asyncio.Queue()
+    asked = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
+    departing = asyncio.create_task(asked.wait())
+    alone = asyncio.create_task(_until_left_alone(channel, messages, asked, parent_pid))
+    life = asyncio.create_task(live(channel, messages, memory_fd))
+    await asyncio.wait({life, departing, alone}, return_when=asyncio.FIRST_COMPLETED)
+    if not life.done():
+        life.cancel()  # it leaves the run on its way out
+        await asyncio.wait({life, alone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({life}, timeout=LEAVE_WITHIN_S)
+    status = await _explain(life, channel)
+    await channel.close()
+    return status
+
+
+async def _until_left_alone(
+    channel: NodeEnd, messages: asyncio.Queue[Message], asked: asyncio.Event, parent_pid: int
+) -> None:
+    """Queue the trainer's messages until it is gone; `asked` is set when it asks to depart.
+
+    A process that the trainer forked may hold the channel open after it, so its process id is watched as
+    well.
+    """
+
+    async def read() -> None:
+        with contextlib.suppress(ChannelClosed):
+            while (message := await channel.receive())["kind"] != "depart":
+                messages.put_nowait(message)
+            asked.set()
+            await channel.receive()
+
+    reading = asyncio.create_task(read())
+    while not reading.done() and os.getppid() == parent_pid:
+        await asyncio.wait({reading}, timeout=PARENT_EVERY_S)
+
+
+async def _explain(life: asyncio.Task[None], channel: NodeEnd) -> int:
+    """Tell the trainer why this life ended, if not because it was asked to."""
+    error = None if not life.done() or life.cancelled() else life.exception()
+    if error is None:
+        return 0
+    if isinstance(error, P2PDilocoError):
+        log.debug("ends: %s", error)
+        reason = error
+    else:
+        log.error("the node failed", exc_info=error)
+        reason = P2PDilocoError(f"the node failed: {error!r}", mend="report this with the log above")
+    channel.send("error", error=reason.to_wire())
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(channel.flush(), 1.0)
+    return reason.exit_code
+
+
+if __name__ == "__main__":
+    status = main()
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(status)  # at once: no thread and no pending clean-up may keep a process whose trainer is gone

@@ -1,0 +1,148 @@
+"""The line between a trainer and its node: msgpack dictionaries, each after its length, over a socket pair.
+
+Law: both ends are ours and of one version, so nothing is judged here; what comes from the swarm never
+passes unread. The trainer's end blocks and bounds every wait, the node's end lives in its loop. The end of
+the stream means that the other process is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import time
+from typing import Any
+
+import msgpack
+
+Message = dict[str, Any]
+"""``{"kind": ..., ...}``: what plain msgpack carries."""
+
+_LENGTH = struct.Struct(">I")
+_READ_BYTES = 1 << 16
+
+
+class ChannelClosed(Exception):
+    """The other process is gone."""
+
+
+def frame(message: Message) -> bytes:
+    """The bytes of one message."""
+    body: bytes = msgpack.packb(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Unframer:
+    """Messages out of bytes that arrive in pieces."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Take the next piece."""
+        self._buffer += data
+
+    def next(self) -> Message | None:
+        """The next whole message, or None until more has been fed."""
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        end = _LENGTH.size + length
+        if len(self._buffer) < end:
+            return None
+        message: Message = msgpack.unpackb(bytes(self._buffer[_LENGTH.size : end]), strict_map_key=False)
+        del self._buffer[:end]
+        return message
+
+
+class TrainerEnd:
+    """The blocking end. One thread at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._unframer = Unframer()
+
+    def send(self, message: Message, *, timeout_s: float = 60.0) -> None:
+        """Send a message; the node reads at once unless it is in trouble, so `timeout_s` is for that.
+
+        Raises:
+            ChannelClosed: the node is gone, or doesn't read.
+        """
+        try:
+            self._socket.settimeout(timeout_s)
+            self._socket.sendall(frame(message))
+        except OSError as error:
+            raise ChannelClosed(str(error)) from None
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """The next message, or None if none comes in time.
+
+        Raises:
+            ChannelClosed: the node is gone.
+        """
+        give_up_at = time.monotonic() + timeout_s
+        while (message := self._unframer.next()) is None:
+            left_s = give_up_at - time.monotonic()
+            if left_s <= 0:
+                return None
+            try:
+                self._socket.settimeout(left_s)
+                data = self._socket.recv(_READ_BYTES)
+            except TimeoutError:
+                return None
+            except OSError as error:
+                raise ChannelClosed(str(error)) from None
+            if not data:
+                raise ChannelClosed("the stream ended")
+            self._unframer.feed(data)
+        return message
+
+    def close(self) -> None:
+        """End the line: the node leaves the run if it hasn't yet."""
+        self._socket.close()
+
+
+class NodeEnd:
+    """The end in the node's loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._unframer = Unframer()
+
+    @classmethod
+    async def over(cls, sock: socket.socket) -> NodeEnd:
+        """Take over a connected socket."""
+        return cls(*await asyncio.open_connection(sock=sock))
+
+    def send(self, kind: str, **values: object) -> None:
+        """Queue a message. A trainer that is gone swallows it; `receive` tells."""
+        if not self._writer.is_closing():
+            self._writer.write(frame({"kind": kind, **values}))
+
+    async def receive(self) -> Message:
+        """The next message.
+
+        Raises:
+            ChannelClosed: the trainer is gone.
+        """
+        while (message := self._unframer.next()) is None:
+            try:
+                data = await self._reader.read(_READ_BYTES)
+            except OSError as error:
+                raise ChannelClosed(str(error)) from None
+            if not data:
+                raise ChannelClosed("the stream ended")
+            self._unframer.feed(data)
+        return message
+
+    async def flush(self) -> None:
+        """Wait until what was sent has left this process, or the trainer is gone."""
+        with contextlib.suppress(OSError):
+            await self._writer.drain()
+
+    async def close(self) -> None:
+        """End the line."""
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()

@@ -1,0 +1,327 @@
+"""One peer's life in a run: from the first address to the last word.
+
+Law: puts the parts together and takes them apart again, whatever happens in between; each part's work is
+its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import socket
+import time
+
+import torch
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.events import Closed, Depart, Discovered, Found, Restore
+from p2p_diloco.core.replica import Replica, founding_meta
+from p2p_diloco.core.version import SALT_BITS, incarnation
+from p2p_diloco.errors import ConfigError, NodeDied
+from p2p_diloco.net.addresses import listen_for
+from p2p_diloco.net.hivemind import HivemindTransport
+from p2p_diloco.net.interface import Limits, Transport
+from p2p_diloco.node import records, wire
+from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.life import Describing, Joined, find_run, found_if_nobody_has, holders_of, keep_record
+from p2p_diloco.node.node import Node
+from p2p_diloco.node.outbox import Outbox
+from p2p_diloco.node.records import PeerRecord
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.saving import Checkpoint, Saving, find_checkpoint
+from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.shared import Count, Level, SharedMemory
+from p2p_diloco.node.trainer import TrainerSide, until_one_ends
+from p2p_diloco.node.work import TensorWork
+
+LEAVE_S = 1.0
+"""How long the last words may take."""
+CLOSE_S = 2.0
+"""How long the transport may take to end."""
+LIMITS = Limits(header_bytes_max=2**20)
+"""Longer headers than usual: a fetch lists every shard."""
+
+log = logging.getLogger(__name__)
+
+
+async def live(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd: int) -> None:
+    """Take part in a run until cancelled.
+
+    Raises:
+        P2PDilocoError: this peer can't take part, or can't go on.
+    """
+    setup = Setup.from_wire((await messages.get())["setup"])
+    numel = sum(spec.numel for spec in setup.specs or ())
+    shared = SharedMemory(memory_fd, numel)
+    local, inbox = setup.local, Inbox()
+    dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def daemon_died(why: str) -> None:
+        if not dead.done():
+            dead.set_exception(NodeDied(why, mend="start this peer again"))
+
+    channel.send("progress", text="reaching for the swarm" if local.initial_peers else "starting a swarm of its own")
+    transport = await HivemindTransport.create(
+        inbox,
+        run_id=local.run_id,
+        initial_peers=local.initial_peers,
+        host_maddrs=local.host_maddrs or listen_for(local.initial_peers),
+        announce_maddrs=local.announce_maddrs,
+        identity_path=None if local.identity_path is None else str(local.identity_path),
+        client_mode=local.client_mode,
+        limits=LIMITS,
+        on_daemon_death=daemon_died,
+    )
+    try:
+        channel.send("transport", peer_id=transport.peer_id, addresses=transport.addresses())
+        part = asyncio.create_task(take_part(setup, channel, messages, shared, transport, inbox))
+        try:
+            await asyncio.wait({part, dead}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            part.cancel()
+            outcome = (await asyncio.gather(part, return_exceptions=True))[0]
+        if dead.done():
+            dead.result()
+        if isinstance(outcome, BaseException):
+            raise outcome
+    finally:
+        if dead.done():
+            dead.exception()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(transport.close(), CLOSE_S)
+
+
+async def take_part(
+    setup: Setup,
+    channel: NodeEnd,
+    messages: asyncio.Queue[Message],
+    shared: SharedMemory,
+    transport: Transport,
+    inbox: Inbox,
+) -> None:
+    """Find the run or found it, and be one of its peers until cancelled."""
+    saved = await _read_checkpoint(setup.local)
+    founding = setup.asked if saved is None else RunConfig(**{**saved.config, **setup.asked.given})
+    joined = await find_run(setup, founding, transport, inbox, lambda text: channel.send("progress", text=text))
+    run = joined.run
+    checkpoint = None if saved is None else str(saved.path)
+    channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
+    if setup.specs is not None:
+        answer = await messages.get()
+        assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"
+    theta = shared.theta if setup.specs is not None else torch.zeros(run.layout.numel)
+    await Participation(setup, joined, saved, channel, shared, transport, inbox, TensorWork(run, theta)).live(messages)
+
+
+class Participation:
+    """What exists while a peer takes part in a run."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        joined: Joined,
+        saved: Checkpoint | None,
+        channel: NodeEnd,
+        shared: SharedMemory,
+        transport: Transport,
+        inbox: Inbox,
+        work: TensorWork,
+    ) -> None:
+        self.local, self.joined, self.saved = setup.local, joined, saved
+        self.run: Run = joined.run
+        self.shared, self.transport, self.work = shared, transport, work
+        self.reconnections = 0
+        self.leaving = False
+        self.outbox = Outbox(transport)
+        clock = asyncio.get_running_loop().time
+        self.replica = Replica(
+            transport.peer_id,
+            self.run.rules,
+            role=setup.local.role,
+            eligible=not setup.local.client_mode,
+            incarnation=incarnation(time.time_ns() // 1_000_000, secrets.randbits(SALT_BITS)),
+            now=clock(),
+        )
+        self.trainer = TrainerSide(channel, shared, self._nudge_others)
+        self.node = Node(self.run, self.replica, work, self.outbox, self.trainer)
+        self.trainer.node = self.node
+        self.saving = Saving(self.run, setup.local, self.replica, work)
+        self.node.settled = self.saving.settled
+        Describing(transport, inbox, self.run.token).serve(self.run.layout)
+        inbox.on_nudge, inbox.on_closed = self._nudged, self._closed
+        inbox.open(work, len(self.run.layout.fragments), self.node.receive)
+
+    async def live(self, messages: asyncio.Queue[Message]) -> None:
+        """Until cancelled; then leave."""
+        self._start()
+        run_id, transport = self.run.run_id, self.transport
+        consuming = asyncio.create_task(self.node.consume())
+        beside = (
+            self.trainer.serve(messages),
+            self.trainer.watch_header(lambda: self.reconnections, self._traffic),
+            self.trainer.tell_waiting(),
+            self._find_state(),
+            keep_record(transport, self.joined),
+            records.publish(transport, run_id, self.describe),
+            records.look_around(transport, run_id, self._discovered, lambda: len(self.replica.roster.alive())),
+        )
+        try:
+            await until_one_ends([asyncio.create_task(task) for task in beside], consuming)
+        finally:
+            await self._leave(consuming)
+
+    # -- beginning
+
+    def _start(self) -> None:
+        """Bring in the state that this peer starts with: a checkpoint's, its model's if it founds the run,
+        or none.
+        """
+        if self.saved is not None and not self.local.new_generation:
+            self.node.post(Restore(self.saved.restore(self.run, self.work)))
+        elif self.saved is not None:
+            self.saved.restore(self.run, self.work)
+            self.node.post(self.founding(self.saved.generation + 1))
+        elif self.joined.founder:
+            self.node.post(self.founding(0))
+
+    def founding(self, generation: int) -> Found:
+        """The tensors at hand as epoch 0 of a generation."""
+        meta = founding_meta(generation, self.transport.peer_id, self.local.role)
+        return Found(generation, tuple(self.work.store.digest(s.index, meta) for s in self.run.layout.shards))
+
+    async def _find_state(self) -> None:
+        patience_s = 2 * self.run.config.heartbeat_timeout
+        replica, give_up_s = self.replica, self.local.wait_timeout
+        await found_if_nobody_has(
+            replica,
+            patience_s,
+            give_up_s,
+            lambda: self.node.post(self.founding(0)),
+            lambda: holders_of(self.transport, self.run.run_id),
+        )
+        await asyncio.Event().wait()  # nothing more to do, and no reason to end
+
+    # -- going on
+
+    def _discovered(self, peer: str, name: str) -> None:
+        self.node.names[peer] = name
+        self.node.post(Discovered(peer))
+
+    def _closed(self, peer: str) -> None:
+        self.reconnections += 1
+        self.node.post(Closed(peer))
+
+    def _nudged(self, goal: int) -> None:
+        """A peer asks for an exchange of the whole model: once, and not of what lies far ahead."""
+        if goal <= self.trainer.commits + 2 * len(self.run.layout.fragments):
+            self.shared.set_count(Count.GOAL, max(goal, self.shared.count(Count.GOAL)))
+
+    def _nudge_others(self, goal: int) -> None:
+        header = wire.pack(wire.Nudge(goal), self.run.token)
+        for peer in self.replica.roster.alive():
+            self.outbox.put(peer, header, None, lambda outcome: None)
+
+    def _traffic(self) -> tuple[int, int]:
+        return self.transport.traffic.bytes_sent, self.transport.traffic.bytes_received
+
+    def describe(self) -> PeerRecord:
+        """What this peer says of itself in the DHT."""
+        replica, shared = self.replica, self.shared
+        sent, received = self._traffic()
+        step_time_s, loss = shared.level(Level.STEP_TIME_S), shared.level(Level.LOSS)
+        aggregates, round_now = replica.aggregates(), replica.round()
+        wall = time.time() - asyncio.get_running_loop().time()
+        return PeerRecord(
+            v=wire.PROTOCOL,
+            peer_id=self.transport.peer_id,
+            name=self.local.name or socket.gethostname()[:64],
+            host=socket.gethostname()[:64],
+            role=self.local.role,
+            state=self._state(),
+            epoch=replica.epoch if replica.has_state else -1,
+            step=shared.count(Count.STEPS),
+            sps=round(1 / step_time_s, 4) if step_time_s > 0 else 0.0,
+            loss=round(loss, 6) if loss == loss and abs(loss) < float("inf") else None,
+            samples=shared.count(Count.SAMPLES),
+            sent=sent,
+            recv=received,
+            wait_s=round(shared.level(Level.WAITING_S), 3),
+            agg=list(aggregates[: records.AGG_MAX]),
+            agg_n=len(aggregates),
+            round=None if round_now is None else list(round_now),
+            addrs=self.transport.addresses()[: records.ADDRESSES_MAX],
+            time=time.time(),
+            events=[[round(wall + when, 1), text] for when, text in list(self.node.notes)[-records.EVENTS_MAX :]],
+        )
+
+    def _state(self) -> str:
+        if self.leaving:
+            return "leaving"
+        if self.replica.finished:
+            return "finished"
+        if not self.replica.has_state:
+            return "joining"
+        if self.trainer.paused:
+            return "paused"
+        if self.trainer.contributing:
+            return "waiting"
+        return "idle" if self.replica.roster.mine.idle else "training"
+
+    # -- ending
+
+    async def _leave(self, consuming: asyncio.Task[None]) -> None:
+        """Hand over what is under way, say so, and stop; in bounded time."""
+        self.leaving = True
+        self.trainer.departs()
+        if not consuming.done():
+            await self._linger()
+            self.node.post(Depart())
+            await asyncio.gather(self._announce_leaving(), self._say_leave())
+        consuming.cancel()
+        await asyncio.gather(consuming, return_exceptions=True)
+        self.outbox.close()
+        await self.saving.finish()
+
+    async def _linger(self) -> None:
+        """Let payloads go out. A peer that is through stays until all others have the last state, too."""
+        clock = asyncio.get_running_loop().time
+        until = clock() + (self.run.config.heartbeat_timeout if self.replica.finished else LEAVE_S)
+        await self.outbox.drained(until - clock())
+        while self.replica.finished and clock() < until and self._somebody_lacks_the_end():
+            await asyncio.sleep(0.1)
+
+    def _somebody_lacks_the_end(self) -> bool:
+        mine = self.replica.roster.mine.model
+        return any(s.model < mine for s in self.replica.roster.summaries().values())
+
+    async def _say_leave(self) -> None:
+        await asyncio.sleep(0.05)  # the replica's turn
+        await self.outbox.emptied(LEAVE_S)
+
+    async def _announce_leaving(self) -> None:
+        key, value = records.key_of(self.run.run_id, self.transport.peer_id), self.describe().pack()
+        storing = self.transport.store(key, self.transport.peer_id, value, records.PEER_TTL_S)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(storing, LEAVE_S)
+
+
+async def _read_checkpoint(local: PeerConfig) -> Checkpoint | None:
+    """The checkpoint to start from, if there is one."""
+    loop = asyncio.get_running_loop()
+    path = await loop.run_in_executor(None, find_checkpoint, local)
+    if path is None:
+        return None
+    saved = await loop.run_in_executor(None, Checkpoint, path)
+    if local.from_checkpoint is None and saved.run_id != local.run_id:
+        mend = f"name another folder, or run_id={saved.run_id}"
+        raise ConfigError(
+            f"holds checkpoints of the run {saved.run_id}",
+            key="checkpoint_dir",
+            value=local.checkpoint_dir,
+            mend=mend,
+        )
+    log.info("starting from %s", path)
+    return saved

@@ -1,0 +1,235 @@
+"""The loop: one event into the replica, its effects out in order, then the next event.
+
+Law: the replica's state changes here and nowhere else, by one event at a time. An effect that takes the
+network's time becomes a task that answers with an event; an effect on tensors is carried out on the spot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from p2p_diloco.core.events import (
+    Accept,
+    Apply,
+    Average,
+    Changed,
+    Delivered,
+    Effect,
+    Event,
+    Fill,
+    Finished,
+    Load,
+    Note,
+    Ready,
+    Received,
+    Release,
+    Send,
+    SendFailed,
+    Wakeup,
+)
+from p2p_diloco.core.messages import Commit, Contribution, Message, State
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.node import wire
+from p2p_diloco.node.outbox import Outbox, Outcome
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.work import TensorWork
+
+NOTES_KEPT = 50
+
+log = logging.getLogger(__name__)
+
+
+class Trainer(Protocol):
+    """What the loop tells the trainer's side."""
+
+    async def not_reading(self) -> None:
+        """Return once the trainer reads θ no more."""
+
+    def load(self, effect: Load) -> None:
+        """The answer to a merge."""
+
+    def release(self, effect: Release) -> None:
+        """An exchange is over."""
+
+    def ready(self) -> None:
+        """Training may start."""
+
+    def changed(self) -> None:
+        """Some shard's state has changed."""
+
+    def finished(self) -> None:
+        """The run has ended."""
+
+
+class Node:
+    """A replica with its tensors, its messages and its trainer."""
+
+    def __init__(self, run: Run, replica: Replica, work: TensorWork, outbox: Outbox, trainer: Trainer) -> None:
+        self.run = run
+        self.replica = replica
+        self.work = work
+        self.retries = 0
+        self.settled: Callable[[], None] = lambda: None
+        """Called after each event, when versions and tensors agree."""
+        self.notes: deque[tuple[float, str]] = deque(maxlen=NOTES_KEPT)
+        """The newest events of the log: (loop's time, text)."""
+        self.names: dict[str, str] = {replica.me: "this peer"}
+        """What peers are called, by id, as far as their records have told."""
+        self._outbox = outbox
+        self._trainer = trainer
+        self._loop = asyncio.get_running_loop()
+        self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
+        self._at_rest = asyncio.Event()  # set while versions and tensors agree
+        self._at_rest.set()
+        self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that wait for their turn to go out
+        self._ended = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- events in
+
+    def post(self, event: Event) -> None:
+        """Feed an event once its turn comes."""
+        self._events.put_nowait((event, None))
+
+    async def feed(self, event: Event) -> None:
+        """Feed an event, and return once its effects are carried out.
+
+        Raises:
+            Refusal: no more events are fed.
+        """
+        if self._ended:
+            raise _leaving()
+        done: asyncio.Future[None] = self._loop.create_future()
+        self._events.put_nowait((event, done))
+        await done
+
+    async def receive(self, sender: str, message: Message) -> None:
+        """A message of another replica; returns once it is handled."""
+        await self.feed(Received(sender, message))
+
+    async def consume(self) -> None:
+        """Feed events until cancelled."""
+        done: asyncio.Future[None] | None = None
+        try:
+            self._arm()
+            while True:
+                event, done = await self._events.get()
+                await self._feed(event)
+                if done is not None and not done.done():
+                    done.set_result(None)
+                await asyncio.sleep(0)  # a full queue must not keep the loop from its sockets
+        finally:
+            self._end(done)
+
+    async def _feed(self, event: Event) -> None:
+        self._at_rest.clear()
+        effects = self.replica.handle(event, self._loop.time())
+        log.debug("%s leads to %s", event, effects)
+        for effect in effects:
+            await self._carry_out(effect)
+        self._at_rest.set()
+        self.settled()
+        self._arm()
+
+    def _end(self, current: asyncio.Future[None] | None) -> None:
+        """Tell those that wait for their events that these won't be fed."""
+        self._ended = True
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting = [current]
+        while not self._events.empty():
+            waiting.append(self._events.get_nowait()[1])
+        for done in waiting:
+            if done is not None and not done.done():
+                done.set_exception(_leaving())
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self.replica.next_wakeup()
+        self._timer = self._loop.call_at(due, self.post, Wakeup()) if math.isfinite(due) else None
+
+    # -- effects out
+
+    async def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(to, message):
+                self._send(to, message)
+            case Average():
+                self.post(self.work.average(effect))
+            case Apply():
+                self.post(self.work.apply(effect))
+            case Fill():
+                self.post(self.work.fill(effect))
+            case Accept(proposals):
+                await self._trainer.not_reading()
+                self.work.accept(proposals)
+            case Load():
+                self._trainer.load(effect)
+            case Release():
+                self._trainer.release(effect)
+            case Ready():
+                self._trainer.ready()
+            case Changed():
+                self._trainer.changed()
+            case Finished():
+                self._trainer.finished()
+            case Note(kind, text):
+                log.info("%s: %s", kind, self.named(text))
+                self.notes.append((self._loop.time(), self.named(text)))
+
+    def named(self, text: str) -> str:
+        """The text with peers called by their names; the end of the id stays, for names may be used twice."""
+        for peer, name in self.names.items():
+            if name:
+                text = text.replace(peer, name if peer == self.replica.me else f"{name} (…{peer[-6:]})")
+        return text
+
+    def _send(self, to: str, message: Message) -> None:
+        def answer(outcome: Outcome) -> None:
+            if outcome is None:
+                self.post(Delivered(to, message))
+                return
+            self.retries += 1
+            log.debug("%s to %s failed: %s", type(message).__name__, to, outcome)
+            # A broken link is a suspicion that the transport reports by itself, a deadline proves nothing.
+            gone = isinstance(outcome, Unreachable) and outcome.refused
+            self.post(SendFailed(to, message, gone))
+
+        match message:
+            case State(shard=shard) if (to, shard) in self._states:
+                self.post(SendFailed(to, message, gone=False))  # what waits will be as new when it leaves
+                return
+            case State(shard=shard):
+                self._states.add((to, shard))
+                self._outbox.put_made(to, lambda: self._present(to, shard), answer)
+                return
+            case Contribution(payload=encoded) | Commit(payload=encoded):
+                payload: memoryview | None = encoded
+            case _:
+                payload = None
+        try:
+            header = wire.pack(message, self.run.token)
+        except (ValueError, TypeError, OverflowError) as error:
+            log.error("a %s to %s can't be written: %s", type(message).__name__, to, error)
+            self.post(SendFailed(to, message, gone=False))
+        else:
+            self._outbox.put(to, header, payload, answer)
+
+    async def _present(self, to: str, shard: int) -> tuple[bytes, memoryview]:
+        """A shard's present state, to go out now: by its turn it may have moved on since it was asked for."""
+        while not self._at_rest.is_set():
+            await self._at_rest.wait()
+        self._states.discard((to, shard))
+        state = self.replica.state(shard)
+        return wire.pack(state, self.run.token), self.work.export(shard)
+
+
+def _leaving() -> Refusal:
+    return Refusal("this peer is leaving")

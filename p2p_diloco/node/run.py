@@ -1,0 +1,174 @@
+"""What the peers of a run have agreed on, in one value: settings, model, and what follows from them.
+
+Law: derived once, when a run is found or founded, and never changed. Nothing here talks to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import msgpack
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.net.interface import VALUE_BYTES_MAX, Limits
+from p2p_diloco.node.wire import PROTOCOL, TOKEN_BYTES
+from p2p_diloco.tensors.layout import Layout
+from p2p_diloco.tensors.outer import OuterOptimizer
+
+VERSION_BYTES = 64
+"""The most that a shard's version takes in a header."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as one of its peers knows it. `config` is the run's, whatever this peer asked for."""
+
+    run_id: str
+    config: RunConfig
+    layout: Layout
+
+    @cached_property
+    def token(self) -> bytes:
+        """Stands for the run, its settings and its model in every message."""
+        return token(self.run_id, self.config.fingerprint(), self.layout.fingerprint())
+
+    @cached_property
+    def rules(self) -> Rules:
+        """What the core needs."""
+        config, layout = self.config, self.layout
+        return Rules(
+            run=self.run_id,
+            fragments=tuple(
+                tuple(shard.index for shard in layout.shards_of(fragment)) for fragment in range(len(layout.fragments))
+            ),
+            min_peers=config.min_peers,
+            start_peers=config.start_peers,
+            round_timeout=config.round_timeout,
+            heartbeat_interval=config.heartbeat_interval,
+            heartbeat_timeout=config.heartbeat_timeout,
+            carry_rounds=config.carry_rounds,
+            stop_after_epochs=config.stop_after_epochs,
+            stop_after_samples=config.stop_after_samples,
+        )
+
+    @cached_property
+    def outer(self) -> OuterOptimizer:
+        """The outer optimizer."""
+        config = self.config
+        return OuterOptimizer(
+            config.outer_optimizer,
+            config.outer_lr,
+            config.outer_momentum,
+            config.nesterov,
+            config.outer_options,
+        )
+
+    def check(self, limits: Limits) -> None:
+        """Hold the way in which the model is cut against what one message may carry.
+
+        Raises:
+            ConfigError: a shard's state, or the list of all shards, doesn't fit.
+        """
+        shards, value = self.layout.shards, self.config.shard_elements
+        largest = max((s.numel + sum(self.outer.state_lengths(s.numel).values()) for s in shards), default=0)
+        if 4 * largest > limits.payload_bytes_max:
+            wrong = f"makes a shard's state {4 * largest} bytes long, {limits.payload_bytes_max} may be sent at once"
+            raise ConfigError(wrong, key="shard_elements", value=value, mend="choose a smaller one")
+        if VERSION_BYTES * (len(shards) + 2) > limits.header_bytes_max:
+            wrong = f"makes {len(shards)} shards, more than one message can list"
+            raise ConfigError(wrong, key="shard_elements", value=value, mend="choose a larger one")
+
+    @property
+    def reply_codec(self) -> str:
+        """How the averaged result is written."""
+        return self.config.reply_codec or self.config.codec
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What the DHT says of a run, as a msgpack map. `cut` is the hash of its layout with fragments and
+    shards, `model` without; `time` is when it was founded, in seconds since 1970.
+    """
+
+    config: Mapping[str, Any]
+    model: str
+    cut: str
+    shards: int
+    numel: int
+    params: int
+    founder: str
+    time: float
+
+    @classmethod
+    def founding(cls, run: Run, founder: str, time: float) -> RunRecord:
+        """The record of a run that is being founded."""
+        layout = run.layout
+        shards, params = len(layout.shards), len(layout.params)
+        return cls(
+            run.config.to_wire(),
+            layout.fingerprint(),
+            cut_of(layout),
+            shards,
+            layout.numel,
+            params,
+            founder,
+            time,
+        )
+
+    def pack(self) -> bytes:
+        """The record's bytes; their hash is its name.
+
+        Raises:
+            ConfigError: the settings don't fit into a record.
+        """
+        values = {name: getattr(self, name) for name in self.__slots__}
+        value: bytes = msgpack.packb({"v": PROTOCOL, **values})
+        if len(value) > VALUE_BYTES_MAX:
+            options = self.config.get("outer_options")
+            raise ConfigError("is too long for a run's record", key="outer_options", value=options, mend="shorten it")
+        return value
+
+    @classmethod
+    def unpack(cls, value: bytes) -> RunRecord:
+        """What `pack` wrote. Raises ValueError for anything else."""
+        try:
+            content = msgpack.unpackb(value)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise ValueError(f"not a run's record: {error}") from None
+        match content:
+            case {"v": int(protocol)} if protocol != PROTOCOL:
+                raise ValueError(f"the run speaks protocol {protocol}, this version protocol {PROTOCOL}")
+            case {
+                "config": dict(config),
+                "model": str(model),
+                "cut": str(cut),
+                "shards": int(shards),
+                "numel": int(numel),
+                "params": int(params),
+                "founder": str(founder),
+                "time": float(time),
+            }:
+                return cls(config, model, cut, shards, numel, params, founder, time)
+        raise ValueError("not a run's record")
+
+
+def token(run_id: str, settings: str, model: str) -> bytes:
+    """The token of a run from its name and the fingerprints of its settings and its model."""
+    return blake2b("\0".join((run_id, settings, model)).encode(), digest_size=TOKEN_BYTES).digest()
+
+
+def cut_of(layout: Layout) -> str:
+    """32 hex digits that are equal where parameters, fragments and shards are; dtypes are each peer's own."""
+    cut = {**layout.to_wire(), "params": [[spec.name, list(spec.shape)] for spec in layout.params]}
+    return blake2b(msgpack.packb(cut), digest_size=16).hexdigest()
+
+
+def name_of(value: bytes) -> str:
+    """The subkey under which a run's record is kept: the hash of its content, so that nobody need own it."""
+    return blake2b(value, digest_size=16).hexdigest()

@@ -1,0 +1,190 @@
+"""Checkpoints of the outer state: what a replica holds, on disk, and back.
+
+Law: a checkpoint is a snapshot between two events, written by a thread of its own. What is read is believed
+only where its digests say so.
+
+    theta      the global parameters, by name and shape, fp32
+    outer      the outer optimizer's state, as <shard>.<name>
+    manifest   run_id, generation, config, layout, states (`core.messages.State` by shard)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.messages import State
+from p2p_diloco.core.replica import Replica, meta_of
+from p2p_diloco.errors import CheckpointError, P2PDilocoError
+from p2p_diloco.node.run import Run, cut_of
+from p2p_diloco.node.wire import from_plain, to_plain
+from p2p_diloco.node.work import TensorWork
+from p2p_diloco.tensors import checkpoint
+from p2p_diloco.tensors.layout import Layout
+
+SAVE_S_MAX = 30.0
+"""How long a departing peer waits for a checkpoint that is being written."""
+
+log = logging.getLogger(__name__)
+
+
+class Saving:
+    """Writes a checkpoint every `save_every` epochs of the whole model."""
+
+    def __init__(self, run: Run, local: PeerConfig, replica: Replica, work: TensorWork) -> None:
+        self._run, self._replica, self._work = run, replica, work
+        self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
+        self._saved: int | None = None
+        self._writing: asyncio.Future[None] | None = None
+
+    def settled(self) -> None:
+        """Look whether a checkpoint is due; to be called when versions and tensors agree."""
+        if self._root is None or not self._replica.has_state:
+            return
+        epoch = self._replica.epoch
+        if self._saved is None:
+            self._saved = epoch - epoch % self._every
+        busy = self._writing is not None and not self._writing.done()
+        if not busy and (epoch >= self._saved + self._every or (self._replica.finished and epoch > self._saved)):
+            self._saved = epoch
+            self._start(self._root, epoch)
+
+    async def finish(self) -> None:
+        """Wait for a checkpoint that is being written, in bounded time; the run's end may have come meanwhile, and is
+        written after it.
+        """
+        give_up_at = asyncio.get_running_loop().time() + SAVE_S_MAX
+        for _ in range(2):
+            if self._writing is not None:
+                await asyncio.wait([self._writing], timeout=give_up_at - asyncio.get_running_loop().time())
+            if self._replica.finished:
+                self.settled()
+
+    def _start(self, root: Path, epoch: int) -> None:
+        tensors, manifest = self._snapshot()
+        loop = asyncio.get_running_loop()
+        self._writing = loop.run_in_executor(None, _write, root, epoch, tensors, manifest, self._keep)
+
+    def _snapshot(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, object]]:
+        layout, store = self._run.layout, self._work.store
+        theta = torch.cat([store.theta(shard.index) for shard in layout.shards])  # a copy: the outer state goes on
+        by_name = {
+            spec.name: theta[start : start + spec.numel].view(spec.shape)
+            for spec, start in ((spec, layout.offset(index)) for index, spec in enumerate(layout.params))
+        }
+        outer = {
+            f"{shard.index}.{name}": tensor
+            for shard in layout.shards
+            for name, tensor in store.state(shard.index).items()
+        }
+        states = [self._replica.state(shard.index) for shard in layout.shards]
+        manifest: dict[str, object] = {
+            "run_id": self._run.run_id,
+            "generation": max(state.version.generation for state in states),
+            "config": self._run.config.to_wire(),
+            "layout": layout.to_wire(),
+            "states": [to_plain(state) for state in states],
+        }
+        return {"theta": by_name, "outer": outer}, manifest
+
+
+def _write(
+    root: Path, epoch: int, tensors: dict[str, dict[str, Tensor]], manifest: dict[str, object], keep: int
+) -> None:
+    try:
+        path = checkpoint.save(root, epoch, tensors, manifest, keep)
+    except P2PDilocoError as error:
+        log.error("%s", error)
+    else:
+        log.info("saved %s", path)
+
+
+def find_checkpoint(local: PeerConfig) -> Path | None:
+    """The checkpoint that this peer starts from: the one it names, else the newest of its own for this run.
+
+    Raises:
+        CheckpointError: it names one that isn't there or isn't whole.
+    """
+    named = local.from_checkpoint
+    if named is not None:
+        path = named if (named / checkpoint.MANIFEST).is_file() else checkpoint.latest(named)
+        if path is None:
+            mend = "name a folder that holds a checkpoint, or leave from_checkpoint out"
+            raise CheckpointError("holds no whole checkpoint", key="from_checkpoint", value=named, mend=mend)
+        return path
+    return checkpoint.latest(local.checkpoint_dir) if local.checkpoint_dir is not None else None
+
+
+class Checkpoint:
+    """One that was read: its settings, and its outer state once the run is known."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `CheckpointError` unless it is whole and one of ours."""
+        self.path = path
+        tensors, manifest = checkpoint.load(path)
+        match tensors, manifest:
+            case {"theta": theta, "outer": outer}, {
+                "run_id": str(run_id),
+                "generation": int(generation),
+                "config": dict(config),
+                "layout": dict(layout),
+                "states": list(states),
+            }:
+                self.run_id, self.generation, self.config = run_id, generation, config
+                self._theta, self._outer, self._layout, self._states = theta, outer, layout, states
+            case _:
+                raise self._unusable("it is not a checkpoint of a peer")
+
+    @property
+    def run_config(self) -> RunConfig:
+        """The settings of the run that it was made in."""
+        return RunConfig.from_wire(self.config)
+
+    def restore(self, run: Run, work: TensorWork) -> tuple[State, ...]:
+        """Put its tensors in place, and return every shard's replicated state.
+
+        Raises:
+            CheckpointError: it is of another model, or a digest doesn't fit.
+        """
+        try:
+            layout = Layout.from_wire(self._layout)
+            states = tuple(from_plain(State, fields) for fields in self._states)
+        except ValueError as error:
+            raise self._unusable(str(error)) from None
+        if cut_of(layout) != cut_of(run.layout) or [s.shard for s in states] != [s.index for s in layout.shards]:
+            raise self._unusable("its model, or the way it is cut, is not the run's")
+        try:
+            payloads = self._payloads(run, layout)
+            loaded = [work.store.load(s.shard, p, meta_of(s)) for s, p in zip(states, payloads, strict=True)]
+        except (KeyError, ValueError) as error:
+            raise self._unusable(f"its tensors are not what the run needs ({error})") from None
+        proposals = []
+        for shard, state, proposal in zip(layout.shards, states, loaded, strict=True):
+            if proposal.digest != state.version.digest:
+                raise self._unusable(f"shard {shard.index} doesn't have the digest that it names")
+            proposals.append((shard.index, proposal))
+        for index, proposal in proposals:
+            work.store.accept(index, proposal)
+        return states
+
+    def _payloads(self, run: Run, layout: Layout) -> Iterator[memoryview]:
+        """Each shard's state as it would have been sent."""
+        theta = torch.cat([self._theta[name].reshape(-1) for name in layout.arrange(_names(layout))])
+        for shard in layout.shards:
+            outer = (self._outer[f"{shard.index}.{name}"] for name in run.outer.state_lengths(shard.numel))
+            pieces = [theta[shard.start : shard.stop], *outer]
+            yield memoryview(b"".join(piece.numpy().tobytes() for piece in pieces))
+
+    def _unusable(self, why: str) -> CheckpointError:
+        return CheckpointError(f"can't be used: {why}", key="checkpoint", value=self.path, mend="choose another")
+
+
+def _names(layout: Layout) -> Mapping[str, Any]:
+    return {spec.name: spec.name for spec in layout.params}

@@ -1,0 +1,43 @@
+"""What a peer tells its node before anything else.
+
+Law: plain values that cross the channel; nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.tensors.layout import ParamSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """`asked`: the run's settings that were given. `specs`: the model's, or None for a peer that brings no
+    model.
+    """
+
+    asked: RunConfig
+    local: PeerConfig
+    specs: tuple[ParamSpec, ...] | None
+
+    def to_wire(self) -> dict[str, Any]:
+        """As msgpack carries it."""
+        specs = self.specs
+        return {
+            "asked": self.asked.model_dump(mode="json", exclude_unset=True),
+            "local": self.local.model_dump(mode="json", exclude_unset=True),
+            "specs": None if specs is None else [[s.name, list(s.shape), s.dtype] for s in specs],
+        }
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Setup:
+        """What `to_wire` wrote."""
+        specs = wire["specs"]
+        return cls(
+            RunConfig(**wire["asked"]),
+            PeerConfig(**wire["local"]),
+            None if specs is None else tuple(ParamSpec(name, tuple(shape), dtype) for name, shape, dtype in specs),
+        )

@@ -1,0 +1,117 @@
+"""The memory that a trainer and its node share: a header of numbers, θ and the pseudo-gradient.
+
+Law: memory and nothing else. Who may touch what, and when:
+
+    header   each slot has one writer (below); 8 bytes are read and written whole, so no lock is needed
+    theta    the node writes, except while it lets the trainer read; before the start the trainer writes θ₀
+    delta    the trainer writes; the node reads a fragment between `contribute` and the answer to it
+
+It has no name in any file system, so nothing is left behind however the two end.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_HEADER_BYTES = 4096
+_SLOT_BYTES = 8
+
+
+class Count(IntEnum):
+    """Slots of whole numbers."""
+
+    STEPS = 0
+    """Trainer: inner steps since the start."""
+    SAMPLES = 1
+    """Trainer: samples reported since the start."""
+    CHANGED = 2
+    """Node: grows whenever some shard's state has changed."""
+    EPOCH = 3
+    """Node: the lowest epoch over the shards; -1 while no state is held."""
+    FINISHED = 4
+    """Node: 1 once the run has ended for all."""
+    PEERS = 5
+    """Node: live peers, this one included."""
+    BYTES_SENT = 6
+    """Node: bytes of messages sent."""
+    BYTES_RECEIVED = 7
+    """Node: bytes of messages received."""
+    RETRIES = 8
+    """Node: messages that could not be delivered at once."""
+    RECONNECTIONS = 9
+    """Node: links that broke."""
+    GOAL = 10
+    """Node: the commits, summed over fragments, up to which a peer asks all to exchange at once."""
+
+
+class Level(IntEnum):
+    """Slots of real numbers."""
+
+    STEP_TIME_S = 32
+    """Trainer: what an inner step usually takes; 0 until known."""
+    LOSS = 33
+    """Trainer: the loss last reported; NaN until then."""
+    WAITING_S = 34
+    """Trainer: how long it has waited for the others so far."""
+
+
+class SharedMemory:
+    """The header, and θ and the pseudo-gradient [numel] each, flat fp32."""
+
+    def __init__(self, fd: int, numel: int) -> None:
+        """Map what lies behind a file descriptor; it may be closed afterwards."""
+        self.numel = numel
+        self._map = mmap.mmap(fd, _size(numel))
+        view = memoryview(self._map)[:_HEADER_BYTES]
+        self._counts, self._levels = view.cast("q"), view.cast("d")
+        self.theta = self._vector(_HEADER_BYTES)
+        """θ, [numel] fp32."""
+        self.delta = self._vector(_HEADER_BYTES + 4 * numel)
+        """The pseudo-gradient that was last sent, fragment by fragment, [numel] fp32."""
+
+    def count(self, slot: Count) -> int:
+        """A whole number."""
+        return self._counts[slot]
+
+    def set_count(self, slot: Count, value: int) -> None:
+        """Write a whole number."""
+        self._counts[slot] = value
+
+    def level(self, slot: Level) -> float:
+        """A real number."""
+        return self._levels[slot]
+
+    def set_level(self, slot: Level, value: float) -> None:
+        """Write a real number."""
+        self._levels[slot] = value
+
+    def _vector(self, offset: int) -> Tensor:
+        if not self.numel:
+            return torch.empty(0)
+        return torch.frombuffer(self._map, dtype=torch.float32, count=self.numel, offset=offset)
+
+
+def create(numel: int) -> int:
+    """A file descriptor with room for `numel` elements, zeroed; it lives as long as a process holds or maps
+    it.
+
+    On Linux it is memory (not in /dev/shm, which is small in containers), elsewhere a deleted temporary file.
+    """
+    if sys.platform == "linux":
+        fd = os.memfd_create("p2p-diloco")
+    else:
+        with tempfile.TemporaryFile(prefix="p2p-diloco-") as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, _size(numel))
+    return fd
+
+
+def _size(numel: int) -> int:
+    return _HEADER_BYTES + 2 * 4 * numel

@@ -1,0 +1,165 @@
+"""The trainer's side of a node: its requests, the answers, and what it should know.
+
+Law: the one place that speaks on the channel once training runs. A trainer has one request open at a time,
+numbered ``n``; the answer carries the number, so that one that comes late is not taken for another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from p2p_diloco.core.events import Contribute, Load, Merge, Pause, Progress, Release
+from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.node import Node
+from p2p_diloco.node.shared import Count, Level, SharedMemory
+
+HEADER_EVERY_S = 0.25
+"""How often the trainer's header is looked at."""
+
+TELL_EVERY_S = 1.0
+"""How often a waiting trainer is told what it waits for."""
+
+
+class TrainerSide:
+    """`node` must be set before anything is served."""
+
+    def __init__(self, channel: NodeEnd, shared: SharedMemory, on_nudge: Callable[[int], None]) -> None:
+        self.node: Node
+        self.ready_at: float | None = None
+        self.paused = False
+        self.contributing = False
+        self._channel, self._shared, self._on_nudge = channel, shared, on_nudge
+        self._n = 0
+        self._not_reading = asyncio.Event()
+        self._not_reading.set()
+
+    @property
+    def commits(self) -> int:
+        """Commits of the whole run, summed over fragments."""
+        return sum(self.node.replica.roster.mine.epochs)
+
+    # -- requests
+
+    async def serve(self, messages: asyncio.Queue[Message]) -> None:
+        """Answer requests until cancelled."""
+        while True:
+            message = await messages.get()
+            match message:
+                case {"kind": "merge", "n": n}:
+                    self._n = n
+                    await self.node.feed(Merge())
+                case {"kind": "contribute"}:
+                    await self._contribute(message)
+                case {"kind": "read", "n": n}:
+                    self._not_reading.clear()
+                    self._channel.send("readable", n=n)
+                case {"kind": "have read"}:
+                    self._not_reading.set()
+                case {"kind": "pause", "on": on}:
+                    self.paused = on
+                    self.node.post(Pause(on))
+                case {"kind": "ask", "n": n}:
+                    self._channel.send("told", n=n, **self._told())
+                case {"kind": "nudge", "goal": goal}:
+                    self._on_nudge(goal)
+
+    async def _contribute(self, message: Message) -> None:
+        self._n, self.contributing = message["n"], True
+        shards = tuple(message["shards"])
+        payloads = tuple(self.node.work.encode(shard, self._shared.delta) for shard in shards)
+        await self.node.feed(Contribute(shards, message["weight"], message["samples"], payloads))
+
+    def _told(self) -> dict[str, Any]:
+        replica = self.node.replica
+        return {
+            "versions": [None if v is None else [v.generation, v.samples, v.epoch, v.digest] for v in replica.versions],
+            "peers": [replica.me, *replica.roster.alive()],
+        }
+
+    # -- what the loop tells (`node.Trainer`)
+
+    def departs(self) -> None:
+        """The trainer reads no more, whatever it said last."""
+        self._not_reading.set()
+
+    async def not_reading(self) -> None:
+        """As `node.Trainer.not_reading`."""
+        await self._not_reading.wait()
+
+    def load(self, effect: Load) -> None:
+        """As `node.Trainer.load`; until the trainer says that it has read, θ stays as it is."""
+        self._not_reading.clear()
+        shards = [[loaded.shard, loaded.carry.value] for loaded in effect.shards]
+        self._channel.send("load", n=self._n, shards=shards, due=list(effect.due), commits=self.commits)
+
+    def release(self, effect: Release) -> None:
+        """As `node.Trainer.release`."""
+        self.contributing = False
+        self._channel.send("release", n=self._n, sent=effect.sent)
+
+    def ready(self) -> None:
+        """As `node.Trainer.ready`."""
+        self.ready_at = asyncio.get_running_loop().time()
+        self._publish()
+        self._channel.send("ready")
+
+    def changed(self) -> None:
+        """As `node.Trainer.changed`."""
+        self._publish()
+        self._shared.set_count(Count.CHANGED, self._shared.count(Count.CHANGED) + 1)
+
+    def finished(self) -> None:
+        """As `node.Trainer.finished`."""
+        self._publish()
+        self._shared.set_count(Count.FINISHED, 1)
+
+    # -- what goes on beside
+
+    async def watch_header(self, reconnections: Callable[[], int], traffic: Callable[[], tuple[int, int]]) -> None:
+        """Tell the replica of the trainer's progress, and the trainer of the node's counts, until
+        cancelled.
+        """
+        seen = -1
+        while True:
+            steps, step_time_s = self._shared.count(Count.STEPS), self._shared.level(Level.STEP_TIME_S)
+            if steps != seen and self.node.replica.has_state:
+                seen = steps
+                self.node.post(Progress(step_time_s if math.isfinite(step_time_s) else 0.0))
+            self._publish()
+            self._shared.set_count(Count.RECONNECTIONS, reconnections())
+            sent, received = traffic()
+            self._shared.set_count(Count.BYTES_SENT, sent)
+            self._shared.set_count(Count.BYTES_RECEIVED, received)
+            self._shared.set_count(Count.RETRIES, self.node.retries)
+            await asyncio.sleep(HEADER_EVERY_S)
+
+    async def tell_waiting(self) -> None:
+        """While the trainer waits, say what for."""
+        while True:
+            await asyncio.sleep(TELL_EVERY_S)
+            if self.ready_at is None or self.contributing:
+                text = self.node.named(self.node.replica.waiting())
+                self._channel.send("waiting", text=text)
+
+    def _publish(self) -> None:
+        replica = self.node.replica
+        self._shared.set_count(Count.EPOCH, replica.epoch if replica.has_state else -1)
+        self._shared.set_count(Count.PEERS, 1 + len(replica.roster.alive()))
+
+
+async def until_one_ends(tasks: Sequence[asyncio.Task[None]], other: asyncio.Task[None]) -> None:
+    """Wait until one of the tasks or the other ends; end the tasks, not the other; raise what one of them
+    raised.
+    """
+    try:
+        await asyncio.wait([*tasks, other], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in (other, *tasks):  # what ends the other may fail those that wait for it
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            raise error

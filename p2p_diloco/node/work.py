@@ -1,0 +1,141 @@
+"""The core's effects on tensors: means, outer steps, fetched states.
+
+Law: proposals change nothing; `accept` is the one way in which the outer state changes. What can't be
+computed from what others sent gives a digest that nothing has, and the core does what it does about any
+wrong digest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from p2p_diloco.core.events import Applied, Apply, Average, Averaged, Fill, Filled
+from p2p_diloco.core.messages import Commit, Contribution, Message, State
+from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.node.run import Run
+from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX, weighted_mean
+from p2p_diloco.tensors.store import Proposal, ShardStore
+
+NO_DIGEST = ""
+FINITE_MAX = torch.finfo(torch.float32).max
+
+log = logging.getLogger(__name__)
+
+
+class TensorWork:
+    """The outer state of one replica, and the proposals for its future."""
+
+    def __init__(self, run: Run, theta: Tensor) -> None:
+        """`theta` [numel] fp32, kept where it is."""
+        self._run = run
+        self.store = ShardStore(run.layout, run.outer, theta)
+        self._proposals: dict[tuple[int, str], Proposal] = {}
+
+    # -- what the core asks for
+
+    def average(self, effect: Average) -> Averaged:
+        """The weighted mean, rounded to the wire, and the outer step on exactly those bytes."""
+        try:
+            return self._averaged(effect, effect.contributions)
+        except ValueError as error:
+            log.error("the contributions to shard %d can't be averaged, and count as none: %s", effect.shard, error)
+        try:
+            return self._averaged(effect, ())
+        except ValueError as error:
+            mend = "start it again from a checkpoint, with a lower outer_lr"
+            raise P2PDilocoError(f"the run has diverged: {error}", mend=mend) from None
+
+    def _averaged(self, effect: Average, contributions: Sequence[tuple[str, Contribution]]) -> Averaged:
+        shard, codec, numel = effect.shard, self._run.reply_codec, self._run.layout.shards[effect.shard].numel
+        parts = [(peer, c.weight, c.payload) for peer, c in contributions]
+        mean = weighted_mean(parts, self._run.config.codec, numel) if parts else torch.zeros(numel)
+        payload = codecs.encode(mean, codec)
+        proposal = self.store.propose(shard, payload, codec, effect.meta)
+        self._proposals[shard, proposal.digest] = proposal
+        return Averaged(shard, effect.base, proposal.digest, payload)
+
+    def apply(self, effect: Apply) -> Applied:
+        """The outer step of a commit that another peer made."""
+        commit = effect.commit
+        try:
+            proposal = self.store.propose(commit.shard, commit.payload, self._run.reply_codec, effect.meta)
+        except ValueError as error:
+            log.warning("a commit on shard %d can't be applied: %s", commit.shard, error)
+            return Applied(commit.shard, commit.base, NO_DIGEST)
+        self._proposals[commit.shard, proposal.digest] = proposal
+        return Applied(commit.shard, commit.base, proposal.digest)
+
+    def fill(self, effect: Fill) -> Filled:
+        """A state that was fetched."""
+        state = effect.state
+        try:
+            proposal = self.store.load(state.shard, state.payload, effect.meta)
+        except ValueError as error:
+            log.warning("a fetched state of shard %d can't be used: %s", state.shard, error)
+            return Filled(state.shard, state.version, NO_DIGEST)
+        self._proposals[state.shard, proposal.digest] = proposal
+        return Filled(state.shard, state.version, proposal.digest)
+
+    def accept(self, proposals: Iterable[tuple[int, str]]) -> None:
+        """Make proposals (shard, digest) the present state; the shard's others are void."""
+        for shard, digest in proposals:
+            self.store.accept(shard, self._proposals[shard, digest])
+            for key in [key for key in self._proposals if key[0] == shard]:
+                del self._proposals[key]
+
+    # -- payloads
+
+    def nbytes(self, message: Message) -> int:
+        """How long a message's payload is; 0: it has none."""
+        match message:
+            case Contribution(shard=shard):
+                return codecs.nbytes(self._run.config.codec, self._run.layout.shards[shard].numel)
+            case Commit(shard=shard):
+                return codecs.nbytes(self._run.reply_codec, self._run.layout.shards[shard].numel)
+            case State(shard=shard):
+                return self.store.state_nbytes(shard)
+            case _:
+                return 0
+
+    def objection(self, message: Message, payload: memoryview) -> str:
+        """Why a payload can't be taken, or nothing: a value in it is not finite, or so large for a contribution
+        that sums of it won't be.
+        """
+        match message:
+            case Contribution():
+                return _unfit(payload, self._run.config.codec, MAGNITUDE_MAX)
+            case Commit():
+                return _unfit(payload, self._run.reply_codec)
+            case _:
+                return _unfit(payload, "fp32")
+
+    def export(self, shard: int) -> memoryview:
+        """The payload of a shard's state that leaves now."""
+        return memoryview(b"".join(self.store.export(shard)))
+
+    def encode(self, shard: int, delta: Tensor) -> memoryview:
+        """A shard's pseudo-gradient out of `delta` [numel], as it travels; none of that memory is kept.
+
+        What no peer would take leaves as zeros: refused, it would be sent again for ever.
+        """
+        place, codec = self._run.layout.shards[shard], self._run.config.codec
+        payload = memoryview(bytearray(codecs.encode(delta[place.start : place.stop], codec)))
+        if objection := _unfit(payload, codec, MAGNITUDE_MAX):
+            log.error("this peer's contribution to shard %d is sent as zeros: %s", shard, objection)
+            return memoryview(bytearray(payload.nbytes))
+        return payload
+
+
+def _unfit(payload: memoryview, codec: str, magnitude_max: float = FINITE_MAX) -> str:
+    """Why the values in a payload can't be used, or nothing."""
+    if not payload.nbytes:
+        return ""
+    low, high = torch.aminmax(codecs.decode(payload, codec, payload.nbytes // codecs.nbytes(codec, 1)))
+    if low.item() >= -magnitude_max and high.item() <= magnitude_max:  # NaN compares as false
+        return ""
+    return "its payload holds values that are not finite, or huge"

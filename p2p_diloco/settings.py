@@ -1,0 +1,200 @@
+"""Where settings come from: flags, then the environment, then a TOML file, then the defaults.
+
+Law: this is the only place that knows how a setting is spelled outside Python. It reads the settings file
+and looks at paths; it changes nothing but to make an identity's folder, and imports neither torch nor
+hivemind. A key that no setting has is refused wherever it stands, and an error names the flag, the variable
+or the file that the value came from.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+from p2p_diloco.config import PeerConfig, RunConfig, unknown_setting
+from p2p_diloco.errors import ConfigError, P2PDilocoError, UsageError
+
+PREFIX = "P2P_DILOCO_"
+"""What every environment variable of ours begins with."""
+
+_KNOWN: Mapping[str, type[RunConfig] | type[PeerConfig]] = {
+    **dict.fromkeys(RunConfig.model_fields, RunConfig),
+    **dict.fromkeys(PeerConfig.model_fields, PeerConfig),
+}
+_NAMES_A_RUN = ("run_id", "initial_peers")
+
+
+def flag(key: str) -> str:
+    """A setting's flag: ``--sync-every``."""
+    return "--" + key.replace("_", "-")
+
+
+def variable(key: str) -> str:
+    """A setting's environment variable: ``P2P_DILOCO_SYNC_EVERY``."""
+    return PREFIX + key.upper()
+
+
+def read_settings(
+    flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None = None
+) -> tuple[RunConfig, PeerConfig]:
+    """The settings of a peer; `flags` holds only those that were given, by field name.
+
+    What no source gives is a default, and isn't among the `given` of the result.
+
+    Raises:
+        ConfigError: a value, a variable or the file can't be used. AddressError: an address can't be read.
+    """
+    sources = [(flags, flag), (_from_variables(environment), variable)]
+    if file is not None:
+        sources.append((_from_file(file), lambda key: f"{file}: {key}"))
+    run: dict[str, object] = {}
+    peer: dict[str, object] = {}
+    origin: dict[str, str] = {}
+    for values, spelled in reversed(sources):
+        for key, value in values.items():
+            if key not in _KNOWN:
+                raise unknown_setting(key, value, _KNOWN, spelled)
+            (run if _KNOWN[key] is RunConfig else peer)[key] = value
+            origin[key] = spelled(key)
+    try:
+        return RunConfig.model_validate(run), PeerConfig.model_validate(peer)
+    except (ConfigError, UsageError) as error:
+        raise respelled(error, origin) from None
+
+
+def respelled(error: ConfigError | UsageError, spelling: Mapping[str, str]) -> ConfigError | UsageError:
+    """The same error, with its key written as the user wrote it."""
+    key = spelling.get(error.key, error.key)
+    return type(error)(error.wrong, key=key, value=error.value, mend=error.mend)
+
+
+def to_environment(run: RunConfig, peer: PeerConfig) -> dict[str, str]:
+    """The variables that give `from_environment` the same settings: what was given, and the run's name."""
+    given = {**run.given, **peer.given, "run_id": peer.run_id}
+    return {variable(key): _as_text(value) for key, value in given.items()}
+
+
+def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment less every variable of ours."""
+    return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
+
+
+def from_environment(environment: Mapping[str, str] | None = None) -> tuple[RunConfig, PeerConfig] | None:
+    """The settings that `join -- COMMAND` left for its command; None when no run is named.
+
+    Raises:
+        ConfigError: a value can't be used, or this is a further rank of a sharded group.
+    """
+    environment = os.environ if environment is None else environment
+    if not any(environment.get(variable(key)) for key in _NAMES_A_RUN):
+        return None
+    refuse_further_ranks(environment)
+    return read_settings({}, environment)
+
+
+def refuse_further_ranks(environment: Mapping[str, str]) -> None:
+    """Raise ConfigError in every process of a torchrun group but the first: sharded groups can't take part
+    yet.
+    """
+    rank, world_size = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
+    if rank.isdecimal() and world_size.isdecimal() and int(world_size) > 1 and int(rank) > 0:
+        raise ConfigError(
+            f"is one of {world_size} processes, and sharded groups are not supported yet",
+            key="RANK",
+            value=rank,
+            mend="start one process for each peer, without torchrun",
+        )
+
+
+def check_paths(peer: PeerConfig) -> None:
+    """See to it that the files and folders that a peer names can be used, before anything heavy is loaded.
+
+    Raises:
+        ConfigError: one of them can't be read or written.
+    """
+    if peer.from_checkpoint is not None:
+        check_readable(peer.from_checkpoint, key=flag("from_checkpoint"))
+        if not peer.from_checkpoint.is_dir():
+            mend = "name a checkpoint's folder"
+            raise ConfigError("is a file", key=flag("from_checkpoint"), value=peer.from_checkpoint, mend=mend)
+    if peer.checkpoint_dir is not None:
+        make_writable_folder(peer.checkpoint_dir, key=flag("checkpoint_dir"))
+    if peer.identity_path is not None:
+        prepare_identity_path(peer.identity_path)
+
+
+def check_readable(path: Path, *, key: str) -> None:
+    """Raise ConfigError unless there is a file or folder at `path` that can be read."""
+    try:
+        next(path.iterdir(), None) if path.is_dir() else path.open("rb").close()
+    except OSError as error:
+        raise _unusable(key, path, error, "name one that this user can read") from None
+
+
+def prepare_identity_path(path: Path) -> None:
+    """Raise ConfigError unless an identity can be read from `path`, or written there; makes its folder."""
+    key = flag("identity_path")
+    if path.is_dir():
+        raise ConfigError("is a folder", key=key, value=path, mend="name a file in it")
+    if path.exists():
+        check_readable(path, key=key)
+    else:
+        make_writable_folder(path.parent, key=key, value=path)
+
+
+def make_writable_folder(folder: Path, *, key: str, value: Path | None = None) -> None:
+    """Make a folder if need be, and raise ConfigError unless files can be made in it: one is, and is gone
+    again.
+
+    `value` is what the user wrote, where that isn't the folder itself.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = (error.strerror or "no reason given").lower()
+        mend = "name a place that this user may write to"
+        raise ConfigError(f"can't be written ({reason})", key=key, value=value or folder, mend=mend) from None
+
+
+def _from_variables(environment: Mapping[str, str]) -> dict[str, object]:
+    return {name.removeprefix(PREFIX).lower(): value for name, value in environment.items() if name.startswith(PREFIX)}
+
+
+def _from_file(file: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _unusable("--config", file, error, "name a readable TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"is not TOML ({error})", key="--config", value=file, mend="correct that line") from None
+
+
+def _unusable(key: str, path: Path, error: OSError, mend: str) -> P2PDilocoError:
+    return ConfigError(
+        f"can't be read ({(error.strerror or 'no reason given').lower()})", key=key, value=path, mend=mend
+    )
+
+
+def _as_text(value: object) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case tuple():
+            return " ".join(str(item) for item in value)
+        case dict():
+            return json.dumps(value)
+        case _:
+            return str(value)

@@ -1,0 +1,123 @@
+"""Nodes within one loop, over the in-memory swarm, for the tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.net.memory import MemoryNetwork, MemoryTransport
+from p2p_diloco.node import shared
+from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.live import take_part
+from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.tensors.layout import ParamSpec
+
+QUICK = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5, "codec": "fp32", "sync_every": 1, "outer_lr": 1.0}
+
+
+def specs(*sizes: int) -> tuple[ParamSpec, ...]:
+    return tuple(ParamSpec(f"p{index}", (size,), "float32") for index, size in enumerate(sizes))
+
+
+class MemoryPeer:
+    """A node over the in-memory swarm, and the test in the trainer's place. `said` holds what the node has said."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        name: str,
+        config: dict[str, Any] | None = None,
+        sizes: tuple[int, ...] | None = (4,),
+        **local: Any,
+    ) -> None:
+        role = {"role": "aggregator"} if sizes is None else {}
+        own = None if sizes is None else specs(*sizes)
+        self.setup = Setup(RunConfig(**(config or {})), PeerConfig(run_id="r", name=name, **role, **local), own)
+        fd = shared.create(sum(sizes or ()))
+        self.memory = SharedMemory(fd, sum(sizes or ()))
+        os.close(fd)
+        self.inbox = Inbox()
+        self.transport: MemoryTransport = network.join(name, self.inbox)
+        self.messages: asyncio.Queue[Message] = asyncio.Queue()
+        self.said: list[Message] = []
+        self._n = 0
+
+    async def start(self) -> None:
+        """Begin; ends in `stop`."""
+        ours, theirs = socket.socketpair()
+        self.trainer, self._channel = TrainerEnd(ours), await NodeEnd.over(theirs)
+        self.task = asyncio.create_task(
+            take_part(self.setup, self._channel, self.messages, self.memory, self.transport, self.inbox)
+        )
+
+    async def hear(self, kind: str, timeout_s: float = 10.0) -> Message:
+        """The next message of a kind. What the node raised, if it has ended."""
+        give_up_at = asyncio.get_running_loop().time() + timeout_s
+        while asyncio.get_running_loop().time() < give_up_at:
+            if (message := self.trainer.receive(0.001)) is not None:
+                self.said.append(message)
+                if message["kind"] == kind:
+                    return message
+            elif self.task.done():
+                self.task.result()
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"{self.setup.local.name} heard no {kind}, but {self.said}")
+
+    def tell(self, kind: str, **values: Any) -> None:
+        self.messages.put_nowait({"kind": kind, **values})
+
+    async def ask(self, kind: str, answer: str, **values: Any) -> Message:
+        self._n += 1
+        self.tell(kind, n=self._n, **values)
+        message = await self.hear(answer)
+        assert message["n"] == self._n
+        return message
+
+    async def enter(self, theta: float = 0.0) -> None:
+        """Start, offer θ₀, wait until ready and load."""
+        await self.start()
+        await self.hear("run")
+        if self.setup.specs is not None:
+            self.memory.theta.fill_(theta)
+            self.tell("theta")
+        await self.hear("ready")
+
+    async def merge(self) -> Message:
+        load = await self.ask("merge", "load")
+        self.tell("have read")
+        return load
+
+    async def exchange(self, delta: float, weight: float = 1.0) -> Message:
+        """Contribute one value throughout, and wait for the end of the exchange."""
+        due = (await self.merge())["due"]
+        self.memory.delta.fill_(delta)
+        release = await self.ask("contribute", "release", shards=due, weight=weight, samples=1)
+        await self.merge()
+        return release
+
+    async def stop(self) -> None:
+        """Leave the run."""
+        self.task.cancel()
+        await asyncio.wait({self.task}, timeout=10.0)
+        await self.transport.close()
+        await self._channel.close()
+        self.trainer.close()
+
+
+@pytest.fixture
+def quick() -> dict[str, Any]:
+    """Settings of a quick run."""
+    return dict(QUICK)
+
+
+@pytest.fixture
+def memory_peer() -> type[MemoryPeer]:
+    """Makes a peer in an in-memory swarm."""
+    return MemoryPeer

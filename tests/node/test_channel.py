@@ -1,0 +1,107 @@
+"""The line between a trainer and its node."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p_diloco.node.channel import ChannelClosed, NodeEnd, TrainerEnd, Unframer, frame
+
+values = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=20) | st.binary(max_size=20)
+messages = st.lists(st.dictionaries(st.text(max_size=5), values, max_size=4), max_size=5)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(messages, st.data())
+def test_messages_survive_any_split(sent: list[dict[str, object]], data: st.DataObject) -> None:
+    """However the stream is cut, the same messages come out in the same order."""
+    stream = b"".join(map(frame, sent))
+    unframer, found = Unframer(), []
+    while stream:
+        cut = data.draw(st.integers(1, len(stream)))
+        unframer.feed(stream[:cut])
+        stream = stream[cut:]
+        while (message := unframer.next()) is not None:
+            found.append(message)
+    assert found == sent
+
+
+def test_both_ends_speak() -> None:
+    """What one end sends the other receives, both ways."""
+
+    async def node_side(sock: socket.socket) -> dict[str, object]:
+        end = await NodeEnd.over(sock)
+        question = await end.receive()
+        end.send("answer", n=question["n"], blob=b"x" * 200_000)
+        await end.flush()
+        thanks = await end.receive()
+        await end.close()
+        return thanks
+
+    ours, theirs = socket.socketpair()
+    trainer = TrainerEnd(ours)
+    trainer.send({"kind": "ask", "n": 7})
+
+    async def both() -> None:
+        node = asyncio.create_task(node_side(theirs))
+        answer = await asyncio.to_thread(trainer.receive, 5.0)
+        assert answer == {"kind": "answer", "n": 7, "blob": b"x" * 200_000}
+        trainer.send({"kind": "thanks"})
+        assert (await node)["kind"] == "thanks"
+
+    asyncio.run(both())
+    trainer.close()
+
+
+def test_a_wait_is_bounded_and_loses_nothing() -> None:
+    """A receive that runs out gives None, and half a message is kept for the next one."""
+    ours, theirs = socket.socketpair()
+    trainer, whole = TrainerEnd(ours), frame({"kind": "late"})
+    theirs.sendall(whole[:3])
+    began = time.monotonic()
+    assert trainer.receive(0.05) is None
+    assert time.monotonic() - began < 2
+    theirs.sendall(whole[3:])
+    assert trainer.receive(1.0) == {"kind": "late"}
+    trainer.close()
+    theirs.close()
+
+
+def test_the_end_of_the_other_process_is_told() -> None:
+    """Both ends raise when the other one is gone, sending or receiving; messages sent before are still
+    read."""
+    ours, theirs = socket.socketpair()
+    theirs.sendall(frame({"kind": "last"}))
+    theirs.close()
+    trainer = TrainerEnd(ours)
+    assert trainer.receive(1.0) == {"kind": "last"}
+    with pytest.raises(ChannelClosed):
+        trainer.receive(1.0)
+    with pytest.raises(ChannelClosed):
+        trainer.send({"kind": "ask", "blob": b"x" * 10_000_000}, timeout_s=1.0)
+
+    async def node_side() -> None:
+        ours, theirs = socket.socketpair()
+        end = await NodeEnd.over(theirs)
+        ours.close()
+        with pytest.raises(ChannelClosed):
+            await end.receive()
+        await end.close()
+
+    asyncio.run(node_side())
+    trainer.close()
+
+
+def test_a_node_that_does_not_read_is_noticed() -> None:
+    """Sending to a frozen node ends in bounded time."""
+    ours, theirs = socket.socketpair()
+    trainer = TrainerEnd(ours)
+    with pytest.raises(ChannelClosed):
+        trainer.send({"kind": "ask", "blob": b"x" * 50_000_000}, timeout_s=0.2)
+    trainer.close()
+    theirs.close()

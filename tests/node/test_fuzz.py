@@ -1,0 +1,169 @@
+"""Strangers against the replica: whatever the inbox lets through, it survives."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from p2p_diloco.core import messages
+from p2p_diloco.core.events import (
+    Applied,
+    Apply,
+    Average,
+    Averaged,
+    Contribute,
+    Delivered,
+    Effect,
+    Event,
+    Fill,
+    Filled,
+    Found,
+    Load,
+    Merge,
+    Progress,
+    Received,
+    Send,
+    SendFailed,
+    Wakeup,
+)
+from p2p_diloco.core.messages import (
+    Commit,
+    Contribution,
+    Counted,
+    Fetch,
+    Leave,
+    Message,
+    Outdated,
+    Plan,
+    Probe,
+    ProbeAck,
+    Promise,
+    State,
+    Summary,
+    TakeOver,
+    Versions,
+    Want,
+)
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.node import wire
+from p2p_diloco.node.inbox import misfit
+
+SHARDS, FRAGMENTS, STEPS = 3, 2, 12
+TOKEN = b"t" * wire.TOKEN_BYTES
+
+# Few values, so that messages meet what the replica holds, and the extremes of each.
+names = st.sampled_from(["me", "b", "c", "", "x" * 60])
+digests = st.sampled_from(["d0", "d1", "d2", "new", ""])
+shards = st.integers(-1, SHARDS)
+counts = st.sampled_from([0, 1, 2, 3, 2**40, 2**48, 2**62])
+generations, totals = st.sampled_from([0, 0, 1, 2**40]), st.sampled_from([0, 0, 5, 2**48])
+versions = st.builds(Version, generations, totals, st.sampled_from([0, 0, 1, 2, 2**40 - 1]), digests)
+weights = st.sampled_from([1.0, 2.0**-40, 2.0**40])
+ids = st.builds(ContributionId, st.sampled_from([0, 1, 1 << 30, 2**62]), st.sampled_from([0, 1, 2, 2**40]))
+plans = st.builds(Plan, st.lists(names, max_size=3).map(tuple), st.lists(names, min_size=1, max_size=3).map(tuple))
+epochs = st.just(()) | st.tuples(counts, counts)
+models = st.builds(ModelVersion, st.sampled_from([-1, 0, 1]), counts, counts, digests)
+summaries = st.builds(
+    Summary, counts, st.sampled_from(["worker", "aggregator", "?"]), st.booleans(), models, epochs, st.booleans(),
+    weights,
+)  # fmt: skip
+
+
+def leading_to(version: Version) -> st.SearchStrategy[tuple[tuple[int, str], ...]]:
+    """Histories of a version, true ones and others."""
+    older = [epoch for epoch in range(3) if epoch < version.epoch]
+    ancestors = st.lists(st.sampled_from(older), unique=True).map(sorted) if older else st.just([])
+    true = ancestors.map(lambda before: (*((e, f"d{e}") for e in before), (version.epoch, version.digest)))
+    return true | st.lists(st.tuples(st.integers(-1, 3), digests), max_size=2).map(tuple)
+
+
+def states() -> st.SearchStrategy[State]:
+    counted = st.lists(st.tuples(names, ids), max_size=3).map(tuple)
+    return versions.flatmap(lambda v: st.builds(State, shards, st.just(v), counts, plans, counted, leading_to(v)))
+
+
+def commits() -> st.SearchStrategy[Commit]:
+    counted = st.lists(st.builds(Counted, names, ids, weights, counts), max_size=3).map(tuple)
+
+    def on(base: Version) -> st.SearchStrategy[Commit]:
+        version = st.builds(Version, st.just(base.generation), st.just(base.samples), st.just(base.epoch + 1), digests)
+        return st.builds(Commit, shards, st.just(base), version, counts, names, counted, plans)
+
+    return versions.flatmap(on)
+
+
+def any_message() -> st.SearchStrategy[Message]:
+    three = st.tuples(*[versions] * SHARDS)
+    made: dict[type, st.SearchStrategy[Any]] = {
+        Probe: st.builds(Probe, summaries),
+        ProbeAck: st.builds(ProbeAck, summaries),
+        Leave: st.builds(Leave),
+        Contribution: st.builds(Contribution, shards, versions, ids, ids, weights, counts),
+        Commit: commits(),
+        Want: st.builds(Want, shards, versions),
+        TakeOver: st.builds(TakeOver, shards, versions, counts),
+        Promise: st.builds(Promise, shards, versions, counts),
+        Outdated: st.builds(Outdated, shards, versions, counts, names),
+        Fetch: st.builds(Fetch, st.tuples(*[st.none() | versions] * SHARDS), st.booleans()),
+        Versions: st.builds(Versions, three, st.booleans()),
+        State: states(),
+    }
+    assert made.keys() == {*get_args(messages.Message)}, "no kind is forgotten"
+    return st.one_of(*made.values()).filter(lambda message: misfit(message, SHARDS, FRAGMENTS) == "")
+
+
+def world_answers(data: st.DataObject, effects: list[Effect]) -> list[Event]:
+    """What the node, the network and the trainer make of effects."""
+    events: list[Event] = []
+    for effect in effects:
+        match effect:
+            case Average(shard, base):
+                events.append(Averaged(shard, base, data.draw(digests), None))
+            case Apply(commit):
+                events.append(
+                    Applied(commit.shard, commit.base, data.draw(st.sampled_from([commit.version.digest, "?"])))
+                )
+            case Fill(state):
+                events.append(
+                    Filled(state.shard, state.version, data.draw(st.sampled_from([state.version.digest, "?"])))
+                )
+            case Send(to, message):
+                assert wire.unpack(wire.pack(message, TOKEN), TOKEN) == message, "what a replica says can be sent"
+                sent = st.sampled_from(
+                    [Delivered(to, message), SendFailed(to, message, True), SendFailed(to, message, False)]
+                )
+                events.append(data.draw(sent))
+            case Load(_, due) if due:
+                events.append(Contribute(due, 1.0, 1, (None,) * len(due)))
+    return events
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data())
+def test_no_message_harms_a_replica(data: st.DataObject) -> None:
+    """Any messages that pass the inbox, from anyone and in any order, raise nothing, and what the replica then says
+    can still be written down.
+    """
+    rules = Rules(run="r", fragments=((0, 1), (2,)), round_timeout=5.0)
+    replica, now = Replica("me", rules, incarnation=1 << 30, now=0.0), 0.0
+    queue: list[Event] = []
+    if data.draw(st.booleans()):
+        queue.append(Found(0, ("d0",) * SHARDS))
+    others = st.builds(Received, names.filter(lambda name: name != "me"), any_message())
+    own = st.sampled_from([Wakeup(), Merge(), Progress(0.1)])
+    for _ in range(STEPS):
+        queue.append(data.draw(others | own))
+        handled = 0
+        while queue:
+            handled += 1
+            assume(handled < 200)
+            now += data.draw(st.sampled_from([0.0, 0.3, 20.0])) if isinstance(queue[0], Wakeup) else 0.0
+            queue += world_answers(data, replica.handle(queue.pop(0), now))
+            assert replica.next_wakeup() >= 0.0
+            replica.waiting(), replica.round(), replica.aggregates()
+            if replica.has_state:
+                [replica.state(shard) for shard in range(SHARDS)]

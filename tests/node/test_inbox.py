@@ -1,0 +1,147 @@
+"""What may not come in: a node over the in-memory swarm, and a stranger who sends it everything but what is right."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from p2p_diloco.core.messages import (
+    Commit,
+    Contribution,
+    Counted,
+    Fetch,
+    Outdated,
+    Plan,
+    Probe,
+    ProbeAck,
+    Promise,
+    State,
+    Summary,
+    TakeOver,
+    Versions,
+)
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.net.interface import Refusal
+from p2p_diloco.net.memory import MemoryNetwork
+from p2p_diloco.node import wire
+from p2p_diloco.node.inbox import Inbox, misfit
+
+V, NEXT, PLAN = Version(0, 0, 0, "d"), Version(0, 1, 1, "e"), Plan(("a",), ("a",))
+ID = ContributionId(1, 1)
+
+
+def contribution(shard: int = 0, weight: float = 1.0, samples: int = 1) -> Contribution:
+    return Contribution(shard, V, ID, ID, weight, samples)
+
+
+def summary(epochs: tuple[int, ...] = (), bandwidth: float = 1.0) -> Summary:
+    return Summary(1, "worker", True, ModelVersion(), epochs, False, bandwidth)
+
+
+def floats(*values: float) -> memoryview:
+    return memoryview(torch.tensor(values, dtype=torch.float32).numpy().tobytes())
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        (contribution(shard=3), "no shard 3"),
+        (contribution(shard=-1), "no shard -1"),
+        (contribution(weight=0.0), "weight"),
+        (contribution(weight=-1.0), "weight"),
+        (contribution(weight=1e30), "weight"),
+        (contribution(samples=-1), "samples"),
+        (contribution(samples=2**40 + 1), "samples"),
+        (Contribution(0, Version(0, 2**48 + 1, 0, "d"), ID, ID, 1.0, 1), "samples of a Version"),
+        (Contribution(0, V, ContributionId(2**62 + 1, 0), ID, 1.0, 1), "incarnation"),
+        (TakeOver(0, V, 2**41), "term"),
+        (TakeOver(0, V, -1), "term"),
+        (Promise(0, Version(0, 0, -1, "d"), 1), "epoch"),
+        (Fetch((None, None, Version(-1, 0, 0, "d"))), "generation"),
+        (Probe(summary(epochs=(1, -1))), "epochs"),
+        (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 2**41),), PLAN), "samples of a Counted"),
+        (Commit(0, V, V, 0, "a", (Counted("a", ID, 1.0, 1),), PLAN), "next epoch"),
+        (State(0, V, 0, PLAN, (), ()), "history"),
+        (State(0, V, 0, PLAN, (), ((0, "e"),)), "history"),
+        (State(0, V, 0, PLAN, (), ((1, "x"), (0, "d"))), "history"),
+        (State(0, NEXT, 0, PLAN, (("a", ContributionId(-1, 0)),), ((0, "d"), (1, "e"))), "incarnation"),
+        (Fetch((None,)), "lists 1 shards"),
+        (Versions((V, V, V, V), True), "lists 4 shards"),
+        (Outdated(7, V, 1, "x"), "no shard 7"),
+        (Probe(summary(epochs=(1,))), "lists 1 fragments"),
+        (ProbeAck(summary(bandwidth=0.0)), "bandwidth"),
+        (State(0, V, 0, Plan(("a",), ()), (), ((0, "d"),)), "nobody to aggregate"),
+        (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 1),), Plan((), ())), "nobody to aggregate"),
+    ],
+)
+def test_messages_of_another_shape_than_the_run(message: Any, reason: str) -> None:
+    """A message that names what a run of three shards in two fragments doesn't have is told so."""
+    assert reason in misfit(message, 3, 2)
+
+
+def test_messages_of_the_runs_shape_fit() -> None:
+    states = State(0, NEXT, 3, PLAN, (("a", ID),), ((0, "d"), (1, "e"))), State(0, V, 0, PLAN, (), ((0, "d"),))
+    for message in (*states, contribution(), Fetch((None, V, None)), Probe(summary((0, 0))), Probe(summary())):
+        assert misfit(message, 3, 2) == ""
+
+
+def test_before_the_run_is_known_everything_is_refused() -> None:
+    inbox = Inbox()
+    with pytest.raises(Refusal, match="not in a run yet"):
+        inbox.admit("stranger", wire.pack(Probe(summary()), b"t" * 16))
+    inbox.token = b"t" * 16
+    with pytest.raises(Refusal, match="not ready yet"):
+        inbox.admit("stranger", wire.pack(Probe(summary()), inbox.token))
+    with pytest.raises(Refusal, match="nobody asked"):
+        inbox.admit("stranger", wire.pack(wire.Description(5), inbox.token))
+
+
+def test_payloads_of_strangers(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Payloads too short, too long, absent, not finite or huge are refused, and the run goes on unharmed."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        peer = memory_peer(network, "a", quick)
+        await peer.enter()
+        stranger = network.join("stranger", Inbox())
+        base = Version(*(await peer.ask("ask", "told"))["versions"][0])
+        header = wire.pack(Contribution(0, base, ID, ID, 1.0, 1), peer.inbox.token)
+        for payload, reason in [
+            (floats(1, 2, 3), "carries 16 bytes, 12 came"),
+            (floats(1, 2, 3, 4, 5), "at most 16"),
+            (None, "carries 16 bytes, 0 came"),
+            (floats(1, 2, 3, float("nan")), "not finite"),
+            (floats(1, 2, 3, float("inf")), "not finite"),
+            (floats(1, 2, 3, 1e30), "huge"),
+        ]:
+            with pytest.raises(Refusal, match=reason):
+                await stranger.send("a", header, payload)
+        with pytest.raises(Refusal, match="another run"):
+            await stranger.send("a", wire.pack(Probe(summary()), b"x" * 16))
+        assert peer.transport.traffic.refused == 7
+        before = peer.memory.theta.clone()
+        assert (await peer.exchange(1.0))["sent"]
+        assert peer.memory.theta.tolist() == pytest.approx((before - 1.9).tolist())
+        await peer.stop()
+
+    asyncio.run(life())
+
+
+def test_an_honest_strangers_contribution_counts(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """The same message with a right payload is averaged: refusals above are not for another reason."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        peer = memory_peer(network, "a", {**quick, "start_peers": 2, "outer_momentum": 0.0})
+        await peer.enter()
+        stranger = network.join("stranger", Inbox())
+        base = Version(*(await peer.ask("ask", "told"))["versions"][0])
+        await stranger.send("a", wire.pack(Contribution(0, base, ID, ID, 3.0, 1), peer.inbox.token), floats(1, 2, 3, 4))
+        await peer.exchange(0.0, weight=1.0)
+        assert peer.memory.theta.tolist() == [-0.75, -1.5, -2.25, -3.0]
+        await peer.stop()
+
+    asyncio.run(life())

@@ -1,0 +1,245 @@
+"""The loop around a replica that a script plays: what goes out, what comes back, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core.events import Accept, Delivered, Effect, Event, Pause, Send, SendFailed
+from p2p_diloco.core.messages import Leave, Plan, State, Want
+from p2p_diloco.core.version import Version
+from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
+from p2p_diloco.net.memory import MemoryNetwork
+from p2p_diloco.node import wire
+from p2p_diloco.node.node import Node
+from p2p_diloco.node.outbox import Outbox
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.work import TensorWork
+from p2p_diloco.tensors.layout import Layout, ParamSpec
+
+PLAN = Plan(("a",), ("a",))
+
+
+def state(epoch: int) -> State:
+    return State(0, Version(0, 0, epoch, f"d{epoch}"), 0, PLAN, (), ((epoch, f"d{epoch}"),))
+
+
+class Script:
+    """In the replica's place: answers each event that was scripted, and remembers all."""
+
+    me = "me"
+
+    def __init__(self) -> None:
+        self.effects: list[list[Effect]] = []
+        self.events: list[Event] = []
+        self.epoch = 0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        self.events.append(event)
+        return self.effects.pop(0) if self.effects and isinstance(event, Pause) else []
+
+    def next_wakeup(self) -> float:
+        return math.inf
+
+    def state(self, shard: int) -> State:
+        return state(self.epoch)
+
+    def answers(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+class Wires:
+    """In the transport's place: what is sent waits for `gate`, then fails if `failure` is set."""
+
+    peer_id, limits, traffic = "me", Limits(), Traffic()
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Any, bytes | None]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+
+    async def send(self, peer: str, header: bytes, payload: memoryview | None = None) -> None:
+        self.sent.append((peer, header, None if payload is None else bytes(payload)))
+        await self.gate.wait()
+        if self.failure is not None:
+            raise self.failure
+
+
+class Reader:
+    """In the trainer's place: one that may be reading."""
+
+    def __init__(self) -> None:
+        self.reading = asyncio.Event()
+
+    async def not_reading(self) -> None:
+        await self.reading.wait()
+
+
+class Table:
+    """A node with all of these, and its loop running."""
+
+    def __init__(self) -> None:
+        run = Run("r", RunConfig(codec="fp32"), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
+        self.theta = torch.zeros(2)
+        self.replica, self.wires, self.trainer = Script(), Wires(), Reader()
+        self.work = TensorWork(run, self.theta)
+        self.node = Node(run, self.replica, self.work, Outbox(self.wires), self.trainer)  # type: ignore[arg-type]
+        self.loop = asyncio.create_task(self.node.consume())
+
+    async def carry_out(self, *effects: Effect) -> None:
+        self.replica.effects.append([*effects])
+        await self.node.feed(Pause(True))
+
+    async def answered(self, kind: type[Event], count: int = 1) -> list[Any]:
+        while len(found := self.replica.answers(kind)) < count:
+            await asyncio.sleep(0.001)
+        return found
+
+    def states(self) -> list[tuple[State, list[float]]]:
+        return [
+            (wire.unpack(header, self.node.run.token), [*memoryview(payload).cast("f")][:2])
+            for _, header, payload in self.wires.sent
+            if payload is not None
+        ]  # fmt: skip
+
+
+def at_table(test: Callable[[Table], Awaitable[None]]) -> None:
+    async def life() -> None:
+        table = Table()
+        try:
+            await asyncio.wait_for(test(table), 10.0)
+        finally:
+            table.loop.cancel()
+            await asyncio.gather(table.loop, return_exceptions=True)
+
+    asyncio.run(life())
+
+
+@pytest.mark.parametrize(
+    ("failure", "gone"),
+    [
+        (Unreachable("refused", refused=True), True),
+        (Unreachable("the link broke"), False),
+        (Refusal("no"), False),
+        (RuntimeError("what nobody thought of"), False),
+    ],
+)
+def test_every_message_is_answered(failure: Exception, gone: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever becomes of a message the replica is told once; that the peer is gone only after a refused dial."""
+
+    async def test(table: Table) -> None:
+        table.wires.failure = failure
+        await table.carry_out(Send("b", Leave()), Send("b", state(0)))
+        assert [f.gone for f in await table.answered(SendFailed, 2)] == [gone, gone]
+        table.wires.failure = None
+        await table.carry_out(Send("b", Leave()))
+        assert await table.answered(Delivered) == [Delivered("b", Leave())]
+
+    at_table(test)
+    assert ("could not be sent" in caplog.text) == isinstance(failure, RuntimeError)
+
+
+def test_what_cant_be_written_is_a_failed_send(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(table: Table) -> None:
+        message = Want(0, Version(0, 2**70, 0, "d"))
+        await table.carry_out(Send("b", message))
+        assert await table.answered(SendFailed) == [SendFailed("b", message, gone=False)]
+        assert table.wires.sent == []
+
+    at_table(test)
+    assert "can't be written" in caplog.text
+
+
+def test_a_state_leaves_as_it_is_then() -> None:
+    """States wait for their turn without memory of their own; asked for twice they go once, with the version and the
+    tensors of the moment, and never while the two disagree.
+    """
+
+    async def test(table: Table) -> None:
+        table.wires.gate.clear()
+        await table.carry_out(*(Send("b", Leave()) for _ in range(9)))  # no payloads: they hold nothing up
+        table.node._outbox._turns["b"] = turn = asyncio.Semaphore(0)
+        await table.carry_out(Send("b", state(0)), Send("b", state(0)))
+        assert await table.answered(SendFailed) == [SendFailed("b", state(0), gone=False)]
+        proposal = table.work.store.propose(0, torch.ones(2).numpy().tobytes(), "fp32", b"")
+        table.work._proposals[0, "new"] = proposal
+        table.replica.epoch = 1
+        accepting = asyncio.create_task(table.carry_out(Accept(((0, "new"),))))
+        await asyncio.sleep(0.01)
+        turn.release()
+        await asyncio.sleep(0.01)
+        assert table.states() == []
+        table.trainer.reading.set()
+        await accepting
+        table.wires.gate.set()
+        await table.answered(Delivered, 10)
+        assert table.states() == [(state(1), proposal.theta.tolist())]
+        await table.carry_out(Send("b", state(1)))
+        await table.answered(Delivered, 11)
+        assert len(table.states()) == 2
+
+    at_table(test)
+
+
+def test_who_waits_at_the_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Messages that the replica won't handle any more are refused at once, and nothing is left for asyncio to
+    complain of.
+    """
+
+    async def test(table: Table) -> None:
+        table.work._proposals[0, "new"] = table.work.store.propose(0, bytes(8), "fp32", b"")
+        waiting = [asyncio.create_task(table.carry_out(Accept(((0, "new"),)))) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        table.loop.cancel()
+        for task in waiting:
+            with pytest.raises(Refusal, match="leaving"):
+                await asyncio.wait_for(task, 1.0)
+        with pytest.raises(Refusal, match="leaving"):
+            await asyncio.wait_for(table.node.receive("b", Leave()), 1.0)
+
+    at_table(test)
+    assert caplog.records == []
+
+
+def test_a_link_that_is_reset_is_no_death(
+    memory_peer: Any, quick: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Several messages lost at once with one link leave a living peer alive; a killed one is gone in no time."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a, b = memory_peer(network, "a", {**quick, "heartbeat_timeout": 30.0}), memory_peer(network, "b")
+        await a.enter()
+        await b.enter()
+        send, resets = a.transport.send, [5]
+
+        async def unsteady(peer: str, header: bytes, payload: memoryview | None = None) -> None:
+            if resets[0]:
+                resets[0] -= 1
+                a.inbox.closed(peer)
+                raise Unreachable("b: the link broke")
+            await send(peer, header, payload)
+
+        a.transport.send = unsteady
+        while resets[0]:
+            await asyncio.sleep(0.01)
+        assert (await a.ask("ask", "told"))["peers"] == ["a", "b"]
+        assert "died" not in caplog.text
+        network.kill("b")
+        for _ in range(100):
+            if (await a.ask("ask", "told"))["peers"] == ["a"]:
+                break
+            await asyncio.sleep(0.01)
+        assert "died" in caplog.text
+        await b.stop()
+        await a.stop()
+
+    with caplog.at_level("INFO"):
+        asyncio.run(life())

@@ -1,0 +1,102 @@
+"""What peers say of themselves in the DHT."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import msgpack
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p_diloco.net.interface import VALUE_BYTES_MAX
+from p2p_diloco.net.memory import MemoryNetwork
+from p2p_diloco.node import records
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.records import PeerRecord, key_of, read_peers
+
+RECORD = PeerRecord(
+    v=1, peer_id="a", name="alice", host="h", role="worker", state="training", epoch=3, step=12, sps=1.5, loss=None,
+    samples=5, sent=1, recv=2, wait_s=0.5, agg=[0, 2], agg_n=2, round=[0, 1, 2], addrs=["/ip4/1.2.3.4/tcp/1/p2p/a"],
+    time=1.0, events=[[1.0, "joined"]],
+)  # fmt: skip
+
+KEYS = {
+    "v", "peer_id", "name", "host", "role", "state", "epoch", "step", "sps", "loss", "samples", "sent", "recv",
+    "wait_s", "agg", "agg_n", "round", "addrs", "time", "events",
+}  # fmt: skip
+
+
+def test_a_record_has_exactly_its_keys() -> None:
+    """Observers of other versions rely on the names."""
+    assert msgpack.unpackb(RECORD.pack()) == {**dataclasses.asdict(RECORD)}
+    assert msgpack.unpackb(RECORD.pack()).keys() == KEYS
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(
+    st.lists(st.text(min_size=50, max_size=200), max_size=9),
+    st.lists(st.tuples(st.floats(0, 1e9), st.text(max_size=300)).map(list), max_size=9),
+    st.lists(st.integers(0, 2**40), max_size=99),
+)
+def test_a_record_always_fits(addresses: list[str], events: list[list[Any]], agg: list[int]) -> None:
+    """However much there is to tell, the record stays within what the DHT takes, and keeps its keys."""
+    record = dataclasses.replace(RECORD, addrs=addresses, events=events, agg=agg, agg_n=len(agg), peer_id="p" * 52)
+    value = record.pack()
+    assert len(value) <= VALUE_BYTES_MAX
+    found = msgpack.unpackb(value)
+    assert found.keys() == KEYS
+    assert found["agg_n"] == len(agg)
+    assert len(found["events"]) <= 3
+    assert len(found["agg"]) <= 16
+
+
+def test_the_newest_events_stay() -> None:
+    events = [[float(n), f"event {n}"] for n in range(9)]
+    assert msgpack.unpackb(dataclasses.replace(RECORD, events=events).pack())["events"] == events[-3:]
+
+
+def test_records_are_read_from_all_buckets_and_forgeries_left_out() -> None:
+    """Every peer's record is found, wherever it lies; one in another's name, or that is none, is not."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        names = [f"peer{n}" for n in range(12)]
+        transports = [network.join(name, Inbox()) for name in names]
+        for name, transport in zip(names, transports, strict=True):
+            record = dataclasses.replace(RECORD, peer_id=name)
+            await transport.store(key_of("r", name), name, record.pack(), 30.0)
+        assert len({key_of("r", name) for name in names}) > 1
+        forger = transports[0]
+        lie = dataclasses.replace(RECORD, peer_id="peer1", name="mallory").pack()
+        await forger.store(key_of("r", "peer1"), "peer1", lie, 60.0)
+        await forger.store(key_of("r", "x"), "x", lie, 30.0)
+        await forger.store(key_of("r", "y"), "y", b"\xc1 no msgpack", 30.0)
+        found = await read_peers(forger, "r")
+        assert sorted(found) == sorted(names)
+        assert found["peer1"]["name"] == "alice"
+        assert records.addresses_in({"addrs": "/ip4"}) == []
+
+    asyncio.run(life())
+
+
+def test_nodes_publish_what_they_do(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """A node's record is there soon, tells its state, and says at the end that it left."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        peer, watcher = memory_peer(network, "a", quick), network.join("w", Inbox())
+        await peer.enter()
+        seen = []
+        for _ in range(100):
+            if found := await read_peers(watcher, "r"):
+                seen.append(found["a"]["state"])
+                break
+            await asyncio.sleep(0.05)
+        await peer.stop()
+        seen.append((await read_peers(watcher, "r"))["a"]["state"])
+        assert seen[0] in ("joining", "training")
+        assert seen[1] == "leaving"
+
+    asyncio.run(life())

@@ -1,0 +1,117 @@
+"""Checkpoints of the outer state, written and read back by nodes over the in-memory swarm."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from p2p_diloco.errors import CheckpointError, ConfigError
+from p2p_diloco.net.memory import MemoryNetwork
+from p2p_diloco.node import saving
+from p2p_diloco.tensors import checkpoint
+
+
+def run_for(memory_peer: Any, config: dict[str, Any], epochs: int, **local: Any) -> tuple[list[float], list[Any]]:
+    """A lone peer's θ after each epoch, and its versions at the end."""
+
+    async def life() -> tuple[list[float], list[Any]]:
+        peer = memory_peer(MemoryNetwork(), "a", config, sizes=(3, 2), **local)
+        await peer.enter(theta=1.0)
+        values = []
+        for _ in range(epochs):
+            await peer.exchange(1.0)
+            values.append(peer.memory.theta[0].item())
+        versions = (await peer.ask("ask", "told"))["versions"]
+        await peer.stop()
+        return values, versions
+
+    return asyncio.run(life())
+
+
+def test_momentum_counts_and_versions_come_back(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    """A restarted run takes the same path, digests included, as one that never stopped (counts of lives aside)."""
+    config = {**quick, "shard_elements": 2}
+    whole, _ = run_for(memory_peer, config, 4)
+    first, versions = run_for(memory_peer, config, 2, checkpoint_dir=tmp_path, save_every=1)
+    assert first == whole[:2]
+    second, later = run_for(memory_peer, config, 2, checkpoint_dir=tmp_path, save_every=1)
+    assert second == whole[2:]
+    assert [v[2] for v in versions] == [2] * 3
+    assert [v[2] for v in later] == [4] * 3
+
+
+def test_the_tensors_have_their_names(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    """A checkpoint holds the global parameters by name and shape, to be used without this program."""
+    (*_, last), _ = run_for(memory_peer, quick, 2, checkpoint_dir=tmp_path, save_every=2)
+    path = checkpoint.latest(tmp_path)
+    assert path is not None
+    tensors, manifest = checkpoint.load(path)
+    assert {name: tuple(t.shape) for name, t in tensors["theta"].items()} == {"p0": (3,), "p1": (2,)}
+    assert torch.equal(tensors["theta"]["p1"], torch.full((2,), last))
+    assert manifest["run_id"] == "r"
+
+
+def test_a_new_generation_starts_from_an_old_state(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    """`new_generation` founds the run anew: epoch 0 of the next generation, with the checkpoint's parameters."""
+    (*_, last), _ = run_for(memory_peer, quick, 2, checkpoint_dir=tmp_path, save_every=2)
+    _, versions = run_for(memory_peer, quick, 0, from_checkpoint=tmp_path, new_generation=True)
+    assert [v[:3] for v in versions] == [[1, 0, 0]]
+    values, _ = run_for(memory_peer, {}, 1, from_checkpoint=tmp_path, new_generation=True)
+    assert values[0] < last
+
+
+def test_what_does_not_fit_is_refused(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    """An empty folder, one of another run, an altered tensor: each an error that says so."""
+    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+        run_for(memory_peer, quick, 0, from_checkpoint=tmp_path)
+    run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
+    path = checkpoint.latest(tmp_path)
+    assert path is not None
+    tensors, manifest = checkpoint.load(path)
+    own = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files")}
+    checkpoint.save(tmp_path, 7, tensors, {**own, "run_id": "another"}, keep=9)
+    with pytest.raises(ConfigError, match="run another"):
+        run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
+    tensors["theta"]["p0"][0] += 1
+    checkpoint.save(tmp_path, 8, tensors, own, keep=9)
+    with pytest.raises(CheckpointError, match="digest"):
+        run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
+
+
+def test_the_end_is_saved_though_the_last_one_is_still_being_written(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint under way when the run finishes doesn't take the place of the final epoch's."""
+    write = saving._write
+
+    def slow_write(*values: Any) -> None:
+        time.sleep(0.3)
+        write(*values)
+
+    monkeypatch.setattr(saving, "_write", slow_write)
+    run_for(memory_peer, {**quick, "stop_after_epochs": 3}, 3, checkpoint_dir=tmp_path, save_every=1)
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-3"
+
+
+@pytest.mark.parametrize("group", ["theta", "outer"])
+def test_a_checkpoint_that_lacks_a_tensor_is_refused(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, group: str
+) -> None:
+    """One without a tensor, or with one of another size, is the user's error, not a crash."""
+    run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
+    path = checkpoint.latest(tmp_path)
+    assert path is not None
+    tensors, manifest = checkpoint.load(path)
+    own = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files")}
+    name = next(iter(tensors[group]))
+    for epoch, changed in enumerate((torch.zeros(1), None), start=7):
+        kept = {key: value for key, value in tensors[group].items() if key != name}
+        kept |= {} if changed is None else {name: changed}
+        checkpoint.save(tmp_path, epoch, {**tensors, group: kept}, own, keep=9)
+        with pytest.raises(CheckpointError, match="can't be used: its tensors"):
+            run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)

@@ -1,0 +1,75 @@
+"""The core's effects on tensors where numbers go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core.events import Average
+from p2p_diloco.core.messages import Commit, Contribution, Plan, State
+from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.work import TensorWork
+from p2p_diloco.tensors.layout import Layout, ParamSpec
+
+V, ID = Version(0, 0, 0, "d"), ContributionId(1, 1)
+
+
+def work(codec: str = "fp32", **config: object) -> TensorWork:
+    layout = Layout.build((ParamSpec("p", (4,), "float32"),), 1)
+    return TensorWork(Run("r", RunConfig(codec=codec, **config), layout), torch.ones(4))
+
+
+def payload(values: Tensor) -> memoryview:
+    return memoryview(values.numpy().tobytes())
+
+
+def average(made: TensorWork, value: float) -> Tensor:
+    part = Contribution(0, V, ID, ID, 1.0, 1, payload(torch.full((4,), value)))
+    averaged = made.average(Average(0, V, (("a", part),), b"meta"))
+    made.accept([(0, averaged.digest)])
+    return made.store.theta(0)
+
+
+def test_a_step_that_leads_nowhere_counts_as_none(caplog: pytest.LogCaptureFixture) -> None:
+    """An outer step whose result would not be finite is logged, and the run goes on as if nothing had been sent."""
+    made = work(outer_lr=1e37, outer_momentum=0.0)
+    assert average(made, 1e30).tolist() == [1.0] * 4
+    assert "can't be averaged" in caplog.text
+
+
+def test_a_state_that_can_make_no_step_is_a_sentence() -> None:
+    made = work(outer_lr=1e37, outer_momentum=0.9)
+    made.store._states[0]["m"].fill_(1e30)
+    with pytest.raises(P2PDilocoError, match=r"the run has diverged.*lower outer_lr"):
+        average(made, 1.0)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -(2.0**31)])
+def test_what_nobody_would_take_does_not_leave(codec: str, value: float) -> None:
+    """A pseudo-gradient that the others would refuse goes out as zeros; the largest that they take as it is."""
+    made = work(codec)
+    message = Contribution(0, V, ID, ID, 1.0, 1)
+    bad = made.encode(0, torch.tensor([1.0, value, 1.0, 1.0]))
+    assert bytes(bad) == bytes(made.nbytes(message))
+    most = torch.tensor([1.0, 2.0**30 - 64, -(2.0**30), 1.0])
+    assert bytes(made.encode(0, most)) != bytes(made.nbytes(message))
+    assert made.objection(message, made.encode(0, most)) == ""
+
+
+def test_a_states_values_need_only_be_finite() -> None:
+    """An optimizer may have accumulated what no contribution may hold."""
+    made, large = work(), payload(torch.full((8,), 1e30))
+    state = State(0, V, 0, Plan(("a",), ("a",)), (), ((0, "d"),))
+    commit = Commit(0, V, V, 0, "a", (), state.plan)
+    contribution = Contribution(0, V, ID, ID, 1.0, 1)
+    assert made.objection(state, large) == made.objection(commit, large) == ""
+    assert "huge" in made.objection(contribution, large)
+    for message in (state, commit, replace(contribution, weight=2.0)):
+        assert "not finite" in made.objection(message, payload(torch.tensor([1.0, float("nan")])))

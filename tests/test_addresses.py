@@ -1,0 +1,95 @@
+"""Addresses: what can be dialled is taken, everything else is refused with a sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.addresses import (
+    by_reach,
+    check_listen_address,
+    check_peer_address,
+    is_loopback,
+    split_addresses,
+)
+from p2p_diloco.errors import AddressError
+
+ID = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
+RSA_ID = "QmUy4j1x9sGoKmeZjvVHbyuSrPHb3pYH72S1XUGTc9WrzK"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"/ip4/127.0.0.1/tcp/31337/p2p/{ID}",
+        f"/ip4/127.0.0.1/tcp/31337/p2p/{RSA_ID}",
+        f"/ip6/::1/tcp/1/p2p/{ID}",
+        f"/dns4/seed.example.org/tcp/443/wss/p2p/{ID}",
+        f"/dns/localhost/tcp/443/ipfs/{RSA_ID}",
+        f"/ip4/10.0.0.1/udp/4001/quic-v1/p2p/{ID}",
+        f"/ip4/10.0.0.1/tcp/4001/p2p/{ID}/p2p-circuit/p2p/{RSA_ID}",
+        f"/dnsaddr/bootstrap.example.org/p2p/{ID}",
+    ],
+)
+def test_what_can_be_dialled_is_taken(address: str) -> None:
+    """Every form that a bootstrap prints, and the common ones of libp2p, pass unchanged."""
+    assert check_peer_address(address) == address
+
+
+@pytest.mark.parametrize(
+    ("address", "wrong"),
+    [
+        ("127.0.0.1:31337", "is no multiaddr"),
+        ("http://example.org", "is no multiaddr"),
+        ("/", "names no host"),
+        ("/ip4", "ends after /ip4"),
+        (f"/ip4/127.0.0.1/p2p/{ID}", "names no port"),
+        ("/ip4/127.0.0.1/tcp/31337", "names no peer"),
+        (f"/ip4/300.0.0.1/tcp/31337/p2p/{ID}", "unreadable /ip4/300.0.0.1"),
+        (f"/ip4/::1/tcp/31337/p2p/{ID}", "unreadable /ip4/::1"),
+        (f"/ip4/127.0.0.1/tcp/65536/p2p/{ID}", "unreadable /tcp/65536"),
+        (f"/ip4/127.0.0.1/tcp/x/p2p/{ID}", "unreadable /tcp/x"),
+        (f"/ip4/127.0.0.1/tcp/0/p2p/{ID}", "has port 0"),
+        (f"/ip4/127.0.0.1/tcp/1/p2p/{ID[:-1]}", "unreadable /p2p"),
+        (f"/ip4/127.0.0.1/tcp/1/p2p/{ID.replace('K', '0')}", "unreadable /p2p"),
+        (f"/tcp/1/p2p/{ID}", "names no host"),
+        (f"/ip4/127.0.0.1/sctp/1/p2p/{ID}", "unknown part 'sctp'"),
+    ],
+)
+def test_what_cannot_is_refused(address: str, wrong: str) -> None:
+    """The sentence names the key, the address and what is wrong with it."""
+    with pytest.raises(AddressError) as caught:
+        check_peer_address(address)
+    assert str(caught.value).startswith(f"initial_peers={address} ")
+    assert wrong in str(caught.value)
+    assert caught.value.mend
+
+
+@pytest.mark.parametrize(
+    ("address", "wrong"),
+    [
+        (f"/ip4/0.0.0.0/tcp/1/p2p/{ID}", "names a peer"),
+        ("/dns4/example.org/tcp/1", "no place to listen"),
+        ("0.0.0.0:1", "is no multiaddr"),
+    ],
+)
+def test_a_place_to_listen_is_a_host_and_a_port(address: str, wrong: str) -> None:
+    """One listens on an address of this machine, not on a name or a peer."""
+    assert check_listen_address("/ip4/0.0.0.0/tcp/0") == "/ip4/0.0.0.0/tcp/0"
+    with pytest.raises(AddressError, match=wrong):
+        check_listen_address(address)
+
+
+def test_lists_take_spaces_commas_and_repetition() -> None:
+    """However several addresses are written, the same ones come out, each once and in order."""
+    assert split_addresses("a b,c\n d,,b") == ("a", "b", "c", "d")
+    assert split_addresses(["a,b", "c", "a"]) == ("a", "b", "c")
+
+
+def test_addresses_are_ordered_by_who_can_reach_them() -> None:
+    """A public address comes before a private one, and loopback last."""
+    public, named = f"/ip4/8.8.8.8/tcp/1/p2p/{ID}", f"/dns4/example.org/tcp/1/p2p/{ID}"
+    private, loopback = f"/ip4/192.168.0.2/tcp/1/p2p/{ID}", f"/ip6/::1/tcp/1/p2p/{ID}"
+    assert by_reach([loopback, private, named, public]) == [named, public, private, loopback]
+    assert [is_loopback(address) for address in (loopback, "/dns/localhost/tcp/1", private, named)] == [
+        True, True, False, False,
+    ]  # fmt: skip

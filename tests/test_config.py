@@ -1,0 +1,214 @@
+"""Settings: defaults, limits, what is refused and how, and what makes two runs the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_diloco.config import LIVE_KEYS, PeerConfig, RunConfig
+from p2p_diloco.errors import AddressError, ConfigError, Refused
+
+ADDRESS = "/ip4/127.0.0.1/tcp/3/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    """The public surface's defaults; changing one changes what every new run does."""
+    assert RunConfig().model_dump() == {
+        "mode": "sync", "sync_every": 500, "num_fragments": 1, "fragment_layout": "contiguous",
+        "shard_elements": 2**20, "overlap_steps": 0, "merge": "mix", "merge_alpha": 0.0, "codec": "bf16",
+        "reply_codec": None, "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7,
+        "outer_momentum": 0.9, "nesterov": True, "weighting": "steps", "min_peers": 1, "start_peers": 1,
+        "round_timeout": 600.0,
+        "heartbeat_interval": 1.0, "heartbeat_timeout": 10.0, "successors": 1, "dn_buffer_size": 0,
+        "dn_variant": "paper", "dylu": False, "async_grace": 0.0, "max_staleness": None, "carry_rounds": 2,
+        "stop_after_epochs": None, "stop_after_samples": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [RunConfig, PeerConfig])
+def test_every_field_is_documented(model: type[RunConfig] | type[PeerConfig]) -> None:
+    """Flags and help are made from the descriptions, so none may be missing."""
+    assert [key for key, field in model.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "wrong"),
+    [
+        ({"sync_every": 0}, "sync_every", "must be at least 1"),
+        ({"sync_every": -5}, "sync_every", "must be at least 1"),
+        ({"sync_every": 1.5}, "sync_every", "is not a whole number"),
+        ({"sync_every": "many"}, "sync_every", "is not a whole number"),
+        ({"sync_every": 10, "num_fragments": 3}, "sync_every", "is not a multiple of num_fragments=3"),
+        ({"num_fragments": 0}, "num_fragments", "must be at least 1"),
+        ({"codec": "zip"}, "codec", "is not known"),
+        ({"outer_lr": -0.1}, "outer_lr", "must be at least 0"),
+        ({"outer_lr": float("nan")}, "outer_lr", "is not a finite number"),
+        ({"outer_lr": float("inf")}, "outer_lr", "is not a finite number"),
+        ({"outer_momentum": 1.0}, "outer_momentum", "must be less than 1"),
+        ({"start_peers": 0}, "start_peers", "must be at least 1"),
+        ({"min_peers": 0}, "min_peers", "must be at least 1"),
+        ({"round_timeout": 0}, "round_timeout", "must be more than 0"),
+        ({"round_timeout": float("inf")}, "round_timeout", "is not a finite number"),
+        ({"heartbeat_timeout": 0.5}, "heartbeat_timeout", "leaves no time for a probe"),
+        ({"merge_alpha": 1.1}, "merge_alpha", "must be at most 1"),
+        ({"nesterov": "perhaps"}, "nesterov", "is neither on nor off"),
+        ({"outer_options": "{"}, "outer_options", "is not JSON"),
+        ({"sync_evry": 5}, "sync_evry", "is not a setting; did you mean sync_every?"),
+        ({"stop_after_epochs": 0}, "stop_after_epochs", "must be at least 1"),
+    ],
+)
+def test_a_bad_run_config_is_one_sentence(values: dict[str, Any], key: str, wrong: str) -> None:
+    """Each error names the key and the value, and says what to do."""
+    with pytest.raises(ConfigError) as caught:
+        RunConfig(**values)
+    assert caught.value.key == key
+    assert wrong in str(caught.value)
+    assert caught.value.mend
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"mode": "async"},
+        {"overlap_steps": 1},
+        {"merge": "rebase"},
+        {"codec": "int8"},
+        {"reply_codec": "fp16"},
+        {"merge_alpha": 0.5},
+        {"successors": 2},
+        {"dn_buffer_size": 2},
+        {"dn_variant": "buffered"},
+        {"dylu": True},
+        {"async_grace": 1.0},
+        {"max_staleness": 3},
+    ],
+    ids=str,
+)
+def test_what_is_not_there_yet_is_refused(values: dict[str, Any]) -> None:
+    """A setting that this version doesn't carry out is never silently ignored."""
+    with pytest.raises(ConfigError, match="is not in this version yet"):
+        RunConfig(**values)
+
+
+def test_given_tells_what_was_set() -> None:
+    """A default that was written out counts as given; one that wasn't doesn't."""
+    assert RunConfig().given == {}
+    assert RunConfig(sync_every=500, nesterov=False).given == {"sync_every": 500, "nesterov": False}
+
+
+def test_settings_are_frozen() -> None:
+    """Nobody changes what all have agreed on."""
+    with pytest.raises(Exception, match="frozen"):
+        RunConfig().sync_every = 3  # type: ignore[misc]
+
+
+runs = st.builds(
+    lambda fragments, per_fragment, outer_lr, codec, stop: RunConfig(
+        num_fragments=fragments,
+        sync_every=fragments * per_fragment,
+        outer_lr=outer_lr,
+        codec=codec,
+        stop_after_epochs=stop,
+    ),
+    st.integers(1, 9),
+    st.integers(1, 999),
+    st.floats(0, 10),
+    st.sampled_from(["bf16", "fp32"]),
+    st.none() | st.integers(1, 10**9),
+)
+
+
+@given(runs)
+def test_a_run_config_survives_the_wire(config: RunConfig) -> None:
+    """Through msgpack and through JSON, the same settings and the same fingerprint come back."""
+    for wire in (msgpack.unpackb(msgpack.packb(config.to_wire())), json.loads(json.dumps(config.to_wire()))):
+        back = RunConfig.from_wire(wire)
+        assert back == config
+        assert back.fingerprint() == config.fingerprint()
+        assert back.difference(config) == []
+
+
+def test_the_fingerprint_is_stable() -> None:
+    """The same settings have the same fingerprint in every process and version that knows the same fields."""
+    assert RunConfig().fingerprint() == "51595524f6c90a5ab692e7c5e76d1e6a"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"sync_every": 100}, {"codec": "fp32"}, {"reply_codec": "fp32"}, {"nesterov": False},
+        {"min_peers": 2}, {"shard_elements": 7}, {"fragment_layout": "strided"}, {"weighting": "samples"},
+        {"round_timeout": 5.0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_must_agree_is_in_the_fingerprint(values: dict[str, Any]) -> None:
+    """Two peers that differ in what they must agree on don't take each other for one run."""
+    ((key, value),) = values.items()
+    assert RunConfig(**values).fingerprint() != RunConfig().fingerprint()
+    assert RunConfig(**values).difference(RunConfig()) == [(key, getattr(RunConfig(), key), value)]
+
+
+def test_what_may_change_is_not() -> None:
+    """A live change of the outer learning rate doesn't make it another run, nor refuse a joiner."""
+    changed = RunConfig(outer_lr=0.1, outer_momentum=0.5, stop_after_epochs=3, stop_after_samples=9)
+    assert changed.given.keys() == LIVE_KEYS
+    assert changed.fingerprint() == RunConfig().fingerprint()
+    assert changed.difference(RunConfig()) == []
+
+
+def test_a_joiner_is_bound_by_what_it_gave_alone() -> None:
+    """A joiner that gives nothing fits every run; one that gives a value fits those that have it."""
+    run = RunConfig(sync_every=100, codec="fp32")
+    assert RunConfig().difference(run, RunConfig().given) == []
+    mine = RunConfig(sync_every=200)
+    assert mine.difference(run, mine.given) == [("sync_every", 100, 200)]
+
+
+@pytest.mark.parametrize("wire", [{"warp": 9}, {"mode": "async"}, {"sync_every": 0}])
+def test_a_run_of_another_version_refuses(wire: dict[str, Any]) -> None:
+    """Settings of a run that this version can't carry out are the run's refusal, not the user's mistake."""
+    with pytest.raises(Refused, match="install the version"):
+        RunConfig.from_wire(wire)
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "kind"),
+    [
+        ({"initial_peers": ["127.0.0.1:80"]}, "initial_peers", AddressError),
+        ({"host_maddrs": [ADDRESS]}, "host_maddrs", AddressError),
+        ({"announce_maddrs": ["x"]}, "announce_maddrs", AddressError),
+        ({"run_id": "a b"}, "run_id", ConfigError),
+        ({"run_id": ""}, "run_id", ConfigError),
+        ({"name": "x" * 65}, "name", ConfigError),
+        ({"role": "boss"}, "role", ConfigError),
+        ({"wait_timeout": 0}, "wait_timeout", ConfigError),
+        ({"new_generation": True}, "new_generation", ConfigError),
+        ({"keep": 0}, "keep", ConfigError),
+        ({"role": "observer"}, "role", ConfigError),
+    ],
+)
+def test_a_bad_peer_config_is_one_sentence(values: dict[str, Any], key: str, kind: type[Exception]) -> None:
+    """As for the run config; addresses are a matter of usage."""
+    with pytest.raises(kind) as caught:
+        PeerConfig(**values)
+    assert getattr(caught.value, "key") == key  # noqa: B009 - both kinds have it, Exception doesn't
+    assert "\n" not in str(caught.value)
+
+
+def test_text_is_read_as_the_field_needs_it() -> None:
+    """Flags and variables are text: lists, paths, switches, tables and 'none' come out of it."""
+    peer = PeerConfig(initial_peers=f"{ADDRESS}, {ADDRESS}", identity_path="~/id", name="none", client_mode="yes")  # type: ignore[arg-type]
+    assert peer.initial_peers == (ADDRESS,)
+    assert peer.identity_path == Path.home() / "id"
+    assert peer.name is None
+    assert peer.client_mode is True
+    run = RunConfig(outer_options="{}", stop_after_epochs="none", outer_lr="0.5")  # type: ignore[arg-type]
+    assert (run.outer_options, run.stop_after_epochs, run.outer_lr) == ({}, None, 0.5)

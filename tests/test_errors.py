@@ -1,0 +1,85 @@
+"""Errors: one tree, one sentence each, the same on both ends of a channel."""
+
+from __future__ import annotations
+
+import msgpack
+import pytest
+
+from p2p_diloco import errors
+from p2p_diloco.errors import (
+    AddressError,
+    CheckpointError,
+    ConfigError,
+    ConfigMismatch,
+    GaveUpWaiting,
+    ModelMismatch,
+    NoBootstrapReached,
+    NodeDied,
+    P2PDilocoError,
+    Refused,
+    UsageError,
+    from_wire,
+)
+
+EVERY_KIND = [
+    P2PDilocoError("broke"),
+    UsageError("is unknown", key="--foo", value="x"),
+    AddressError("is no multiaddr", key="initial_peers", value="x", mend="write it like /ip4/..."),
+    ConfigError("must be at least 1", key="sync_every", value=0, mend="choose e.g. 500"),
+    CheckpointError("has no manifest", key="from_checkpoint", value="/a"),
+    NoBootstrapReached("did not answer", key="initial_peers", value=["/a", "/b"]),
+    Refused("doesn't know you", key="run_id", value="main"),
+    ConfigMismatch([("sync_every", 500, 100), ("nesterov", True, False)], run_id="main"),
+    ModelMismatch(["w: [2, 2] in the run, [2, 3] here"], run_id="main"),
+    GaveUpWaiting("nobody came", key="wait_timeout", value=300.0, mend="wait longer"),
+    NodeDied("the node ended"),
+]
+
+
+@pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: type(error).__name__)
+def test_an_error_survives_the_channel(error: P2PDilocoError) -> None:
+    """What the node raises is what the trainer sees: same class, same sentence, same fields."""
+    back = from_wire(msgpack.unpackb(msgpack.packb(error.to_wire())))
+    assert type(back) is type(error)
+    assert str(back) == str(error)
+    assert vars(back) == vars(error)
+
+
+def test_every_kind_is_tried_above() -> None:
+    """A class added to the tree is added to the test of the channel."""
+    assert {type(error) for error in EVERY_KIND} == set(errors._tree(P2PDilocoError))
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    """Names, exit codes and parents are drawn as they are."""
+    assert errors.__doc__ is not None
+    for kind in errors._tree(P2PDilocoError):
+        (line,) = [line for line in errors.__doc__.splitlines() if f" {kind.__name__} " in f" {line} "]
+        assert f"exit {kind.exit_code}" in line
+
+
+def test_a_sentence_names_key_value_and_mend() -> None:
+    """A user learns what is wrong, with which value, and what to do, on one line."""
+    error = ConfigError("must be\n at least 1", key="sync_every", value=0, mend="choose e.g. 500")
+    assert str(error) == "sync_every=0 must be at least 1; choose e.g. 500"
+
+
+def test_a_mismatch_shows_both_values() -> None:
+    """A refused joiner sees the run's value beside its own, for each key."""
+    text = str(ConfigMismatch([("sync_every", 500, 100), ("nesterov", True, False)], run_id="main"))
+    assert "sync_every (the run's 500 / yours 100)" in text
+    assert "nesterov (the run's on / yours off)" in text
+
+
+def test_a_long_list_is_cut() -> None:
+    """A model that differs everywhere still gives one readable sentence."""
+    error = ModelMismatch([f"layer {index}" for index in range(100)], run_id="main")
+    assert "layer 7 and 92 more" in str(error)
+    assert "layer 8" not in str(error)
+    assert len(error.differences) == 100
+
+
+@pytest.mark.parametrize("wire", [{}, {"error": "NoSuchError"}, {"error": "ModelMismatch"}, {"error": 3, "wrong": 4}])
+def test_an_unreadable_error_is_still_an_error(wire: dict[str, object]) -> None:
+    """Whatever comes over the channel becomes an error that can be raised and shown."""
+    assert type(from_wire(wire)) is P2PDilocoError

@@ -1,0 +1,184 @@
+"""Where settings come from: the order of sources, and errors that name the source."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.errors import AddressError, ConfigError
+from p2p_diloco.settings import (
+    check_paths,
+    flag,
+    from_environment,
+    read_settings,
+    to_environment,
+    variable,
+    without_ours,
+)
+
+ADDRESS = "/ip4/127.0.0.1/tcp/3/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
+needs_rights = pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "run.toml"
+
+
+def test_flags_before_environment_before_file_before_default(file: Path) -> None:
+    """Each source gives what the ones before it don't."""
+    file.write_text("sync_every = 1\nnum_fragments = 1\nmin_peers = 3\nname = 'from-file'\n")
+    environment = {
+        "P2P_DILOCO_SYNC_EVERY": "2",
+        "P2P_DILOCO_START_PEERS": "4",
+        "P2P_DILOCO_NAME": "from-env",
+        "X": "y",
+    }
+    run, peer = read_settings({"sync_every": "5"}, environment, file)
+    assert run.given == {"sync_every": 5, "num_fragments": 1, "min_peers": 3, "start_peers": 4}
+    assert run.round_timeout == 600.0
+    assert peer.given == {"name": "from-env"}
+
+
+def test_toml_has_its_own_kinds_of_values(file: Path) -> None:
+    """Numbers, switches, lists and tables are written as TOML writes them."""
+    file.write_text(f"sync_every = 8\nnesterov = false\ninitial_peers = ['{ADDRESS}']\n[outer_options]\n")
+    run, peer = read_settings({}, {}, file)
+    assert run.given == {"sync_every": 8, "nesterov": False, "outer_options": {}}
+    assert peer.initial_peers == (ADDRESS,)
+
+
+TEXTS = {
+    "initial_peers": ADDRESS,
+    "host_maddrs": "/ip4/0.0.0.0/tcp/0",
+    "announce_maddrs": "/ip4/0.0.0.0/tcp/1",
+}
+
+
+@pytest.mark.parametrize("key", [*RunConfig.model_fields, *PeerConfig.model_fields])
+def test_every_field_has_a_variable(key: str) -> None:
+    """Every setting can be given by the environment, and counts as given then."""
+    field = {**RunConfig.model_fields, **PeerConfig.model_fields}[key]
+    default = field.get_default(call_default_factory=True)
+    text = TEXTS.get(key) or ("{}" if default == {} else "none" if default is None else str(default))
+    run, peer = read_settings({}, {variable(key): text})
+    given = {**run.given, **peer.given}
+    assert list(given) == [key]
+    assert key in TEXTS or given[key] == default
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "toml", "spelled"),
+    [
+        ({"sync_every": "0"}, {}, "", "--sync-every=0 "),
+        ({}, {"P2P_DILOCO_SYNC_EVERY": "0"}, "", "P2P_DILOCO_SYNC_EVERY=0 "),
+        ({}, {}, "sync_every = 0", "run.toml: sync_every=0 "),
+        ({}, {"P2P_DILOCO_INITIAL_PEERS": "nowhere"}, "", "P2P_DILOCO_INITIAL_PEERS=nowhere "),
+        ({}, {"P2P_DILOCO_SYNC_EVRY": "5"}, "", "did you mean P2P_DILOCO_SYNC_EVERY?"),
+        ({}, {}, "sync_evry = 5", "run.toml: sync_every?"),
+        ({}, {}, "lr = 3", "run.toml: lr=3 is not a setting; leave it out"),
+        ({}, {}, "[peer]\nname = 'a'", "run.toml: peer="),
+        ({}, {}, "sync_every == 5", "run.toml is not TOML"),
+        ({}, {}, None, "run.toml can't be read (no such file or directory)"),
+    ],
+)
+def test_an_error_names_its_source(
+    file: Path, flags: dict[str, object], environment: dict[str, str], toml: str | None, spelled: str
+) -> None:
+    """Who has settings in three places is told which of them to correct."""
+    if toml is not None:
+        file.write_text(toml)
+    with pytest.raises((ConfigError, AddressError)) as caught:
+        read_settings(flags, environment, file)
+    assert spelled in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_command_gets_what_was_given() -> None:
+    """The settings cross an environment unchanged, and what wasn't given stays ungiven."""
+    run = RunConfig(
+        sync_every=12, num_fragments=3, nesterov=False, outer_momentum=0.1, reply_codec=None, outer_options={}
+    )
+    peer = PeerConfig(
+        run_id="r",
+        initial_peers=(ADDRESS,),
+        client_mode=True,
+        checkpoint_dir=Path("a b"),
+        wait_timeout=1.5,
+        name=None,
+    )
+    environment = to_environment(run, peer)
+    back = from_environment({**environment, "PATH": "/bin"})
+    assert back == (run, peer)
+    assert back is not None
+    assert back[0].given == run.given
+    assert back[1].given == peer.given
+
+
+def test_no_run_named_is_no_run() -> None:
+    """A script that reads the environment trains alone when nobody named a run."""
+    assert from_environment({"PATH": "/bin"}) is None
+    assert from_environment({"P2P_DILOCO_SYNC_EVERY": "5"}) is None
+    assert from_environment({"P2P_DILOCO_RUN_ID": "r"}) is not None
+    assert from_environment({"P2P_DILOCO_INITIAL_PEERS": ADDRESS}) is not None
+
+
+def test_stale_variables_do_not_reach_a_command() -> None:
+    """What an outer `join` left behind is none of the inner command's."""
+    assert without_ours({"P2P_DILOCO_NAME": "old", "PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+def test_further_ranks_are_told_that_they_cannot_take_part() -> None:
+    """Under torchrun only the first process may speak; the others get an error and not a hang."""
+    named = {"P2P_DILOCO_RUN_ID": "r", "WORLD_SIZE": "2"}
+    assert from_environment({**named, "RANK": "0"}) is not None
+    assert from_environment({**named, "WORLD_SIZE": "1", "RANK": "1"}) is not None
+    with pytest.raises(ConfigError, match=r"RANK=1 .* sharded groups are not supported yet"):
+        from_environment({**named, "RANK": "1"})
+
+
+def test_paths_that_can_be_used_pass(tmp_path: Path) -> None:
+    """Folders that don't exist yet are made, and nothing is left in them."""
+    peer = PeerConfig(
+        checkpoint_dir=tmp_path / "a" / "b", identity_path=tmp_path / "c" / "id", from_checkpoint=tmp_path
+    )
+    check_paths(peer)
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    assert list((tmp_path / "c").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "wrong"),
+    [
+        ("checkpoint_dir", "file", "can't be written"),
+        ("checkpoint_dir", "file/below", "can't be written"),
+        ("identity_path", "folder", "is a folder"),
+        ("identity_path", "file/id", "can't be written"),
+        ("from_checkpoint", "file", "is a file"),
+        ("from_checkpoint", "missing", "can't be read (no such file or directory)"),
+    ],
+)
+def test_paths_that_cannot_are_refused(tmp_path: Path, key: str, path: str, wrong: str) -> None:
+    """A path is judged before anything heavy is loaded, in a sentence that names its flag."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        check_paths(PeerConfig.model_validate({key: tmp_path / path}))
+    assert wrong in str(caught.value)
+    assert str(caught.value).startswith(flag(key))
+
+
+@needs_rights
+@pytest.mark.parametrize(
+    ("key", "wrong"), [("checkpoint_dir", "can't be written"), ("identity_path", "can't be written")]
+)
+def test_folders_without_rights_are_refused(tmp_path: Path, key: str, wrong: str) -> None:
+    """A folder that this user may not write to is found out at once."""
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked").chmod(stat.S_IRUSR | stat.S_IXUSR)
+    with pytest.raises(ConfigError, match=wrong):
+        check_paths(PeerConfig.model_validate({key: tmp_path / "locked" / "x"}))
