@@ -1,0 +1,65 @@
+"""Looking at a run: the records of the DHT as a `Snapshot`.
+
+Law: reads, in client mode, and leaves nothing behind. An observer refuses every message.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from p2p_diloco.net.interface import Refusal, Transport, Unreachable
+from p2p_diloco.node.records import read_peers
+from p2p_diloco.node.run import RunRecord, name_of
+from p2p_diloco.observe.snapshot import Snapshot, snapshot
+
+
+class DeafInbox:
+    """The inbox of somebody who only looks."""
+
+    def admit(self, sender: str, header: bytes) -> int:
+        """Refuse."""
+        raise Refusal("an observer takes no messages")
+
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+        """Never called: nothing is admitted."""
+
+    def closed(self, peer: str) -> None:
+        """Nobody's end matters here."""
+
+
+async def open_eyes(run_id: str, initial_peers: Sequence[str]) -> Transport:
+    """A transport that reads the DHT and can't be dialled.
+
+    Raises:
+        NoBootstrapReached: none of the initial peers answered.
+    """
+    from p2p_diloco.net.hivemind import HivemindTransport
+
+    return await HivemindTransport.create(
+        DeafInbox(), run_id=run_id, initial_peers=initial_peers, host_maddrs=(), client_mode=True
+    )
+
+
+async def look(transport: Transport, run_id: str) -> Snapshot:
+    """What the DHT says about a run now; what it doesn't answer is left out."""
+    peers = await read_peers(transport, run_id)
+    run = await _run_record(transport, run_id)
+    config = None if run is None else dataclasses.asdict(run)
+    return snapshot(run_id, config, peers.values(), time.time())
+
+
+async def _run_record(transport: Transport, run_id: str) -> RunRecord | None:
+    """The run's record: of several founders' the one whose name is lowest, as for joiners."""
+    try:
+        found = await transport.fetch(f"{run_id}/config")
+    except Unreachable:
+        return None
+    for name, (value, _) in sorted(found.items()):
+        if name == name_of(value):
+            try:
+                return RunRecord.unpack(value)
+            except ValueError:
+                continue
+    return None

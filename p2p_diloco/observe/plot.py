@@ -1,0 +1,118 @@
+"""Curves, as text and as a PNG.
+
+Law: draws points that it is given, and knows nothing of runs. matplotlib (the extra "plot") is loaded only to write
+a PNG.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+DPI = 150
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A curve, drawn in text with its `mark`."""
+
+    label: str
+    mark: str
+    points: tuple[tuple[float, float], ...]
+    """(x, y), by rising x."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Something that happened at an x."""
+
+    x: float
+    label: str
+
+
+def text_plot(
+    curves: Sequence[Curve], moments: Sequence[Moment], x_max: float, width: int, height: int, x_label: str
+) -> list[str]:
+    """A plot of `height` rows of at most `width` characters, above its axis and legend; nothing without a point.
+
+    x goes from 0 to `x_max`. Where curves meet, the first one is seen.
+    """
+    ys = [y for curve in curves for _, y in curve.points]
+    if not ys:
+        return []
+    low, high = min(ys), max(ys)
+    span = (high - low) or 1.0
+    columns = max(8, width - 7)
+    cells = [[" "] * columns for _ in range(height)]
+    for moment in moments:
+        for line in cells:
+            line[_column(moment.x, x_max, columns)] = "┊"
+    for curve in reversed(curves):
+        for column in range(columns):
+            y = value_at(curve.points, (column + 0.5) / columns * x_max)
+            if y is not None:
+                cells[round((high - y) / span * (height - 1))][column] = curve.mark
+    scale = [f"{high - span * row / max(1, height - 1):5.2f}" for row in range(height)]
+    shown = [f"{scale[row]} ┤{''.join(cells[row])}".rstrip() for row in range(height)]
+    shown.append(f"{'0':>5} └{'─' * columns}")
+    shown += [" " * 7 + line for line in _labels(moments, x_max, columns)]
+    legend = "   ".join(f"{curve.mark} {curve.label}" for curve in curves)
+    return [*shown, f"{'':7}{legend}", f"{'':7}{x_label}: 0 to {x_max:,.0f}"]
+
+
+def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
+    """The curve's height at x, straight between two points; None outside of them."""
+    for (x0, y0), (x1, y1) in pairwise(points):
+        if x0 <= x <= x1:
+            return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    return None
+
+
+def write_png(
+    path: Path, curves: Sequence[Curve], moments: Sequence[Moment], *, title: str, x_label: str, y_label: str
+) -> None:
+    """The curves as a PNG.
+
+    Raises:
+        ImportError: matplotlib isn't there. OSError: the file can't be written.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), dpi=DPI, layout="constrained")
+    axes = figure.add_subplot()
+    for curve, colour, style in zip(curves, ("#0b6e99", "#d1663c", "#5a5a5a"), ("-", "--", ":"), strict=False):
+        xs, ys = [x for x, _ in curve.points], [y for _, y in curve.points]
+        last = f" ({ys[-1]:.3f})" if ys else ""
+        axes.plot(xs, ys, style, color=colour, linewidth=2, marker="o", markersize=3, label=curve.label + last)
+    for number, moment in enumerate(moments):
+        axes.axvline(moment.x, color="#888888", linewidth=1, linestyle=":")
+        axes.annotate(
+            moment.label, (moment.x, 1), xycoords=("data", "axes fraction"), xytext=(4, -4 - 12 * number),
+            textcoords="offset points", va="top", fontsize=9, color="#555555",
+        )  # fmt: skip
+    axes.set(title=title, xlabel=x_label, ylabel=y_label)
+    axes.set_xlim(left=0)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="lower left", framealpha=1, edgecolor="none")
+    figure.savefig(path)
+
+
+def _column(x: float, x_max: float, columns: int) -> int:
+    return min(columns - 1, max(0, int(x / x_max * columns))) if x_max else 0
+
+
+def _labels(moments: Sequence[Moment], x_max: float, columns: int) -> list[str]:
+    """The moments' labels below the axis, each as near to its x as the width allows, on as few lines as fit."""
+    lines: list[str] = []
+    for moment in sorted(moments, key=lambda moment: moment.x):
+        text = f"↑{moment.label}"
+        at = max(0, min(_column(moment.x, x_max, columns), columns - len(text)))
+        free = next((n for n, line in enumerate(lines) if len(line) + 2 <= at or not line), None)
+        if free is None:
+            lines.append(" " * at + text)
+        else:
+            lines[free] = lines[free].ljust(at) + text
+    return lines

@@ -1,0 +1,215 @@
+"""The state of a run as one frozen value, made of the records that its peers leave in the DHT.
+
+Law: pure. Records come from strangers: whatever is missing or of the wrong kind becomes None (or the record
+is left out), text is cut and freed of control characters, and nothing here raises. The fields, and what
+`to_json` makes of them, are documented in docs/status.md; a change of their meaning raises `SCHEMA_VERSION`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+SCHEMA_VERSION = 1
+MAX_PEERS = 1024
+MAX_EVENTS = 20
+MAX_TEXT = 120
+
+
+@dataclass(frozen=True, slots=True)
+class RoundProgress:
+    """How far the averaging of a fragment has come."""
+
+    fragment: int
+    got: int
+    """Contributions that have arrived."""
+    want: int
+    """Contributions that are waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that a peer thought worth telling."""
+
+    time: float
+    """Seconds since 1970, by that peer's clock."""
+    peer: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """What is true of the run as a whole."""
+
+    run_id: str
+    mode: str | None
+    epoch: int
+    """The furthest peer's."""
+    shards: int | None
+    config: dict[str, object] | None
+    """The run config as it was published; None when nobody has, or it can't be read."""
+    round: RoundProgress | None
+    events: tuple[Event, ...]
+    """The newest, oldest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """What one peer says of itself."""
+
+    name: str
+    peer_id: str
+    host: str
+    role: str
+    state: str
+    epoch: int | None
+    """Outer steps, the lowest over its shards; None while it holds no state."""
+    step: int | None
+    steps_per_second: float | None
+    loss: float | None
+    samples: int | None
+    last_seen_s: float
+    """Seconds since it wrote its record."""
+    bytes_sent: int | None
+    bytes_received: int | None
+    waiting_s: float | None
+    """Seconds that it has spent waiting for others, in all."""
+    aggregates: tuple[int, ...]
+    """Shards that it aggregates now, at most 16 of them."""
+    aggregates_count: int
+    """All of the shards that it aggregates now."""
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run at one moment."""
+
+    schema_version: int
+    time: float
+    """Seconds since 1970."""
+    run: RunStatus
+    peers: tuple[PeerStatus, ...]
+    """Sorted by name, then by identity."""
+
+    def to_json(self) -> str:
+        """One line of JSON, as docs/status.md describes it."""
+        return json.dumps(asdict(self), ensure_ascii=False, allow_nan=False)
+
+
+def snapshot(
+    run_id: str,
+    config_record: Mapping[str, object] | None,
+    peer_records: Iterable[Mapping[str, object]],
+    now: float,
+) -> Snapshot:
+    """What the records say about a run at `now` (seconds since 1970)."""
+    records = [record for record in peer_records if _text(record, "peer_id")]
+    newest: dict[str, Mapping[str, object]] = {}
+    for record in sorted(records, key=lambda record: _number(record, "time") or 0.0):
+        newest[_text(record, "peer_id")] = record
+    current = list(newest.values())[-MAX_PEERS:]
+    peers = sorted((_peer(record, now) for record in current), key=lambda peer: (peer.name, peer.peer_id))
+    epoch = max((peer.epoch or 0 for peer in peers), default=0)
+    config = _config(config_record)
+    mode = config.get("mode") if config else None
+    run = RunStatus(
+        run_id=run_id,
+        mode=mode if isinstance(mode, str) else None,
+        epoch=epoch,
+        shards=_count(config_record, "shards") if config_record else None,
+        config=config,
+        round=_round(record for record in current if (_count(record, "epoch") or 0) == epoch),
+        events=_events(current),
+    )
+    return Snapshot(SCHEMA_VERSION, now, run, tuple(peers))
+
+
+def _peer(record: Mapping[str, object], now: float) -> PeerStatus:
+    aggregates = tuple(shard for shard in _items(record, "agg") if _is_count(shard))
+    peer_id = _text(record, "peer_id")
+    return PeerStatus(
+        name=_text(record, "name") or peer_id[-8:],
+        peer_id=peer_id,
+        host=_text(record, "host"),
+        role=_text(record, "role"),
+        state=_text(record, "state"),
+        epoch=_count(record, "epoch"),
+        step=_count(record, "step"),
+        steps_per_second=_number(record, "sps"),
+        loss=_number(record, "loss"),
+        samples=_count(record, "samples"),
+        last_seen_s=round(max(0.0, now - (_number(record, "time") or 0.0)), 3),
+        bytes_sent=_count(record, "sent"),
+        bytes_received=_count(record, "recv"),
+        waiting_s=_number(record, "wait_s"),
+        aggregates=tuple(shard for shard in aggregates if isinstance(shard, int)),
+        aggregates_count=_count(record, "agg_n") or len(aggregates),
+        addresses=tuple(_clean(address) for address in _items(record, "addrs") if isinstance(address, str)),
+    )
+
+
+def _round(records: Iterable[Mapping[str, object]]) -> RoundProgress | None:
+    """The round that is furthest from its end: a fragment is through when its slowest shard is."""
+    found: list[RoundProgress] = []
+    for record in records:
+        match _items(record, "round"):
+            case [int(fragment), int(got), int(want)] if want > 0 and fragment >= 0 <= got:
+                found.append(RoundProgress(fragment, got, want))
+    return min(found, key=lambda progress: (progress.got / progress.want, progress.fragment), default=None)
+
+
+def _events(records: Iterable[Mapping[str, object]]) -> tuple[Event, ...]:
+    events: list[Event] = []
+    for record in records:
+        teller = _text(record, "name") or _text(record, "peer_id")[-8:]
+        for entry in _items(record, "events"):
+            match entry:
+                case [int() | float() as time, str(text)] if math.isfinite(time):
+                    events.append(Event(float(time), teller, _clean(text)))
+    return tuple(sorted(events, key=lambda event: (event.time, event.peer))[-MAX_EVENTS:])
+
+
+def _config(record: Mapping[str, object] | None) -> dict[str, object] | None:
+    """The settings in the run's record, as far as JSON can carry them."""
+    config = record.get("config") if record else None
+    if not isinstance(config, Mapping):
+        return None
+    try:
+        json.dumps(dict(config), allow_nan=False)
+    except (TypeError, ValueError):
+        return None
+    return {str(key): _clean(value) if isinstance(value, str) else value for key, value in config.items()}
+
+
+def _text(record: Mapping[str, object], key: str) -> str:
+    value = record.get(key)
+    return _clean(value) if isinstance(value, str) else ""
+
+
+def _clean(text: str) -> str:
+    """Text that can't move a cursor or fill a screen."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:MAX_TEXT])
+
+
+def _number(record: Mapping[str, object], key: str) -> float | None:
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _count(record: Mapping[str, object], key: str) -> int | None:
+    value = record.get(key)
+    return value if isinstance(value, int) and _is_count(value) else None
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _items(record: Mapping[str, object], key: str) -> list[object]:
+    value = record.get(key)
+    return list(value[:64]) if isinstance(value, (list, tuple)) else []

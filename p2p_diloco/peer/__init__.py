@@ -1,0 +1,20 @@
+"""What training code sees: `Peer`.
+
+Law: the model's parameters are touched here alone, by the thread that trains, inside the optimizer's hook;
+whatever concerns the swarm is the node's, in a process of its own.
+
+    peer       the public surface
+    hook       what happens at `optimizer.step()`
+    local      the model's parameters beside the global ones: load, carry, pseudo-gradient
+    inner      the inner optimizers' state on disk
+    line       the conversation with the node
+    process    the node's process: started and ended
+    absent     the same surface when no run is named
+    metrics    counters
+"""
+
+from __future__ import annotations
+
+from p2p_diloco.peer.peer import Peer as Peer
+
+__all__ = ["Peer"]

@@ -1,0 +1,335 @@
+"""`Peer`: what training code sees of a run.
+
+Law: the surface alone. What happens at a step is `hook`'s, what happens to parameters `local`'s, and the
+swarm is the node's; this file starts them in order, and ends them whatever happens.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.version import Version, model_version
+from p2p_diloco.errors import NodeDied, UsageError
+from p2p_diloco.node.channel import Message
+from p2p_diloco.node.saving import SAVE_S_MAX
+from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.shared import Count
+from p2p_diloco.peer.absent import AbsentPeer
+from p2p_diloco.peer.hook import Hook
+from p2p_diloco.peer.inner import InnerState, restore
+from p2p_diloco.peer.local import LocalModel, with_global_values
+from p2p_diloco.peer.metrics import Metrics
+from p2p_diloco.peer.process import NodeProcess
+from p2p_diloco.settings import from_environment, refuse_further_ranks
+from p2p_diloco.tensors.layout import FragmentPlan, Layout, specs_of
+
+START_S = 90.0
+"""How long a node may take to start, beside what it waits for others."""
+LEAVE_S = 5.0
+"""How long a node may take to leave; a finished run's longer, until all have its end."""
+
+log = logging.getLogger("p2p_diloco")
+
+OptimizerOrWrapper = Any
+"""A torch optimizer, or a wrapper that holds one as `.optimizer` (Accelerate's)."""
+
+
+class Peer:
+    """One peer of a run: a context manager around a training loop.
+
+    Entering joins the run (or founds it), loads the global parameters into the model and hooks the
+    optimizer: from then on exchanges happen inside `optimizer.step()`. Leaving leaves the run, also on an
+    exception. With model and optimizer None the peer trains nothing, and aggregates for the others.
+
+    Raises:
+        ConfigError, UsageError: something is put wrongly.
+        NoBootstrapReached: on entering: no initial peer answers.
+        ConfigMismatch, ModelMismatch, Refused: on entering: this peer doesn't fit into the run.
+        GaveUpWaiting: nobody came in `wait_timeout`.
+        NodeDied: in `optimizer.step()`: the node's process has ended. No other peer is harmed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper] | None,
+        *,
+        run_id: str | None = None,
+        initial_peers: Sequence[str] | str | None = None,
+        config: RunConfig | Mapping[str, Any] | None = None,
+        local: PeerConfig | None = None,
+    ) -> None:
+        """`optimizer`: of several, the last one's step counts as an inner step. `config`: only what is
+        given binds this peer; the rest is read from the run. `run_id`, `initial_peers`: in place of those
+        in `local`.
+        """
+        given = {} if local is None else local.given
+        if run_id is not None:
+            given["run_id"] = run_id
+        if initial_peers is not None:
+            given["initial_peers"] = initial_peers
+        if (model is None) != (optimizer is None):
+            raise UsageError("a peer needs a model and its optimizer, or neither", mend="give both, or None for both")
+        if model is None:
+            given["role"] = "aggregator"
+        self._local_config = PeerConfig(**given)
+        if model is not None and self._local_config.role != "worker":
+            mend = "give None for model and optimizer, or leave role out"
+            raise UsageError("brings no model", key="role", value=self._local_config.role, mend=mend)
+        self._asked = config if isinstance(config, RunConfig) else RunConfig(**(config or {}))
+        self._model = model
+        self._optimizers = [] if optimizer is None else _unwrapped(optimizer)
+        self._owner = os.getpid()
+        self._node: NodeProcess | None = None
+        self._hook: Hook | None = None
+        self._inner: InnerState | None = None
+        self._handle: Any = None
+        self._config: RunConfig | None = None
+        self._before: Mapping[str, Any] = {}
+        self.peer_id = ""
+        """What tells this peer from all others; known once entered."""
+        self.addresses: tuple[str, ...] = ()
+        """Where others reach it; known once entered."""
+
+    @classmethod
+    def from_env(cls, model: nn.Module | None, optimizer: OptimizerOrWrapper) -> Peer | AbsentPeer:
+        """The peer that the `P2P_DILOCO_*` variables describe; one that does nothing when they name no
+        run.
+        """
+        settings = from_environment()
+        if settings is None:
+            return AbsentPeer(model, None if optimizer is None else _unwrapped(optimizer)[-1])
+        return cls(model, optimizer, config=settings[0], local=settings[1])
+
+    # -- entering and leaving
+
+    def __enter__(self) -> Peer:
+        if self._node is not None:
+            raise UsageError("this peer is in its run already", mend="make another Peer")
+        refuse_further_ranks(os.environ)
+        specs = None if self._model is None else specs_of(self._model)
+        self._node = NodeProcess(Setup(self._asked, self._local_config, specs))
+        atexit.register(self.close)
+        try:
+            self._join(self._node)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the run, and end the node's process. Entering again takes a new Peer."""
+        node, self._node = self._node, None
+        if node is None or os.getpid() != self._owner:  # a forked process inherits the object, not the duty
+            return
+        atexit.unregister(self.close)
+        if self._handle is not None:
+            self._handle.remove()
+        within_s = LEAVE_S
+        if self._config is not None and node.line.memory.count(Count.FINISHED):
+            within_s += self._config.heartbeat_timeout
+        if self._local_config.checkpoint_dir is not None:
+            within_s += SAVE_S_MAX
+        node.end(within_s)
+
+    def _join(self, node: NodeProcess) -> None:
+        within_s = START_S + self._local_config.wait_timeout
+        transport = self._awaited(node, "transport", within_s)
+        self.peer_id, self.addresses = transport["peer_id"], tuple(transport["addresses"])
+        run = self._awaited(node, "run", within_s)
+        self._config = RunConfig.from_wire(run["config"])
+        layout = Layout.from_wire(run["layout"])
+        self._plan = FragmentPlan.of(layout, self._config.sync_every)
+        if self._model is not None:
+            self._local = LocalModel(self._model, layout, node.line.memory.theta, node.line.memory.delta)
+            self._local.write_theta()
+            node.line.tell("theta")
+        self._awaited(node, "ready", within_s)
+        if self._optimizers:
+            self._hook = Hook(node.line, self._local, self._config, layout, self._local_config.wait_timeout)
+            self._hook.merge()
+            if run["checkpoint"] is not None:
+                self._before = restore(self._optimizers, Path(run["checkpoint"]))
+            folder, every, keep = (getattr(self._local_config, key) for key in ("checkpoint_dir", "save_every", "keep"))
+            self._inner = None if folder is None else InnerState(self._optimizers, folder, every, keep, self.epoch)
+            self._handle = self._optimizers[-1].register_step_post_hook(self._stepped)
+
+    def _awaited(self, node: NodeProcess, kind: str, within_s: float) -> Message:
+        message = node.line.wait_for(kind, timeout_s=within_s)
+        if message is None:
+            raise NodeDied(f"the node (process {node.pid}) did not start in {within_s:g} s", mend="see its log above")
+        return message
+
+    def _stepped(self, *_: object) -> None:
+        if self._hook is not None and self._node is not None and os.getpid() == self._owner:
+            exchanges = self._hook.sync_count
+            self._hook.step()
+            if self._inner is not None and self._hook.sync_count > exchanges:
+                self._inner.merged(self.epoch, self._hook.finished, self.state_dict())
+
+    # -- while training
+
+    def report(self, *, loss: float | None = None, samples: int | None = None) -> None:
+        """Tell the loss and the samples of the step that is about to be made."""
+        self._hooked.report(loss, samples)
+
+    def force_sync(self) -> None:
+        """Exchange the whole model now, between two steps; the others contribute what they have at their
+        next step.
+        """
+        self._hooked.synchronise()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """While this lasts (an evaluation, say) no inner step is made, and nobody waits for this peer."""
+        hook, node = self._hooked, self._running
+        node.line.tell("pause", on=True)
+        hook.rest()
+        try:
+            yield
+        finally:
+            if self._node is not None:
+                node.line.tell("pause", on=False)
+
+    def global_state_dict(self) -> dict[str, Tensor]:
+        """A copy of the model's state_dict with the global parameters in place of its own; buffers are the
+        model's.
+        """
+        assert self._hooked is not None
+        assert self._model is not None
+        self._running.line.ask("read", "readable")
+        try:
+            values = self._local.global_values()
+        finally:
+            self._running.line.tell("have read")
+        return with_global_values(self._model, values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters of this peer, to go on counting after a restart. What the run holds is no part of
+        it.
+        """
+        metrics = self.metrics
+        names = ("sync_count", "local_step", "total_sync_time_s", "waiting_time_s", "dropped_samples")
+        return {name: getattr(metrics, name) for name in names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting from what `state_dict` gave."""
+        self._before = dict(state)
+
+    # -- what there is to know
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's settings."""
+        if self._config is None:
+            raise UsageError("the run's settings are known once the peer is in it", mend="use `with Peer(...) as peer`")
+        return self._config
+
+    @property
+    def plan(self) -> FragmentPlan:
+        """Which parameters are sent together, and when."""
+        assert self.config is not None
+        return self._plan
+
+    @property
+    def epoch(self) -> int:
+        """Outer steps that every part of the model has made."""
+        return max(0, self._running.line.memory.count(Count.EPOCH))
+
+    @property
+    def global_step(self) -> int:
+        """Inner steps of the run, by one peer's share: `sync_every` for each epoch, and this peer's own
+        since.
+        """
+        return self._hooked.global_step
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended for all."""
+        node = self._running
+        over = bool(node.line.memory.count(Count.FINISHED))
+        if not over and not node.alive:
+            raise NodeDied(node.how_it_ended(), mend="see its log above, and start this peer again")
+        return over
+
+    @property
+    def digest(self) -> str:
+        """The digest of the shards' digests, in order: equal where the whole outer state is."""
+        versions = self._running.line.ask("ask", "told")["versions"]
+        return model_version([Version(*version) for version in versions]).digest
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """The ids of the live peers as this one sees them, this one included."""
+        return tuple(sorted(self._running.line.ask("ask", "told")["peers"]))
+
+    @property
+    def metrics(self) -> Metrics:
+        """The counters of this peer at this moment."""
+        memory, hook, before = self._running.line.memory, self._hook, self._before
+        node = {
+            "bytes_sent": memory.count(Count.BYTES_SENT),
+            "bytes_received": memory.count(Count.BYTES_RECEIVED),
+            "peers": max(1, memory.count(Count.PEERS)),
+            "retries": memory.count(Count.RETRIES),
+            "reconnections": memory.count(Count.RECONNECTIONS),
+        }
+        if hook is None:
+            return Metrics(sync_every=self.config.sync_every, **node)
+        return Metrics(
+            sync_count=hook.sync_count + before.get("sync_count", 0),
+            local_step=hook.steps + before.get("local_step", 0),
+            sync_every=self.config.sync_every,
+            last_sync_time_s=hook.last_sync_time_s,
+            total_sync_time_s=hook.total_sync_time_s + before.get("total_sync_time_s", 0.0),
+            waiting_time_s=hook.waiting_time_s + before.get("waiting_time_s", 0.0),
+            steps_per_second=1 / hook.step_time_s if hook.step_time_s else 0.0,
+            dropped_samples=hook.dropped_samples + before.get("dropped_samples", 0),
+            **node,
+        )
+
+    @property
+    def _running(self) -> NodeProcess:
+        if self._node is None:
+            raise UsageError("this peer is not in its run", mend="use `with Peer(...) as peer`")
+        return self._node
+
+    @property
+    def _hooked(self) -> Hook:
+        assert self._running is not None
+        if self._hook is None:
+            raise UsageError("this peer trains nothing", mend="give it a model and an optimizer")
+        return self._hook
+
+
+def _unwrapped(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> list[Optimizer]:
+    """The torch optimizers, out of their wrappers; the last one's steps count."""
+    found = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
+    if not found:
+        raise UsageError("no optimizer is given", key="optimizer", value="[]", mend="give at least one")
+    return [_innermost(one) for one in found]
+
+
+def _innermost(optimizer: OptimizerOrWrapper) -> Optimizer:
+    while (inner := getattr(optimizer, "optimizer", None)) is not None:
+        optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        mend = "give a torch.optim.Optimizer, Accelerate's wrapper of one, or a list of them"
+        raise UsageError("is no optimizer of torch", key="optimizer", value=type(optimizer).__name__, mend=mend)
+    return optimizer

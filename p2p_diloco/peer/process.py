@@ -1,0 +1,108 @@
+"""The node's process, as its peer sees it: started and ended.
+
+Law: whatever becomes of this process, the node's ends; whatever becomes of the node, no call here waits for
+ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+import sys
+
+from p2p_diloco.node import shared
+from p2p_diloco.node.channel import ChannelClosed, TrainerEnd
+from p2p_diloco.node.setup import Setup
+from p2p_diloco.peer.line import NodeLine
+
+log = logging.getLogger("p2p_diloco")
+
+
+class NodeProcess:
+    """A node that was started from here."""
+
+    def __init__(self, setup: Setup) -> None:
+        numel = sum(spec.numel for spec in setup.specs or ())
+        fd = shared.create(numel)
+        ours, theirs = socket.socketpair()
+        try:
+            memory = shared.SharedMemory(fd, numel)
+            self._process = subprocess.Popen(
+                _command(theirs.fileno(), fd),
+                pass_fds=(theirs.fileno(), fd),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # data is the trainer's; logs go to the common stderr
+                env=_environment(),
+                start_new_session=True,  # the terminal's ^C is for the trainer, which then tells the node
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(fd)
+        self._channel = TrainerEnd(ours)
+        self.line = NodeLine(self._channel, memory, self.how_it_ended)
+        """How to speak with it."""
+        self.line.tell("setup", setup=setup.to_wire())
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def end(self, timeout_s: float) -> None:
+        """Let the node leave the run, and end it: by force if it takes longer than that, or on a second
+        ^C.
+        """
+        with contextlib.suppress(ChannelClosed):
+            self._channel.send({"kind": "depart"}, timeout_s=1.0)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            log.warning("the node took longer than %g s to leave, and is ended", timeout_s)
+        finally:
+            self._channel.close()
+            if self.alive:
+                self._process.kill()
+                self._process.wait(5.0)
+
+    def how_it_ended(self) -> str:
+        """What became of the process, as a sentence."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        match self._process.returncode:
+            case None:
+                how = "closed its channel"
+            case status if status < 0:
+                how = f"was killed by signal {-status}"
+            case status:
+                how = f"ended with status {status}"
+        return f"the node (process {self.pid}) {how}"
+
+
+def _command(channel_fd: int, memory_fd: int) -> list[str]:
+    level = logging.getLogger("p2p_diloco").getEffectiveLevel()
+    options = {
+        "channel-fd": channel_fd,
+        "memory-fd": memory_fd,
+        "parent-pid": os.getpid(),
+        "log-level": level,
+    }
+    return [sys.executable, "-m", "p2p_diloco.node", *(f"--{key}={value}" for key, value in options.items())]
+
+
+def _environment() -> dict[str, str]:
+    """Our environment, with our import path: the node must find the same packages in the same
+    places.
+    """
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

@@ -1,0 +1,156 @@
+"""What the user sees of training: log lines, rows in a file, and a summary.
+
+Law: this shows and never decides. What the lines look like, and where they go, is for whoever set up logging.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, TextIO
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.peer.metrics import Metrics
+from p2p_diloco.trainer.alone import Participant, Traffic
+
+LINE_EVERY_S, UNWATCHED_EVERY_S = 3.0, 10.0
+"""Seconds between two lines on a terminal, and elsewhere: in a file they add up."""
+LOSS_MEMORY = 0.95
+"""How much of the shown loss is the past's: single batches jump about too much to read."""
+
+log = logging.getLogger("p2p_diloco.trainer")
+
+Stopped = Literal["finished", "steps", "interrupted", "terminated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """How training ended: `finished` with the run, after its own `steps`, or by ^C or SIGTERM."""
+
+    stopped: Stopped
+    steps: int
+    """This peer's own inner steps."""
+    global_step: int
+    epoch: int
+    loss: float | None
+    """Running mean of the training loss, nats a byte."""
+    val_loss: float | None
+    """Held-out loss of the global parameters when last evaluated, nats a byte."""
+    seconds: float
+    parameters: int
+    """Of the model, tied ones once."""
+    rounds: int
+    """Exchanges that this peer contributed to."""
+    waiting_s: float
+    """How long training stood still for them, in all."""
+    bytes_sent: int
+    bytes_received: int
+    digest: str
+    """The run's when training had come to its end; empty when it was interrupted, and without a run."""
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+
+class Progress:
+    """Keeps the latest figures, and shows them now and then; leaving it closes its file.
+
+    Raises ConfigError when `rows_path`, which gets one JSON object per step, can't be written.
+    """
+
+    def __init__(self, rows_path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.steps = 0
+        self.loss: float | None = None
+        self.val_loss: float | None = None
+        self.parameters = 0
+        self.digest = ""
+        self._at = (0, 0)  # global step, epoch
+        self._traffic: Traffic = Metrics()
+        self._clock = clock
+        self._started = self._shown_at = clock()
+        self._steps_shown = 0
+        self._line_every_s = LINE_EVERY_S if sys.stderr.isatty() else UNWATCHED_EVERY_S
+        self._rows = _opened(rows_path)
+
+    def stepped(self, peer: Participant, loss: float) -> None:
+        """Count an inner step whose loss was `loss`."""
+        self.steps += 1
+        self.loss = loss if self.loss is None else LOSS_MEMORY * self.loss + (1 - LOSS_MEMORY) * loss
+        self._note(peer, loss, None)
+        if self._clock() - self._shown_at >= self._line_every_s:
+            self._show(peer)
+
+    def evaluated(self, peer: Participant, val_loss: float) -> None:
+        """Take note of the global parameters' held-out loss."""
+        self.val_loss = val_loss
+        self._note(peer, None, val_loss)
+        self._show(peer)
+
+    def summary(self, stopped: Stopped) -> Summary:
+        """The figures as they stand."""
+        seconds = round(self._clock() - self._started, 3)
+        traffic = self._traffic
+        return Summary(
+            stopped=stopped,
+            steps=self.steps,
+            global_step=self._at[0],
+            epoch=self._at[1],
+            loss=self.loss,
+            val_loss=self.val_loss,
+            seconds=seconds,
+            parameters=self.parameters,
+            rounds=traffic.sync_count,
+            waiting_s=round(traffic.waiting_time_s, 3),
+            bytes_sent=traffic.bytes_sent,
+            bytes_received=traffic.bytes_received,
+            digest=self.digest,
+        )
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._rows is not None:
+            self._rows.close()
+
+    def _note(self, peer: Participant, loss: float | None, val_loss: float | None) -> None:
+        self._at, self._traffic = (peer.global_step, peer.epoch), peer.metrics
+        if self._rows is not None:
+            row = {"time": time.time(), "step": self.steps, "global_step": self._at[0], "epoch": self._at[1]}
+            self._rows.write(json.dumps({**row, "loss": loss, "val_loss": val_loss}) + "\n")
+
+    def _show(self, peer: Participant) -> None:
+        now = self._clock()
+        rate = (self.steps - self._steps_shown) / max(now - self._shown_at, 1e-9)
+        self._shown_at, self._steps_shown = now, self.steps
+        figures = {
+            "step": f"{self._at[0]}",
+            "epoch": f"{self._at[1]}",
+            "loss": "-" if self.loss is None else f"{self.loss:.3f}",
+            "held-out": "-" if self.val_loss is None else f"{self.val_loss:.3f}",
+            "steps/s": f"{rate:.1f}",
+            "peers": f"{peer.metrics.peers}",
+        }
+        log.info("%s", "  ".join(f"{name} {figure}" for name, figure in figures.items()))
+
+
+def _opened(rows_path: Path | None) -> TextIO | None:
+    if rows_path is None:
+        return None
+    try:
+        return rows_path.open(
+            "a", buffering=1, encoding="utf-8"
+        )  # line by line: a killed peer leaves whole rows
+    except OSError as error:
+        raise ConfigError(
+            f"can't be written ({(error.strerror or 'no reason given').lower()})",
+            key="log_path",
+            value=rows_path,
+            mend="name a file in a folder that this user may write to",
+        ) from None

@@ -1,0 +1,228 @@
+"""The built-in trainer: a small GPT on real text, trained in a run or alone.
+
+Law: this is what any user's script would do, through the public surface alone. What the run needs beyond
+that belongs behind `Peer`, and nothing here may reach around it.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from types import FrameType
+
+import torch
+from torch import Tensor
+from torch.optim import AdamW, Optimizer
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.peer import Peer
+from p2p_diloco.trainer.alone import Alone, Participant
+from p2p_diloco.trainer.config import TrainerConfig
+from p2p_diloco.trainer.gpt import GPT, GPTConfig
+from p2p_diloco.trainer.progress import Progress, Stopped, log
+from p2p_diloco.trainer.schedule import learning_rate, run_horizon
+from p2p_diloco.trainer.text import Batches, held_out_batches, load_text, own_part, training_part
+
+BETAS = (0.9, 0.95)
+"""AdamW's, as GPT-like models are trained."""
+
+Windows = Sequence[tuple[Tensor, Tensor]]
+"""Inputs and targets, each int64 [batch, context]."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came: as ^C, but the exit status tells them apart."""
+
+
+def main(
+    run_config: Mapping[str, object], peer_config: PeerConfig | None, trainer_config: TrainerConfig
+) -> int:
+    """Train until the run ends, `steps` are made, or ^C or SIGTERM comes; the exit status.
+
+    `run_config` holds the run's settings that were given. With `peer_config=None` no run is named: train
+    alone, on the whole text.
+
+    Raises:
+        ConfigError: the text, the device or the log file can't be used; and whatever `Peer` raises.
+    """
+    run, config = RunConfig.model_validate(dict(run_config)), trainer_config
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    text = load_text(config.data)
+    fixed = training_part(text, config.num_shards or 1, config.shard_index)
+    draw = partial(Batches, batch_size=config.batch_size, context=config.context, seed=config.seed)
+    judged = list(
+        held_out_batches(
+            text, count=config.eval_batches, batch_size=config.batch_size, context=config.context
+        )
+    )
+    warm_batches = draw(fixed, key="warm start")
+    model = _on_device(GPT(_model_config(config)), config.device)
+    stopped: Stopped
+    with Progress(config.log_path) as progress:
+        progress.parameters = sum(parameter.numel() for parameter in model.parameters())
+        try:
+            with _sigterm_interrupts():
+                if config.warm_start:
+                    log.info("warm start: %d steps alone before joining", config.warm_start)
+                    warm_start(model, warm_batches, config.warm_start, config)
+                optimizer = new_optimizer(model, config)
+                with _participant(model, optimizer, run, peer_config) as peer:
+                    alike = config.num_shards is not None or peer_config is None
+                    content = fixed if alike else own_part(text, peer.peer_id, config.context)
+                    batches = draw(content, key=peer.peer_id)
+                    stopped = train(model, optimizer, peer, batches, judged, config, progress)
+                    progress.digest = peer.digest
+        except Terminated:
+            stopped = "terminated"
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        summary = progress.summary(stopped)
+        if config.summary_json:
+            sys.stdout.write(summary.to_json() + "\n")
+        else:
+            judged_at = (
+                "not evaluated" if summary.val_loss is None else f"held-out loss {summary.val_loss:.4f}"
+            )
+            log.info("%s after %d steps, %s", stopped, summary.steps, judged_at)
+    return {"interrupted": 128 + signal.SIGINT, "terminated": 128 + signal.SIGTERM}.get(stopped, 0)
+
+
+def train(
+    model: GPT,
+    optimizer: Optimizer,
+    peer: Participant,
+    batches: Batches,
+    judged: Windows,
+    config: TrainerConfig,
+    progress: Progress,
+) -> Stopped:
+    """Make inner steps until the run has `finished` or this peer has made its own `steps`.
+
+    Where the text goes on, and what the learning rate is, follows the run's step, so that a peer that joins
+    late or again goes on where the others are.
+    """
+    judge = GPT(model.config).to(_device(model))
+    batches.position = peer.global_step
+    next_judgement, judged_at = peer.epoch + config.eval_every_epochs, -1
+    while not peer.finished and (config.steps is None or progress.steps < config.steps):
+        horizon = run_horizon(
+            epochs=peer.config.stop_after_epochs, sync_every=peer.config.sync_every, own_steps=config.steps
+        )
+        _follow_schedule(optimizer, peer.global_step, horizon, config)
+        loss = _backward(model, next(batches), config.clip)
+        peer.report(loss=loss, samples=config.batch_size)
+        optimizer.step()  # the exchange with the others happens in here
+        optimizer.zero_grad()
+        progress.stepped(peer, loss)
+        if peer.epoch >= next_judgement:
+            next_judgement = peer.epoch + config.eval_every_epochs
+            judged_at = progress.steps
+            _judge(judge, peer, judged, progress)
+        if config.pause_s:
+            time.sleep(config.pause_s)
+    if judged_at != progress.steps:
+        _judge(judge, peer, judged, progress)
+    return "finished" if peer.finished else "steps"
+
+
+def warm_start(model: GPT, batches: Batches, steps: int, config: TrainerConfig) -> None:
+    """Train `model` alone for `steps` inner steps, with an optimizer of its own that is thrown away.
+
+    A high outer momentum pays once the model has left its random start, and in short runs hurts before: so
+    whoever founds a run may start it from a model that has learnt a little. The others fetch that model.
+    """
+    optimizer = new_optimizer(model, config)
+    for step in range(steps):
+        _follow_schedule(optimizer, step, None, config)
+        _backward(model, next(batches), config.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def new_optimizer(model: GPT, config: TrainerConfig) -> AdamW:
+    """The inner optimizer."""
+    return AdamW(model.parameters(), lr=config.lr, betas=BETAS, weight_decay=config.weight_decay)
+
+
+@torch.no_grad()
+def mean_loss(model: GPT, windows: Windows) -> float:
+    """Mean loss over equally long `windows`, nats a byte."""
+    device = _device(model)
+    losses: list[float] = [model(x.to(device), y.to(device)).item() for x, y in windows]
+    return sum(losses) / len(losses)
+
+
+def _backward(model: GPT, batch: tuple[Tensor, Tensor], clip: float) -> float:
+    """Fill the gradients for one batch, clipped; the loss."""
+    tokens, targets = (part.to(_device(model)) for part in batch)  # int64 [batch, context] each
+    loss: Tensor = model(tokens, targets)
+    torch.autograd.backward(loss)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    return loss.item()
+
+
+def _judge(judge: GPT, peer: Participant, judged: Windows, progress: Progress) -> None:
+    """Evaluate the global parameters, not this peer's own: they are what a run yields."""
+    if not judged:
+        return
+    with peer.pause():
+        judge.load_state_dict(peer.global_state_dict())
+        progress.evaluated(peer, mean_loss(judge, judged))
+
+
+def _follow_schedule(optimizer: Optimizer, step: int, horizon: int | None, config: TrainerConfig) -> None:
+    rate = learning_rate(
+        step, horizon=horizon, peak=config.lr, warmup_steps=config.warmup_steps, min_ratio=config.min_lr_ratio
+    )
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def _participant(
+    model: GPT, optimizer: Optimizer, run: RunConfig, peer_config: PeerConfig | None
+) -> Participant:
+    if peer_config is None:
+        return Alone(model, optimizer, run)
+    return Peer(model, optimizer, config=run, local=peer_config)
+
+
+def _model_config(config: TrainerConfig) -> GPTConfig:
+    return GPTConfig(config.layers, config.width, config.heads, config.context, seed=config.seed)
+
+
+def _on_device(model: GPT, device: str) -> GPT:
+    try:
+        return model.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch raises either, by device
+        wrong = f"can't be used here ({str(error).splitlines()[0]})"
+        raise ConfigError(wrong, key="device", value=device, mend="choose e.g. the default, cpu") from None
+
+
+def _device(model: GPT) -> torch.device:
+    return model.tokens.weight.device
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM raise Terminated in the main thread, as ^C raises KeyboardInterrupt, so that whatever is
+    entered is left properly. In other threads nothing is changed: signals are the main thread's.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,99 @@
+"""Looking at a run reads what its peers publish, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+
+import pytest
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.net.interface import Limits, Refusal
+from p2p_diloco.net.memory import MemoryNetwork
+from p2p_diloco.node.records import PeerRecord, key_of
+from p2p_diloco.node.run import RunRecord, name_of
+from p2p_diloco.observe.look import DeafInbox, look
+
+ALICE = PeerRecord(
+    v=1,
+    peer_id="alice-id",
+    name="alice",
+    host="box",
+    role="worker",
+    state="waiting",
+    epoch=7,
+    step=70,
+    sps=2.0,
+    loss=1.5,
+    samples=700,
+    sent=10,
+    recv=20,
+    wait_s=3.0,
+    agg=[0],
+    agg_n=1,
+    round=[0, 1, 2],
+    addrs=["/ip4/1.2.3.4"],
+    time=time.time(),
+    events=[[time.time(), "founded the run"]],
+)
+RUN = RunRecord(RunConfig(sync_every=10).to_wire(), "model", "cut", 3, 100, 4, "alice-id", 0.0)
+
+
+def test_what_peers_publish_is_what_is_seen() -> None:
+    """The records of the node, as it writes them, give a full snapshot; those of other runs don't show."""
+
+    async def test() -> None:
+        network = MemoryNetwork()
+        alice, eyes = network.join("alice-id", DeafInbox()), network.join("eyes", DeafInbox())
+        assert await alice.store(key_of("main", "alice-id"), "alice-id", ALICE.pack(), 30.0)
+        bob = replace(ALICE, peer_id="bob-id", name="bob")
+        assert await alice.store(key_of("other", "bob-id"), "bob-id", bob.pack(), 30.0, owned=False)
+        assert await alice.store("main/config", name_of(RUN.pack()), RUN.pack(), 30.0, owned=False)
+        seen = await look(eyes, "main")
+        (peer,) = seen.peers
+        assert (peer.name, peer.state, peer.epoch, peer.steps_per_second, peer.loss) == (
+            "alice",
+            "waiting",
+            7,
+            2.0,
+            1.5,
+        )
+        assert (peer.bytes_sent, peer.bytes_received, peer.waiting_s, peer.aggregates) == (10, 20, 3.0, (0,))
+        assert (seen.run.mode, seen.run.shards, seen.run.epoch) == ("sync", 3, 7)
+        assert seen.run.config == RunConfig(sync_every=10).to_wire()
+        assert seen.run.round is not None
+        assert [event.text for event in seen.run.events] == ["founded the run"]
+        assert eyes.traffic.bytes_sent == 0
+
+    asyncio.run(test())
+
+
+def test_of_two_founders_the_lowest_name_is_the_run() -> None:
+    """As joiners decide it; a record that its content doesn't name, or that is none, is passed over."""
+
+    async def test() -> None:
+        network = MemoryNetwork()
+        eyes = network.join("eyes", DeafInbox())
+        other = replace(RUN, config=RunConfig(sync_every=20).to_wire())
+        for record in (RUN, other):
+            await eyes.store("main/config", name_of(record.pack()), record.pack(), 30.0, owned=False)
+        await eyes.store("main/config", "0" * 32, other.pack(), 30.0, owned=False)
+        await eyes.store("main/config", name_of(b"none"), b"none", 30.0, owned=False)
+        lowest = min((RUN, other), key=lambda record: name_of(record.pack()))
+        assert (await look(eyes, "main")).run.config == lowest.config
+
+    asyncio.run(test())
+
+
+def test_an_observer_takes_no_messages() -> None:
+    """Whoever sends it something is refused, before any payload comes."""
+
+    async def test() -> None:
+        network = MemoryNetwork()
+        network.join("eyes", DeafInbox())
+        sender = network.join("a", DeafInbox(), limits=Limits())
+        with pytest.raises(Refusal, match="observer"):
+            await sender.send("eyes", b"hello", memoryview(b"payload"))
+
+    asyncio.run(test())

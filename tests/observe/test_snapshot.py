@@ -1,0 +1,162 @@
+"""Snapshots: what the records say, and nothing that strangers can do harm with."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_diloco.observe.snapshot import MAX_EVENTS, MAX_PEERS, MAX_TEXT, RoundProgress, snapshot
+
+NOW = 1_000_000.0
+CONFIG = {"config": {"mode": "sync", "sync_every": 500, "reply_codec": None}, "shards": 4, "numel": 10}
+
+
+def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
+    return {
+        "v": 1, "peer_id": f"id-{name}", "name": name, "host": "box", "role": "worker", "state": "training",
+        "epoch": 12, "step": 6100, "sps": 3.5, "loss": 2.25, "samples": 48800, "sent": 1000, "recv": 2000,
+        "wait_s": 12.5, "agg": [0, 2], "agg_n": 2, "round": None, "addrs": ["/ip4/1.2.3.4/tcp/1"],
+        "time": NOW - 1.5, "events": [], **changes,
+    }  # fmt: skip
+
+
+def test_the_schema_is_the_documented_one() -> None:
+    """Every field of docs/status.md, with its name and kind; a change here is a change of the schema's
+    version."""
+    told = record(round=[1, 2, 3], events=[[NOW - 10, "carol has joined"]])
+    assert json.loads(snapshot("main", CONFIG, [told], NOW).to_json()) == {
+        "schema_version": 1,
+        "time": NOW,
+        "run": {
+            "run_id": "main",
+            "mode": "sync",
+            "epoch": 12,
+            "shards": 4,
+            "config": {"mode": "sync", "sync_every": 500, "reply_codec": None},
+            "round": {"fragment": 1, "got": 2, "want": 3},
+            "events": [{"time": NOW - 10, "peer": "alice", "text": "carol has joined"}],
+        },
+        "peers": [
+            {
+                "name": "alice", "peer_id": "id-alice", "host": "box", "role": "worker", "state": "training",
+                "epoch": 12, "step": 6100, "steps_per_second": 3.5, "loss": 2.25, "samples": 48800,
+                "last_seen_s": 1.5, "bytes_sent": 1000, "bytes_received": 2000, "waiting_s": 12.5,
+                "aggregates": [0, 2], "aggregates_count": 2, "addresses": ["/ip4/1.2.3.4/tcp/1"],
+            }
+        ],
+    }  # fmt: skip
+
+
+def test_a_run_that_nobody_founded_is_empty() -> None:
+    """Without records there is still a snapshot, of nothing."""
+    seen = snapshot("main", None, [], NOW)
+    assert (seen.run.config, seen.run.mode, seen.run.epoch, seen.run.shards, seen.peers) == (
+        None,
+        None,
+        0,
+        None,
+        (),
+    )
+
+
+def test_peers_are_sorted_and_the_furthest_tells_the_epoch() -> None:
+    """The order doesn't jump between looks, and a joiner without state doesn't set the run back."""
+    seen = snapshot("main", CONFIG, [record("zoe", epoch=3), record("bob", epoch=-1), record("al", epoch=2)], NOW)
+    assert [peer.name for peer in seen.peers] == ["al", "bob", "zoe"]
+    assert [peer.epoch for peer in seen.peers] == [2, None, 3]
+    assert seen.run.epoch == 3
+
+
+def test_the_round_is_the_slowest_aggregators() -> None:
+    """A fragment is through when its last shard is; what stragglers say of old rounds doesn't count."""
+    rounds = [
+        record("a", round=[0, 3, 4]),
+        record("b", round=[0, 1, 4]),
+        record("c", epoch=11, round=[0, 0, 4]),
+    ]
+    assert snapshot("main", CONFIG, rounds, NOW).run.round == RoundProgress(0, 1, 4)
+
+
+def test_of_two_records_of_a_peer_the_newer_counts() -> None:
+    """However they arrive."""
+    records = [record(step=2, time=NOW - 1), record(step=1, time=NOW - 9)]
+    for order in (records, records[::-1]):
+        assert [peer.step for peer in snapshot("main", None, order, NOW).peers] == [2]
+
+
+def test_events_are_the_newest_in_order() -> None:
+    """Events of all peers in one list, oldest first, cut to the newest."""
+    records = [record(f"p{i:02}", events=[[NOW - i, f"event {i}"]]) for i in range(30)]
+    events = snapshot("main", None, records, NOW).run.events
+    assert [event.text for event in events] == [f"event {i}" for i in reversed(range(MAX_EVENTS))]
+    assert events[-1].peer == "p00"
+
+
+def test_a_clock_that_is_ahead_makes_no_negative_age() -> None:
+    """A peer's clock may be ahead of ours."""
+    assert snapshot("main", None, [record(time=NOW + 2)], NOW).peers[0].last_seen_s == 0.0
+
+
+def test_text_of_strangers_is_tamed() -> None:
+    """No escape sequence reaches a terminal, and no text fills a screen."""
+    seen = snapshot("main", None, [record(name="\x1b[2Jevil\n" + "x" * 999, events=[[NOW, "a\x07b"]])], NOW)
+    assert seen.peers[0].name.startswith(" [2Jevil x")
+    assert len(seen.peers[0].name) == MAX_TEXT
+    assert seen.run.events[0].text == "a b"
+
+
+def test_a_flood_of_peers_is_cut() -> None:
+    """Identities cost nothing, so the number of peers that are shown ends somewhere: the newest stay."""
+    flood = [record(f"p{i}", time=NOW - i) for i in range(MAX_PEERS + 5)]
+    names = {peer.name for peer in snapshot("main", None, flood, NOW).peers}
+    assert len(names) == MAX_PEERS
+    assert "p0" in names
+    assert f"p{MAX_PEERS + 4}" not in names
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"sps": float("nan")}, "steps_per_second"),
+        ({"loss": float("inf")}, "loss"),
+        ({"loss": "low"}, "loss"),
+        ({"step": 1.5}, "step"),
+        ({"step": True}, "step"),
+        ({"samples": -1}, "samples"),
+        ({"sent": None}, "bytes_sent"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_unknown(change: dict[str, Any], field: str) -> None:
+    """A record is read field by field: one bad value costs that value alone."""
+    (peer,) = snapshot("main", None, [record(**change)], NOW).peers
+    assert getattr(peer, field) is None
+    assert peer.name == "alice"
+
+
+@pytest.mark.parametrize("config", [{"config": 3}, {"config": {"a": float("nan")}}, {"config": {"a": b"bytes"}}, {}])
+def test_an_unreadable_run_record_is_no_config(config: dict[str, Any]) -> None:
+    """What JSON can't carry is left out whole."""
+    assert snapshot("main", config, [], NOW).run.config is None
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+OTHERS = {key: anything for key in record() if key != "peer_id"}
+
+
+@given(
+    st.lists(st.fixed_dictionaries({"peer_id": st.just("x") | anything}, optional=OTHERS), max_size=3),
+    st.none() | st.fixed_dictionaries({}, optional={"config": anything, "shards": anything}),
+)
+def test_whatever_strangers_write_there_is_a_snapshot(records: list[dict[str, Any]], config: dict[str, Any]) -> None:
+    """Nothing raises, and what comes out is JSON."""
+    json.loads(snapshot("main", config, records, NOW).to_json())

@@ -1,0 +1,72 @@
+"""Views: everything that matters is on the screen, and nothing but the snapshot is drawn."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from p2p_diloco.observe.snapshot import Snapshot, snapshot
+from p2p_diloco.observe.view import drawn, lines
+
+NOW = 1_000_000.0
+
+
+def seen() -> Snapshot:
+    alice = {
+        "peer_id": "id-a", "name": "alice", "host": "box1", "role": "worker", "state": "training",
+        "epoch": 12,
+        "step": 6100, "sps": 3.5, "loss": 2.25, "samples": 48800, "sent": 1_500_000, "recv": 999,
+        "wait_s": 700.0,
+        "agg": [0], "agg_n": 1, "round": [0, 1, 2], "time": NOW - 2, "events": [[NOW, "bob has [joined]"]],
+    }  # fmt: skip
+    bob = {
+        "peer_id": "id-b",
+        "name": "[red]bob",
+        "role": "worker",
+        "state": "joining",
+        "epoch": -1,
+        "time": NOW,
+    }
+    return snapshot("main", {"config": {"mode": "sync"}, "shards": 1}, [alice, bob], NOW)
+
+
+def screen(snap: Snapshot) -> str:
+    console = Console(file=io.StringIO(), width=160, force_terminal=False)
+    console.print(drawn(snap))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_table_shows_every_peer_and_the_round() -> None:
+    """Names, states, speeds, traffic, the round under way and the newest events."""
+    text = screen(seen())
+    assert "run main, sync, epoch 12, 2 peers, 1 shard, round 1 of 2" in text
+    (row,) = [line for line in text.splitlines() if "alice" in line and "box1" in line]
+    for cell in ("training", "12", "6,100", "3.50", "2.2500", "48,800", "12min", "1.5MB", "999B", "2s"):
+        assert cell in row
+    assert "██████████░░░░░░░░░░ fragment 0: 1 of 2 contributions" in text
+
+
+def test_names_are_no_markup() -> None:
+    """What a peer calls itself is shown as it is."""
+    text = screen(seen())
+    assert "[red]bob" in text
+    assert "bob has [joined]" in text
+
+
+def test_lines_say_the_same() -> None:
+    """Without a terminal: a line for the run, and one for each peer."""
+    head, bob, alice = lines(seen())
+    assert head == "run main, sync, epoch 12, 2 peers, 1 shard, round 1 of 2"
+    assert bob.startswith("  [red]bob joining worker on - epoch=- step=- ")
+    assert alice == (
+        "  alice training worker on box1 epoch=12 step=6,100 steps/s=3.50 loss=2.2500 samples=48,800 "
+        "waited=12min sent=1.5MB received=999B shards=1 seen=2s"
+    )
+
+
+def test_an_empty_run_says_so() -> None:
+    """A misspelt run id is told from a run without peers."""
+    assert lines(snapshot("mian", None, [], NOW)) == ["run mian: nobody has founded it yet"]
+    assert lines(snapshot("main", {"config": {"mode": "sync"}}, [], NOW)) == ["run main, sync, epoch 0, 0 peers"]

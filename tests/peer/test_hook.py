@@ -1,0 +1,297 @@
+"""What happens at a step, with a node that a script plays."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.errors import ConfigError, GaveUpWaiting, P2PDilocoError
+from p2p_diloco.node.shared import Count, Level, SharedMemory, create
+from p2p_diloco.peer.hook import Hook
+from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.tensors.layout import Layout, specs_of
+from p2p_diloco.tensors.mean import weighted_mean
+
+
+class ScriptedLine:
+    """A node that commits at once what is contributed, alone: η=1, μ=0. `releases` scripts what becomes of each."""
+
+    def __init__(self, numel: int) -> None:
+        fd = create(numel)
+        self.memory = SharedMemory(fd, numel)
+        os.close(fd)
+        self.log: list[tuple[str, dict[str, Any]]] = []
+        self.releases: list[bool | None] = []
+        self.layout: Layout
+        self.epochs: list[int] = []
+        self.fresh: dict[int, str] = {}
+
+    def begin(self, layout: Layout) -> None:
+        self.layout, self.epochs = layout, [0] * len(layout.fragments)
+
+    def tell(self, kind: str, **values: Any) -> None:
+        self.log.append((kind, values))
+
+    def ask(self, kind: str, answer: str) -> dict[str, Any]:
+        assert (kind, answer) == ("merge", "load")
+        self.log.append((kind, {}))
+        due = min(range(len(self.epochs)), key=lambda f: (self.epochs[f], f))
+        shards = [] if self.memory.count(Count.FINISHED) else [s.index for s in self.layout.shards_of(due)]
+        loads, self.fresh = [[s, carry] for s, carry in self.fresh.items()], {}
+        return {"kind": "load", "shards": loads, "due": shards, "commits": sum(self.epochs)}
+
+    def request(self, kind: str, **values: Any) -> int:
+        self.log.append((kind, values))
+        return len(self.log)
+
+    def wait_for(self, kind: str, *, n: int | None = None, timeout_s: float) -> dict[str, Any] | None:
+        assert (kind, n) == ("release", len(self.log))
+        sent = self.releases.pop(0) if self.releases else True
+        if sent:
+            shards = self.log[-1][1]["shards"]
+            for shard in shards:
+                part = slice(self.layout.shards[shard].start, self.layout.shards[shard].stop)
+                self.memory.theta[part] -= self.memory.delta[part]
+                self.fresh[shard] = "subtract"
+            self.epochs[self.layout.shards[shards[0]].fragment] += 1
+            self.memory.set_count(Count.CHANGED, self.memory.count(Count.CHANGED) + 1)
+        return None if sent is None else {"kind": "release", "n": n, "sent": sent}
+
+    def contributed(self) -> list[dict[str, Any]]:
+        return [values for kind, values in self.log if kind == "contribute"]
+
+
+def hooked(fragments: int = 1, **settings: Any) -> tuple[Hook, ScriptedLine, nn.Module]:
+    model = nn.Module()
+    model.u, model.v = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    config = RunConfig(**{"sync_every": 4, "num_fragments": fragments, **settings})
+    layout = Layout.build(specs_of(model), fragments)
+    line = ScriptedLine(layout.numel)
+    line.begin(layout)
+    local = LocalModel(model, layout, line.memory.theta, line.memory.delta)
+    local.write_theta()
+    return Hook(line, local, config, layout, 5.0), line, model  # type: ignore[arg-type]
+
+
+def step(hook: Hook, model: nn.Module, times: int = 1) -> None:
+    for _ in range(times):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+        hook.step()
+
+
+def test_an_exchange_every_h_steps() -> None:
+    """The whole model is exchanged after each `sync_every` steps and never between; weights are the steps since."""
+    hook, line, model = hooked()
+    for steps in range(1, 13):
+        step(hook, model)
+        assert len(line.contributed()) == steps // 4
+        assert hook.global_step == steps
+        assert line.memory.count(Count.STEPS) == steps
+    assert [c["weight"] for c in line.contributed()] == [4.0] * 3
+    assert [c["samples"] for c in line.contributed()] == [4] * 3
+    assert model.u.tolist() == line.memory.theta[:2].tolist() == [12.0, 12.0]
+    assert hook.sync_count == 3
+
+
+def test_fragments_take_turns() -> None:
+    """With N fragments one is exchanged every H/N steps, in turn; its weight counts from its own last sending."""
+    hook, line, model = hooked(fragments=2)
+    step(hook, model, 10)
+    assert [c["shards"] for c in line.contributed()] == [[0], [1], [0], [1], [0]]
+    assert [c["weight"] for c in line.contributed()] == [2.0, 4.0, 4.0, 4.0, 4.0]
+    assert line.memory.delta.tolist() == [-4.0] * 4
+    assert model.v.tolist() == [10.0, 10.0]  # 8 of them global
+    assert hook.global_step == 10
+
+
+def test_an_exchange_that_never_began_is_tried_again() -> None:
+    """When the base had changed, newer state is merged and the same progress contributed at once, of full weight."""
+    hook, line, model = hooked()
+    hook.merge()
+    line.log.clear()
+    line.releases = [False, False, True]
+    step(hook, model, 4)
+    assert [c["weight"] for c in line.contributed()] == [4.0] * 3
+    assert [kind for kind, _ in line.log if kind != "have read"] == ["merge", "contribute"] * 3 + ["merge"]
+    assert hook.sync_count == 1
+
+
+def test_changes_are_merged_between_exchanges() -> None:
+    """When the node's counter moves, the next step merges, and carries the progress; otherwise the node isn't asked."""
+    hook, line, model = hooked()
+    hook.merge()
+    line.log.clear()
+    step(hook, model, 2)
+    assert line.log == []
+    line.memory.theta.fill_(100.0)
+    line.fresh = {0: "keep"}
+    line.memory.set_count(Count.CHANGED, 1)
+    step(hook, model)
+    assert [kind for kind, _ in line.log] == ["merge", "have read"]
+    assert model.u.tolist() == [103.0, 103.0]
+
+
+def test_a_finished_run_is_left_alone() -> None:
+    """After the end the last state is merged, and nothing is contributed any more."""
+    hook, line, model = hooked()
+    line.memory.set_count(Count.FINISHED, 1)
+    line.memory.theta.fill_(7.0)
+    line.fresh = {0: "drop"}
+    line.memory.set_count(Count.CHANGED, 1)
+    step(hook, model, 9)
+    assert line.contributed() == []
+    assert model.u.tolist() == [15.0, 15.0]
+    assert hook.finished
+
+
+def test_weights_by_samples() -> None:
+    """A contribution weighs the samples reported since the last one; none reported is an error that names the mend."""
+    hook, line, model = hooked(weighting="samples")
+    for samples in (3, 5, 0, 2):
+        hook.report(0.5, samples)
+        step(hook, model)
+    assert (line.contributed()[0]["weight"], line.contributed()[0]["samples"]) == (10.0, 10)
+    assert line.memory.level(Level.LOSS) == 0.5
+    assert line.memory.count(Count.SAMPLES) == 10
+    step(hook, model, 3)
+    with pytest.raises(ConfigError, match="report"):
+        step(hook, model)
+
+
+def test_uniform_weights() -> None:
+    hook, line, model = hooked(weighting="uniform")
+    step(hook, model, 8)
+    assert [c["weight"] for c in line.contributed()] == [1.0, 1.0]
+
+
+def test_a_nudge_brings_the_next_exchange_forward() -> None:
+    """When a peer asks for an exchange up to so many commits, the next steps contribute until they are reached."""
+    hook, line, model = hooked(fragments=2)
+    line.memory.set_count(Count.GOAL, 2)
+    step(hook, model, 3)
+    assert [c["weight"] for c in line.contributed()] == [1.0, 2.0]
+    hook.synchronise()
+    assert ("nudge", {"goal": 4}) in line.log
+    assert len(line.contributed()) == 4
+
+
+def test_waiting_for_the_first_peers_has_an_end() -> None:
+    """If `start_peers` don't come within `wait_timeout`, the hook raises; later rounds wait for as long as it takes."""
+    hook, line, model = hooked(start_peers=2)
+    line.releases = [None]
+    with pytest.raises(GaveUpWaiting, match="start_peers=2"):
+        step(hook, model, 4)
+
+
+def test_what_is_dropped_is_counted() -> None:
+    """Progress that was sent, not counted and given up shows as dropped samples, by its share of the model."""
+    hook, line, model = hooked(fragments=2)
+    step(hook, model, 2)
+    line.fresh = {0: "keep"}
+    hook.merge()
+    assert hook.dropped_samples == 0
+    hook.report(None, 10)
+    step(hook, model, 4)
+    hook._uncounted[0] = 20
+    line.fresh = {0: "drop"}
+    hook.merge()
+    assert hook.dropped_samples == 10
+
+
+def test_pauses_are_no_step_time() -> None:
+    """The time of an exchange or a pause is not taken for an inner step's."""
+    hook, _, model = hooked()
+    step(hook, model)
+    before = hook.step_time_s
+    hook.rest()
+    step(hook, model)
+    assert hook.step_time_s == before > 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e12])
+def test_progress_that_is_not_finite_is_dropped_once(value: float, caplog: pytest.LogCaptureFixture) -> None:
+    """What can't be averaged is not sent: the global model is loaded, a sentence says so, and the next step's progress
+    goes out at once, weighed by that step alone. A later round of good progress forgives it.
+    """
+    hook, line, model = hooked(fragments=2)
+    line.memory.theta.fill_(5.0)
+    for time in (1, 2):
+        line.log.clear()
+        hook.merge()
+        dropped = hook.dropped_samples
+        step(hook, model)
+        with torch.no_grad():
+            model.u.fill_(value)
+            model.v.fill_(value)
+        step(hook, model)
+        assert line.contributed() == []
+        assert model.u.tolist() == line.memory.theta[:2].tolist()
+        assert model.v.tolist() == line.memory.theta[2:].tolist()
+        assert len([r for r in caplog.records if "not finite" in r.message]) == time
+        assert hook.dropped_samples > dropped
+        step(hook, model)
+        (sent,) = line.contributed()
+        assert (sent["weight"], sent["samples"]) == (1.0, 1)
+        assert line.memory.delta.abs().max() == 1.0
+        step(hook, model, 2)
+    assert torch.isfinite(line.memory.theta).all()
+
+
+def test_training_that_diverges_again_ends_with_a_sentence() -> None:
+    hook, line, model = hooked()
+    step(hook, model, 3)
+    with torch.no_grad():
+        model.u.fill_(float("nan"))
+    step(hook, model)
+    with torch.no_grad():
+        model.u.fill_(float("nan"))
+    with pytest.raises(P2PDilocoError, match=r"diverged.*lower the learning rate"):
+        step(hook, model)
+    assert line.contributed() == []
+
+
+def test_the_node_may_write_again_whatever_becomes_of_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge that fails lets go of θ, or the node would wait for its trainer for ever."""
+    hook, line, _ = hooked()
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(LocalModel, "merge", fail)
+    with pytest.raises(MemoryError):
+        hook.merge()
+    assert line.log[-1] == ("have read", {})
+
+
+@pytest.mark.parametrize("weighting", ["steps", "samples", "uniform"])
+def test_an_exchange_without_a_step_weighs_nothing(weighting: str) -> None:
+    """`force_sync` right after an exchange has nothing to contribute: that is no error, and dilutes no mean."""
+    hook, line, model = hooked(weighting=weighting)
+    for _ in range(4):
+        hook.report(None, 3)
+        step(hook, model)
+    hook.synchronise()
+    sent = line.contributed()[-1]
+    assert sent["samples"] == 0
+    zeros, ones = (torch.full((3,), value).numpy().tobytes() for value in (0.0, 1.0))
+    mean = weighted_mean([("a", sent["weight"], zeros), ("b", 1.0, ones)], "fp32", 3)
+    assert mean.tolist() == [1.0] * 3
+
+
+def test_progress_sent_again_keeps_its_weight() -> None:
+    """Where no step was made since, but what was sent before is counted nowhere yet, that is what is weighed."""
+    hook, line, model = hooked(weighting="samples")
+    for _ in range(4):
+        hook.report(None, 3)
+        step(hook, model)
+    hook._uncounted[0] = 12
+    line.fresh = {}
+    hook.synchronise()
+    assert line.contributed()[-1]["weight"] == 12.0

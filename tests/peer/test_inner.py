@@ -1,0 +1,64 @@
+"""The inner optimizers on disk."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from p2p_diloco.peer.inner import InnerState, restore
+
+
+def trained(steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(1)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).square().sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    """Moments, step counts and random numbers come back: the next steps are the same to the bit. Counters too."""
+    model, optimizer = trained(3)
+    InnerState([optimizer], tmp_path, 1, 2, 0).merged(1, False, {"local_step": 3})
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def go_on(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).square().sum().backward()
+            optimizer.step()
+        return model.weight.detach().clone()
+
+    expected = go_on(model, optimizer)
+    again, fresh = trained(0)
+    torch.manual_seed(77)
+    again.load_state_dict(weights)
+    assert restore([fresh], tmp_path / "checkpoint-1") == {"local_step": 3}
+    assert torch.equal(go_on(again, fresh), expected)
+
+
+def test_it_is_saved_at_the_epochs_of_the_outer_state(tmp_path: Path) -> None:
+    """Every so many epochs, counted from a multiple; at the end of the run once more; the newest are kept."""
+    _, optimizer = trained(1)
+    inner = InnerState([optimizer], tmp_path, 3, 2, epoch=4)
+    for epoch in range(5, 14):
+        inner.merged(epoch, epoch == 13, {})
+    assert sorted(path.name for path in (tmp_path / "inner").iterdir()) == ["checkpoint-12", "checkpoint-13"]
+
+
+def test_what_is_not_there_or_does_not_fit_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a file, or for another model's optimizer, the inner optimizer starts fresh, and the log says so."""
+    _, optimizer = trained(1)
+    with caplog.at_level(logging.WARNING):
+        assert restore([optimizer], tmp_path / "checkpoint-1") == {}
+        InnerState([optimizer], tmp_path, 1, 1, 0).merged(1, False, {"local_step": 1})
+        other = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
+        assert restore([other], tmp_path / "checkpoint-1") == {}
+    assert caplog.text.count("starts anew") == 2

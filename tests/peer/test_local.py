@@ -1,0 +1,143 @@
+"""The model's parameters beside the global ones, against the formulas written down plainly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from p2p_diloco.core.events import Carry
+from p2p_diloco.peer.local import LocalModel, with_global_values
+from p2p_diloco.tensors.layout import Layout, specs_of
+
+
+class Model(nn.Module):
+    """Parameters of several shapes and dtypes, one of them tied, one frozen, and a buffer."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.a = nn.Parameter(torch.randn(3, 2))
+        self.b = nn.Parameter(torch.randn(5).to(dtype))
+        self.frozen = nn.Parameter(torch.randn(4), requires_grad=False)
+        self.c = nn.Parameter(torch.randn(2, 2).t())
+        self.tied = self.a
+        self.register_buffer("seen", torch.tensor([3.0]))
+
+
+def flat(model: Model, layout: Layout) -> Tensor:
+    named = dict(model.named_parameters())
+    return torch.cat([p.detach().float().reshape(-1) for p in layout.arrange(named)])
+
+
+def train(model: Model) -> None:
+    with torch.no_grad():
+        for p in (model.a, model.b, model.c):
+            p.add_(torch.randn(p.shape).to(p.dtype))
+
+
+def rounded(model: Model, layout: Layout, values: Tensor) -> Tensor:
+    """Flat values as the model can hold them."""
+    dtypes = torch.cat(
+        [torch.full((p.numel(),), p.dtype == torch.bfloat16) for p in layout.arrange(dict(model.named_parameters()))]
+    )
+    return torch.where(dtypes, values.bfloat16().float(), values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_every_carry_is_its_formula(data: st.DataObject) -> None:
+    """Over any history of merges, trainings and sendings, of any shards, local values are what the formulas
+    say."""
+    torch.manual_seed(data.draw(st.integers(0, 1000)))
+    model = Model(data.draw(st.sampled_from([torch.float32, torch.bfloat16])))
+    layout = Layout.build(
+        specs_of(model), data.draw(st.sampled_from([1, 2])), "contiguous", data.draw(st.integers(1, 15))
+    )
+    theta, delta = torch.zeros(layout.numel), torch.zeros(layout.numel)
+    local = LocalModel(model, layout, theta, delta)
+    everything = [shard.index for shard in layout.shards]
+    theta.copy_(torch.randn(layout.numel))
+    local.merge(dict.fromkeys(everything, Carry.DROP))
+    base = rounded(model, layout, theta)
+    assert torch.equal(flat(model, layout), base)
+    sent = torch.zeros(layout.numel)
+    for _ in range(data.draw(st.integers(1, 4))):
+        train(model)
+        if data.draw(st.booleans()):
+            shards = data.draw(st.sets(st.sampled_from(everything), min_size=1))
+            before = flat(model, layout)
+            local.write_delta(shards)
+            for index in shards:
+                part = slice(layout.shards[index].start, layout.shards[index].stop)
+                sent[part] = (base - before)[part]
+        assert torch.equal(delta, sent)
+        theta.copy_(torch.randn(layout.numel))
+        loads = data.draw(st.dictionaries(st.sampled_from(everything), st.sampled_from(Carry)))
+        expected = flat(model, layout)
+        for index, carry in loads.items():
+            part = slice(layout.shards[index].start, layout.shards[index].stop)
+            progress = expected[part] - base[part]
+            match carry:
+                case Carry.DROP:
+                    progress = torch.zeros_like(progress)
+                case Carry.SUBTRACT:
+                    progress = progress + sent[part]
+                case Carry.RESTORE:
+                    progress = progress - sent[part]
+            expected[part] = theta[part] + progress
+            base[part] = rounded(model, layout, theta)[part]
+        local.merge(loads)
+        assert torch.equal(flat(model, layout), rounded(model, layout, expected))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_counted_contribution_leaves_the_global_value_to_the_bit(dtype: torch.dtype) -> None:
+    """SUBTRACT with nothing trained since sending gives exactly the new global values; the next Δ is
+    exactly 0."""
+    model = Model(dtype)
+    layout = Layout.build(specs_of(model))
+    theta, delta = torch.zeros(layout.numel), torch.zeros(layout.numel)
+    local = LocalModel(model, layout, theta, delta)
+    local.write_theta()
+    local.merge({0: Carry.DROP})
+    train(model)
+    local.write_delta([0])
+    theta.copy_(torch.randn(layout.numel))
+    local.merge({0: Carry.SUBTRACT})
+    assert torch.equal(flat(model, layout), rounded(model, layout, theta))
+    local.write_delta([0])
+    assert not delta.any()
+
+
+def test_rounding_is_not_progress() -> None:
+    """A bf16 model that trains nothing has no pseudo-gradient, though the global values are finer than it
+    can hold."""
+    model = Model(torch.bfloat16)
+    layout = Layout.build(specs_of(model))
+    theta, delta = torch.full((layout.numel,), 1 / 3), torch.ones(layout.numel)
+    local = LocalModel(model, layout, theta, delta)
+    local.merge({0: Carry.DROP})
+    local.write_delta([0])
+    assert not delta.any()
+
+
+def test_global_values_take_the_models_shape() -> None:
+    """The global parameters come under every name of a tied one, in the parameters' dtypes; the rest is the
+    model's."""
+    model = Model(torch.bfloat16)
+    layout = Layout.build(specs_of(model))
+    theta = torch.arange(float(layout.numel))
+    local = LocalModel(model, layout, theta, torch.zeros(layout.numel))
+    state = with_global_values(model, local.global_values())
+    assert state.keys() == model.state_dict().keys()
+    assert state["a"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert state["tied"].tolist() == state["a"].tolist()
+    assert state["b"].dtype == torch.bfloat16
+    assert torch.equal(state["frozen"], model.frozen)
+    state["seen"].fill_(0)
+    state["a"].fill_(0)
+    assert model.seen.item() == 3.0
+    assert theta[1] == 1.0
+    model.load_state_dict(state)

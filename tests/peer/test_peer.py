@@ -1,0 +1,87 @@
+"""The public surface where no process is needed: what is refused at once, and the peer of no run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from p2p_diloco import ConfigError, PeerConfig, RunConfig, UsageError
+from p2p_diloco.peer.absent import AbsentPeer
+from p2p_diloco.peer.peer import Peer, _unwrapped
+
+
+def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(2, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def test_a_model_needs_its_optimizer() -> None:
+    model, optimizer = parts()
+    with pytest.raises(UsageError, match="or neither"):
+        Peer(model, None)
+    with pytest.raises(UsageError, match="or neither"):
+        Peer(None, optimizer)
+    with pytest.raises(UsageError, match="role=aggregator"):
+        Peer(model, optimizer, local=PeerConfig(role="aggregator"))
+    with pytest.raises(UsageError, match="optimizer=Linear"):
+        Peer(model, model)
+    with pytest.raises(ConfigError, match="sync_evry"):
+        Peer(model, optimizer, config={"sync_evry": 1})
+
+
+def test_a_peer_outside_its_run_says_so() -> None:
+    """Before entering, what needs the run is an error with the mend, not a crash."""
+    model, optimizer = parts()
+    peer = Peer(model, optimizer, run_id="x", config=RunConfig(sync_every=3))
+    for what in ("epoch", "digest", "global_step", "finished", "peers", "plan", "config", "metrics"):
+        with pytest.raises(UsageError, match="with Peer"):
+            getattr(peer, what)
+    peer.close()
+    optimizer.step()
+
+
+def test_the_innermost_optimizer_of_the_last_counts() -> None:
+    """Of several optimizers the last one's step is an inner step; wrappers are opened."""
+    _, first = parts()
+    _, last = parts()
+
+    class Wrapper:
+        def __init__(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+    assert _unwrapped([first, Wrapper(Wrapper(last))]) == [first, last]
+    with pytest.raises(UsageError):
+        _unwrapped([])
+
+
+def test_without_a_run_the_script_trains_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`from_env` outside a run gives the same surface, which does nothing but count steps."""
+    for name in ("P2P_DILOCO_RUN_ID", "P2P_DILOCO_INITIAL_PEERS"):
+        monkeypatch.delenv(name, raising=False)
+    model, optimizer = parts()
+    before = model.weight.detach().clone()
+    with Peer.from_env(model, optimizer) as peer:
+        assert isinstance(peer, AbsentPeer)
+        with peer.pause():
+            peer.report(loss=1.0, samples=2)
+        optimizer.step()
+        peer.force_sync()
+        assert (peer.global_step, peer.finished, peer.metrics.local_step) == (1, False, 1)
+        assert torch.equal(peer.global_state_dict()["weight"], before)
+        peer.load_state_dict(peer.state_dict())
+    optimizer.step()
+    assert peer.global_step == 1
+    surface = {name for name in dir(Peer) if not name.startswith("_")} - {"from_env"}
+    assert surface <= set(dir(peer)) | {"addresses"}
+
+
+def test_with_a_run_named_it_is_a_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("P2P_DILOCO_RUN_ID", "named")
+    monkeypatch.setenv("P2P_DILOCO_SYNC_EVERY", "7")
+    peer = Peer.from_env(*parts())
+    assert isinstance(peer, Peer)
+    assert peer._local_config.run_id == "named"
+    assert peer._asked.given == {"sync_every": 7}

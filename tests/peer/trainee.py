@@ -1,0 +1,96 @@
+"""A training script for tests: one process, one peer. It gets a JSON object, and says what it does in JSON lines.
+
+The inner optimizer is SGD with learning rate 1 and the gradient is set by hand, so that in `sync_every` steps each
+element of the parameters moves by exactly -`delta`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from p2p_diloco import P2PDilocoError, Peer, PeerConfig
+
+
+def say(what: str, **values: Any) -> None:
+    print(json.dumps({"what": what, "time": time.time(), **values}), flush=True)
+
+
+def build(options: dict[str, Any]) -> nn.Module:
+    model = nn.Module()
+    dtype = getattr(torch, options.get("dtype", "float32"))
+    for name, size in options.get("params", {"w": 3}).items():
+        model.register_parameter(name, nn.Parameter(torch.full((size,), options.get("theta", 0.0), dtype=dtype)))
+    return model
+
+
+def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
+    epoch = peer.epoch
+    while not peer.finished:
+        for parameter in model.parameters():
+            delta = float("nan") if options.get("nan_at") == peer.metrics.local_step else options["delta"]
+            parameter.grad = torch.full_like(parameter, delta / peer.config.sync_every)
+        if options.get("samples"):
+            peer.report(loss=0.5, samples=options["samples"])
+        optimizer.step()
+        if peer.epoch != epoch:
+            epoch = peer.epoch
+            values = torch.cat([p.detach().float() for p in model.parameters()]).tolist()
+            known = {name: value.tolist() for name, value in peer.global_state_dict().items()}
+            say("epoch", epoch=epoch, values=values, digest=peer.digest, step=peer.global_step, theta=known)
+        if options.get("force_at") == peer.metrics.local_step:
+            peer.force_sync()
+            say("forced", epoch=peer.epoch)
+        time.sleep(options.get("step_s", 0.0))
+    say("finished", epoch=peer.epoch, digest=peer.digest)
+
+
+def main(options: dict[str, Any]) -> int:
+    logging.basicConfig(level=logging.INFO, format=f"{options['name']}: %(message)s")
+    logging.getLogger("p2p_diloco").setLevel(options.get("log_level", logging.INFO))
+    local = PeerConfig(name=options["name"], **options.get("local", {}))
+    model = None if options.get("aggregator") else build(options)
+    optimizer = None if model is None else torch.optim.SGD(model.parameters(), lr=1.0)
+    begun = time.time()
+    try:
+        peer = Peer(
+            model, optimizer, run_id=options["run_id"], initial_peers=options["initial_peers"],
+            config=options["config"], local=local,
+        )  # fmt: skip
+        with peer:
+            pids = [] if peer._node is None else [peer._node.pid]
+            say(
+                "in",
+                peer_id=peer.peer_id,
+                addresses=peer.addresses,
+                epoch=peer.epoch,
+                pids=pids,
+                metrics=asdict(peer.metrics),
+            )
+            if model is None or optimizer is None:
+                while not peer.finished:
+                    time.sleep(0.05)
+                say("finished", epoch=peer.epoch, digest=peer.digest)
+            else:
+                train(peer, model, optimizer, options)
+            begun = time.time()
+    except P2PDilocoError as error:
+        say("error", kind=type(error).__name__, sentence=error.sentence)
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    finally:
+        say("left", after_s=time.time() - begun)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,76 @@
+"""The model: causal, tied, deterministic, and able to learn."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from p2p_diloco.trainer.gpt import GPT, GPTConfig
+
+SMALL = GPTConfig(layers=2, width=16, heads=2, context=12)
+
+
+def test_a_byte_alters_no_logits_before_it() -> None:
+    """A change at position t leaves the logits before t as they are, to the bit, and alters those at t."""
+    model = GPT(SMALL)
+    tokens = torch.randint(0, 256, (3, SMALL.context), generator=torch.Generator().manual_seed(1))
+    for t in range(1, SMALL.context):
+        changed = tokens.clone()
+        changed[:, t] = (changed[:, t] + 1) % 256
+        before, after = model(tokens), model(changed)
+        assert torch.equal(before[:, :t], after[:, :t])
+        assert not torch.allclose(before[:, t], after[:, t])
+
+
+def test_what_came_earlier_matters() -> None:
+    """Attention mixes positions: the last logits depend on the first byte."""
+    model = GPT(SMALL)
+    tokens = torch.zeros(1, SMALL.context, dtype=torch.int64)
+    changed = tokens.clone()
+    changed[0, 0] = 7
+    assert not torch.allclose(model(tokens)[0, -1], model(changed)[0, -1])
+
+
+def test_order_matters() -> None:
+    """Positions are told apart: swapping two earlier bytes alters the last logits."""
+    model = GPT(SMALL)
+    tokens = torch.arange(SMALL.context)[None]
+    swapped = tokens[:, [1, 0, *range(2, SMALL.context)]]
+    assert not torch.allclose(model(tokens)[0, -1], model(swapped)[0, -1])
+
+
+def test_the_head_is_the_token_embedding() -> None:
+    """One parameter under two names: counted once, and both names change together."""
+    model = GPT(SMALL)
+    assert model.head.weight is model.tokens.weight
+    assert {"tokens.weight", "head.weight"} <= model.state_dict().keys()
+    names = [name for name, _ in model.named_parameters()]
+    assert "tokens.weight" in names
+    assert "head.weight" not in names
+
+
+def test_one_seed_is_one_model_whatever_was_drawn_before() -> None:
+    """Equal seeds give equal bits, other seeds other models; torch's own random state has no say."""
+    first = GPT(SMALL)
+    torch.rand(17)
+    second, other = GPT(SMALL), GPT(GPTConfig(layers=2, width=16, heads=2, context=12, seed=1))
+    for mine, same, different in zip(first.parameters(), second.parameters(), other.parameters(), strict=True):
+        assert torch.equal(mine, same)
+        assert mine.dim() == 1 or not torch.equal(mine, different)
+
+
+def test_the_loss_is_the_mean_cross_entropy_in_nats() -> None:
+    """Loss = −mean log p(target), and an untrained model is about as wise as a fair die with 256 sides."""
+    model = GPT(SMALL)
+    tokens = torch.randint(0, 256, (4, SMALL.context), generator=torch.Generator().manual_seed(2))
+    targets = tokens.flip(0)
+    chances = model(tokens).softmax(-1).gather(-1, targets[..., None])
+    assert model(tokens, targets).item() == pytest.approx(-chances.log().mean().item(), rel=1e-5)
+    assert model(tokens, targets).item() == pytest.approx(math.log(256), abs=0.5)
+
+
+def test_heads_must_divide_the_width() -> None:
+    with pytest.raises(ValueError, match="multiple of heads=3"):
+        GPT(GPTConfig(width=16, heads=3))

@@ -1,0 +1,38 @@
+"""Learning rates, by numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.trainer.schedule import learning_rate, run_horizon
+
+
+def _rate(step: int, horizon: int | None = 110, warmup_steps: int = 10, min_ratio: float = 0.1) -> float:
+    return learning_rate(step, horizon=horizon, peak=2.0, warmup_steps=warmup_steps, min_ratio=min_ratio)
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [(0, 0.2), (4, 1.0), (9, 2.0), (10, 2.0), (35, 1.7363961), (60, 1.1), (110, 0.2), (5000, 0.2)],
+)
+def test_a_line_up_and_half_a_cosine_down(step: int, rate: float) -> None:
+    assert _rate(step) == pytest.approx(rate)
+
+
+def test_without_a_horizon_the_rate_stays_at_its_peak() -> None:
+    assert [_rate(step, horizon=None) for step in (0, 9, 10, 10**6)] == pytest.approx([0.2, 2.0, 2.0, 2.0])
+
+
+def test_without_warm_up_the_first_step_has_the_peak() -> None:
+    assert _rate(0, warmup_steps=0) == 2.0
+
+
+def test_a_horizon_within_the_warm_up_divides_nothing_by_zero() -> None:
+    assert _rate(10, horizon=10) == 2.0
+    assert _rate(11, horizon=5) == pytest.approx(0.2)
+
+
+def test_the_schedule_ends_with_the_run_where_its_end_is_known() -> None:
+    assert run_horizon(epochs=30, sync_every=20, own_steps=50) == 600
+    assert run_horizon(epochs=None, sync_every=20, own_steps=50) == 50
+    assert run_horizon(epochs=None, sync_every=20, own_steps=None) is None

@@ -1,0 +1,268 @@
+"""Text: split once and for all, drawn without a past."""
+
+from __future__ import annotations
+
+import os
+import random
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.trainer import text as text_module
+from p2p_diloco.trainer.text import (
+    BLOCK_BYTES,
+    Batches,
+    Block,
+    Text,
+    held_out_batches,
+    joined,
+    load_text,
+    own_part,
+    training_part,
+)
+
+
+def _prose(size: int, seed: int = 0) -> bytes:
+    return bytes(random.Random(seed).choices(range(32, 127), k=size))
+
+
+def _draw(content: bytes, key: str = "a", seed: int = 0) -> Batches:
+    tensor = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    return Batches(tensor, batch_size=4, context=16, seed=seed, key=key)
+
+
+def _names(blocks: tuple[Block, ...]) -> set[str]:
+    return {block.name for block in blocks}
+
+
+def test_the_standard_library_is_split_without_overlap() -> None:
+    """Nothing is in both parts, about a sixteenth is held out, and there are megabytes to train on."""
+    text = load_text()
+    assert not _names(text.training) & _names(text.held_out)
+    sizes = [sum(len(block.content) for block in part) for part in (text.training, text.held_out)]
+    assert sizes[0] > 2_000_000
+    assert 0.02 < sizes[1] / sum(sizes) < 0.15
+
+
+def test_the_standard_library_is_neither_its_tests_nor_what_is_installed_beside_it() -> None:
+    text = load_text()
+    folders = {part for name in _names(text.training) | _names(text.held_out) for part in name.split("/")[:-1]}
+    assert not folders & {"test", "tests", "site-packages", "idlelib", "__pycache__"}
+    assert "json" in folders
+
+
+def test_the_same_text_is_split_alike_wherever_it_lies(tmp_path: Path) -> None:
+    """Copies under other folders and (for a lone file) other names hold out the same bytes."""
+    content = _prose(40 * BLOCK_BYTES)
+    files = tmp_path / "corpus.txt", tmp_path / "copy-on-another-machine"
+    for file in files:
+        file.write_bytes(content)
+    first, second = (load_text(file) for file in files)
+    assert first == second
+    assert len(first.held_out) + len(first.training) == 40
+    assert b"".join(block.content for block in sorted(
+        first.held_out + first.training, key=lambda block: int(block.name.split(":")[1])
+    )) == content  # fmt: skip
+
+
+def test_a_block_keeps_its_place_when_text_is_added(tmp_path: Path) -> None:
+    """What was held out stays so when files come: a peer with more text trains on none of it."""
+    for number in range(60):
+        (tmp_path / f"{number}.txt").write_bytes(_prose(200, number))
+    before = load_text(tmp_path)
+    for number in range(60, 90):
+        (tmp_path / f"{number}.txt").write_bytes(_prose(200, number))
+    after = load_text(tmp_path)
+    assert before.held_out
+    assert _names(before.held_out) <= _names(after.held_out)
+    assert _names(before.training) <= _names(after.training)
+
+
+def test_a_short_text_has_a_held_out_part_too(tmp_path: Path) -> None:
+    """The block first in line by its name, so that it is held out of longer texts too."""
+    for size in (BLOCK_BYTES + 1, 3 * BLOCK_BYTES, 5 * BLOCK_BYTES):
+        (tmp_path / "short.txt").write_bytes(_prose(size))
+        text = load_text(tmp_path / "short.txt")
+        assert text.held_out
+        assert text.training
+        assert max(block.rank for block in text.held_out) < min(block.rank for block in text.training)
+
+
+def test_hidden_and_binary_files_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    for name in ("a.txt", "b.txt", ".hidden", ".git/config"):
+        (tmp_path / name).write_bytes(_prose(500))
+    (tmp_path / "image.bin").write_bytes(b"\x89PNG\0\0" + _prose(500))
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    text = load_text(tmp_path)
+    assert _names(text.training) | _names(text.held_out) == {"a.txt:0", "b.txt:0"}
+
+
+def test_no_more_is_read_than_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory is bounded, and the user is told."""
+    monkeypatch.setattr(text_module, "MAX_TEXT_BYTES", 1000)
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_bytes(_prose(400))
+    text = load_text(tmp_path)
+    assert sum(len(block.content) for block in text.training + text.held_out) == 1000
+    assert "the rest is left out" in caplog.text
+
+
+def test_text_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data=\S+nowhere does not exist; name a file"):
+        load_text(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", [b"", b"too short"])
+def test_too_little_text_is_the_users_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "little.txt").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"holds {len(content)} bytes of text, which is too little"):
+        load_text(tmp_path / "little.txt")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable to root")
+@pytest.mark.parametrize("name", ["", "text.txt"])
+def test_text_that_can_not_be_read_is_the_users_error(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "text.txt").write_bytes(_prose(500))
+    (folder / name).chmod(0)
+    try:
+        with pytest.raises(ConfigError, match="can't be read"):
+            load_text(folder)
+    finally:
+        (folder / name).chmod(0o700)
+
+
+def test_an_error_while_reading_names_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "text.txt").write_bytes(_prose(500))
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ConfigError, match=r"can't be read \(permission denied\)"):
+        load_text(tmp_path)
+
+
+def test_targets_are_the_next_bytes_of_the_text() -> None:
+    content = _prose(3000)
+    tokens, targets = next(_draw(content))
+    assert tokens.shape == targets.shape == (4, 16)
+    assert tokens.dtype == targets.dtype == torch.int64
+    for row, next_row in zip(tokens.tolist(), targets.tolist(), strict=True):
+        assert row[1:] == next_row[:-1]
+        assert bytes([*row, next_row[-1]]) in content
+
+
+def test_every_byte_can_be_drawn() -> None:
+    """The window that ends with the last byte is drawn too, and none goes beyond."""
+    batches = _draw(bytes(range(18)))
+    starts = {int(row[0]) for _ in range(50) for row in next(batches)[0]}
+    assert starts == {0, 1}
+
+
+def test_peers_draw_different_text_and_each_its_own_again() -> None:
+    """The key decides: other peers draw otherwise, the same peer the same."""
+    content = _prose(100_000)
+    alice, again, bob = _draw(content, "alice"), _draw(content, "alice"), _draw(content, "bob")
+    for _ in range(3):
+        first, same, other = next(alice)[0], next(again)[0], next(bob)[0]
+        assert torch.equal(first, same)
+        assert not torch.equal(first, other)
+
+
+def test_a_saved_position_is_all_it_takes_to_go_on() -> None:
+    content = _prose(100_000)
+    whole, resumed = _draw(content), _draw(content)
+    drawn = [next(whole)[0] for _ in range(6)]
+    resumed.position = 4
+    assert torch.equal(next(resumed)[0], drawn[4])
+    assert torch.equal(next(resumed)[0], drawn[5])
+    assert resumed.position == 6
+    assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_fixed_parts_are_disjoint_and_make_up_the_whole() -> None:
+    text = Text(tuple(Block(f"{n}", bytes([n])) for n in range(7)), (Block("held", b"\xff"),))
+    parts = [training_part(text, 3, index).tolist() for index in range(3)]
+    assert sorted(byte for part in parts for byte in part) == list(range(7))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def _own_blocks(text: Text, key: str) -> set[int]:
+    """Which blocks a peer's part is made of, where each is one byte of its own."""
+    return set(own_part(text, key, context=0).tolist())
+
+
+def test_a_peers_own_part_is_a_third_that_differs_from_every_others() -> None:
+    """Two peers share about a third of their parts, ten see nearly all; the same peer has the same again."""
+    text = Text(tuple(Block(f"{n}", bytes([n])) for n in range(240)), (Block("held", b"\xff"),))
+    parts = [_own_blocks(text, f"peer {n}") for n in range(10)]
+    assert {len(part) for part in parts} == {80}
+    common = [len(a & b) / 80 for a, b in combinations(parts, 2)]
+    assert 0.15 < min(common) <= max(common) < 0.5
+    assert sum(common) / len(common) == pytest.approx(1 / 3, abs=0.03)
+    assert len(set[int]().union(*parts)) > 0.95 * 240
+    assert _own_blocks(text, "peer 3") == parts[3]
+
+
+def test_a_peers_own_part_hardly_changes_when_text_is_added() -> None:
+    """It goes by the blocks' names: what a longer text takes out of it is only pushed out by new blocks."""
+    blocks = tuple(Block(f"{n}", bytes([n])) for n in range(120))
+    before, after = (_own_blocks(Text(blocks[:size], ()), "a") for size in (90, 120))
+    assert len(before & after) >= 25
+
+
+def test_two_peers_batches_come_from_different_text() -> None:
+    """Of the real text, most of the windows that a peer draws lie in blocks that another one never sees."""
+    text = load_text()
+    parts = [own_part(text, key, 64) for key in ("alice", "bob")]
+    sizes = [len(part) / len(joined(text.training)) for part in parts]
+    assert sizes == pytest.approx([1 / 3, 1 / 3], abs=0.06)
+    bobs = bytes(parts[1].tolist())
+    batches = Batches(parts[0], batch_size=8, context=64, seed=0, key="alice")
+    windows = [bytes(row.tolist()) for _ in range(25) for row in next(batches)[0]]
+    assert sum(window in bobs for window in windows) / len(windows) < 0.5
+
+
+def test_a_peers_own_part_is_never_shorter_than_a_window_if_the_text_is_not() -> None:
+    """A text of few short blocks gives more than a third rather than nothing to draw from."""
+    text = Text(tuple(Block(f"{n}", bytes([n]) * 10) for n in range(6)), ())
+    assert len(own_part(text, "a", context=15)) == 20
+    assert len(own_part(text, "a", context=20)) == 30
+    assert len(own_part(text, "a", context=1000)) == 60
+
+
+def test_more_parts_than_blocks_are_the_users_error() -> None:
+    text = Text((Block("a", b"a"), Block("b", b"b")), (Block("c", b"c"),))
+    with pytest.raises(ConfigError, match="num_shards=3 is more than the 2 blocks"):
+        training_part(text, 3, 0)
+
+
+def test_a_text_shorter_than_a_window_is_the_users_error() -> None:
+    with pytest.raises(ConfigError, match="context=16 needs 17 bytes"):
+        _draw(b"x" * 16)
+    next(_draw(b"x" * 17))
+    held_out = Text((Block("a", b"x" * 99),), (Block("b", b"x" * 16),))
+    with pytest.raises(ConfigError, match="context=16 needs 17 bytes"):
+        list(held_out_batches(held_out, count=1, batch_size=2, context=16))
+
+
+def test_held_out_batches_are_always_the_same_and_of_held_out_text_alone() -> None:
+    """They span the held-out text from its first byte to its last, and show none of the training text."""
+    text = Text((Block("a", b"\0" * 500),), (Block("b", bytes(range(1, 101))), Block("c", bytes(range(101, 201)))))
+    first, again = ([*held_out_batches(text, count=3, batch_size=5, context=8)] for _ in range(2))
+    assert len(first) == 3
+    for (x, y), (same_x, same_y) in zip(first, again, strict=True):
+        assert x.shape == y.shape == (5, 8)
+        assert torch.equal(x, same_x)
+        assert torch.equal(y, same_y)
+    seen = torch.cat([part for batch in first for part in batch])
+    assert seen.min().item() == 1
+    assert seen.max().item() == 200
+    assert joined(text.held_out).tolist() == list(range(1, 201))

@@ -1,0 +1,450 @@
+"""The loop, with a fake in the run's place: what it tells the run, what it takes from it, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.trainer.config import TrainerConfig
+from p2p_diloco.trainer.gpt import GPT, GPTConfig
+from p2p_diloco.trainer.progress import Progress
+from p2p_diloco.trainer.schedule import learning_rate
+from p2p_diloco.trainer.text import Batches
+from p2p_diloco.trainer.train import main, mean_loss, new_optimizer, train, warm_start
+
+TINY = TrainerConfig(layers=1, width=16, heads=2, context=16, batch_size=2, eval_batches=2, threads=1)
+PROSE = b"".join(b"%d: the quick brown fox jumps over the lazy dog.\n" % n for n in range(3000))
+
+
+class FakePeer:
+    """A run of one that counts, remembers what it was told, and does as its test says."""
+
+    peers = 1
+    sync_count, waiting_time_s, bytes_sent, bytes_received = 7, 1.5, 1000, 2000
+    digest = "agreed"
+
+    def __init__(
+        self,
+        model: GPT,
+        optimizer: Optimizer,
+        *,
+        config: RunConfig,
+        ends_at_epoch: int | None = None,
+        joined_at: int = 0,
+        on_report: Any = None,
+        peer_id: str = "fake",
+        **_: object,
+    ) -> None:
+        self.peer_id = peer_id
+        self.config = config
+        self.global_step = joined_at
+        self.parameters: Mapping[str, Tensor] = GPT(GPTConfig(1, 16, 2, 16, seed=99)).state_dict()  # no peer's own
+        self.told: list[tuple[str, float]] = []
+        self.rates: list[float] = []
+        self.paused = 0
+        self.left_with: type[BaseException] | str | None = "not left"
+        self._ends_at_epoch = ends_at_epoch
+        self._on_report = on_report
+        self._pausing = False
+        optimizer.register_step_post_hook(self._step)
+        self._optimizer = optimizer
+
+    @property
+    def epoch(self) -> int:
+        return self.global_step // self.config.sync_every
+
+    @property
+    def finished(self) -> bool:
+        return self._ends_at_epoch is not None and self.epoch >= self._ends_at_epoch
+
+    @property
+    def metrics(self) -> FakePeer:
+        return self
+
+    def report(self, *, loss: float, samples: int) -> None:
+        self.told.append(("report", samples))
+        if self._on_report is not None:
+            self._on_report(self)
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        self.paused += 1
+        self._pausing = True
+        yield
+        self._pausing = False
+
+    def global_state_dict(self) -> Mapping[str, Tensor]:
+        assert self._pausing, "evaluation was not announced"
+        return self.parameters
+
+    def __enter__(self) -> FakePeer:
+        self.left_with = "inside"
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.left_with = kind
+
+    def _step(self, *_: object) -> None:
+        assert not self._pausing
+        self.told.append(("step", 1))
+        self.rates.append(self._optimizer.param_groups[0]["lr"])
+        self.global_step += 1
+
+
+def _setting(config: TrainerConfig = TINY) -> SimpleNamespace:
+    """What `train` needs, all tiny."""
+    model = GPT(GPTConfig(1, 16, 2, 16))
+    content = torch.frombuffer(bytearray(PROSE), dtype=torch.uint8)
+    return SimpleNamespace(
+        model=model,
+        optimizer=new_optimizer(model, config),
+        batches=Batches(content, batch_size=2, context=16, seed=0, key="a"),
+        judged=[next(Batches(content, batch_size=8, context=16, seed=0, key="judge"))],
+        progress=Progress(),
+    )
+
+
+def _train(peer_options: dict[str, Any], config: TrainerConfig = TINY, **run: Any) -> SimpleNamespace:
+    at = _setting(config)
+    at.peer = FakePeer(at.model, at.optimizer, config=RunConfig(**run), **peer_options)
+    at.stopped = train(at.model, at.optimizer, at.peer, at.batches, at.judged, config, at.progress)
+    return at
+
+
+@pytest.fixture
+def text_file(tmp_path: Path) -> Path:
+    file = tmp_path / "prose.txt"
+    file.write_bytes(PROSE)
+    return file
+
+
+@pytest.fixture
+def fake_network(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Put FakePeer in Peer's place; `made` holds the one that main builds, `options` what more it gets."""
+    network = SimpleNamespace(made=None, options={}, given={})
+
+    def build(model: GPT, optimizer: Optimizer, **given: Any) -> FakePeer:
+        network.given = given
+        network.weights = {name: value.clone() for name, value in model.state_dict().items()}
+        peer = network.made = FakePeer(model, optimizer, **given, **network.options)
+        return peer
+
+    monkeypatch.setattr("p2p_diloco.trainer.train.Peer", build)
+    return network
+
+
+def test_training_stops_when_the_run_is_finished() -> None:
+    """Not one inner step more than the run asks for."""
+    at = _train({"ends_at_epoch": 3}, sync_every=4)
+    assert at.stopped == "finished"
+    assert at.progress.steps == 12
+
+
+def test_training_stops_after_its_own_steps() -> None:
+    """Whoever joins late makes as many of its own all the same."""
+    at = _train({"joined_at": 1000}, TINY.model_copy(update={"steps": 7}), sync_every=4)
+    assert at.stopped == "steps"
+    assert at.progress.steps == 7
+    assert at.peer.global_step == 1007
+
+
+def test_every_step_is_reported_before_it_is_made() -> None:
+    at = _train({"ends_at_epoch": 1}, sync_every=3)
+    assert at.peer.told == [("report", 2), ("step", 1)] * 3
+
+
+def test_a_step_is_made_with_the_gradient_of_its_own_batch() -> None:
+    """Nothing is left of one step's gradient when the next begins."""
+    at = _train({"ends_at_epoch": 1}, sync_every=3)
+    assert all(parameter.grad is None for parameter in at.model.parameters())
+
+
+def test_the_optimizer_is_made_as_told() -> None:
+    optimizer = new_optimizer(GPT(GPTConfig(1, 16, 2, 16)), TINY.model_copy(update={"weight_decay": 0.25}))
+    assert optimizer.param_groups[0]["weight_decay"] == 0.25
+    assert len(optimizer.param_groups[0]["params"]) == len(list(GPT(GPTConfig(1, 16, 2, 16)).parameters()))
+
+
+def test_the_learning_rate_follows_the_run_and_not_the_peer() -> None:
+    """A peer that joins at step 30 of 40 has from its first step on the rate of step 30."""
+    at = _train({"ends_at_epoch": 10, "joined_at": 30}, sync_every=4, stop_after_epochs=10)
+    expected = [learning_rate(step, horizon=40, peak=TINY.lr, warmup_steps=20, min_ratio=0.1) for step in range(30, 40)]
+    assert at.peer.rates == pytest.approx(expected)
+    assert expected[0] < 0.7 * TINY.lr
+
+
+def test_the_text_goes_on_where_the_run_is() -> None:
+    """A restarted peer draws no batch a second time."""
+    at = _train({"ends_at_epoch": 10, "joined_at": 36}, sync_every=4)
+    assert at.batches.position == 40
+
+
+def test_what_is_judged_is_the_global_parameters() -> None:
+    """Every second epoch and at the end, announced, by what the run yields and no peer's own."""
+    config = TINY.model_copy(update={"eval_every_epochs": 2})
+    at = _train({"ends_at_epoch": 5}, config, sync_every=3)
+    yielded = GPT(at.model.config)
+    yielded.load_state_dict(at.peer.parameters)
+    assert at.peer.paused == 3  # epochs 2, 4 and the last
+    assert at.progress.val_loss == pytest.approx(mean_loss(yielded, at.judged))
+    assert at.progress.val_loss != pytest.approx(mean_loss(at.model, at.judged))
+
+
+def test_the_last_state_is_not_judged_twice() -> None:
+    at = _train({"ends_at_epoch": 2}, sync_every=3)
+    assert at.peer.paused == 2
+
+
+def test_gradients_are_clipped() -> None:
+    """The optimizer never sees a gradient longer than `clip`."""
+    at = _setting()
+    norms: list[float] = []
+
+    def note(optimizer: Optimizer, *_: object) -> None:
+        grads = [p.grad.norm() for group in optimizer.param_groups for p in group["params"]]
+        norms.append(torch.stack(grads).norm().item())
+
+    at.optimizer.register_step_pre_hook(note)
+    peer = FakePeer(at.model, at.optimizer, config=RunConfig(sync_every=5), ends_at_epoch=1)
+    config = TINY.model_copy(update={"clip": 0.01})
+    train(at.model, at.optimizer, peer, at.batches, at.judged, config, at.progress)
+    assert norms == pytest.approx([0.01] * 5, rel=1e-3)
+
+
+def test_a_slow_machine_is_imitated(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("p2p_diloco.trainer.train.time.sleep", slept.append)
+    _train({"ends_at_epoch": 1}, TINY.model_copy(update={"pause_s": 0.25}), sync_every=3)
+    assert slept == [0.25] * 3
+
+
+def test_a_warm_start_teaches_the_model_and_leaves_no_trace() -> None:
+    """It lowers the loss, does the same each time, and holds no state of the optimizer that follows."""
+    first, again = _setting(), _setting()
+    before = mean_loss(first.model, first.judged)
+    for at in (first, again):
+        warm_start(at.model, at.batches, 40, TINY)
+    assert mean_loss(first.model, first.judged) < before - 1.0
+    for one, same in zip(first.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(one, same)
+        assert one.grad is None
+    assert not first.optimizer.state
+
+
+def test_the_warm_start_is_made_before_the_run_is_founded(text_file: Path, fake_network: SimpleNamespace) -> None:
+    """The model that the run is founded with is the warm one, the same from every peer that is asked to."""
+    config = TINY.model_copy(update={"data": text_file, "warm_start": 5})
+    fake_network.options = {"ends_at_epoch": 1}
+    weights = []
+    for _ in range(2):
+        assert main({"sync_every": 2}, PeerConfig(), config) == 0
+        weights.append(fake_network.weights)
+    cold = GPT(GPTConfig(1, 16, 2, 16)).state_dict()
+    for name, value in cold.items():
+        assert torch.equal(weights[0][name], weights[1][name])
+        assert not torch.equal(weights[0][name], value)
+    assert fake_network.made.told.count(("step", 1)) == 2  # those of the warm start are nobody's
+
+
+def test_the_run_gets_the_settings_that_were_given(text_file: Path, fake_network: SimpleNamespace) -> None:
+    """Only given settings count as given, or a joiner would be refused for defaults."""
+    fake_network.options = {"ends_at_epoch": 1}
+    peer_config = PeerConfig(run_id="my-run", name="alice")
+    config = TINY.model_copy(update={"data": text_file})
+    assert main({"sync_every": 2}, peer_config, config) == 0
+    assert fake_network.given["config"].given == {"sync_every": 2}
+    assert fake_network.given["local"] is peer_config
+    assert fake_network.made.left_with is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "stopped"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")]
+)
+def test_a_signal_leaves_the_run(
+    text_file: Path,
+    fake_network: SimpleNamespace,
+    capsys: pytest.CaptureFixture[str],
+    sent: signal.Signals,
+    status: int,
+    stopped: str,
+) -> None:
+    """^C and SIGTERM end training at once, the run is left, the summary still comes, and the handler goes."""
+
+    def interrupt(peer: FakePeer) -> None:
+        if len(peer.told) == 5:
+            os.kill(os.getpid(), sent)
+
+    before = signal.getsignal(signal.SIGTERM)
+    fake_network.options = {"on_report": interrupt}
+    config = TINY.model_copy(update={"data": text_file, "summary_json": True, "steps": 50})
+    assert main({}, PeerConfig(), config) == status
+    assert isinstance(fake_network.made.left_with, type)
+    assert issubclass(fake_network.made.left_with, KeyboardInterrupt)
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["stopped"] == stopped
+    assert summary["steps"] == 2
+    assert summary["digest"] == ""  # nothing was agreed on
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_summary_tells_what_the_run_cost(
+    fake_network: SimpleNamespace, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run's counters and last digest are in the summary, beside the number of parameters, tied ones once."""
+    config = TINY.model_copy(update={"data": text_file, "summary_json": True, "steps": 2})
+    assert main({}, PeerConfig(), config) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["rounds"], summary["waiting_s"], summary["digest"]) == (7, 1.5, "agreed")
+    assert (summary["bytes_sent"], summary["bytes_received"]) == (1000, 2000)
+    # embeddings of 256 bytes and 16 places, 12 W² of one block's matrices, three norms
+    assert summary["parameters"] == (256 + 16) * 16 + 12 * 16**2 + 3 * 16
+
+
+def test_training_alone_learns_real_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No run, no network: the held-out loss of the standard library's text falls well below a fair die's 5.5.
+
+    The summary is all that goes to stdout; the file gets a row for each step and each evaluation.
+    """
+    log = tmp_path / "log.jsonl"
+    config = TrainerConfig(
+        layers=2,
+        width=32,
+        heads=2,
+        context=32,
+        eval_every_epochs=2,
+        log_path=log,
+        threads=1,
+        summary_json=True,
+    )
+    assert main({"sync_every": 20, "stop_after_epochs": 4}, None, config) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["stopped"] == "finished"
+    assert (summary["steps"], summary["global_step"], summary["epoch"]) == (80, 80, 4)
+    assert summary["val_loss"] < 3.5
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    losses = [row["loss"] for row in rows if row["loss"] is not None]
+    judged = [(row["epoch"], row["val_loss"]) for row in rows if row["val_loss"] is not None]
+    assert len(losses) == 80
+    assert losses[0] > 5.0
+    assert sum(losses[-10:]) / 10 < losses[0] - 1.5
+    assert [epoch for epoch, _ in judged] == [2, 4]
+    assert judged[0][1] > judged[1][1]
+    assert [row["time"] for row in rows] == sorted(row["time"] for row in rows)
+
+
+def test_torch_uses_as_many_threads_as_it_is_told(text_file: Path) -> None:
+    for threads in (2, 1):
+        main({}, None, TINY.model_copy(update={"data": text_file, "steps": 1, "threads": threads}))
+        assert torch.get_num_threads() == threads
+
+
+def test_every_peer_and_every_part_of_the_text_trains_otherwise(
+    tmp_path: Path, fake_network: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which batches a peer draws depends on its identity, and on the part of the text that is its own."""
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_bytes(PROSE[20_000 * number :][:20_000])
+    losses = set()
+    for peer_id, shard_index in (("alice", 0), ("bob", 0), ("alice", 1), ("alice", 0)):
+        fake_network.options = {"ends_at_epoch": 1, "peer_id": peer_id}
+        own = {"data": tmp_path, "num_shards": 2, "shard_index": shard_index, "summary_json": True}
+        assert main({"sync_every": 2}, PeerConfig(), TINY.model_copy(update=own)) == 0
+        losses.add(json.loads(capsys.readouterr().out)["loss"])
+    assert len(losses) == 3
+
+
+def test_a_peer_trains_on_its_own_third_unless_told_otherwise(
+    tmp_path: Path, fake_network: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default a third of the blocks, by who it is; a fixed split gives everybody the same; alone it is the whole.
+    The warm start never depends on who a peer is."""
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_bytes(PROSE[2000 * number :][:2000])
+    drawn: dict[str, bytes] = {}
+
+    def batches(content: Tensor, *, key: str, **sizes: Any) -> Batches:
+        drawn[key] = bytes(content.tolist())
+        return Batches(content, key=key, **sizes)
+
+    def part_of(peer_id: str, peer: PeerConfig | None = None, **own: Any) -> bytes:
+        fake_network.options = {"ends_at_epoch": 1, "peer_id": peer_id}
+        config = TINY.model_copy(update={"data": tmp_path, "steps": 1, **own})
+        assert main({"sync_every": 1}, peer, config) == 0
+        return drawn[peer_id]
+
+    monkeypatch.setattr("p2p_diloco.trainer.train.Batches", batches)
+    whole = part_of("", None)
+    alice, bob = part_of("alice", PeerConfig()), part_of("bob", PeerConfig())
+    assert len(alice) == len(bob) == pytest.approx(len(whole) / 3, abs=2000)
+    assert alice != bob
+    assert part_of("alice", PeerConfig()) == alice
+    assert part_of("alice", PeerConfig(), num_shards=1) == part_of("bob", PeerConfig(), num_shards=1) == whole
+    assert drawn["warm start"] == whole
+
+
+def test_the_same_settings_train_the_same_model(text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    losses = []
+    for seed in (3, 3, 4):
+        config = TINY.model_copy(update={"data": text_file, "seed": seed, "steps": 3, "summary_json": True})
+        assert main({}, None, config) == 0
+        losses.append(json.loads(capsys.readouterr().out)["val_loss"])
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_without_batches_to_judge_by_nothing_is_judged(
+    text_file: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    config = TINY.model_copy(update={"data": text_file, "eval_batches": 0, "steps": 2})
+    assert main({}, None, config) == 0
+    assert capsys.readouterr().out == ""
+    assert caplog.messages[-1] == "steps after 2 steps, not evaluated"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("device", "abacus", "device=abacus can't be used here"),
+        ("log_path", Path("/nowhere/log.jsonl"), "log_path=/nowhere/log.jsonl can't be written"),
+        ("data", Path("/nowhere"), "data=/nowhere does not exist"),
+    ],
+)
+def test_what_can_not_be_used_is_said_before_the_run_is_joined(
+    text_file: Path, fake_network: SimpleNamespace, key: str, value: object, sentence: str
+) -> None:
+    config = TINY.model_copy(update={"data": text_file, key: value})
+    with pytest.raises(ConfigError, match=sentence):
+        main({}, PeerConfig(), config)
+    assert fake_network.made is None
+
+
+@pytest.mark.parametrize(("watched", "lines"), [(True, 10), (False, 3)])
+def test_lines_come_every_few_seconds_and_say_how_fast(
+    watched: bool, lines: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a simulated clock: a line each three seconds on a terminal, each ten elsewhere, whatever the step rate."""
+    caplog.set_level("INFO")
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: watched))
+    now = [100.0]
+    progress = Progress(clock=lambda: now[0])
+    peer = _train({"ends_at_epoch": 0}).peer
+    caplog.clear()
+    for _ in range(248):
+        now[0] += 0.125
+        progress.stepped(peer, 2.0)
+    assert len(caplog.messages) == lines
+    assert caplog.messages[0] == "step 0  epoch 0  loss 2.000  held-out -  steps/s 8.0  peers 1"
+    assert progress.summary("steps").seconds == 31.0
