@@ -1,0 +1,119 @@
+"""What peers gain from each other: the built-in model, trained by several replicas in this one process.
+
+No network, no codec and no node: each replica makes its inner steps, then the mean pseudo-gradient takes one outer
+step, as in a run in which nothing goes wrong. Prints rows of docs/results.md; 3 x 400 steps take about a minute a seed.
+
+python examples/learning.py --peers 3 --steps 400 --sync-every 20 --warm-start 100 --seeds 0 1 2
+python examples/learning.py --peers 1 --steps 400 --warm-start 100 --seeds 0 1 2
+"""
+
+import argparse
+import statistics
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
+
+from p2p_diloco.tensors.outer import OuterOptimizer
+from p2p_diloco.trainer.config import TrainerConfig
+from p2p_diloco.trainer.gpt import GPT, GPTConfig
+from p2p_diloco.trainer.schedule import learning_rate
+from p2p_diloco.trainer.text import Batches, held_out_batches, load_text, training_part
+from p2p_diloco.trainer.train import mean_loss, new_optimizer, warm_start
+
+TRAINER = TrainerConfig()
+TEXT = load_text()
+TRAINING = training_part(TEXT)  # uint8 [bytes]
+HELD_OUT = list(held_out_batches(TEXT, count=8, batch_size=64, context=TRAINER.context))
+
+
+def draw(seed: int, key: str) -> Batches:
+    """Batches of a replica's own, from all of the training text."""
+    return Batches(TRAINING, batch_size=TRAINER.batch_size, context=TRAINER.context, seed=seed, key=key)
+
+
+def flat(model: GPT) -> Tensor:
+    """The parameters, a tied one once: fp32 [parameters]."""
+    return parameters_to_vector(model.parameters()).detach()
+
+
+def load(model: GPT, theta: Tensor) -> None:
+    """Give a replica the global parameters: a copy, for they become views of what they are made of."""
+    vector_to_parameters(theta.clone(), model.parameters())
+
+
+def warmed(seed: int, steps: int) -> Tensor:
+    """What all replicas of a seed start from."""
+    model = GPT(GPTConfig(seed=seed))
+    warm_start(model, draw(seed, "warm"), steps, TRAINER)
+    return flat(model)
+
+
+def inner_steps(model: GPT, batches: Batches, steps: int, horizon: int) -> Iterator[None]:
+    """Train one replica; stops for a moment after each step."""
+    optimizer = new_optimizer(model, TRAINER)
+    for step in range(steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(
+                step,
+                horizon=horizon,
+                peak=TRAINER.lr,
+                warmup_steps=TRAINER.warmup_steps,
+                min_ratio=TRAINER.min_lr_ratio,
+            )
+        tokens, targets = next(batches)  # int64 [batch, context] each
+        torch.autograd.backward(model(tokens, targets))
+        clip_grad_norm_(model.parameters(), TRAINER.clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield
+
+
+def held_out_loss(asked: argparse.Namespace, seed: int) -> float:
+    """Held-out loss of the global parameters (of a replica alone: its own) at the end, nats a byte."""
+    theta = warmed(seed, asked.warm_start)
+    outer = OuterOptimizer(lr=asked.outer_lr, momentum=asked.outer_momentum)
+    state = outer.init_state(len(theta))
+    models = [GPT(GPTConfig(seed=seed)) for _ in range(asked.peers)]
+    for model in models:
+        load(model, theta)
+    training = [
+        inner_steps(model, draw(seed, f"peer{index}"), asked.steps, asked.steps) for index, model in enumerate(models)
+    ]
+    for step in range(1, asked.steps + 1):
+        for replica in training:
+            next(replica)
+        if asked.peers > 1 and step % asked.sync_every == 0:
+            gradient = torch.stack([theta - flat(model) for model in models]).mean(0)
+            theta, state = outer.step(theta, state, gradient)
+            for model in models:
+                load(model, theta)
+    if asked.peers > 1:
+        load(models[0], theta)
+    return mean_loss(models[0], HELD_OUT)
+
+
+def main() -> None:
+    """Print a row: the setting, the mean over the seeds, and their standard deviation."""
+    parser = argparse.ArgumentParser(description="What peers gain from each other, in one process.")
+    parser.add_argument("--peers", type=int, default=3, help="replicas; 1: no outer step at all")
+    parser.add_argument("--steps", type=int, default=400, help="inner steps of each")
+    parser.add_argument("--sync-every", type=int, default=20, help="inner steps between two outer steps")
+    parser.add_argument("--warm-start", type=int, default=100, help="steps made once, before all start from there")
+    parser.add_argument("--outer-lr", type=float, default=0.7)
+    parser.add_argument("--outer-momentum", type=float, default=0.9)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    losses = [held_out_loss(asked, seed) for seed in asked.seeds]
+    spread = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
+    how = f"H={asked.sync_every}, {asked.outer_lr}/{asked.outer_momentum}" if asked.peers > 1 else "alone"
+    who = f"{asked.peers} peers" if asked.peers > 1 else "one peer"
+    row = (f"{who}, {how}", asked.warm_start, asked.steps, f"{statistics.mean(losses):.3f}{spread}")
+    sys.stdout.write(f"| {' | '.join(map(str, row))} |\n")
+
+
+if __name__ == "__main__":
+    main()

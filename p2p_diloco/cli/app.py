@@ -1,0 +1,133 @@
+"""The commands and their flags.
+
+Law: each command says what its flags mean and hands over to the module that does the work, imported only
+then. What goes wrong is raised; `p2p_diloco.cli` tells it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from p2p_diloco import __version__
+from p2p_diloco.cli.flags import ListsAndCommand, given, with_dashes, with_flags
+from p2p_diloco.cli.logs import set_up_logs
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.trainer.config import TrainerConfig
+
+Logs = Annotated[str, typer.Option(help="Form of the log on stderr.", metavar="[auto|rich|plain|json]")]
+Debug = Annotated[bool, typer.Option("--debug", help="Log more, and show where an error comes from.")]
+InitialPeers = Annotated[
+    list[str] | None,
+    typer.Option(help="Addresses to look through, with spaces or commas between.", metavar="ADDR..."),
+]
+
+app = typer.Typer(
+    help="Train one model on many machines, with nobody in the middle.",
+    context_settings={"token_normalize_func": with_dashes, "help_option_names": ["-h", "--help"]},
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+@app.callback(invoke_without_command=True)
+def start(
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Train one model on many machines, with nobody in the middle."""
+    if version:
+        typer.echo(f"p2p-diloco {__version__}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+@app.command(cls=ListsAndCommand)
+def bootstrap(
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 listens on every interface.", metavar="IP")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="TCP port to listen on; 0 lets the system choose.", metavar="N")] = 0,
+    host_maddrs: Annotated[
+        list[str] | None,
+        typer.Option(help="Addresses to listen on, instead of --host and --port.", metavar="ADDR..."),
+    ] = None,
+    announce_maddrs: Annotated[
+        list[str] | None, typer.Option(help="Addresses that peers are told to dial.", metavar="ADDR...")
+    ] = None,
+    initial_peers: Annotated[
+        list[str] | None, typer.Option(help="Other bootstraps of the same swarm.", metavar="ADDR...")
+    ] = None,
+    identity_path: Annotated[
+        Path | None,
+        typer.Option(help="File that keeps its identity, and so its address, across restarts; unset: a new one."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON object.")] = False,
+    logs: Logs = "auto",
+    debug: Debug = False,
+) -> None:
+    """Start a seed of the DHT, and print the line that peers join with."""
+    set_up_logs(logs, debug=debug)
+    from p2p_diloco.cli.bootstrap import BootstrapPlan, serve
+
+    plan = BootstrapPlan.of(host, port, host_maddrs or [], announce_maddrs or [], initial_peers or [], identity_path)
+    raise typer.Exit(serve(plan, as_json=as_json))
+
+
+@app.command(cls=ListsAndCommand, options_metavar="[OPTIONS] [-- COMMAND ...]")
+@with_flags(
+    {
+        "What all peers agree on": RunConfig,
+        "What this peer chooses": PeerConfig,
+        "The built-in trainer": TrainerConfig,
+    }
+)
+def join(
+    ctx: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with settings; flags and environment come first.")
+    ] = None,
+    logs: Logs = "auto",
+    debug: Debug = False,
+    **flags: Any,
+) -> None:
+    """Join a run, or found it: with the built-in trainer, or with the command after [bold]--[/bold].
+
+    What no flag, P2P_DILOCO_... variable or file gives is taken from the run.
+    """
+    set_up_logs(logs, debug=debug)
+    from p2p_diloco.cli.join import join_run
+
+    settings = {**given(RunConfig, flags), **given(PeerConfig, flags)}
+    raise typer.Exit(join_run(settings, given(TrainerConfig, flags), config, ctx.obj))
+
+
+@app.command(cls=ListsAndCommand)
+def status(
+    initial_peers: InitialPeers = None,
+    run_id: Annotated[str | None, typer.Option(help="The run to look at.", show_default="main", metavar="NAME")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON, described in docs/status.md.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks.", metavar="X")] = 2.0,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    logs: Logs = "auto",
+    debug: Debug = False,
+) -> None:
+    """Show who trains in a run and how far it has come. Reads the DHT, and takes no part."""
+    set_up_logs(logs, debug=debug)
+    from p2p_diloco.cli.status import show
+
+    flags = {"initial_peers": initial_peers, "run_id": run_id}
+    show(given(PeerConfig, flags), config, as_json=as_json, once=once, interval_s=interval)
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def demo(ctx: typer.Context) -> None:
+    """Watch peers on this machine train together, while one of them is killed."""
+    from p2p_diloco.cli.demo import main as run_demo
+
+    raise typer.Exit(run_demo(ctx.args))

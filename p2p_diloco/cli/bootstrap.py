@@ -1,0 +1,156 @@
+"""`bootstrap`: a seed of the DHT, and the line that peers join with.
+
+Law: whatever can be known before Hivemind is loaded is checked before. It serves until a signal ends it, and
+holds no model and no run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from p2p_diloco.addresses import (
+    by_reach,
+    check_listen_address,
+    check_peer_address,
+    is_loopback,
+    split_addresses,
+)
+from p2p_diloco.cli.reach import check_free, check_initial_peers
+from p2p_diloco.errors import NodeDied, P2PDilocoError, UsageError
+from p2p_diloco.settings import prepare_identity_path
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapPlan:
+    """Where a bootstrap listens and who it is."""
+
+    host_maddrs: tuple[str, ...]
+    announce_maddrs: tuple[str, ...]
+    initial_peers: tuple[str, ...]
+    identity_path: Path | None
+
+    @classmethod
+    def of(
+        cls,
+        host: str,
+        port: int,
+        host_maddrs: Sequence[str],
+        announce_maddrs: Sequence[str],
+        initial_peers: Sequence[str],
+        identity_path: Path | None,
+    ) -> BootstrapPlan:
+        """The plan that the flags describe, found fit to be carried out.
+
+        Raises:
+            UsageError: a host or a port can't be read. AddressError: an address can't. ConfigError: the
+            identity's file or the port can't be used. NoBootstrapReached: nobody listens there.
+        """
+        listen = split_addresses(host_maddrs) or (_listen_address(host, port),)
+        plan = cls(
+            tuple(check_listen_address(address, key="--host-maddrs") for address in listen),
+            tuple(
+                check_listen_address(address, key="--announce-maddrs") for address in split_addresses(announce_maddrs)
+            ),
+            tuple(check_peer_address(address, key="--initial-peers") for address in split_addresses(initial_peers)),
+            identity_path,
+        )
+        if identity_path is not None:
+            prepare_identity_path(identity_path)
+        for address in plan.host_maddrs:
+            check_free(address, key="--host-maddrs" if host_maddrs else None)
+        check_initial_peers(plan.initial_peers)
+        return plan
+
+
+def serve(plan: BootstrapPlan, *, as_json: bool) -> int:
+    """Serve until SIGINT or SIGTERM comes; the exit status, 130 or 143.
+
+    Raises:
+        NoBootstrapReached: none of the other bootstraps answered. ConfigError: it can't listen there after
+        all.
+    """
+    return asyncio.run(_serve(plan, as_json))
+
+
+def announcement(addresses: Sequence[str], *, as_json: bool) -> str:
+    """What is printed: the lines to paste, for other machines first, or one JSON object."""
+    ordered = by_reach(addresses)
+    outside = [address for address in ordered if not is_loopback(address)]
+    inside = [address for address in ordered if is_loopback(address)]
+    if as_json:
+        peer_id = ordered[0].rpartition("/p2p/")[2]
+        return json.dumps({"peer_id": peer_id, "maddrs": ordered, "join": _join_line(outside or inside)})
+    told = []
+    if outside:
+        told += ["# from other machines:", _join_line(outside)]
+    if inside:
+        told += ["# from this machine alone (loopback):", _join_line(inside)]
+    return "\n".join(told)
+
+
+def _listen_address(host: str, port: int) -> str:
+    if not 0 <= port <= 65535:
+        raise UsageError("is no port", key="--port", value=port, mend="choose 1 to 65535, or 0 for any")
+    try:
+        address = ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        mend = "give an address of this machine, such as 0.0.0.0 for all of them"
+        raise UsageError("is no IP address", key="--host", value=host, mend=mend) from None
+    return f"/ip{address.version}/{address}/tcp/{port}"
+
+
+def _join_line(addresses: Sequence[str]) -> str:
+    return f"p2p-diloco join --initial-peers {' '.join(addresses)}"
+
+
+async def _serve(plan: BootstrapPlan, as_json: bool) -> int:
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[int] = loop.create_future()
+
+    def end(outcome: int | P2PDilocoError) -> None:
+        if ended.done():
+            return
+        if isinstance(outcome, int):
+            ended.set_result(outcome)
+        else:
+            ended.set_exception(outcome)
+
+    from p2p_diloco.net.hivemind import DhtPeer
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, end, 128 + number)
+    starting = asyncio.ensure_future(
+        DhtPeer.create(
+            initial_peers=plan.initial_peers,
+            host_maddrs=plan.host_maddrs,
+            announce_maddrs=plan.announce_maddrs,
+            identity_path=None if plan.identity_path is None else str(plan.identity_path),
+            on_daemon_death=lambda why: end(NodeDied(why, mend="start the bootstrap again")),
+        )
+    )
+    first: set[asyncio.Future[Any]] = {starting, ended}
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():  # a signal came first
+        starting.cancel()
+        await asyncio.wait([starting])
+        return await ended
+    seed = starting.result()
+    try:
+        typer.echo(announcement(seed.addresses(), as_json=as_json))
+        if all(is_loopback(address) for address in seed.addresses()):
+            log.warning("listening on loopback alone: only this machine can join; --host 0.0.0.0 opens it to others")
+        return await ended
+    finally:
+        await seed.close()

@@ -1,0 +1,127 @@
+"""Flags made from settings: one for each field of a model, with its description as help.
+
+Law: turns models into flags and flags into plain values. What a value may be is judged by the models alone,
+so that a flag, a variable and a file are refused with the same words.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
+
+import typer
+from pydantic import BaseModel
+from typer.core import TyperCommand
+
+from p2p_diloco.config import bare_type
+from p2p_diloco.errors import shown
+from p2p_diloco.settings import flag
+
+Logs = Literal["auto", "rich", "plain", "json"]
+
+
+def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command a flag for every field of the models, each model in a panel of its own.
+
+    The command takes them as keyword arguments, None (or an empty list) where a flag wasn't given.
+    """
+
+    def give(command: Callable[..., Any]) -> Callable[..., Any]:
+        own = [
+            parameter
+            for parameter in inspect.signature(command, eval_str=True).parameters.values()
+            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        ]
+        made = [_parameter(model, key, panel) for panel, model in panels.items() for key in model.model_fields]
+        setattr(command, "__signature__", inspect.Signature([*own, *made]))  # noqa: B010 - unknown to the types
+        command.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *made)}
+        return command
+
+    return give
+
+
+def given(model: type[BaseModel], flags: Mapping[str, object]) -> dict[str, object]:
+    """The values of those of the model's flags that were given."""
+    return {key: flags[key] for key in model.model_fields if flags.get(key) not in (None, [])}
+
+
+def with_dashes(name: str) -> str:
+    """An option's name as we spell it, so that ``--initial_peers`` is ``--initial-peers``."""
+    return name.replace("_", "-")
+
+
+def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """What stands before the first ``--``, and the command after it; None without a ``--``."""
+    arguments = list(arguments)
+    if "--" not in arguments:
+        return arguments, None
+    where = arguments.index("--")
+    return arguments[:where], arguments[where + 1 :]
+
+
+def gather_lists(arguments: Sequence[str], lists: Sequence[str]) -> list[str]:
+    """Let an option that takes a list take all values up to the next option: ``--to A B`` is ``--to A,B``."""
+    gathered: list[str] = []
+    rest = list(arguments)
+    while rest:
+        token = rest.pop(0)
+        gathered.append(token)
+        name, equals, _ = token.partition("=")
+        if with_dashes(name) not in lists:
+            continue
+        values = [rest.pop(0)] if rest and not equals and not rest[0].startswith("-") else []
+        while rest and (values or equals) and not rest[0].startswith("-"):
+            values.append(rest.pop(0))
+        if values and equals:
+            gathered[-1] = ",".join([token, *values])
+        elif values:
+            gathered.append(",".join(values))
+    return gathered
+
+
+class ListsAndCommand(TyperCommand):
+    """A command whose list options take several values at once, and which keeps what follows ``--`` apart."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse what is ours; a command after ``--`` is left in ``ctx.obj``."""
+        ours, ctx.obj = split_command(args)
+        lists = [name for option in self.params if getattr(option, "multiple", False) for name in option.opts]
+        return super().parse_args(ctx, gather_lists(ours, lists))
+
+
+def _parameter(model: type[BaseModel], key: str, panel: str) -> inspect.Parameter:
+    field = model.model_fields[key]
+    kind = bare_type(field.annotation)
+    default = field.get_default(call_default_factory=True)
+    names = [flag(key)] if kind is not bool else [f"{flag(key)}/--no-{key.replace('_', '-')}"]
+    told = f" [dim](default {shown(default)})[/dim]" if default not in (None, (), {}) else ""
+    option = typer.Option(
+        *names,
+        help=f"{field.description}{told}",
+        metavar=_metavar(field.annotation),
+        show_default=False,
+        rich_help_panel=panel,
+    )
+    annotation: object = bool | None if kind is bool else list[str] | None if kind is tuple else str | None
+    return inspect.Parameter(
+        key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation, option]
+    )
+
+
+def _metavar(annotation: object) -> str:
+    """What stands for a flag's value in help."""
+    kind = bare_type(annotation)
+    if kind is Literal:
+        return f"[{'|'.join(_choices(annotation))}]"
+    if kind is bool:
+        return " "
+    names: dict[object, str] = {int: "N", float: "X", tuple: "ADDR...", dict: "JSON", Path: "PATH"}
+    return names.get(kind, "NAME")
+
+
+def _choices(annotation: object) -> list[str]:
+    if get_origin(annotation) is Literal:
+        return [str(choice) for choice in get_args(annotation)]
+    return [choice for part in get_args(annotation) for choice in _choices(cast(object, part))]

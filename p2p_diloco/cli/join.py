@@ -1,0 +1,102 @@
+"""`join`: settings put together and checked, then the built-in trainer or the user's command.
+
+Law: whatever can be known without torch is known before it is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from p2p_diloco.cli.reach import check_free, check_initial_peers
+from p2p_diloco.cli.wrap import run_command
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.settings import (
+    check_paths,
+    check_readable,
+    flag,
+    make_writable_folder,
+    read_settings,
+    refuse_further_ranks,
+    respelled,
+    to_environment,
+    without_ours,
+)
+from p2p_diloco.trainer.config import TrainerConfig
+
+LOOK_EVERY_S = 0.2
+"""How often an aggregator looks whether the run has ended."""
+
+
+def join_run(
+    settings: Mapping[str, object],
+    trainer_flags: Mapping[str, object],
+    config_file: Path | None,
+    command: Sequence[str] | None,
+) -> int:
+    """Train until the end, and give the exit status: the command's, if there is one.
+
+    Raises:
+        UsageError, ConfigError: before anything is started. Whatever the built-in trainer raises.
+    """
+    refuse_further_ranks(os.environ)
+    run, peer = read_settings(settings, os.environ, config_file)
+    needs_initial_peers(peer)
+    check_paths(peer)
+    if command is not None:
+        if trainer_flags:
+            key = flag(next(iter(trainer_flags)))
+            raise UsageError("is for the built-in trainer", key=key, mend="leave it out, or leave out the command")
+        return run_command(command, {**without_ours(os.environ), **to_environment(run, peer)})
+    if peer.role == "aggregator":
+        if trainer_flags:
+            key = flag(next(iter(trainer_flags)))
+            raise UsageError("is for the built-in trainer", key=key, mend="an aggregator trains nothing: leave it out")
+        _check_network(peer)
+        return _aggregate(run, peer)
+    trainer = _trainer_config(trainer_flags)
+    _check_network(peer)
+    from p2p_diloco.trainer.train import main
+
+    return main(run.given, peer, trainer)
+
+
+def needs_initial_peers(peer: PeerConfig) -> None:
+    """Raise UsageError if nobody is named to begin with."""
+    if not peer.initial_peers:
+        raise UsageError(
+            "names no address to begin with",
+            key=flag("initial_peers"),
+            mend="start a seed with `p2p-diloco bootstrap` and run the line that it prints",
+        )
+
+
+def _check_network(peer: PeerConfig) -> None:
+    for address in peer.host_maddrs:
+        check_free(address, key=flag("host_maddrs"))
+    check_initial_peers(peer.initial_peers)
+
+
+def _aggregate(run: RunConfig, peer: PeerConfig) -> int:
+    """Serve the run without a model until it ends."""
+    from p2p_diloco.peer import Peer
+
+    with Peer(None, None, config=run, local=peer) as aggregator:
+        while not aggregator.finished:
+            time.sleep(LOOK_EVERY_S)
+    return 0
+
+
+def _trainer_config(flags: Mapping[str, object]) -> TrainerConfig:
+    try:
+        trainer = TrainerConfig.model_validate(dict(flags))
+    except ConfigError as error:
+        raise respelled(error, {key: flag(key) for key in flags}) from None
+    if trainer.data is not None:
+        check_readable(trainer.data, key=flag("data"))
+    if trainer.log_path is not None:
+        make_writable_folder(trainer.log_path.parent, key=flag("log_path"), value=trainer.log_path)
+    return trainer

@@ -1,0 +1,60 @@
+"""Where log lines go and what they look like: stderr, as rich, plain text or JSON.
+
+Law: set up once by a command, never on import, and never by the library.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from typing import get_args
+
+from p2p_diloco.cli.flags import Logs
+from p2p_diloco.errors import UsageError
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time (seconds since 1970), level, logger, message, and error where there is
+    one.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as one line."""
+        entry: dict[str, object] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["error"] = self.formatException(record.exc_info)
+        return json.dumps(entry, ensure_ascii=False)
+
+
+def set_up_logs(form: str, *, debug: bool = False) -> None:
+    """Send everything from INFO on (with `debug` from DEBUG on, for our own loggers) to stderr.
+
+    Raises:
+        UsageError: `form` is none of auto, rich, plain, json.
+    """
+    if form not in get_args(Logs):
+        raise UsageError("is not known", key="--logs", value=form, mend=f"choose {', '.join(get_args(Logs))}")
+    if form == "auto":
+        form = "rich" if sys.stderr.isatty() and "NO_COLOR" not in os.environ else "plain"
+    logging.basicConfig(handlers=[_destination(form)], level=logging.INFO, force=True)
+    logging.getLogger("p2p_diloco").setLevel(logging.DEBUG if debug else logging.INFO)
+    logging.getLogger("hivemind").setLevel(logging.WARNING)
+
+
+def _destination(form: str) -> logging.Handler:
+    if form == "rich":
+        from rich.console import Console
+        from rich.logging import RichHandler
+
+        return RichHandler(console=Console(stderr=True), show_path=False, log_time_format="[%X]")
+    to_stderr = logging.StreamHandler(sys.stderr)
+    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    to_stderr.setFormatter(JsonLines() if form == "json" else plain)
+    return to_stderr

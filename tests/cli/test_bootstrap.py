@@ -1,0 +1,148 @@
+"""The bootstrap: what it prints, where it listens, and that it ends at once and cleanly."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from p2p_diloco.addresses import check_peer_address
+from p2p_diloco.cli.bootstrap import announcement
+
+ID = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
+LOOPBACK, PRIVATE, PUBLIC = (f"/ip4/{ip}/tcp/1/p2p/{ID}" for ip in ("127.0.0.1", "192.168.1.2", "8.8.8.8"))
+
+
+def test_the_join_line_has_the_public_address_first_and_loopback_apart() -> None:
+    """What is printed can be pasted as it stands; who pastes elsewhere doesn't paste loopback."""
+    assert announcement([LOOPBACK, PRIVATE, PUBLIC], as_json=False).splitlines() == [
+        "# from other machines:",
+        f"p2p-diloco join --initial-peers {PUBLIC} {PRIVATE}",
+        "# from this machine alone (loopback):",
+        f"p2p-diloco join --initial-peers {LOOPBACK}",
+    ]
+    assert announcement([LOOPBACK], as_json=False).splitlines() == [
+        "# from this machine alone (loopback):",
+        f"p2p-diloco join --initial-peers {LOOPBACK}",
+    ]
+
+
+def test_json_has_the_same() -> None:
+    """A script gets the identity, the addresses in the same order, and the line."""
+    assert json.loads(announcement([LOOPBACK, PUBLIC], as_json=True)) == {
+        "peer_id": ID,
+        "maddrs": [PUBLIC, LOOPBACK],
+        "join": f"p2p-diloco join --initial-peers {PUBLIC}",
+    }
+
+
+Start = Callable[..., tuple["subprocess.Popen[str]", dict[str, object]]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a bootstrap and give its process and what it printed; all are gone in the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*flags: str) -> tuple[subprocess.Popen[str], dict[str, object]]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "p2p_diloco", "bootstrap", "--json", *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line, process.communicate()[1]
+        return process, json.loads(line)
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def ended(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str, float]:
+    """Its exit code, what it said on stderr, and how many seconds it took to end after the signal."""
+    began = time.monotonic()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    return process.returncode, err, time.monotonic() - began
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_cleanly(start: Start, number: signal.Signals) -> None:
+    """130 or 143, without a traceback, soon, and without leaving its daemon behind. It said where it
+    listens."""
+    process, printed = start()
+    daemons = psutil.Process(process.pid).children(recursive=True)
+    assert daemons
+    code, err, took_s = ended(process, number)
+    assert code == 128 + number
+    assert "Traceback" not in err
+    assert "listening on loopback alone" in err
+    assert "ended with status" not in err
+    assert took_s < 8
+    _, alive = psutil.wait_procs(daemons, timeout=5)
+    assert alive == []
+    join = shlex.split(str(printed["join"]))
+    assert join[:3] == ["p2p-diloco", "join", "--initial-peers"]
+    assert all(check_peer_address(address).startswith("/ip4/127.0.0.1/") for address in join[3:])
+
+
+@pytest.mark.real
+def test_its_identity_outlives_it(start: Start, tmp_path: Path) -> None:
+    """With --identity-path, in a folder that is made if need be, the next start has the same peer id."""
+    path = tmp_path / "new" / "identity.key"
+    first, printed = start("--identity-path", str(path))
+    assert ended(first, signal.SIGTERM)[0] == 143
+    _, again = start("--identity-path", str(path))
+    assert again["peer_id"] == printed["peer_id"]
+
+
+@pytest.mark.real
+def test_status_of_a_run_that_nobody_founded(start: Start) -> None:
+    """An observer reaches the bootstrap, and says that there is nothing to see."""
+    _, printed = start()
+    addresses = printed["maddrs"]
+    assert isinstance(addresses, list)
+    command = [sys.executable, "-m", "p2p_diloco", "status", "--once", "--initial-peers", *addresses]
+    plain = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (plain.returncode, plain.stdout) == (0, "run main: nobody has founded it yet\n"), plain.stderr
+    told = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
+    assert json.loads(told.stdout)["schema_version"] == 1
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("command", ["status", "bootstrap"])
+def test_nobody_there_is_code_4_within_ten_seconds(command: str) -> None:
+    """A wrong port is told soon, with the address and what it may be."""
+    began = time.monotonic()
+    result = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "p2p_diloco",
+            command,
+            "--initial-peers",
+            LOOPBACK.replace("tcp/1/", "tcp/9/"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 4
+    assert result.stderr.count("\n") == 1
+    assert "tcp/9/" in result.stderr
+    assert result.stdout == ""
+    assert time.monotonic() - began < 10

@@ -1,0 +1,292 @@
+"""The demo: its formulas, its processes, and the whole of it with real peers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from p2p_diloco.cli.demo import main
+from p2p_diloco.cli.demo.cast import QUICK, Player
+from p2p_diloco.cli.demo.facts import (
+    Row,
+    commit_times,
+    held_out,
+    next_commit_s,
+    ring_bytes,
+    start_wait_s,
+    usual_round_s,
+)
+from p2p_diloco.cli.demo.processes import Child, Children, Lines, Signals
+from p2p_diloco.cli.demo.screen import View
+from p2p_diloco.cli.demo.stage import Interrupted, Stage
+from p2p_diloco.core.election import assign
+from p2p_diloco.errors import ConfigError, P2PDilocoError
+
+# -- formulas
+
+
+def rows(*steps: tuple[float, int, int], val_loss: float | None = None) -> list[Row]:
+    """Rows of (time, step, epoch)."""
+    return [Row(when, step, step, epoch, 2.0, val_loss) for when, step, epoch in steps]
+
+
+@pytest.mark.parametrize("peers", [2, 3, 7])
+def test_a_ring_sends_what_the_formula_says(peers: int) -> None:
+    """A reduce-scatter and an all-gather, passed on piece by piece, send 2·P·b·(K−1)/K bytes a peer."""
+    pieces, sent, each = 420 // peers, 0, 2
+    for _ in ("reduce-scatter", "all-gather"):
+        for _turn in range(peers - 1):
+            sent += pieces * each
+    assert ring_bytes(420, each, peers) == sent
+
+
+def test_commits_are_seen_by_the_change_of_epoch() -> None:
+    """The epoch that a peer came in with is no commit that it saw; each later one counts once."""
+    seen = rows((1.0, 1, 4), (2.0, 2, 5), (3.0, 3, 5), (7.0, 4, 6))
+    assert commit_times(seen) == {5: 2.0, 6: 7.0}
+    assert usual_round_s(seen, until=10.0) == 5.0
+    assert usual_round_s(seen, until=7.0) is None
+
+
+def test_the_next_commit_is_the_last_survivors() -> None:
+    """It isn't there before all of them have it, and a commit of before doesn't count."""
+    fast, slow = rows((1.0, 1, 1), (2.0, 2, 2), (9.0, 3, 3)), rows((1.0, 1, 2), (9.5, 2, 3))
+    assert next_commit_s([fast, slow], 2, since=8.0) == 1.5
+    assert next_commit_s([fast, slow[:1]], 2, since=8.0) is None
+
+
+def test_the_founders_first_round_is_a_wait_for_others() -> None:
+    """It is told apart from the waiting of a run that goes on; a peer that came later has none."""
+    assert start_wait_s(rows((1.0, 19, 0), (8.5, 20, 1), (9.0, 21, 1)), 20) == 7.5
+    assert start_wait_s(rows((1.0, 1, 3), (8.5, 2, 4)), 20) == 0.0
+
+
+def test_the_held_out_curve_joins_all_peers() -> None:
+    """Steps that only one peer has judged (one died, one came late) are there; shared ones once."""
+    early, late = rows((1.0, 20, 1), (2.0, 40, 2), val_loss=2.0), rows((3.0, 40, 2), (4.0, 60, 3), val_loss=1.0)
+    assert held_out([early, late]) == ((20.0, 2.0), (40.0, 1.5), (60.0, 1.0))
+
+
+# -- processes
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('{}', flush=True); time.sleep(60)"
+PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {STUBBORN!r}])"
+
+
+@pytest.fixture
+def children(tmp_path: Path) -> Iterator[Children]:
+    """Children that are ended in the end, in a hurry."""
+    with Children(tmp_path, lambda: True) as made:
+        yield made
+
+
+def started(children: Children, code: str, name: str = "child") -> Child:
+    """A child that runs code, known to the children."""
+    child = Child(name, [sys.executable, "-c", code], children.folder)
+    children.all.append(child)
+    return child
+
+
+def wait_until(condition: Any, within_s: float = 20.0) -> None:
+    """Poll for something that other processes do."""
+    give_up_at = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.02)
+
+
+def gone(processes: list[psutil.Process]) -> bool:
+    """Whether none of them runs any more."""
+    return not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes)
+
+
+def test_only_whole_lines_are_read(tmp_path: Path) -> None:
+    """A line that is being written waits for its end; none comes twice; a file that isn't there is empty."""
+    lines = Lines(tmp_path / "x.jsonl")
+    assert lines.new() == []
+    (tmp_path / "x.jsonl").write_text('{"a": 1}\n{"a"')
+    assert lines.new() == [{"a": 1}]
+    with (tmp_path / "x.jsonl").open("a") as file:
+        file.write(": 2}\n")
+    assert lines.new() == [{"a": 2}]
+
+
+def test_a_kill_takes_the_whole_family(children: Children) -> None:
+    """As a power cut would: nothing that the process has started is left."""
+    child = started(children, PARENT)
+    wait_until(lambda: child.printed.new())
+    family = [psutil.Process(child.process.pid), *psutil.Process(child.process.pid).children(recursive=True)]
+    assert len(family) == 2
+    child.kill()
+    wait_until(lambda: gone(family))
+    assert child.status == -signal.SIGKILL
+
+
+def test_nothing_is_left_when_the_demo_ends(tmp_path: Path) -> None:
+    """Neither a process that ignores being asked, nor what it has started."""
+    with Children(tmp_path, lambda: True) as children:
+        child = started(children, PARENT)
+        wait_until(lambda: child.printed.new())
+        family = psutil.Process(child.process.pid).children(recursive=True)
+        assert family
+    assert child.status is not None
+    wait_until(lambda: gone(family))
+
+
+def test_nothing_is_left_when_the_demo_is_killed(tmp_path: Path) -> None:
+    """A SIGKILL can't be caught: the warden ends the others."""
+    code = (
+        "import sys, time; from pathlib import Path; from p2p_diloco.cli.demo.processes import Children\n"
+        f"children = Children(Path({str(tmp_path)!r}), lambda: True)\n"
+        "child = children.start('idle', 'http.server', '0'); print(child.process.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        idle = psutil.Process(int(demo.stdout.readline()))
+        demo.kill()
+    wait_until(lambda: gone([idle]))
+
+
+def test_signals_strike_nowhere_and_are_remembered() -> None:
+    """While children run, ^C raises nothing; afterwards everything is as before."""
+    before = signal.getsignal(signal.SIGINT)
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert signals.received == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+# -- the stage
+
+
+class Audience:
+    """A screen that remembers."""
+
+    def __init__(self) -> None:
+        self.view: View | None = None
+
+    def show(self, view: View) -> None:
+        self.view = view
+
+
+@pytest.fixture
+def stage(children: Children) -> Stage:
+    return Stage(QUICK, children, Audience(), Signals())
+
+
+def test_whoever_dies_ends_the_demo_with_a_sentence(stage: Stage) -> None:
+    """It says who, how, the last words and where the log is; a peer that the demo has killed is no failure."""
+    child = started(stage.children, "import sys; sys.exit('no memory left')", "carol")
+    stage.players.append(Player("carol", child, stage.children.folder / "carol.jsonl"))
+    wait_until(lambda: child.status is not None)
+    with pytest.raises(P2PDilocoError, match=r"carol ended with status 1 \(no memory left\); its log is .*carol.log"):
+        stage.until(lambda: False, "nothing")
+    stage.players[0].killed = True
+    stage.until(lambda: True, "nothing")
+
+
+def test_a_demo_in_which_nothing_happens_ends(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting is bounded, and says what was waited for."""
+    monkeypatch.setattr("p2p_diloco.cli.demo.stage.PATIENCE_S", 0.05)
+    with pytest.raises(P2PDilocoError, match="waiting for the moon"):
+        stage.until(lambda: False, "the moon")
+
+
+def test_a_signal_ends_any_wait(stage: Stage) -> None:
+    """It comes out with its number, from which the exit status is made."""
+    stage._signals.received.append(signal.SIGTERM)
+    with pytest.raises(Interrupted) as interrupted:
+        stage.until(lambda: True, "nothing")
+    assert interrupted.value.args == (signal.SIGTERM,)
+
+
+def test_the_onlooker_repeats_the_election(stage: Stage) -> None:
+    """Among the living alone, and only when all of them are known."""
+    for name in ("a", "b"):
+        player = Player(name, started(stage.children, STUBBORN, name), stage.children.folder / f"{name}.jsonl")
+        player.rows = rows((0.0, 1, 1))
+        stage.players.append(player)
+    assert stage.averages_next(1) is None
+    stage._seen = {"a": {"peer_id": "x"}, "b": {"peer_id": "y"}}
+    elected = [assign("demo", epoch, [0], {"x": 1.0, "y": 1.0})[0][0] for epoch in range(20)]
+    assert [stage.averages_next(epoch) for epoch in range(20)] == [{"x": "a", "y": "b"}[peer] for peer in elected]
+    assert set(elected) == {"x", "y"}
+    stage.players[0].killed = True
+    assert {stage.averages_next(epoch) for epoch in range(20)} == {"b"}
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    """Logs of two demos in one folder would be taken for one."""
+    (tmp_path / "old").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        main(["--out", str(tmp_path)])
+
+
+# -- the whole
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(420)
+def test_the_quick_demo(tmp_path: Path) -> None:
+    """Real peers: one is killed, the others commit again, a newcomer takes part, and all agree to the bit."""
+    out = tmp_path / "out"
+    demo = subprocess.run(
+        [sys.executable, "-m", "p2p_diloco", "demo", "--quick", "--json", "--out", str(out)],
+        capture_output=True, text=True, timeout=400,
+    )  # fmt: skip
+    assert demo.returncode == 0, demo.stderr
+    found = json.loads(demo.stdout)
+    assert json.loads((out / "summary.json").read_text()) == found
+    peers = {peer["name"]: SimpleNamespace(**peer) for peer in found["peers"]}
+    killed, newcomer = peers[found["kill"]["peer"]], peers[found["newcomer"]["peer"]]
+    assert [peer.name for peer in peers.values() if peer.fate == "killed"] == [killed.name]
+    survivors = [peer for peer in peers.values() if peer.fate == "finished" and peer is not newcomer]
+    assert len(survivors) == 2
+    assert found["epochs"] == QUICK.epochs
+    assert found["kill"]["elected"]
+    assert QUICK.kill_at <= found["kill"]["epoch"] < QUICK.epochs
+    assert found["kill"]["next_commit_s"] > 0
+    assert newcomer.rounds > 0
+    assert found["newcomer"]["epoch"] > found["kill"]["epoch"]
+    assert {peer.digest for peer in (*survivors, newcomer)} == {found["digest"]} != {""}
+    assert found["digests_equal"]
+    for peer in survivors:
+        assert peer.rounds == QUICK.epochs
+        assert peer.bytes_sent < peer.data_parallel_bytes / 5
+    assert found["swarm_loss"] < found["alone_loss"]
+    assert found["steps"] == found["alone_curve"][-1][0] == found["swarm_curve"][-1][0] == QUICK.steps
+    assert "kill -9" in demo.stderr
+    if found["plot"] is None:
+        with pytest.raises(ImportError):
+            __import__("matplotlib")
+    else:
+        assert Path(found["plot"]).read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.real
+@pytest.mark.timeout(120)
+def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
+    """^C while processes are starting: exit code 130, and none of them is left."""
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "p2p_diloco", "demo", "--quick", "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as demo:
+        wait_until(lambda: (out / "alice.log").exists(), 60.0)
+        family = psutil.Process(demo.pid).children(recursive=True)
+        assert len(family) > 3
+        demo.send_signal(signal.SIGINT)
+        _, told = demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert f"interrupted; what was written is in {out}" in told
+    wait_until(lambda: gone(family))

@@ -1,0 +1,74 @@
+"""Flags: one for every field, lists that take several values, and a command kept apart."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from p2p_diloco.cli.app import app
+from p2p_diloco.cli.flags import gather_lists, split_command, with_dashes
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.settings import flag
+from p2p_diloco.trainer.config import TrainerConfig
+
+LISTS = ["--to", "--via"]
+
+
+@pytest.fixture(scope="module")
+def join_help() -> str:
+    result = CliRunner().invoke(app, ["join", "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert result.exit_code == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", result.stdout)
+
+
+@pytest.mark.parametrize("key", [*RunConfig.model_fields, *PeerConfig.model_fields, *TrainerConfig.model_fields])
+def test_every_field_is_a_flag_with_help(join_help: str, key: str) -> None:
+    """No setting can be given in Python alone: `join --help` has its flag."""
+    assert re.search(rf"{flag(key)}\s", join_help)
+
+
+def test_help_tells_panels_and_defaults(join_help: str) -> None:
+    """A reader of the help sees what is the run's and what is one's own, and what happens without a flag."""
+    for panel in ("What all peers agree on", "What this peer chooses", "The built-in trainer"):
+        assert panel in join_help
+    assert re.search(r"--sync-every +N +H: inner steps.*\(default 500\)", join_help)
+    assert "--no-nesterov" in join_help
+
+
+@pytest.mark.parametrize(
+    ("arguments", "gathered"),
+    [
+        (["--to", "a", "b", "--x", "1"], ["--to", "a,b", "--x", "1"]),
+        (["--to", "a"], ["--to", "a"]),
+        (["--to=a", "b", "--via", "c", "d"], ["--to=a,b", "--via", "c,d"]),
+        (["--to", "--x"], ["--to", "--x"]),
+        (["--to"], ["--to"]),
+        (["--to", "a,b", "c", "--to", "d"], ["--to", "a,b,c", "--to", "d"]),
+        (["--x", "1", "2"], ["--x", "1", "2"]),
+    ],
+)
+def test_a_list_takes_values_up_to_the_next_option(arguments: list[str], gathered: list[str]) -> None:
+    """Values after a list's name are its own; other options keep theirs."""
+    assert gather_lists(arguments, LISTS) == gathered
+
+
+@given(st.lists(st.text(st.characters(codec="ascii", exclude_characters=",-")), min_size=1))
+def test_no_value_of_a_list_is_lost(values: list[str]) -> None:
+    """However many there are, they arrive in order."""
+    assert gather_lists(["--to", *values, "--x"], LISTS) == ["--to", ",".join(values), "--x"]
+
+
+def test_a_command_is_kept_apart() -> None:
+    """Only the first -- is ours; what follows belongs to the command, further dashes included."""
+    assert split_command(["--a", "1"]) == (["--a", "1"], None)
+    assert split_command(["--a", "--", "x", "--", "--a"]) == (["--a"], ["x", "--", "--a"])
+    assert split_command(["--"]) == ([], [])
+
+
+def test_underscores_are_dashes() -> None:
+    """Both spellings of a flag are one."""
+    assert with_dashes("--initial_peers") == "--initial-peers"

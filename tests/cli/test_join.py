@@ -1,0 +1,112 @@
+"""`join` against a real swarm: whoever fits trains, whoever doesn't is told why."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
+
+P2P_DILOCO = [sys.executable, "-m", "p2p_diloco"]
+
+
+class Swarm:
+    """A bootstrap and the peers that a test adds."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+        self.addresses: list[str] = []
+        seed = self.start("bootstrap", "--json")
+        assert seed.stdout is not None
+        self.addresses = json.loads(seed.stdout.readline())["maddrs"]
+
+    def start(self, command: str, *flags: str) -> subprocess.Popen[str]:
+        through = ["--initial-peers", *self.addresses] if self.addresses else []
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("P2P_DILOCO_")}
+        process = subprocess.Popen(
+            [*P2P_DILOCO, command, *through, *flags],
+            env=clean, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.processes.append(process)
+        return process
+
+    def end(self) -> None:
+        for process in reversed(self.processes):
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture
+def swarm() -> Iterator[Swarm]:
+    swarm = Swarm()
+    yield swarm
+    swarm.end()
+
+
+def seen_until(looks: subprocess.Popen[str], enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The first look at the run that shows enough."""
+    assert looks.stdout is not None
+    for line in looks.stdout:
+        seen: dict[str, Any] = json.loads(line)
+        if enough(seen):
+            return seen
+    raise AssertionError(looks.communicate()[1])
+
+
+def ready(seen: dict[str, Any]) -> set[str]:
+    """The names of the peers that hold the run's state."""
+    return {peer["name"] for peer in seen["peers"] if peer["epoch"] is not None}
+
+
+def test_a_run_from_its_founding_to_its_end(swarm: Swarm) -> None:
+    """A founder, an aggregator without a model and a trainer that needs one flag end together, with code 0;
+    status shows the run; who has other settings or another model is refused, and told how they differ."""
+    founder = swarm.start(
+        "join", "--name", "founder", "--sync-every", "5", "--stop-after-epochs", "12", "--pause-s", "0.4",
+        "--eval-batches", "0", "--start-peers", "2",
+    )  # fmt: skip
+    looks = swarm.start("status", "--json", "--interval", "0.5")
+    seen_until(looks, lambda seen: ready(seen) == {"founder"})
+    aggregator = swarm.start("join", "--role", "aggregator", "--name", "broad-shoulders")
+    other_settings = swarm.start("join", "--sync-every", "7")
+    other_model = swarm.start("join", "--width", "32")
+    _, err = other_settings.communicate(timeout=60)
+    assert (other_settings.returncode, "sync_every (the run's 5 / yours 7)" in err) == (5, True), err
+    _, err = other_model.communicate(timeout=60)
+    assert (other_model.returncode, "trains another model" in err) == (6, True), err
+
+    trainer = swarm.start("join", "--name", "one-flag", "--pause-s", "0.4", "--eval-batches", "0")
+    everyone = {"founder", "broad-shoulders", "one-flag"}
+    seen = seen_until(looks, lambda seen: seen["run"]["epoch"] >= 1 and ready(seen) == everyone)
+    assert seen["run"]["config"]["sync_every"] == 5
+    assert {peer["name"]: peer["role"] for peer in seen["peers"]}["broad-shoulders"] == "aggregator"
+    for peer in (founder, aggregator, trainer):
+        _, err = peer.communicate(timeout=120)
+        assert peer.returncode == 0, err
+
+
+def test_nobody_founds_the_run(swarm: Swarm) -> None:
+    """An aggregator can't found a run; it gives up after `--wait-timeout`."""
+    alone = swarm.start("join", "--role", "aggregator", "--wait-timeout", "2")
+    _, err = alone.communicate(timeout=60)
+    assert alone.returncode == 7, err
+    assert "wait_timeout=2.0" in err
+
+
+def test_interrupts_leave_cleanly(swarm: Swarm) -> None:
+    """^C and SIGTERM end a trainer, an aggregator and a look with 130 and 143, and without a traceback."""
+    trainer = swarm.start("join", "--pause-s", "0.1", "--eval-batches", "0", "--name", "t")
+    aggregator = swarm.start("join", "--role", "aggregator", "--name", "a")
+    looks = swarm.start("status", "--json", "--interval", "0.5")
+    seen_until(looks, lambda seen: ready(seen) == {"a", "t"})
+    for process, number, code in ((aggregator, 2, 130), (trainer, 15, 143), (looks, 15, 143)):
+        process.send_signal(number)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == code, err
+        assert "Traceback" not in err

@@ -1,0 +1,88 @@
+"""Logs: to stderr, in the form asked for."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from p2p_diloco.cli.logs import set_up_logs
+from p2p_diloco.errors import UsageError
+
+
+@pytest.fixture(autouse=True)
+def root_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("p2p_diloco").setLevel(logging.NOTSET)
+
+
+def logged(form: str, monkeypatch: pytest.MonkeyPatch, *, debug: bool = False) -> str:
+    err = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", err)
+    set_up_logs(form, debug=debug)
+    log = logging.getLogger("p2p_diloco.test")
+    log.info("hello %s", "world")
+    log.debug("detail")
+    try:
+        raise ValueError("cause")
+    except ValueError:
+        log.exception("bad")
+    return err.getvalue()
+
+
+def test_json_is_one_object_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program can read every line, a traceback included."""
+    hello, bad = [json.loads(line) for line in logged("json", monkeypatch).splitlines()]
+    assert hello["message"] == "hello world"
+    assert (hello["level"], hello["logger"]) == ("info", "p2p_diloco.test")
+    assert "ValueError: cause" in bad["error"]
+
+
+@pytest.mark.parametrize("form", ["plain", "auto"])
+def test_without_a_terminal_lines_are_plain(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither colours nor boxes reach a file."""
+    text = logged(form, monkeypatch)
+    assert "INFO p2p_diloco.test: hello world\n" in text
+    assert "\x1b" not in text
+
+
+def test_rich_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for by name, rich is used without a terminal too."""
+    assert "hello world" in logged("rich", monkeypatch)
+
+
+def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal, `auto` stays plain where NO_COLOR is set."""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for variable, plain in (("1", True), (None, False)):
+        err = Terminal()
+        monkeypatch.setattr(sys, "stderr", err)
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setenv("NO_COLOR", variable) if variable else monkeypatch.delenv("NO_COLOR", raising=False)
+        set_up_logs("auto")
+        logging.getLogger("p2p_diloco.test").info("hello")
+        assert ("INFO p2p_diloco.test: hello" in err.getvalue()) is plain
+
+
+def test_debug_shows_our_details(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--debug logs more of ours."""
+    assert "detail" in logged("plain", monkeypatch, debug=True)
+    assert "detail" not in logged("plain", monkeypatch)
+
+
+def test_an_unknown_form_is_refused() -> None:
+    """The forms are listed in the sentence."""
+    with pytest.raises(UsageError, match="auto, rich, plain, json"):
+        set_up_logs("loud")

@@ -1,0 +1,243 @@
+"""The command line as a user meets it: one sentence and the documented code for every mistake."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco import __version__
+from p2p_diloco.cli import app as app_module
+from p2p_diloco.cli import carry_out
+from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError
+
+ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
+TO = ["join", "--initial-peers", ADDRESS]
+SHOW = [sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"]
+
+
+def ours(environment: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("P2P_DILOCO_")}
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ours(dict(os.environ)):
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+def mistakes() -> list[tuple[list[str], int, str]]:
+    return [
+        (["jion"], 2, "No such command 'jion'"),
+        (["join", "--no-such-flag"], 2, "--no-such-flag"),
+        (["join"], 2, "--initial-peers names no address"),
+        (["status"], 2, "--initial-peers names no address"),
+        (["join", "--initial-peers"], 2, "--initial-peers"),
+        (
+            ["join", "--initial-peers", "127.0.0.1:31337"],
+            2,
+            "--initial-peers=127.0.0.1:31337 is no multiaddr",
+        ),
+        (["status", "--initial-peers", "nowhere"], 2, "--initial-peers=nowhere is no multiaddr"),
+        (["bootstrap", "--initial-peers", "nowhere"], 2, "--initial-peers=nowhere is no multiaddr"),
+        ([*TO, ADDRESS.replace("/tcp/9", "/tcp/99999")], 2, "unreadable /tcp/99999"),
+        ([*TO, "--sync-every"], 2, "--sync-every"),
+        ([*TO, "--sync-every", "0"], 3, "--sync-every=0 must be at least 1"),
+        ([*TO, "--sync-every", "10", "--num-fragments", "3"], 3, "--sync-every=10 is not a multiple"),
+        ([*TO, "--codec", "zip"], 3, "--codec=zip is not known"),
+        ([*TO, "--mode", "async"], 3, "--mode=async is not in this version yet"),
+        ([*TO, "--overlap-steps", "2"], 3, "--overlap-steps=2 is not in this version yet"),
+        ([*TO, "--outer-lr", "-1"], 3, "--outer-lr=-1"),
+        ([*TO, "--config", "/no/such/file"], 3, "--config=/no/such/file can't be read"),
+        ([*TO, "--data", "/no/such/text"], 3, "--data=/no/such/text can't be read"),
+        ([*TO, "--width", "3", "--heads", "2"], 3, "--width=3 is not a multiple of heads=2"),
+        (
+            [*TO, "--checkpoint-dir", "/dev/null/x"],
+            3,
+            "--checkpoint-dir=/dev/null/x can't be written",
+        ),
+        (
+            [*TO, "--identity-path", "/dev/null/x"],
+            3,
+            "--identity-path=/dev/null/x can't be written",
+        ),
+        ([*TO, "--logs", "loud", "--", "true"], 2, "--logs=loud is not known"),
+        ([*TO, "--"], 2, "-- names no command"),
+        ([*TO, "--", "no-such-command-here"], 2, "'no-such-command-here' is not a command"),
+        ([*TO, "--steps", "5", "--", "true"], 2, "--steps is for the built-in trainer"),
+        (["bootstrap", "--port", "99999"], 2, "--port=99999 is no port"),
+        (["bootstrap", "--port", "x"], 2, "--port"),
+        (["bootstrap", "--host", "example.org"], 2, "--host=example.org is no IP address"),
+        (["bootstrap", "--host", "203.0.113.7"], 3, "--host=203.0.113.7 is no address of this machine"),
+        (
+            ["bootstrap", "--identity-path", "/dev/null/x"],
+            3,
+            "--identity-path=/dev/null/x can't be written",
+        ),
+        (["bootstrap", "--host-maddrs", ADDRESS], 2, "names a peer"),
+        (["status", "--initial-peers", ADDRESS], 4, "/tcp/9/"),
+        (["bootstrap", "--initial-peers", ADDRESS], 4, "nothing listens there"),
+        (TO, 4, "nothing listens there"),
+        ([*TO, "--role", "aggregator"], 4, "nothing listens there"),
+        ([*TO, "--role", "aggregator", "--steps", "5"], 2, "--steps is for the built-in trainer"),
+        ([*TO, "--host-maddrs", "/ip4/203.0.113.7/tcp/0"], 3, "--host-maddrs=/ip4/203.0.113.7/tcp/0 is no address"),
+        ([*TO, "--from-checkpoint", "/dev/null"], 3, "--from-checkpoint=/dev/null is a file"),
+        (["status", "--initial-peers", ADDRESS, "--interval", "0"], 2, "--interval=0.0 must be more than 0"),
+    ]
+
+
+@pytest.mark.parametrize(("arguments", "code", "told"), mistakes(), ids=lambda part: str(part)[-60:])
+def test_a_mistake_is_one_sentence_and_its_code(
+    arguments: list[str], code: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing on stdout, one line on stderr that names what is wrong, and the documented exit code."""
+    assert carry_out(arguments) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert told in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+def test_a_taken_port_is_one_sentence(taken_port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A port in use is found out before anything heavy is loaded."""
+    assert carry_out(["bootstrap", "--port", str(taken_port)]) == 3
+    assert f"--port={taken_port} is in use" in capsys.readouterr().err
+
+
+def test_further_ranks_of_torchrun_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sharded groups say so at once, and don't hang."""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("RANK", "2")
+    assert carry_out([*TO, "--", "true"]) == 3
+    assert "sharded groups are not supported yet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "told"),
+    [
+        (GaveUpWaiting("nobody came", key="wait_timeout", value=3), 7, "wait_timeout=3 nobody came"),
+        (P2PDilocoError("broke"), 1, "broke"),
+        (
+            RuntimeError("three\nlines\nlong"),
+            1,
+            "a fault in p2p-diloco itself (RuntimeError: three lines long)",
+        ),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+    ids=lambda part: type(part).__name__,
+)
+def test_whatever_is_raised_becomes_a_code(
+    raised: BaseException,
+    code: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Errors become exit codes in one place, and a fault of ours is told as such."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(app_module, "app", fail)
+    assert carry_out([]) == code
+    err = capsys.readouterr().err
+    assert told in err
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_has_gone_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`p2p-diloco status | head -1` ends without a word."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    nobody = io.StringIO()
+    monkeypatch.setattr(app_module, "app", fail)
+    monkeypatch.setattr(sys, "stderr", nobody)
+    assert carry_out([]) == 0
+    assert nobody.closed
+
+
+def test_debug_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --debug the traceback comes before the sentence; after -- the flag is the command's."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("broke")
+
+    monkeypatch.setattr(app_module, "app", fail)
+    assert carry_out(["join", "--debug"]) == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert carry_out(["join", "--", "x", "--debug"]) == 1
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_version_and_help_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was asked for is data, and comes with code 0."""
+    assert carry_out(["--version"]) == 0
+    assert capsys.readouterr().out == f"p2p-diloco {__version__}\n"
+    for arguments in ([], ["--help"], ["join", "--help"], ["status", "-h"]):
+        assert carry_out(arguments) == 0
+        assert "Usage: p2p-diloco" in capsys.readouterr().out
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("P2P_DILOCO_")}
+    return subprocess.run(
+        [sys.executable, "-m", "p2p_diloco", *arguments],
+        env={**clean, **environment}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.real
+def test_a_command_gets_the_settings(tmp_path: Path) -> None:
+    """Flags, variables and file reach the command as variables, in every spelling of the list."""
+    file = tmp_path / "run.toml"
+    file.write_text("sync_every = 40\nnum_fragments = 4\n")
+    second = ADDRESS.replace("/tcp/9", "/tcp/10")
+    result = run(
+        "join", "--initial_peers", ADDRESS, second, "--config", str(file), "--no-nesterov", "--", *SHOW,
+        P2P_DILOCO_NUM_FRAGMENTS="8",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert ours(json.loads(result.stdout)) == {
+        "P2P_DILOCO_INITIAL_PEERS": f"{ADDRESS} {second}",
+        "P2P_DILOCO_SYNC_EVERY": "40",
+        "P2P_DILOCO_NUM_FRAGMENTS": "8",
+        "P2P_DILOCO_NESTEROV": "false",
+        "P2P_DILOCO_RUN_ID": "main",
+    }
+
+
+@pytest.mark.real
+def test_a_mistake_is_told_soon() -> None:
+    """From the start of the process, an address that can't be read is told within ten seconds."""
+    began = time.monotonic()
+    result = run("join", "--initial-peers", "nowhere")
+    assert result.returncode == 2
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.real
+def test_completion_can_be_shown() -> None:
+    """The script that a shell loads for completion names the program."""
+    result = run("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
+    assert "p2p-diloco" in result.stdout or "p2p_diloco" in result.stdout.lower()

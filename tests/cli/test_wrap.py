@@ -1,0 +1,121 @@
+"""A user's command run as ours: status, signals, and no orphan."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from p2p_diloco.cli.wrap import run_command
+from p2p_diloco.errors import UsageError
+
+pytestmark = pytest.mark.real
+
+ENDS = "import sys, os, signal; exec(sys.argv[1])"
+WRAPPER = """
+import os, sys
+from p2p_diloco.cli.wrap import run_command
+command = [sys.executable, "-c", sys.argv[1]]
+sys.exit(run_command(command, os.environ, by_kernel=sys.argv[2] == "kernel"))
+"""
+SLEEPER = """
+import os, signal, sys, time
+def told(number, frame):
+    print("got", number, flush=True)
+    sys.exit(40 + number)
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    signal.signal(number, told)
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+ways = pytest.mark.parametrize(
+    "way",
+    [
+        "watcher",
+        pytest.param("kernel", marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux's call")),
+    ],
+)
+
+
+def wrapped(way: str) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """A wrapper around a sleeping command, and the command, ready for signals."""
+    wrapper = subprocess.Popen(
+        [sys.executable, "-c", WRAPPER, SLEEPER, way],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert wrapper.stdout is not None
+    return wrapper, psutil.Process(int(wrapper.stdout.readline()))
+
+
+@pytest.mark.parametrize("status", [0, 1, 77])
+def test_the_status_is_the_commands(status: int) -> None:
+    """Whatever the command exits with, so do we."""
+    assert run_command([sys.executable, "-c", ENDS, f"sys.exit({status})"], os.environ) == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_signals_end_is_128_and_its_number(number: signal.Signals) -> None:
+    """As a shell tells it."""
+    assert run_command([sys.executable, "-c", ENDS, f"os.kill(os.getpid(), {int(number)})"], os.environ) == 128 + number
+
+
+@pytest.mark.parametrize("command", [[], ["no-such-command-here"], ["/dev/null"]])
+def test_what_cannot_be_run_is_the_users_mistake(command: list[str]) -> None:
+    """A misspelt command is told as such, before anything is started."""
+    with pytest.raises(UsageError):
+        run_command(command, os.environ)
+
+
+def test_handlers_are_put_back() -> None:
+    """A command leaves no trace in how we take signals."""
+    before = signal.getsignal(signal.SIGTERM)
+    run_command([sys.executable, "-c", ""], os.environ)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_environment_is_the_one_given(tmp_path: Path) -> None:
+    """The command sees what it was given and nothing else of ours."""
+    out = tmp_path / "out"
+    code = f"open({str(out)!r}, 'w').write(os.environ['ONLY'] + str('HOME' in os.environ))"
+    assert run_command([sys.executable, "-c", ENDS, code], {"ONLY": "this"}) == 0
+    assert out.read_text() == "thisFalse"
+
+
+@ways
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_signals_are_passed_on(number: signal.Signals, way: str) -> None:
+    """The command gets the signal and decides how to end."""
+    wrapper, command = wrapped(way)
+    wrapper.send_signal(number)
+    out, _ = wrapper.communicate(timeout=20)
+    assert out == f"got {int(number)}\n"
+    assert wrapper.returncode == 40 + number
+    assert not command.is_running()
+
+
+@ways
+def test_a_killed_wrapper_leaves_no_orphan(way: str) -> None:
+    """kill -9 on us ends the command too."""
+    wrapper, command = wrapped(way)
+    wrapper.kill()
+    wrapper.wait(timeout=20)
+    psutil.wait_procs([command], timeout=10)
+    assert not command.is_running() or command.status() == psutil.STATUS_ZOMBIE
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    """Under nohup a hangup reaches neither us nor the command."""
+    code = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n" + WRAPPER
+    asks = "import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
+    result = subprocess.run(
+        [sys.executable, "-c", code, asks, "kernel" if sys.platform == "linux" else "watcher"],
+        capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+    assert result.stdout == "True\n", result.stderr

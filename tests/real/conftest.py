@@ -1,0 +1,33 @@
+"""Swarms for the tests of this folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from swarm import Swarm
+
+
+@pytest.fixture
+def swarm(tmp_path: Path) -> Iterator[Swarm]:
+    """A swarm of this test alone; that it leaves no process behind is part of every test."""
+    made = Swarm(tmp_path)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(scope="module")
+def shared_swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    """A swarm that the tests of a module use one after another."""
+    made = Swarm(tmp_path_factory.mktemp("swarm"))
+    try:
+        yield made
+    finally:
+        made.end()

@@ -1,0 +1,114 @@
+"""A node that ends its machine at a chosen moment of a round: `python saboteur.py PLAN NODE-ARGUMENTS...`.
+
+PLAN, as JSON: `role` ("aggregator" of some shard of the round, or "contributor" to it alone), `phase`, `after` (rounds
+since this peer joined), `victims` ("machine", "node" or "trainer"), `note` (the file in which it says when it died).
+
+    phase        aggregator                                    contributor
+    training     between a commit and the next contribution    the same
+    sending      one contribution has come, others have not    its first contribution is half out
+    sent         all have come, nothing is averaged yet        all of its own are delivered
+    committing   one of the others has a commit, one has not   a commit has just come
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from p2p_diloco.core.events import Average, Delivered, Effect, Event, Merge, Received, Send
+from p2p_diloco.core.messages import Commit, Contribution
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.node import __main__ as program
+from p2p_diloco.node import live
+
+PLAN = json.loads(sys.argv.pop(1))
+SENDING_S = 0.01
+TRAINING_S = 0.05
+
+
+class DoomedReplica(Replica):
+    """A replica that watches itself for the moment."""
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        effects = super().handle(event, now)
+        if not hasattr(self, "joined_at") and self.has_state:
+            self.joined_at, self.doomed = self.epoch, False
+            self.daemons = psutil.Process().children(recursive=True)
+        if not self.has_state or self.doomed or self.epoch < self.joined_at + PLAN["after"]:
+            return effects
+        if self.role_now() == PLAN["role"]:
+            effects = self.watch(event, effects)
+        return effects
+
+    def role_now(self) -> str:
+        return "aggregator" if any(log.holder == self.me for log in self.logs) else "contributor"
+
+    def watch(self, event: Event, effects: list[Effect]) -> list[Effect]:
+        match PLAN["phase"], PLAN["role"]:
+            case "training", _:
+                if isinstance(event, Merge) and self.flight is None and self.fresh():
+                    self.die_in(TRAINING_S)
+            case "sending", "aggregator":
+                log = self.logs[event.message.shard] if self.came(event) else None
+                if log is not None and log.holder == self.me and log.waited_for():
+                    self.die()
+            case "sending", "contributor":
+                if any(isinstance(e, Send) and isinstance(e.message, Contribution) for e in effects):
+                    self.die_in(SENDING_S)
+            case "sent", "aggregator":
+                if any(isinstance(e, Average) for e in effects):
+                    self.die()
+            case "sent", "contributor":
+                mine = [log for log in self.logs if log.mine is not None and log.mine.base == log.version]
+                delivered = isinstance(event, Delivered) and isinstance(event.message, Contribution)
+                if delivered and mine and all(log.handed for log in mine):
+                    self.die()
+            case "committing", "aggregator":
+                commits = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Commit)]
+                if len(commits) >= 2:
+                    effects = [e for e in effects if e not in commits[1:]]
+                    self.committed = commits[0].message
+                if isinstance(event, Delivered) and event.message is getattr(self, "committed", None):
+                    self.die()
+            case "committing", "contributor":
+                if isinstance(event, Received) and isinstance(event.message, Commit):
+                    self.die()
+        return effects
+
+    def fresh(self) -> bool:
+        """The merge is the one after an exchange, that is, a round of training begins."""
+        mine = [log.mine for log in self.logs]
+        return all(m is not None and m.base != log.version for m, log in zip(mine, self.logs, strict=True))
+
+    def came(self, event: Event) -> bool:
+        return isinstance(event, Received) and isinstance(event.message, Contribution)
+
+    def die_in(self, seconds: float) -> None:
+        self.doomed = True
+        asyncio.get_running_loop().call_later(seconds, self.die)
+
+    def die(self) -> None:
+        note = {"time": time.time(), "epoch": self.epoch, "me": self.me, "role": self.role_now()}
+        Path(PLAN["note"]).write_text(json.dumps(note))
+        self.doomed = True
+        if PLAN["victims"] in ("machine", "trainer"):
+            os.kill(os.getppid(), signal.SIGKILL)
+        if PLAN["victims"] == "machine":
+            for daemon in self.daemons:
+                daemon.kill()
+        if PLAN["victims"] in ("machine", "node"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+live.Replica = DoomedReplica
+
+if __name__ == "__main__":
+    status = program.main()
+    os._exit(status)

@@ -1,0 +1,127 @@
+"""A training script: one peer whose gradients are set by hand. Options come as JSON, news go out as JSON lines.
+
+In `sync_every` steps of the inner SGD (lr 1) each element of the parameters moves by -`delta`. A `saboteur` takes the
+node's place if one is asked for. A line on stdin ends the pauses (`step_s`) between steps.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from p2p_diloco import P2PDilocoError, Peer, PeerConfig
+from p2p_diloco.core.version import Version, model_version
+from p2p_diloco.peer import process
+
+
+def say(what: str, **values: Any) -> None:
+    print(json.dumps({"what": what, "time": time.time(), **values}), flush=True)
+
+
+def build(options: dict[str, Any]) -> nn.Module:
+    model = nn.Module()
+    for name, shape in options.get("params", {"w": [3]}).items():
+        model.register_parameter(name, nn.Parameter(torch.full(shape, options.get("theta", 0.0))))
+    return model
+
+
+def sabotage(plan: dict[str, Any]) -> None:
+    """Have the node's process run by the saboteur."""
+    command = process._command
+
+    def sabotaged(*arguments: Any) -> list[str]:
+        node = command(*arguments)
+        assert node[1:3] == ["-m", "p2p_diloco.node"]
+        return [node[0], str(Path(__file__).with_name("saboteur.py")), json.dumps(plan), *node[3:]]
+
+    process._command = sabotaged
+
+
+def state_of(peer: Peer, epoch: int) -> tuple[str, bool]:
+    """The digest at this moment, and whether all shards are at this epoch (they move on one by one)."""
+    versions = [Version(*version) for version in peer._running.line.ask("ask", "told")["versions"]]
+    return model_version(versions).digest, {version.epoch for version in versions} == {epoch}
+
+
+def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
+    hurry = threading.Event()
+    threading.Thread(target=lambda: sys.stdin.readline() and hurry.set(), daemon=True).start()
+    epoch, synced, first = peer.epoch, 0, next(model.parameters())
+    share = options.get("delta", 1.0) / peer.config.sync_every
+    while not peer.finished:
+        hurry.wait(options.get("step_s", 0.0))
+        for parameter in model.parameters():
+            parameter.grad = torch.full_like(parameter, share)
+        if options.get("samples"):
+            peer.report(samples=options["samples"])
+        optimizer.step()
+        metrics = peer.metrics
+        if peer.epoch != epoch:
+            epoch, took_part, synced = peer.epoch, metrics.sync_count > synced, metrics.sync_count
+            digest, whole = state_of(peer, epoch)
+            say(
+                "epoch",
+                epoch=epoch,
+                synced=took_part and whole,
+                digest=digest,
+                step=peer.global_step,
+                value=first.detach().flatten()[0].item(),
+                sync_s=metrics.last_sync_time_s,
+                sent=metrics.bytes_sent,
+                peers=metrics.peers,
+            )
+
+
+def main(options: dict[str, Any]) -> int:
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
+    logging.getLogger("p2p_diloco").setLevel(logging.DEBUG)
+    torch.set_num_threads(1)
+    if "sabotage" in options:
+        sabotage(options["sabotage"])
+    model = build(options)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    status, local = 0, PeerConfig(name=options["name"], **options.get("local", {}))
+    try:
+        with Peer(
+            model,
+            optimizer,
+            run_id=options["run_id"],
+            initial_peers=options["initial_peers"],
+            config=options.get("config", {}),
+            local=local,
+        ) as peer:
+            first = next(model.parameters()).detach().flatten()[0].item()
+            say(
+                "in",
+                peer_id=peer.peer_id,
+                addresses=peer.addresses,
+                epoch=peer.epoch,
+                step=peer.global_step,
+                value=first,
+                sync_every=peer.config.sync_every,
+                digest=peer.digest,
+            )
+            try:
+                train(peer, model, optimizer, options)
+            finally:
+                if peer.finished:
+                    say("finished", epoch=peer.epoch, digest=peer.digest)
+    except P2PDilocoError as error:
+        say("error", kind=type(error).__name__, sentence=error.sentence)
+        status = error.exit_code
+    except KeyboardInterrupt:
+        status = 130
+    say("left")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,267 @@
+"""Swarms of real processes on loopback: started, listened to, killed by pid, and never left behind.
+
+Law: every wait is bounded and ends on a condition; every process is known by its pid or by the mark in its
+environment, and none is looked for by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PROGRAMS = Path(__file__).with_name("programs")
+ROOT = PROGRAMS.parent.parent.parent
+START_S = 180.0
+"""A peer imports torch and hivemind twice, perhaps beside many others."""
+GONE_S = 5.0
+"""Processes of a member that has ended must be gone after so long."""
+MARK = "P2P_DILOCO_TEST_SWARM"
+LOG_TAIL = 2000
+
+Line = dict[str, Any]
+
+
+class Member:
+    """One process with its JSON lines on stdout and its log in a file."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], log: Path) -> None:
+        self.name, self.log_path = name, log
+        self.said: list[Line] = []
+        self._news = threading.Condition()
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=out,
+                text=True,
+                env=environment,
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            with self._news:
+                self.said.append(json.loads(text))
+                self._news.notify_all()
+
+    # -- what it says
+
+    def lines(self, what: str, **values: Any) -> list[Line]:
+        """All lines so far of a kind that have these values."""
+        with self._news:
+            return [line for line in self.said if line.get("what") == what and values.items() <= line.items()]
+
+    def last(self, what: str) -> Line:
+        """The newest line of a kind."""
+        return self.lines(what)[-1]
+
+    def wait_for(
+        self, what: str, within_s: float = START_S, that: Callable[[Line], bool] = lambda line: True, **values: Any
+    ) -> Line:
+        """The first line of a kind that has these values; an AssertionError with its log if it doesn't come."""
+        give_up_at = time.monotonic() + within_s
+        while True:
+            ended = self.process.poll() is not None
+            if ended:
+                self._reader.join(1.0)
+            found = next((line for line in self.lines(what, **values) if that(line)), None)
+            if found is not None:
+                return found
+            if ended or time.monotonic() >= give_up_at:
+                told = f"{self.name} (status {self.process.poll()}) did not say {what} {values} in {within_s} s"
+                raise AssertionError(f"{told}, but {self.said[-3:]}\n{self.log()[-LOG_TAIL:]}")
+            with self._news:
+                self._news.wait(0.05)
+
+    def epoch(self, epoch: int, within_s: float = START_S) -> Line:
+        """The line of the first epoch that is at least this one."""
+        return self.wait_for("epoch", within_s, lambda line: line["epoch"] >= epoch)
+
+    def reached(self) -> int:
+        """The newest epoch that it has told."""
+        lines = self.lines("epoch")
+        return int(lines[-1]["epoch"]) if lines else int(self.last("in")["epoch"])
+
+    def log(self) -> str:
+        """All that it has logged."""
+        return self.log_path.read_text(errors="replace")
+
+    def wait_for_log(self, text: str, within_s: float = 30.0) -> None:
+        """Wait until a text stands in its log."""
+        until(lambda: text in self.log(), within_s, f"{text!r} in the log of {self.name}")
+
+    # -- what is done to it
+
+    def tell(self, command: str) -> None:
+        """A line to its stdin."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def family(self) -> list[psutil.Process]:
+        """Its process and all below it: trainer, node, p2pd."""
+        try:
+            top = psutil.Process(self.process.pid)
+            return [top, *top.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def die(self) -> float:
+        """End as a machine does: all of its processes at once. When that was, as time.time()."""
+        family = self.family()
+        killed_at = time.time()
+        for process in reversed(family):
+            kill(process)
+        self.process.wait(10)
+        return killed_at
+
+    def signal(self, number: int) -> float:
+        """Send a signal to its own process alone. When that was."""
+        self.process.send_signal(number)
+        return time.time()
+
+    def status(self, within_s: float = 30.0) -> int:
+        """The exit status, once it has ended."""
+        status = self.process.wait(within_s)
+        self._reader.join(1.0)
+        return status
+
+
+class Swarm:
+    """The members of a test. Their processes, and all that these start, carry a mark in their environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.members: list[Member] = []
+        self.addresses: list[str] = []
+        self.mark = uuid.uuid4().hex
+
+    def launch(self, name: str, command: Sequence[str]) -> Member:
+        """Start a process of ours."""
+        paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+        environment = {**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        environment |= {"OMP_NUM_THREADS": "1"}  # many processes share few cores
+        log = self.folder / f"{name}-{len(self.members)}.log"
+        member = Member(name, command, environment, log)
+        self.members.append(member)
+        return member
+
+    def bootstrap(self) -> Member:
+        """Start a bootstrap and have all later peers join through it."""
+        member = self.launch("bootstrap", ["-m", "p2p_diloco", "bootstrap", "--port", "0", "--json"])
+        give_up_at = time.monotonic() + START_S
+        while not self.addresses and time.monotonic() < give_up_at:
+            self.addresses = next((line["maddrs"] for line in list(member.said)), [])
+            assert member.process.poll() is None, member.log()
+            time.sleep(0.05)
+        assert self.addresses, f"the bootstrap announced nothing: {member.log()}"
+        return member
+
+    def start(self, name: str, program: str = "train.py", **options: Any) -> Member:
+        """Start a peer; see the program for its options."""
+        values = {"name": name, "run_id": "test", "initial_peers": self.addresses, **options}
+        return self.launch(name, [str(PROGRAMS / program), json.dumps(values)])
+
+    def left(self) -> list[psutil.Process]:
+        """Every living process that carries the mark."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.Error, OSError):
+                continue
+        return found
+
+    def gone(self, within_s: float = GONE_S) -> None:
+        """Assert that no process but those of living members is there in time."""
+        alive = lambda: {p.pid for m in self.members if m.process.poll() is None for p in m.family()}  # noqa: E731
+        until(lambda: {p.pid for p in self.left()} <= alive(), within_s, lambda: f"left behind: {self._names()}")
+
+    def end(self) -> None:
+        """Kill all, and say if something would have stayed."""
+        for member in self.members:
+            if member.process.poll() is None:
+                member.die()
+        try:
+            self.gone()
+        finally:
+            for process in self.left():
+                kill(process)
+            for member in self.members:
+                member.process.wait(5)
+                for pipe in (member.process.stdin, member.process.stdout):
+                    if pipe is not None:
+                        pipe.close()
+
+    def _names(self) -> list[str]:
+        return [f"{p.pid} {' '.join(p.cmdline())[:100]}" for p in self.left()]
+
+
+def kill(process: psutil.Process) -> None:
+    """SIGKILL, unless it is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
+
+
+def until(condition: Callable[[], bool], within_s: float, what: str | Callable[[], str]) -> None:
+    """Wait for a condition; an AssertionError that names it if it doesn't come."""
+    give_up_at = time.monotonic() + within_s
+    while not condition():
+        if time.monotonic() >= give_up_at:
+            raise AssertionError(f"not in {within_s} s: {what if isinstance(what, str) else what()}")
+        time.sleep(0.05)
+
+
+def agree(members: Sequence[Member], epoch: int = 0) -> None:
+    """Digests are equal at every epoch from this one on that two of them took part in, and there was such a one."""
+    digests: dict[int, set[str]] = {}
+    shared: dict[int, int] = {}
+    for member in members:
+        for line in member.lines("epoch", synced=True):
+            if line["epoch"] >= epoch:
+                digests.setdefault(line["epoch"], set()).add(line["digest"])
+                shared[line["epoch"]] = shared.get(line["epoch"], 0) + 1
+    split = {epoch: found for epoch, found in digests.items() if len(found) > 1}
+    assert not split, f"replicas of one epoch differ: {split}"
+    assert max(shared.values(), default=0) >= min(2, len(members)), "no epoch in common"
+
+
+def usual_round_s(member: Member, before: float, newest: int = 8) -> float:
+    """The median time between two epochs of a member before a moment."""
+    times = [line["time"] for line in member.lines("epoch", synced=True) if line["time"] <= before][-newest - 1 :]
+    return statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
+
+
+def stall_s(member: Member, at: float, rounds: int | None = None) -> float:
+    """How much longer than usual the longest round after a moment took, or of so many of them.
+
+    Compute that the undisturbed run would have needed doesn't count: a round is expected to end the usual time after
+    the one before it, or at the moment itself if that is later.
+    """
+    usual = usual_round_s(member, at)
+    lines = member.lines("epoch", synced=True)
+    times = [line["time"] for line in lines if line["time"] > at][:rounds]
+    assert times, f"{member.name} told no epoch after the event"
+    earlier = max((line["time"] for line in lines if line["time"] <= at), default=at)
+    stalls = []
+    for later in times:
+        stalls.append(later - max(earlier + usual, at))
+        earlier = later
+    return max(0.0, *stalls)

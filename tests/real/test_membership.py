@@ -1,0 +1,145 @@
+"""Who comes and who goes while a run goes on: joiners, a bootstrap that dies, a floor of peers, polite leaving."""
+
+from __future__ import annotations
+
+import signal
+import time
+from itertools import pairwise
+from typing import Any
+
+import psutil
+import pytest
+from swarm import START_S, Member, Swarm, agree, stall_s, until
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
+
+INTERVAL_S, TIMEOUT_S = 0.5, 5.0
+BOUND_S = TIMEOUT_S + 5 * INTERVAL_S
+CONFIG = {
+    "sync_every": 4,
+    "outer_lr": 1.0,
+    "outer_momentum": 0.0,
+    "codec": "fp32",
+    "heartbeat_interval": INTERVAL_S,
+    "heartbeat_timeout": TIMEOUT_S,
+}
+LEAVE_S = 5.0
+"""One ^C: gone after so long."""
+
+
+def started(swarm: Swarm, names: str, **config: Any) -> list[Member]:
+    """Peers named by letters, each with a pseudo-gradient of 1, in rounds of all of them."""
+    settings = {**CONFIG, "start_peers": len(names), **config}
+    members = [swarm.start(name, config=settings, step_s=0.02) for name in names]
+    for member in members:
+        until(lambda member=member: len(member.lines("epoch", synced=True)) > 3, START_S, f"rounds of {member.name}")
+    return members
+
+
+def joined(swarm: Swarm, others: list[Member], name: str, **options: Any) -> Member:
+    """A newcomer with a pseudo-gradient of 4 that knows nothing but addresses; it must come to count."""
+    at = time.time()
+    before = [other.reached() for other in others]
+    newcomer = swarm.start(name, step_s=0.02, delta=4.0, theta=99.0, **options)
+    entered = newcomer.wait_for("in")
+    assert entered["epoch"] >= max(before)
+    assert entered["step"] == CONFIG["sync_every"] * entered["epoch"]
+    assert entered["sync_every"] == CONFIG["sync_every"]
+    mean = (len(others) * 1.0 + 4.0) / (len(others) + 1)
+    for other in others:
+        line = other.epoch(entered["epoch"])
+        assert line["epoch"] > entered["epoch"] or (line["value"], line["digest"]) == (
+            entered["value"],
+            entered["digest"],
+        )
+    for member in (newcomer, *others):
+        until(lambda member=member: steps(member, mean) >= 3, 60.0, f"{member.name} counts {name}")
+    for other in others:
+        assert stall_s(other, at) <= BOUND_S
+        assert other.last("epoch")["peers"] == len(others) + 1
+    agree([newcomer, *others], entered["epoch"] + 1)
+    return newcomer
+
+
+def steps(member: Member, size: float) -> int:
+    """How often θ has gone down by this from one epoch to the next."""
+    lines = member.lines("epoch", synced=True)
+    return sum(
+        later["epoch"] == earlier["epoch"] + 1 and earlier["value"] - later["value"] == pytest.approx(size, rel=1e-3)
+        for earlier, later in pairwise(lines)
+    )
+
+
+def test_joiners_and_the_death_of_the_bootstrap(swarm: Swarm) -> None:
+    """A joiner adopts the state, goes on at the run's step and counts soon, while the others' epochs go on; without
+    the bootstrap the run is as it was, and any peer's address lets others in."""
+    bootstrap = swarm.bootstrap()
+    a, b = started(swarm, "ab")
+    c = joined(swarm, [a, b], "c")
+    died_at = bootstrap.die()
+    for peer in (a, b, c):
+        peer.epoch(peer.reached() + 10)
+        assert stall_s(peer, died_at) <= BOUND_S
+    assert not any(text in peer.log() for peer in (a, b, c) for text in ("INFO p2p_diloco.node.node: died", "fork:"))
+    c.die()
+    until(lambda: a.last("epoch")["peers"] == b.last("epoch")["peers"] == 2, 30.0, "the death of c is noticed")
+    swarm.addresses = b.wait_for("in")["addresses"]
+    joined(swarm, [a, b], "d")
+
+
+def test_too_few_peers_wait_and_say_so(swarm: Swarm) -> None:
+    """With min_peers=2 the survivor of two makes no outer step alone, says what it waits for, and goes on with a
+    newcomer."""
+    a, b = started(swarm, "ab", min_peers=2) if swarm.bootstrap() else ()
+    b.die()
+    a.wait_for_log("waiting for peers: 1 of 2 (min_peers) have contributed")
+    stuck_at = a.reached()
+    c = swarm.start("c", step_s=0.02)
+    entered = c.wait_for("in")
+    assert entered["epoch"] == stuck_at
+    reached = a.epoch(stuck_at + 5)
+    assert min(line["epoch"] for line in a.lines("epoch") if line["time"] > entered["time"]) == stuck_at + 1
+    c.epoch(reached["epoch"])
+    agree([a, c], stuck_at + 1)
+
+
+def test_the_end_is_one_for_all(swarm: Swarm) -> None:
+    """`stop_after_epochs` ends a run of early and late peers with one state, status 0 and nothing left behind."""
+    swarm.bootstrap()
+    last = 150
+    settings = {**CONFIG, "start_peers": 2, "stop_after_epochs": last}
+    a, b = (swarm.start(name, config=settings, step_s=0.2) for name in "ab")
+    b.epoch(1)
+    c = swarm.start("c", step_s=0.2)
+    assert 0 < c.wait_for("in")["epoch"] < last
+    for member in (a, b, c):
+        member.tell("hurry")
+    ends = [member.wait_for("finished") for member in (a, b, c)]
+    assert {end["epoch"] for end in ends} == {last}
+    assert len({end["digest"] for end in ends}) == 1
+    assert a.lines("epoch")[-1]["value"] == pytest.approx(-last, abs=0.7)  # c may ride twice in one round
+    assert [member.status() for member in (a, b, c)] == [0, 0, 0]
+    swarm.gone()
+
+
+def test_leaving_by_interrupt(swarm: Swarm) -> None:
+    """One ^C leaves the run, fast, and nobody waits for who has left; a second one ends a slow leaving at once."""
+    swarm.bootstrap()
+    a, b, c = started(swarm, "abc")
+    left_at = a.signal(signal.SIGINT)
+    assert a.status(LEAVE_S) == 130
+    swarm.gone()
+    for peer in (b, c):
+        peer.epoch(peer.reached() + 5)
+        assert "left the run" in peer.log()
+        assert stall_s(peer, left_at) <= BOUND_S
+    node = next(p for p in c.family() if "p2p_diloco.node" in p.cmdline())
+    node.suspend()
+    first_at = c.signal(signal.SIGINT)
+    time.sleep(0.5)  # it waits for its node now, which will never answer
+    assert c.process.poll() is None
+    c.signal(signal.SIGINT)
+    c.status(LEAVE_S)
+    assert time.time() - first_at < LEAVE_S  # what the node has for leaving
+    assert not psutil.pid_exists(node.pid)
+    b.epoch(b.reached() + 5)

@@ -1,0 +1,107 @@
+"""The formulas' numbers on every peer of real runs: known beforehand, worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from swarm import Member, Swarm
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
+
+BF16 = 2.0**-8
+"""The largest relative error of one rounding to bf16."""
+
+CASES: dict[str, dict[str, Any]] = {
+    # name: outer settings, θ₀, the deltas of each element by peer, samples by peer, and θ after each round
+    "means": {
+        "outer": {"outer_lr": 1.0, "outer_momentum": 0.0},
+        "deltas": {"a": [1.0, 0.1], "b": [3.0, 0.1]},
+        "expected": [[-2.0, -0.1], [-4.0, -0.2], [-6.0, -0.3]],
+    },
+    "weights 1 and 3": {
+        "outer": {"outer_lr": 1.0, "outer_momentum": 0.0, "weighting": "samples"},
+        "deltas": {"a": [0.0, 4.0], "b": [4.0, 0.0]},
+        "samples": {"a": 2, "b": 6},
+        "expected": [[-3.0, -1.0]],
+    },
+    "Nesterov": {
+        "outer": {"outer_lr": 1.0, "outer_momentum": 0.9},
+        "deltas": {"a": [1.0, 0.0], "b": [1.0, 2.0]},
+        "expected": [[-1.9] * 2, [-4.61] * 2, [-8.049] * 2, [-12.1441] * 2],
+    },
+    "Nesterov, slower": {
+        "outer": {"outer_lr": 0.7, "outer_momentum": 0.9},
+        "deltas": {"a": [1.0], "b": [1.0]},
+        "expected": [[-1.33], [-3.227], [-5.6343], [-8.50087]],
+    },
+    "plain momentum": {
+        "outer": {"outer_lr": 1.0, "outer_momentum": 0.5, "nesterov": False},
+        "deltas": {"a": [1.0], "b": [1.0]},
+        "expected": [[-1.0], [-2.5], [-4.25]],
+    },
+    "a blend": {  # (1 - η) θ + η · mean of the local values
+        "outer": {"outer_lr": 0.5, "outer_momentum": 0.0},
+        "theta": 8.0,
+        "deltas": {"a": [1.0], "b": [3.0]},
+        "expected": [[7.0], [6.0]],
+    },
+    "standing still": {
+        "outer": {"outer_lr": 0.0, "outer_momentum": 0.9},
+        "theta": 1.0,
+        "deltas": {"a": [1.0], "b": [3.0]},
+        "expected": [[1.0], [1.0]],
+    },
+}
+CODECS = {"means": ("fp32", "bf16"), "weights 1 and 3": ("fp32", "bf16"), "Nesterov": ("fp32", "bf16")}
+PARAMETERS = [(name, codec) for name in CASES for codec in CODECS.get(name, ("fp32",))]
+
+
+def options_of(name: str, codec: str, peer: str) -> dict[str, Any]:
+    case = CASES[name]
+    config = {"sync_every": 2, "start_peers": 2, "codec": codec, "stop_after_epochs": len(case["expected"])}
+    return {
+        "run_id": f"{name}-{codec}".replace(" ", "-").replace(",", ""),
+        "config": {**config, **case["outer"]},
+        "theta": case.get("theta", 0.0),
+        "deltas": case["deltas"][peer],
+        "samples": case.get("samples", {}).get(peer),
+    }
+
+
+@pytest.fixture(scope="module")
+def pair(shared_swarm: Swarm) -> Iterator[list[Member]]:
+    """Two peers that go through all cases together."""
+    shared_swarm.bootstrap()
+    return [
+        shared_swarm.start(peer, "cases.py", cases=[options_of(name, codec, peer) for name, codec in PARAMETERS])
+        for peer in ("a", "b")
+    ]
+
+
+@pytest.mark.parametrize(("name", "codec"), PARAMETERS)
+def test_two_peers_reach_the_numbers(pair: list[Member], name: str, codec: str) -> None:
+    """Every epoch has the formula's value, in the model and as the global value, with one digest on both peers."""
+    run_id = options_of(name, codec, "a")["run_id"]
+    for peer in pair:
+        peer.wait_for("done", run=run_id)
+    rounds = [peer.lines("epoch", run=run_id) for peer in pair]
+    for epoch, expected in enumerate(CASES[name]["expected"], start=1):
+        here, there = (lines[epoch - 1] for lines in rounds)
+        assert here["digest"] == there["digest"]
+        for line in (here, there):
+            assert line["epoch"] == epoch
+            assert line["step"] == 2 * epoch
+            assert line["values"] == line["known"] == here["known"]
+            assert line["values"] == pytest.approx(expected, rel=1e-6 if codec == "fp32" else BF16, abs=1e-6)
+    assert [len(lines) for lines in rounds] == [len(CASES[name]["expected"])] * 2
+
+
+def test_one_peer_alone(swarm: Swarm) -> None:
+    """θ = 1 and Δ = 0.5 make 0.5; and with η = 1, μ = 0 the outer step of one peer changes nothing of its training."""
+    config = {"sync_every": 2, "outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32", "stop_after_epochs": 3}
+    case = {"run_id": "alone", "config": config, "theta": 1.0, "deltas": [0.5]}
+    peer = swarm.start("alone", "cases.py", cases=[case])
+    peer.wait_for("done")
+    assert [line["values"] for line in peer.lines("epoch")] == [[0.5], [0.0], [-0.5]]

@@ -1,0 +1,33 @@
+"""The first rounds of a run are as right as all others, though peers still get to know each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from swarm import Swarm
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
+
+ROUNDS, RUNS = 6, 3
+DELTAS = {"a": 1.0, "b": 2.0, "c": 6.0}
+
+
+def test_nobody_named_by_a_commit_is_passed_over(swarm: Swarm) -> None:
+    """Rounds shorter than it takes peers to meet: a peer that a commit names is waited for, and aggregates, whether or
+    not this one has met it; θ goes down by the mean of all three each round."""
+    swarm.bootstrap()
+
+    def case(run: int, delta: float) -> dict[str, Any]:
+        config = {"sync_every": 1, "outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32", "start_peers": 3}
+        config |= {"stop_after_epochs": ROUNDS, "shard_elements": 2}
+        return {"run_id": f"run-{run}", "config": config, "theta": 0.0, "deltas": [delta] * 6}
+
+    peers = [
+        swarm.start(name, "cases.py", cases=[case(run, delta) for run in range(RUNS)]) for name, delta in DELTAS.items()
+    ]
+    for run in range(RUNS):
+        for peer in peers:
+            peer.wait_for("done", run=f"run-{run}")
+            values = [line["values"] for line in peer.lines("epoch", run=f"run-{run}")]
+            assert values == [pytest.approx([-3.0 * epoch] * 6) for epoch in range(1, ROUNDS + 1)]

@@ -1,0 +1,177 @@
+"""The documents agree with the code: settings and their defaults, links, commands, and the README's example.
+
+`python tests/test_docs.py` writes the tables of settings into docs/api.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import pytest
+import typer
+from pydantic import BaseModel
+
+import p2p_diloco
+from p2p_diloco import config
+from p2p_diloco.cli.app import app
+from p2p_diloco.config import PeerConfig, RunConfig, bare_type, is_optional
+from p2p_diloco.errors import shown
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+API = ROOT / "docs" / "api.md"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bootstrap/*.md")])
+
+MODELS: tuple[type[BaseModel], ...] = (RunConfig, PeerConfig)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+# -- settings
+
+
+def table(model: type[BaseModel]) -> str:
+    """The settings of a model as Markdown."""
+    rows = [f"| `{key}` | {_default(model, key)} | {_meaning(model, key)} |" for key in model.model_fields]
+    return "\n".join(["| field | default | meaning |", "|---|---|---|", *rows])
+
+
+def _default(model: type[BaseModel], key: str) -> str:
+    default = model.model_fields[key].get_default(call_default_factory=True)
+    return "–" if default in ((), {}) else f"`{shown(default)}`" if default is not None else "unset"
+
+
+def _meaning(model: type[BaseModel], key: str) -> str:
+    field = model.model_fields[key]
+    choices = _choices(field.annotation)
+    had = config._THIS_VERSION_HAS.get(key)
+    allowed = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if len(choices) > 1 else ""
+    only = f" In this version: {', '.join(shown(value) for value in had)}." if had is not None else ""
+    return f"{field.description}{allowed}{only}".replace("|", "\\|")
+
+
+def _choices(annotation: Any) -> list[str]:
+    if is_optional(annotation):
+        return _choices(next(part for part in get_args(annotation) if part is not type(None)))
+    return [str(choice) for choice in get_args(annotation)] if bare_type(annotation) is Literal else []
+
+
+def with_tables(text: str) -> str:
+    """The page with the tables that the models give."""
+    for model in MODELS:
+        marks = re.compile(rf"(<!-- {model.__name__} -->\n).*?(<!-- end -->)", re.DOTALL)
+        assert marks.search(text), f"docs/api.md has no place for {model.__name__}"
+        text = marks.sub(lambda found, model=model: f"{found[1]}\n{table(model)}\n\n{found[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    """The tables of docs/api.md are those that the models give; `python tests/test_docs.py` writes them."""
+    assert API.read_text() == with_tables(API.read_text())
+
+
+def test_everything_public_is_documented() -> None:
+    """Every public name, every public attribute of Peer and every counter stands in docs/api.md."""
+    from p2p_diloco.peer.metrics import Metrics
+
+    text = API.read_text()
+    public = {name for name in vars(p2p_diloco.Peer) if not name.startswith("_")}
+    public |= {field.name for field in dataclasses.fields(Metrics)} | set(p2p_diloco.__all__) - {"__version__"}
+    assert {name for name in public if not re.search(rf"\b{name}\b", text)} == set()
+
+
+# -- links
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """A relative link names a file that is there, and, after a #, a heading in it."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", _without_code(page.read_text())):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, heading = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{name_of(page)} links to {target}, which isn't there"
+        assert not heading or heading in _headings(there), f"{name_of(page)}: no heading {target}"
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def _headings(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.+)$", _without_code(page.read_text()), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+# -- commands
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The command lines of ours that a page shows, in blocks and in running text."""
+    text = page.read_text()
+    blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL)
+    shell_lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    inline = re.findall(r"`([^`\n]+)`", _without_code(text))
+    for line in (*shell_lines, *inline):
+        if line.startswith("p2p-diloco ") and "|" not in line:
+            yield shlex.split(line.partition(" #")[0])[1:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_shown_can_be_parsed(page: Path) -> None:
+    """The command line takes it: the command and each of its flags are there."""
+    known: Any = typer.main.get_command(app)
+    for name, *arguments in commands(page):
+        if name.startswith("-"):
+            continue
+        assert name in known.commands, f"{name_of(page)} shows p2p-diloco {name}"
+        known.commands[name].make_context(name, arguments)
+
+
+def test_the_readme_shows_commands() -> None:
+    """Guards the test above: were none found, it would pass."""
+    assert {name for name, *_ in commands(README)} >= {"bootstrap", "join", "status"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_what_is_to_be_made_is_in_the_makefile(page: Path) -> None:
+    """`make demo` and its like name targets that are there."""
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    text = page.read_text()
+    shown_targets = re.findall(r"^make ([a-z-]+)", text, flags=re.MULTILINE) + re.findall(r"`make ([a-z-]+)", text)
+    assert set(shown_targets) <= targets
+
+
+# -- the example
+
+
+@pytest.mark.real
+def test_the_readmes_example_runs() -> None:
+    """As it stands, it founds a run, trains to its end and prints the result."""
+    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "weight" in done.stdout
+
+
+if __name__ == "__main__":
+    API.write_text(with_tables(API.read_text()))

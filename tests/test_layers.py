@@ -1,0 +1,117 @@
+"""The layers hold: imports point down, siblings don't know each other, and each heavy library has one
+home."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "p2p_diloco"
+
+BELOW: dict[str, frozenset[str]] = {}
+"""What each layer may import of ours, itself included."""
+_base = frozenset({"errors", "addresses", "config", "settings"})
+for name in ("errors", "addresses", "config", "settings"):
+    BELOW[name] = _base
+BELOW["core"] = frozenset({"core", "errors"})
+BELOW["tensors"] = _base | {"core", "tensors"}
+BELOW["net"] = _base | {"core", "net"}
+BELOW["node"] = _base | {"core", "tensors", "net", "node"}
+BELOW["peer"] = BELOW["node"] | {"peer"}
+for name in ("cli", "trainer", "observe", "simulate"):
+    BELOW[name] = BELOW["peer"] | {"cli", "trainer", "observe", "simulate"}
+
+PURE = frozenset(sys.stdlib_module_names) - {
+    "asyncio", "datetime", "logging", "multiprocessing", "os", "random", "secrets", "select", "signal",
+    "socket", "subprocess", "tempfile", "threading", "time", "uuid",
+}  # fmt: skip
+"""What core may import: it has no clock, no randomness, no log, no loop and no network."""
+
+
+def modules() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def layer(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, at its top or later, but for type checkers alone."""
+    package = ("p2p_diloco", *path.relative_to(PACKAGE).parts[:-1])
+    for node in _run_nodes(ast.parse(path.read_text())):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                start = ".".join(package[: len(package) - level + 1]) if level else ""
+                base = ".".join(part for part in (start, module or "") if part)
+                yield base
+                yield from (f"{base}.{alias.name}" for alias in names if base == "p2p_diloco")
+
+
+def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+            continue
+        yield child
+        yield from _run_nodes(child)
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    """A module imports of ours only what lies below it or beside it in its own layer."""
+    home = layer(path)
+    if home in ("__init__", "__main__"):
+        return
+    ours = {name.split(".")[1] for name in imports(path) if name.startswith("p2p_diloco.")}
+    assert ours - BELOW[home] - {"__version__"} == set(), f"{home} may not import these"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "core").rglob("*.py")), ids=lambda path: path.name)
+def test_core_is_pure(path: Path) -> None:
+    """Core imports the standard library alone, and nothing of it that has effects."""
+    foreign = {name.split(".")[0] for name in imports(path)} - PURE - {"p2p_diloco"}
+    assert foreign == set()
+
+
+@pytest.mark.parametrize(
+    ("library", "homes"),
+    [
+        ("hivemind", {"net/hivemind.py"}),
+        ("torch", {"tensors", "node", "peer", "trainer", "simulate"}),
+        ("typer", {"cli"}),
+        ("rich", {"cli", "observe"}),
+    ],
+)
+def test_a_heavy_library_has_one_home(library: str, homes: set[str]) -> None:
+    """A library is imported in its own layer alone, so that it can be replaced there and weighs on nothing
+    else."""
+    users = {
+        str(path.relative_to(PACKAGE))
+        for path in modules()
+        if library in {name.split(".")[0] for name in imports(path)}
+    }
+    assert {user for user in users if user not in homes and user.split("/")[0] not in homes} == set()
+
+
+def test_siblings_never_meet() -> None:
+    """tensors and net don't import each other: the table above says so, whatever else it allows."""
+    assert "net" not in BELOW["tensors"]
+    assert "tensors" not in BELOW["net"]
+
+
+def test_the_reader_of_imports_sees_them(tmp_path: Path) -> None:
+    """The tests above are no better than `imports`: it finds late and relative ones, and skips those for
+    types."""
+    file = PACKAGE / "net" / "imagined.py"
+    tree = "from __future__ import annotations\nif TYPE_CHECKING:\n    import a\ndef f():\n    import b.c\n"
+    found = [node for node in _run_nodes(ast.parse(tree)) if isinstance(node, ast.Import)]
+    assert [alias.name for node in found for alias in node.names] == ["b.c"]
+    real = tmp_path / "x.py"
+    real.write_text("from ..tensors import layout\n")
+    assert layer(file) == "net"

@@ -1,0 +1,29 @@
+"""Style and types are tests like any other, so that one command tells whether a change may be merged."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def test_ruff_finds_nothing() -> None:
+    """Every rule that pyproject.toml selects holds everywhere."""
+    result = run("ruff", "check", "--no-cache", ".")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_mypy_finds_nothing() -> None:
+    """The whole package is typed, strictly."""
+    result = run("mypy", "--strict")
+    assert result.returncode == 0, result.stdout + result.stderr
