@@ -5,8 +5,11 @@ slow drawing of examples is a fault of the code."""
 
 from __future__ import annotations
 
+import logging
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -16,3 +19,14 @@ settings.load_profile("house")
 for number, plain in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, plain)
+
+
+@pytest.fixture(autouse=True)
+def root_logger_as_before() -> Iterator[None]:
+    """A command sets up logging for its whole process; in a test that would be for all tests after it."""
+    root, ours = logging.getLogger(), logging.getLogger("p2p_diloco")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])

@@ -6,22 +6,11 @@ import io
 import json
 import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from p2p_diloco.cli.logs import set_up_logs
 from p2p_diloco.errors import UsageError
-
-
-@pytest.fixture(autouse=True)
-def root_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.getLogger("p2p_diloco").setLevel(logging.NOTSET)
 
 
 def logged(form: str, monkeypatch: pytest.MonkeyPatch, *, debug: bool = False) -> str:
