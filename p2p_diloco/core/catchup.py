@@ -36,6 +36,7 @@ class CatchUp:
         self.ahead: tuple[ModelVersion, float, str] | None = (
             None  # the first one seen that is not reached yet: when, whose
         )
+        self.repairs = 0  # so far; each asks another peer
         self.doubted: set[int] = set()  # shards whose state here led to a wrong digest; asked for whole, once
         self.missed: dict[int, tuple[Version | None, float]] = {}  # shard → what it stood at when a gap showed, when
 
@@ -84,6 +85,26 @@ class CatchUp:
         if self.fetching is not None and self.fetching.vector is None:
             self.fetching = None  # whatever it was, the answer would not mend this
         return self.fetch(peer, self.model(), now)
+
+    def mend(self, now: float) -> list[Effect]:
+        """Where tensors have changed in memory, fetch them anew; where nobody has them, go on with what is there."""
+        damaged = [log for log in self.logs if log.damaged is not None]
+        if not damaged or self.fetching is not None:
+            return []
+        donors = [p for p in damaged[0].roster.alive() if damaged[0].roster.holds_state(p)]
+        since = min(log.damaged for log in damaged if log.damaged is not None)
+        if donors and now - since < self.rules.dead_after:
+            self.doubted |= {log.shard for log in damaged}
+            self.repairs += 1
+            return self.fetch(donors[self.repairs % len(donors)], self.model(), now)
+        effects: list[Effect] = []
+        for log in damaged:
+            then = "the run has ended with it damaged" if log.final else "going on with what is there"
+            effects.append(
+                Note("mismatch", f"shard {log.shard} was changed in memory and nobody has it as it was: {then}")
+            )
+            effects += log.mended(now, trusted=True)
+        return effects
 
     def moved(self) -> None:
         """This replica's versions have changed."""
@@ -191,7 +212,9 @@ class CatchUp:
         if fetching is not None and fetching.vector is not None:
             fetching.staged[shard] = state
             return self._switch(fetching, now)
-        return [Accept(((shard, digest),)), *self.logs[shard].adopt(state, now)]
+        log = self.logs[shard]
+        follows = log.mended(now) if version == log.version else log.adopt(state, now)
+        return [Accept(((shard, digest),)), *follows]
 
     def _wanted(self, peer: str, state: State) -> bool:
         if self.fetching is None or self.fetching.vector is None:
@@ -205,8 +228,9 @@ class CatchUp:
         return same_lineage
 
     def _descends(self, state: State) -> bool:
+        """Whether it may take the place of what is held: it is newer, or the same undamaged."""
         mine = self.logs[state.shard].version
-        if mine is None:
+        if mine is None or (self.logs[state.shard].damaged is not None and state.version == mine):
             return True
         if state.version.generation != mine.generation or state.version.epoch <= mine.epoch:
             return False

@@ -97,6 +97,14 @@ class Averaged:
 
 
 @dataclass(frozen=True, slots=True)
+class Damaged:
+    """The shard's present state hasn't the digest of its version any more: something has changed it in memory."""
+
+    shard: int
+    base: Version
+
+
+@dataclass(frozen=True, slots=True)
 class Applied:
     shard: int
     base: Version
@@ -149,6 +157,7 @@ Event = (
     | Merge
     | Contribute
     | Averaged
+    | Damaged
     | Applied
     | Filled
     | Found
@@ -162,7 +171,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send; answer with Delivered or SendFailed. A State goes out with the shard's present tensors as payload."""
+    """Send; answer with Delivered or SendFailed. A State goes out with the shard's present tensors as payload, unless
+    these have another digest than its version → Damaged, and SendFailed."""
 
     to: str
     message: Message
@@ -172,13 +182,15 @@ class Send:
 class Average:
     """Weighted mean in the order given (sorted peer ids), rounded to the wire; propose the outer step. → Averaged
 
-    meta: what the digest covers beside the tensors.
+    meta: what the new digest covers beside the tensors; held: what that of the base does. Where the present state has
+    another digest than the base → Damaged instead, unless ``held`` is None: then it is taken as it is.
     """
 
     shard: int
     base: Version
     contributions: tuple[tuple[str, Contribution], ...]
     meta: bytes
+    held: bytes | None
 
 
 @dataclass(frozen=True, slots=True)

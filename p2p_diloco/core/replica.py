@@ -16,6 +16,7 @@ from .events import (
     Changed,
     Closed,
     Contribute,
+    Damaged,
     Delivered,
     Depart,
     Discovered,
@@ -204,6 +205,8 @@ class Replica:
                 return self._contribute(event, now)
             case Averaged(shard, base, digest, payload):
                 return self.logs[shard].averaged(base, digest, payload, now)
+            case Damaged(shard, base):
+                return self._damaged(shard, base, now)
             case Applied(shard, base, digest):
                 return self._applied(shard, base, digest, now)
             case Filled(shard, version, digest):
@@ -286,6 +289,7 @@ class Replica:
         if commit.base == log.version:
             return log.committed(sender, commit)
         if log.relation(commit.base) == "ahead":
+            log.keep(commit)
             self.catchup.gap(log.shard, now)
         return []
 
@@ -296,6 +300,12 @@ class Replica:
             return effects
         note = Note("mismatch", f"shard {shard}: a commit on epoch {base.epoch} led to another digest than it names")
         return [*effects, note, *self.catchup.doubt(shard, wrong.aggregator, now)]
+
+    def _damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
+        if not self.logs[shard].found_damaged(base, now):
+            return []
+        text = f"shard {shard}: the state of epoch {base.epoch} was changed in memory; fetching it anew"
+        return [Note("mismatch", text), *self.catchup.mend(now)]
 
     def _asked(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
         log = self.logs[request.shard]
@@ -310,10 +320,13 @@ class Replica:
 
     def _failed(self, to: str, message: Message, gone: bool, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if isinstance(message, Contribution):
-            self.logs[message.shard].delivered(to, message, ok=False)
-        elif isinstance(message, Fetch):
-            self.catchup.gone(to)
+        match message:
+            case Contribution():
+                self.logs[message.shard].delivered(to, message, ok=False)
+            case Commit() | State():
+                self.logs[message.shard].undelivered(to, message)
+            case Fetch():
+                self.catchup.gone(to)
         if not gone or not (self.roster.live(to) or self.roster.presumed(to)):
             return effects
         if self.roster.failed(to):
@@ -358,8 +371,9 @@ class Replica:
         for peer in self.roster.to_probe(self._watched(), now):
             effects += self._probe(peer, now)
         self.catchup.tick(now)
+        effects += self.catchup.mend(now)
         for log in self.logs:
-            effects += [*log.lead(now), *log.ask(), *log.want(now)]
+            effects += [*log.lead(now), *log.ask(), *log.want(now), *log.send_again()]
         return effects
 
     # -- the trainer

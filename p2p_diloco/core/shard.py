@@ -52,9 +52,14 @@ class ShardLog:
         self.promised_by: set[str] | None = None  # set while this peer has the term by a claim, not by the plan
         self.inbox: dict[str, Contribution] = {}
         self.early: dict[str, Contribution] = {}  # on a base not reached yet
+        self.kept: dict[Version, Commit] = {}  # by base, bases not reached yet
         self.opened = 0.0  # when the first contribution came
+        self.again: dict[str, Commit | State] = {}  # of the present version, to peers that it did not reach
+        self.resent: dict[str, int] = {}  # how often it was sent again
         self.working: Average | Apply | None = None  # tensor work in flight
         self.frozen = False  # another lineage is about to take this one's place: nothing is appended
+        self.damaged: float | None = None  # since when the tensors are not the version's: nothing is averaged
+        self.trusted = False  # they are not, and nobody has better ones
         # this peer's own contribution to it
         self.mine: Contribution | None = None
         self.handed: str | None = None  # who has it
@@ -204,17 +209,22 @@ class ShardLog:
     # -- writing the next commit
 
     def close(self, now: float) -> list[Effect]:
-        """End the round if it may end: enough contributions, and all that are expected or the time is up."""
-        if self.working is not None or self.frozen or self.version is None or self.final or not self.aggregating:
+        """End the round if it may end: enough contributions, and all that are expected or the time is up.
+
+        Of damaged tensors that nobody can replace, a commit of no contributions makes a version that is true again.
+        """
+        if self.working is not None or self.frozen or self.damaged is not None or self.version is None or self.final:
             return []
-        if len(self.inbox) < self.needed:
+        if not self.aggregating:
             return []
-        if self.waited_for() and now < self.deadline():
+        if not self.trusted and (len(self.inbox) < self.needed or (self.waited_for() and now < self.deadline())):
             return []
-        contributions = tuple(sorted(self.inbox.items()))
+        contributions = () if self.trusted else tuple(sorted(self.inbox.items()))
         draft = self._draft(contributions)
         counted = {**self.counted, **{peer: c.id for peer, c in contributions}}
-        work = Average(self.shard, self.version, contributions, meta(draft.version, self.term, draft.plan, counted))
+        new = meta(draft.version, self.term, draft.plan, counted)
+        held = None if self.trusted else meta(self.version, self.made_term, self.plan, self.counted)
+        work = Average(self.shard, self.version, contributions, new, held)
         self.working, self._drafted = work, draft
         return [work]
 
@@ -233,9 +243,22 @@ class ShardLog:
         commit = replace(draft, version=replace(draft.version, digest=digest), payload=payload)
         effects: list[Effect] = [Accept(((self.shard, digest),))]
         self._append(commit)
-        wanting = {counted.peer for counted in commit.contributions}
-        effects += [Send(p, commit) for p in self.roster.alive() if p in wanting or self.roster.holds_state(p)]
+        effects += [Send(p, commit) for p in self.roster.alive()]  # also to whoever still fetches: see `keep`
         return effects + self.begin(now)
+
+    def found_damaged(self, base: Version, now: float) -> bool:
+        """The tensors are not those of this version. True where that is news of the present one."""
+        if isinstance(self.working, Average) and self.working.base == base:
+            self.working = None
+        if base != self.version or self.damaged is not None or self.trusted:
+            return False
+        self.damaged = now
+        return True
+
+    def mended(self, now: float, *, trusted: bool = False) -> list[Effect]:
+        """The tensors are those of the version again; or they are all there is (``trusted``)."""
+        self.damaged, self.trusted = None, trusted
+        return self.close(now)
 
     def _draft(self, contributions: tuple[tuple[str, Contribution], ...]) -> Commit:
         assert self.version is not None
@@ -264,6 +287,17 @@ class ShardLog:
 
     # -- others' commits and states
 
+    def undelivered(self, to: str, message: Commit | State) -> None:
+        """What makes the present version did not reach a peer, who may be the one that everybody waits for."""
+        tries = self.resent.get(to, 0)
+        if message.version == self.version and tries < self.rules.resends:
+            self.resent[to], self.again[to] = tries + 1, message
+
+    def send_again(self) -> list[Effect]:
+        """What did not reach a peer that lives."""
+        again, self.again = self.again, {}
+        return [Send(peer, message) for peer, message in again.items() if self.roster.live(peer)]
+
     def committed(self, sender: str, commit: Commit) -> list[Effect]:
         """A commit on the present version: apply it, unless a living peer has claimed a higher term."""
         if self.working is not None or self.frozen:
@@ -274,6 +308,19 @@ class ShardLog:
         counted = {**self.counted, **{c.peer: c.id for c in commit.contributions}}
         self.working = Apply(commit, meta(commit.version, commit.term, commit.plan, counted))
         return [self.working]
+
+    def keep(self, commit: Commit) -> None:
+        """A commit on a base that this replica has not reached, because it still fetches; applied once it has."""
+        self.kept[commit.base] = commit
+        if len(self.kept) > self.rules.commits_kept:
+            del self.kept[min(self.kept)]
+
+    def _commit_kept(self) -> list[Effect]:
+        version = self.version
+        assert version is not None
+        self.kept = {base: commit for base, commit in self.kept.items() if base.epoch >= version.epoch}
+        commit = self.kept.pop(version, None)
+        return [] if commit is None else self.committed(commit.aggregator, commit)
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
         """The outer step of a commit is computed; the commit, if it led to another digest than it names."""
@@ -304,10 +351,12 @@ class ShardLog:
         """The round after a new version: nothing collected but what had come early."""
         self.term, self.holder = 0, self.plan.succession[0]
         self.working, self.promised_by = None, None
-        self.inbox = {}
+        self.damaged, self.trusted = None, False
+        self.again = {p: self.state() for p, message in self.again.items() if isinstance(message, State)}
+        self.inbox, self.resent = {}, {}
         for peer in self.line():
             self.roster.name(peer)
-        effects: list[Effect] = []
+        effects = self._commit_kept()
         for peer, contribution in sorted(self.early.items()):
             if contribution.base == self.version:
                 del self.early[peer]

@@ -18,6 +18,7 @@ from p2p_diloco.core.events import (
     Apply,
     Average,
     Changed,
+    Damaged,
     Delivered,
     Effect,
     Event,
@@ -223,11 +224,18 @@ class Node:
             self._outbox.put(to, header, payload, answer)
 
     async def _present(self, to: str, shard: int) -> tuple[bytes, memoryview]:
-        """A shard's present state, to go out now: by its turn it may have moved on since it was asked for."""
+        """A shard's present state, to go out now: by its turn it may have moved on since it was asked for.
+
+        Raises:
+            Refusal: its tensors are not what its version says.
+        """
         while not self._at_rest.is_set():
             await self._at_rest.wait()
         self._states.discard((to, shard))
         state = self.replica.state(shard)
+        if self.work.damaged(state):
+            self.post(Damaged(shard, state.version))
+            raise Refusal(f"shard {shard} is damaged here")
         return wire.pack(state, self.run.token), self.work.export(shard)
 
 

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from p2p_diloco.core.events import Applied, Apply, Average, Averaged, Fill, Filled
+from p2p_diloco.core.events import Applied, Apply, Average, Averaged, Damaged, Fill, Filled
 from p2p_diloco.core.messages import Commit, Contribution, Message, State
+from p2p_diloco.core.replica import meta_of
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.run import Run
 from p2p_diloco.tensors import codec as codecs
@@ -38,8 +39,10 @@ class TensorWork:
 
     # -- what the core asks for
 
-    def average(self, effect: Average) -> Averaged:
+    def average(self, effect: Average) -> Averaged | Damaged:
         """The weighted mean, rounded to the wire, and the outer step on exactly those bytes."""
+        if effect.held is not None and self.store.digest(effect.shard, effect.held) != effect.base.digest:
+            return Damaged(effect.shard, effect.base)
         try:
             return self._averaged(effect, effect.contributions)
         except ValueError as error:
@@ -58,6 +61,10 @@ class TensorWork:
         proposal = self.store.propose(shard, payload, codec, effect.meta)
         self._proposals[shard, proposal.digest] = proposal
         return Averaged(shard, effect.base, proposal.digest, payload)
+
+    def damaged(self, state: State) -> bool:
+        """Whether a present state's tensors are not what its version says."""
+        return self.store.digest(state.shard, meta_of(state)) != state.version.digest
 
     def apply(self, effect: Apply) -> Applied:
         """The outer step of a commit that another peer made."""

@@ -25,7 +25,7 @@ def drawn(seed: int) -> Settings:
     """The kind of world that a seed stands for."""
     rng = Random(f"settings {seed}")
     peers = rng.randint(2, 5)
-    faults = ("crash", "restart", "cut", "heal", "freeze", "stall", "leave")
+    faults = ("crash", "restart", "cut", "heal", "freeze", "stall", "leave", "flip")
     return Settings(
         peers=peers,
         fragments=rng.randint(1, 3),
@@ -49,6 +49,8 @@ def check(seed: int, settings: Settings | None = None, trace: bool = False) -> t
     world.run(CHAOS_S)
     world.heal()
     world.run(world.now + HEAL_S)
+    if world.ended_damaged():
+        return Outcome(seed, min(p.replica.epoch for p in world.alive.values()), world.count, 0), world
     for name, process in world.alive.items():
         newest = max((when for when, who, *_ in world.commits if who == name), default=0.0)
         moving = process.replica.finished or newest > world.now - RESUMED_S
@@ -56,6 +58,7 @@ def check(seed: int, settings: Settings | None = None, trace: bool = False) -> t
     world.training = False
     world.run(world.now + SETTLE_S, stop=None)
     require(len(world.lineage()) == 1, "d", f"more than one lineage after healing: {world.lineage()}")
+    world.intact()
     world.account()
     after = min(p.replica.epoch for p in world.alive.values())
     dropped = sum(mask.bit_count() for _, t in world.trainers for mask in t.dropped)

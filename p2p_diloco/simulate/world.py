@@ -17,6 +17,7 @@ from p2p_diloco.core.events import (
     Changed,
     Closed,
     Contribute,
+    Damaged,
     Delivered,
     Depart,
     Discovered,
@@ -38,7 +39,7 @@ from p2p_diloco.core.events import (
     Wakeup,
 )
 from p2p_diloco.core.messages import Message, State
-from p2p_diloco.core.replica import Replica, founding_meta
+from p2p_diloco.core.replica import Replica, founding_meta, meta_of
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import SALT_BITS, ModelVersion, incarnation
 
@@ -190,7 +191,12 @@ class World:
 
     def send(self, sender: Process, to: str, message: Message) -> None:
         if isinstance(message, State):
-            message = replace(message, payload=sender.store.present[message.shard])
+            tensors = sender.store.present[message.shard]
+            if self._damaged(sender, message.shard):
+                self.later(sender, 0.01, Damaged(message.shard, message.version))
+                self.later(sender, 0.01, SendFailed(to, message, gone=False))
+                return
+            message = replace(message, payload=tensors)
         target = self.alive.get(to)
         if target is None:
             self.later(sender, self.rng.uniform(0.01, 0.2), SendFailed(to, message, gone=True))
@@ -253,6 +259,8 @@ class World:
         match effect:
             case Send(to, message):
                 self.send(process, to, message)
+            case Average(shard, base, _, _, held) if held is not None and self._damaged(process, shard):
+                self.later(process, rng.uniform(0, work), Damaged(shard, base))
             case Average(shard, base, contributions, meta):
                 digest, mean = store.average(shard, contributions, meta)
                 self.later(process, rng.uniform(0, work), Averaged(shard, base, digest, mean))
@@ -336,7 +344,14 @@ class World:
             raise Violation(f"(b) {process.name} went back from {process.best} to {model}")
         process.best = model
         for log in process.replica.logs if ticked and not process.replica.departed else ():
-            if log.version is None or log.final or log.working or log.frozen or not log.aggregating:
+            if (
+                log.version is None
+                or log.final
+                or log.working
+                or log.frozen
+                or log.damaged is not None
+                or not log.aggregating
+            ):
                 continue
             stuck = len(log.inbox) >= log.needed and not log.waited_for()
             require(not stuck, "e", f"{process.name} has all it needs for shard {log.shard} and waits")
@@ -436,6 +451,23 @@ class World:
 
     def lineage(self) -> set[tuple[Any, ...]]:
         return {p.replica.versions for p in self.alive.values()}
+
+    def intact(self) -> None:
+        """Whatever was changed in memory has been mended, wherever commits still came after it."""
+        for name, process in self.alive.items():
+            for shard in range(self.rules.shards) if not process.replica.finished else ():
+                require(not self._damaged(process, shard), "a", f"{name}: shard {shard} is not what its version says")
+
+    def ended_damaged(self) -> bool:
+        """The run has ended, and what is left of it was changed in memory since: no commit comes to show or mend it."""
+        ended = [p for p in self.alive.values() if p.replica.finished]
+        return bool(ended) and all(any(self._damaged(p, s) for s in range(self.rules.shards)) for p in ended)
+
+    def _damaged(self, process: Process, shard: int) -> bool:
+        state = process.replica.state(shard)
+        damaged = process.store.present[shard].digest(meta_of(state)) != state.version.digest
+        require(not damaged or self.flips > 0, "a", f"{process.name}: shard {shard} is not what its version says")
+        return damaged
 
     def account(self) -> None:
         """(f): every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule."""

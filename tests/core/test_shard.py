@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -821,15 +822,85 @@ def test_a_claimant_that_has_moved_on_claims_nothing(peer: Any) -> None:
     assert isinstance(c.hear("a", commit)[-1], Apply)
 
 
-def test_a_commit_goes_to_those_that_can_apply_it(peer: Any) -> None:
-    """To all that hold a state or have contributed; a newcomer without one fetches instead."""
+def test_a_commit_goes_to_everybody(peer: Any) -> None:
+    """Also to a newcomer that still fetches: it comes to apply it once the state is there."""
     a = peer("a", group="ab", live="bd")
     a.meet("n", **a.blank())
     a.meet("x", **a.blank())
     a.hear("x", a.contribution(a.held))
     a.hear("b", a.contribution(a.held))
     effects = a.averaged(a.contribute())
-    assert [e.to for e in effects if isinstance(e, Send)] == ["b", "d", "x"]
+    assert [e.to for e in effects if isinstance(e, Send)] == ["b", "d", "n", "x"]
+
+
+def commits(p: Any, first: int, last: int) -> list[Commit]:
+    plan = p.plan("abc")
+    return [Commit(0, p.version(e), p.version(e + 1), 0, "a", (), plan) for e in range(first, last)]
+
+
+def applied(p: Any, effects: list[Any]) -> list[Any]:
+    """Carry out the one Apply among the effects, with the digest that its commit names."""
+    (work,) = [e for e in effects if isinstance(e, Apply)]
+    commit = work.commit
+    return p.feed(Applied(commit.shard, commit.base, commit.version.digest))  # type: ignore[no-any-return]
+
+
+def test_commits_that_come_during_a_fetch_are_applied_after_it(peer: Any) -> None:
+    """In whatever order they came, one after another, from the state that was fetched on."""
+    n = peer("n", epoch=None, group="")
+    n.meet("a", model=model_version([n.version(1)]), epochs=(1,))
+    first, second, third = commits(n, 1, 4)
+    for commit in (third, first, second):
+        assert n.hear("a", commit) == []
+    n.hear("a", n.state(0, 1))
+    effects = n.feed(Filled(0, n.version(1), "d1"))
+    for epoch in (2, 3, 4):
+        effects = applied(n, effects)
+        assert n.held == n.version(epoch)
+    assert not any(isinstance(e, Apply) for e in effects)
+    assert n.replica.logs[0].kept == {}
+
+
+def test_so_many_commits_are_kept_and_the_newest(peer: Any) -> None:
+    """A fetch that takes very long must not fill the memory; commits that a state has overtaken are dropped."""
+    n = peer("n", epoch=None, group="", commits_kept=2)
+    n.meet("a", model=model_version([n.version(1)]), epochs=(1,))
+    for commit in commits(n, 1, 5):
+        n.hear("a", commit)
+    assert sorted(n.replica.logs[0].kept) == [n.version(3), n.version(4)]
+    n.hear("a", n.state(0, 4))
+    effects = n.feed(Filled(0, n.version(4), "d4"))
+    assert n.replica.logs[0].kept == {}
+    applied(n, effects)
+    assert n.held == n.version(5)
+
+
+def test_what_did_not_arrive_is_sent_again(peer: Any) -> None:
+    """A commit or a state that a living peer has not got goes out with the next ticks, so often and no more."""
+    a = peer("a", resends=2)
+    for name in "bc":
+        a.hear(name, a.contribution(a.held))
+    effects = a.averaged(a.contribute())
+    (commit,) = [e.message for e in effects if isinstance(e, Send) and e.to == "b"]
+    for _ in range(2):
+        assert a.feed(SendFailed("b", commit, gone=False)) == []
+        assert [e for e in a.pass_time(1.0) if isinstance(e, Send)] == [Send("b", commit)]
+        assert not any(isinstance(e, Send) for e in a.pass_time(1.0))
+    a.feed(SendFailed("b", commit, gone=False))
+    assert not any(isinstance(e, Send) for e in a.pass_time(3.0))
+    a.feed(SendFailed("c", a.replica.state(0), gone=False))
+    assert [e for e in a.pass_time(1.0) if isinstance(e, Send)] == [Send("c", a.replica.state(0))]
+
+
+def test_what_is_outdated_or_for_the_dead_is_not_sent_again(peer: Any) -> None:
+    """Only what makes the present version, and only to the living."""
+    a = peer("a")
+    old = commits(a, 0, 1)[0]
+    a.feed(SendFailed("b", replace(old, version=a.version(0)), gone=False))
+    assert not any(isinstance(e, Send) for e in a.pass_time(1.0))
+    a.feed(SendFailed("b", old, gone=False))
+    a.lose("b")
+    assert not any(isinstance(e, Send) and e.message is old for e in a.pass_time(2.0))
 
 
 def test_the_one_behind_hides_nobody(peer: Any) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.events import Accept, Delivered, Effect, Event, Pause, Send, SendFailed
+from p2p_diloco.core.events import Accept, Damaged, Delivered, Effect, Event, Pause, Send, SendFailed
 from p2p_diloco.core.messages import Leave, Plan, State, Want
+from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.memory import MemoryNetwork
@@ -39,6 +41,8 @@ class Script:
         self.effects: list[list[Effect]] = []
         self.events: list[Event] = []
         self.epoch = 0
+        self.work: TensorWork
+        self.digest = ""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         self.events.append(event)
@@ -48,7 +52,10 @@ class Script:
         return math.inf
 
     def state(self, shard: int) -> State:
-        return state(self.epoch)
+        """One whose digest is that of the tensors, as long as the test does not say otherwise."""
+        held = state(self.epoch)
+        digest = self.digest or self.work.store.digest(shard, meta_of(held))
+        return replace(held, version=replace(held.version, digest=digest))
 
     def answers(self, kind: type[Event]) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -89,7 +96,7 @@ class Table:
         run = Run("r", RunConfig(codec="fp32"), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
         self.theta = torch.zeros(2)
         self.replica, self.wires, self.trainer = Script(), Wires(), Reader()
-        self.work = TensorWork(run, self.theta)
+        self.work = self.replica.work = TensorWork(run, self.theta)
         self.node = Node(run, self.replica, self.work, Outbox(self.wires), self.trainer)  # type: ignore[arg-type]
         self.loop = asyncio.create_task(self.node.consume())
 
@@ -102,9 +109,10 @@ class Table:
             await asyncio.sleep(0.001)
         return found
 
-    def states(self) -> list[tuple[State, list[float]]]:
+    def states(self) -> list[tuple[int, list[float]]]:
+        """Epoch and θ of the states that have left."""
         return [
-            (wire.unpack(header, self.node.run.token), [*memoryview(payload).cast("f")][:2])
+            (wire.unpack(header, self.node.run.token).version.epoch, [*memoryview(payload).cast("f")][:2])
             for _, header, payload in self.wires.sent
             if payload is not None
         ]  # fmt: skip
@@ -180,10 +188,23 @@ def test_a_state_leaves_as_it_is_then() -> None:
         await accepting
         table.wires.gate.set()
         await table.answered(Delivered, 10)
-        assert table.states() == [(state(1), proposal.theta.tolist())]
+        assert table.states() == [(1, proposal.theta.tolist())]
         await table.carry_out(Send("b", state(1)))
         await table.answered(Delivered, 11)
         assert len(table.states()) == 2
+
+    at_table(test)
+
+
+def test_a_damaged_state_does_not_leave() -> None:
+    """Nobody could use it; the replica is told, so that it mends its state."""
+
+    async def test(table: Table) -> None:
+        table.replica.digest = "another"
+        await table.carry_out(Send("b", state(0)))
+        assert [failed.gone for failed in await table.answered(SendFailed)] == [False]
+        assert await table.answered(Damaged) == [Damaged(0, table.replica.state(0).version)]
+        assert table.states() == []
 
     at_table(test)
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.events import Average
+from p2p_diloco.core.events import Average, Averaged, Damaged
 from p2p_diloco.core.messages import Commit, Contribution, Plan, State
+from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.run import Run
@@ -31,7 +32,8 @@ def payload(values: Tensor) -> memoryview:
 
 def average(made: TensorWork, value: float) -> Tensor:
     part = Contribution(0, V, ID, ID, 1.0, 1, payload(torch.full((4,), value)))
-    averaged = made.average(Average(0, V, (("a", part),), b"meta"))
+    averaged = made.average(Average(0, V, (("a", part),), b"meta", None))
+    assert isinstance(averaged, Averaged)
     made.accept([(0, averaged.digest)])
     return made.store.theta(0)
 
@@ -73,3 +75,31 @@ def test_a_states_values_need_only_be_finite() -> None:
     assert "huge" in made.objection(contribution, large)
     for message in (state, commit, replace(contribution, weight=2.0)):
         assert "not finite" in made.objection(message, payload(torch.tensor([1.0, float("nan")])))
+
+
+def flip(values: Tensor, element: int, bit: int) -> None:
+    """One bit of one fp32 element."""
+    values.view(torch.int32)[element] ^= 1 << bit
+
+
+@pytest.mark.parametrize("bit", [0, 12, 30])
+@pytest.mark.parametrize("what", ["theta", "m"])
+def test_a_flipped_bit_is_found_before_the_next_commit(what: str, bit: int) -> None:
+    """In θ as in the momentum, the lowest bit as the highest: no mean is taken on a base that is not its version's."""
+    made = work(outer_momentum=0.9)
+    average(made, 0.5)
+    base = replace(V, digest=made.store.digest(0, b"held"))
+    effect = Average(0, base, (("a", Contribution(0, base, ID, ID, 1.0, 1, payload(torch.ones(4)))),), b"meta", b"held")
+    assert isinstance(made.average(effect), Averaged)
+    flip(made.store.theta(0) if what == "theta" else made.store._states[0]["m"], 2, bit)
+    assert made.average(effect) == Damaged(0, base)
+    assert isinstance(made.average(replace(effect, held=None)), Averaged)
+
+
+def test_a_damaged_state_is_told_from_a_sound_one() -> None:
+    made = work()
+    state = State(0, V, 0, Plan(("a",), ("a",)), (), ((0, "d"),))
+    sound = replace(state, version=replace(V, digest=made.store.digest(0, meta_of(state))))
+    assert not made.damaged(sound)
+    flip(made.store.theta(0), 0, 3)
+    assert made.damaged(sound)
