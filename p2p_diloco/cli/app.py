@@ -125,6 +125,32 @@ def status(
     show(given(PeerConfig, flags), config, as_json=as_json, once=once, interval_s=interval)
 
 
+@app.command()
+def simulate(
+    seeds: Annotated[int, typer.Option(help="How many worlds to play.", metavar="N")] = 200,
+    first: Annotated[int, typer.Option(help="The first world's seed.", metavar="N")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Play this world alone.", metavar="N")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            help="Kind of the worlds; unset: a mix, by seed.", metavar="[healed|patient|bereaved|hesitant]"
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="Processes to play them in; unset: one for each core.", metavar="N")
+    ] = None,
+    trace: Annotated[bool, typer.Option("--trace", help="Print all that happens in the world of --seed.")] = False,
+) -> None:
+    """Try the protocol on simulated swarms under random faults, and say what it came to.
+
+    A world is 2 to 5 peers in which processes die, freeze, return and are cut off, messages are lost and doubled, and
+    clocks are wrong. Its seed decides everything in it. The exit code is 1 if an invariant did not hold.
+    """
+    from p2p_diloco.cli.simulate import simulate as play
+
+    raise typer.Exit(play(seeds, first, seed, kind, jobs, trace=trace))
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def demo(ctx: typer.Context) -> None:
     """Watch peers on this machine train together, while one of them is killed."""

@@ -1,8 +1,9 @@
-"""Run one seed through chaos, healing and settling, and hold it against every invariant."""
+"""Worlds drawn from a seed, played through chaos, healing and settling, and held against every invariant."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from random import Random
 
 from .model import require
@@ -11,19 +12,40 @@ from .world import Settings, World
 CHAOS_S, HEAL_S, SETTLE_S = 40.0, 30.0, 12.0
 RESUMED_S = 15.0
 """In the last part of the healing time, this long, every peer must see commits: a bound on recovery, too."""
+FOR_EVER = 1000.0
+"""A round_timeout that outlasts every world: nothing but the protocol itself ends a wait."""
+KINDS = {
+    "healed": "faults of all kinds; then everybody is there again",
+    "patient": "the same, with a round_timeout that never passes",
+    "bereaved": "as patient, and the dead stay dead",
+    "hesitant": "as bereaved, and bases change while pseudo-gradients are made",
+}
+_MIX = ("healed", "patient", "healed", "bereaved", "healed", "patient", "healed", "hesitant")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    """What a world that held came to."""
+
     seed: int
     epochs: int  # the lowest epoch at the end
     events: int
-    dropped: int  # inner steps dropped by a stated rule, summed over shards
+    steps: Counter[str]  # inner steps, shard by shard: taken, counted, pending, died, dropped
+    happened: Counter[str]
 
 
-def drawn(seed: int) -> Settings:
-    """The kind of world that a seed stands for."""
-    rng = Random(f"settings {seed}")
+def kind_of(seed: int) -> str:
+    """The kind of world that a seed stands for, unless another is asked for."""
+    return _MIX[seed % len(_MIX)]
+
+
+def drawn(seed: int, kind: str = "healed") -> Settings:
+    """What a world of a kind is made of. Raises KeyError for a kind that there is not."""
+    settings = {"healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant}
+    return settings[kind](Random(f"settings {seed}"))
+
+
+def _healed(rng: Random) -> Settings:
     peers = rng.randint(2, 5)
     faults = ("crash", "restart", "cut", "heal", "freeze", "stall", "leave", "flip")
     return Settings(
@@ -42,24 +64,46 @@ def drawn(seed: int) -> Settings:
     )
 
 
-def check(seed: int, settings: Settings | None = None, trace: bool = False) -> tuple[Outcome, World]:
+def _patient(rng: Random) -> Settings:
+    return replace(_healed(rng), round_timeout=FOR_EVER)
+
+
+def _bereaved(rng: Random) -> Settings:
+    return Settings(
+        peers=max(3, rng.randint(2, 5)),
+        fragments=rng.randint(1, 3),
+        shards_per_fragment=rng.randint(1, 2),
+        interval=rng.randint(2, 5),
+        drop=rng.choice([0.0, 0.02, 0.1]),
+        duplicate=rng.choice([0.0, 0.1]),
+        delay_mean=rng.choice([0.02, 0.1, 0.3]),
+        carry_rounds=rng.randint(1, 3),
+        faults=("crash", "cut", "freeze", "heal", "stall"),
+        round_timeout=FOR_EVER,
+        dead_return=False,
+    )
+
+
+def _hesitant(rng: Random) -> Settings:
+    settings = _bereaved(rng)
+    return replace(settings, hesitation=1.0, faults=(*settings.faults, "flip"))
+
+
+def check(world: World) -> Outcome:
     """One world from birth to peace. Raises Violation."""
-    world = World(seed, settings or drawn(seed), trace)
     world.chaos(CHAOS_S)
     world.run(CHAOS_S)
     world.heal()
     world.run(world.now + HEAL_S)
-    if world.ended_damaged():
-        return Outcome(seed, min(p.replica.epoch for p in world.alive.values()), world.count, 0), world
-    for name, process in world.alive.items():
-        newest = max((when for when, who, *_ in world.commits if who == name), default=0.0)
-        moving = process.replica.finished or newest > world.now - RESUMED_S
-        require(moving, "d", f"{name} has no commit in the last {RESUMED_S:g} of {HEAL_S:g} s after healing")
-    world.training = False
-    world.run(world.now + SETTLE_S, stop=None)
-    require(len(world.lineage()) == 1, "d", f"more than one lineage after healing: {world.lineage()}")
-    world.intact()
-    world.account()
-    after = min(p.replica.epoch for p in world.alive.values())
-    dropped = sum(mask.bit_count() for _, t in world.trainers for mask in t.dropped)
-    return Outcome(seed, after, world.count, dropped), world
+    steps: Counter[str] = Counter()
+    if not world.ended_damaged():
+        for name, process in world.alive.items():
+            newest = max((when for when, who, *_ in world.commits if who == name), default=0.0)
+            moving = process.replica.finished or newest > world.now - RESUMED_S
+            require(moving, "d", f"{name} has no commit in the last {RESUMED_S:g} of {HEAL_S:g} s after healing")
+        world.training = False
+        world.run(world.now + SETTLE_S)
+        require(len(world.lineage()) == 1, "d", f"more than one lineage after healing: {world.lineage()}")
+        world.intact()
+        steps = world.account()
+    return Outcome(world.seed, min(p.replica.epoch for p in world.alive.values()), world.count, steps, world.happened)

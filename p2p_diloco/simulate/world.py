@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
@@ -44,6 +45,7 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import SALT_BITS, ModelVersion, incarnation
 
 from .model import Store, Tensors, Trainer, Violation, require
+from .tell import tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,8 @@ class Settings:
     clock_skew: float = 100.0
     fault_every: tuple[float, float] = (1.0, 6.0)
     faults: tuple[str, ...] = ("crash", "restart", "cut", "heal", "freeze", "stall")
+    dead_return: bool = True  # when the faults end; else only links, frozen processes and stuck trainers recover
+    hesitation: float = 0.0  # at most so long between a Load and its Contribute, in which bases may change
     carry_rounds: int = 2
     round_timeout: float = 12.0
     blame_after: float = (
@@ -97,7 +101,7 @@ class Process:
 
 class World:
     def __init__(self, seed: int, settings: Settings = Settings(), trace: bool = False) -> None:
-        self.rng, self.settings = Random(seed), settings
+        self.seed, self.rng, self.settings = seed, Random(seed), settings
         self.now, self.count = 0.0, 0
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.lines: list[str] | None = [] if trace else None
@@ -117,7 +121,8 @@ class World:
         self.alive: dict[str, Process] = {}
         self.disks: dict[str, tuple[tuple[State, ...], tuple[Tensors, ...]]] = {}
         self.cut: set[frozenset[str]] = set()
-        self.bits, self.noted, self.flips = 0, 0, 0
+        self.bits, self.flips = 0, 0
+        self.happened: Counter[str] = Counter()  # faults, messages and their fates, commits
         self.trainers: list[tuple[str, Trainer]] = []
         self.drop, self.duplicate = settings.drop, settings.duplicate
         self.training = True
@@ -201,11 +206,13 @@ class World:
         if target is None:
             self.later(sender, self.rng.uniform(0.01, 0.2), SendFailed(to, message, gone=True))
             return
-        lost = self.rng.random() < self.drop or not self.connected(sender.name, to)
-        if lost:
+        self.happened["sent"] += 1
+        if self.rng.random() < self.drop or not self.connected(sender.name, to):
+            self.happened["lost"] += 1
             self.later(sender, 3.0, SendFailed(to, message, gone=False))
             return
         copies = 2 if self.rng.random() < self.duplicate else 1
+        self.happened["doubled"] += copies - 1
         for copy in range(copies):
             delay = self.rng.expovariate(1 / self.settings.delay_mean)
             self.at(delay, lambda copy=copy: self._arrive(sender, target, message, answer=copy == 0))  # type: ignore[misc]
@@ -238,10 +245,10 @@ class World:
     def feed(self, process: Process, event: Event) -> None:
         effects = process.replica.handle(event, process.clock(self.now))
         if self.lines is not None:
-            self.say(process.name, f"{event}")
+            self.say(process.name, tell(event))
         for effect in effects:
             if self.lines is not None:
-                self.say(process.name, f"   → {effect}")
+                self.say(process.name, f"    {tell(effect)}")
             self._carry_out(process, effect)
         self._check(process, ticked=isinstance(event, Wakeup))
         wakeup = process.replica.next_wakeup() - process.skew
@@ -279,6 +286,7 @@ class World:
                     version = process.replica.logs[shard].version
                     assert version is not None
                     self.commits.append((self.now, process.name, shard, version.epoch))
+                    self.happened["moved"] += 1
             case Load():
                 self._load(process, effect)
             case Ready():
@@ -290,8 +298,8 @@ class World:
             case Release():
                 process.blocked = False
                 self.feed(process, Merge())
-            case Note():
-                self.noted += 1
+            case Note(kind):
+                self.happened[f"note {kind}"] += 1
 
     # -- training
 
@@ -330,7 +338,8 @@ class World:
             process.blocked = True
             weight, trainer.since_sending = trainer.since_sending, 0
             event = Contribute(load.due, weight, weight, tuple(trainer.delta[s] for s in load.due))
-            self.at(0.0, lambda: self._contribute(process, event))
+            hesitation = self.settings.hesitation
+            self.at(self.rng.uniform(0.0, hesitation) if hesitation else 0.0, lambda: self._contribute(process, event))
 
     def _contribute(self, process: Process, event: Contribute) -> None:
         if self.alive.get(process.name) is process:
@@ -400,6 +409,7 @@ class World:
 
     def fault(self) -> None:
         kind = self.rng.choice(self.settings.faults)
+        self.happened[kind] += 1
         holders, dead = self.holders(), sorted(set(self.names) - set(self.alive))
         someone = self.rng.choice(sorted(self.alive)) if self.alive else ""
         match kind:
@@ -439,9 +449,9 @@ class World:
             self.crash(process.name)
 
     def heal(self) -> None:
-        """All faults end; everybody is there again."""
+        """All faults end; everybody is there again, or everybody who was not dead."""
         self.cut, self.drop, self.duplicate = set(), 0.0, 0.0
-        for name in self.names:
+        for name in self.names if self.settings.dead_return else ():
             if name in self.alive and self.alive[name].replica.departed:
                 self.crash(name)
             if name not in self.alive:
@@ -469,14 +479,18 @@ class World:
         require(not damaged or self.flips > 0, "a", f"{process.name}: shard {shard} is not what its version says")
         return damaged
 
-    def account(self) -> None:
-        """(f): every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule."""
+    def account(self) -> Counter[str]:
+        """(f): every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule.
+
+        How many became what, summed over all shards.
+        """
         for process in self.alive.values():
             if not process.blocked:
                 self.feed(process, Merge())
         blocked = {id(p.trainer) for p in self.alive.values() if p.blocked}
         living = {id(p.trainer) for p in self.alive.values()}
         reference = next(iter(self.alive.values()))
+        steps: Counter[str] = Counter()
         for name, trainer in self.trainers:
             for shard in range(self.rules.shards):
                 counted = reference.store.present[shard].steps
@@ -487,3 +501,10 @@ class World:
                     require(not pending & counted, "c", f"{name}: steps both counted and pending in shard {shard}")
                     missing = trainer.taken & ~counted & ~pending & ~trainer.dropped[shard]
                     require(not missing, "f", f"{name}: steps {bin(missing)} of shard {shard} are unaccounted for")
+                    steps["pending"] += (pending & ~counted).bit_count()
+                    steps["dropped"] += (trainer.dropped[shard] & ~counted & ~pending).bit_count()
+                else:
+                    steps["died"] += (trainer.taken & ~counted).bit_count()
+                steps["taken"] += trainer.taken.bit_count()
+                steps["counted"] += (trainer.taken & counted).bit_count()
+        return steps

@@ -1,0 +1,179 @@
+"""`simulate`: whole runs of the protocol in simulated worlds, and what they came to.
+
+Law: what a world is, and what must hold in it, is for `simulate`; this module deals them out to processes, and tells.
+A report goes to stdout, progress to stderr.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+
+import typer
+
+from p2p_diloco.errors import UsageError
+from p2p_diloco.simulate.check import KINDS, Outcome, check, drawn, kind_of
+from p2p_diloco.simulate.model import Violation
+from p2p_diloco.simulate.world import World
+
+CHUNK = 10
+"""Worlds that a process plays before it reports: half a second's work."""
+FAULTS = {
+    "crash": "killed",
+    "leave": "left",
+    "restart": "started again",
+    "cut": "network cut",
+    "heal": "healed",
+    "freeze": "process frozen",
+    "stall": "trainer stalled",
+    "flip": "memory changed",
+}
+
+NOTES = {
+    "takeover": "takeovers",
+    "fork": "forks joined",
+    "mismatch": "wrong digests seen",
+    "died": "peers found dead",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A world in which something did not hold."""
+
+    seed: int
+    kind: str
+    why: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What worlds came to."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    happened: Counter[str] = field(default_factory=Counter)
+    steps: Counter[str] = field(default_factory=Counter)
+    events: int = 0
+    broken: list[Broken] = field(default_factory=list)
+
+    def add(self, seed: int, kind: str, outcome: Outcome | str) -> None:
+        """Count a world: its outcome, or why it broke."""
+        self.kinds[kind] += 1
+        if isinstance(outcome, str):
+            self.broken.append(Broken(seed, kind, outcome))
+        else:
+            self.happened.update(outcome.happened)
+            self.steps.update(outcome.steps)
+            self.events += outcome.events
+
+    def lines(self, took_s: float, jobs: int) -> Iterator[str]:
+        """The report, for a reader."""
+        worlds, broken = self.kinds.total(), len(self.broken)
+        verdict = f"{broken} BROKEN" if broken else "every invariant held in each"
+        yield f"{worlds} worlds in {took_s:.0f} s on {jobs} processes: {verdict}"
+        for kind, count in sorted(self.kinds.items()):
+            yield f"  {count:6} {kind}: {KINDS[kind]}"
+        happened, steps = self.happened, self.steps
+        faults = ", ".join(f"{happened[kind]} {text}" for kind, text in FAULTS.items() if happened[kind])
+        yield f"  faults: {faults or 'none'}"
+        sent = max(1, happened["sent"])
+        lost, doubled = happened["lost"] / sent, happened["doubled"] / sent
+        yield f"  messages: {happened['sent']} sent, {lost:.1%} lost or cut off, {doubled:.1%} doubled"
+        yield f"  protocol: {self.events} events, {happened['moved']} times a shard moved on, {_notes(happened)}"
+        taken = max(1, steps["taken"])
+        fates = ("counted", "pending", "died", "dropped")
+        yield f"  inner steps: {taken} taken, " + ", ".join(f"{steps[fate] / taken:.2%} {fate}" for fate in fates)
+        for one in sorted(self.broken, key=lambda one: one.seed):
+            yield f"seed {one.seed} ({one.kind}): {one.why}"
+            yield f"  look at it: p2p-diloco simulate --seed {one.seed} --kind {one.kind} --trace"
+
+
+def simulate(
+    seeds: int, first: int, seed: int | None, kind: str | None, jobs: int | None, *, trace: bool
+) -> int:
+    """Play worlds and report; the exit code: 1 if something did not hold.
+
+    Raises:
+        UsageError: a flag can't be used.
+    """
+    if kind is not None and kind not in KINDS:
+        raise UsageError("is not known", key="--kind", value=kind, mend=f"choose {', '.join(KINDS)}")
+    for key, value, least in (("--seeds", seeds, 1), ("--first", first, 0), ("--seed", seed, 0), ("--jobs", jobs, 1)):
+        if value is not None and value < least:
+            raise UsageError(f"must be at least {least}", key=key, value=value, mend=f"choose e.g. {least}")
+    if trace and seed is None:
+        raise UsageError("needs a seed", key="--trace", value=True, mend="name the world: --seed 17 --trace")
+    if seed is not None:
+        return _one(seed, kind or kind_of(seed), trace)
+    began, report = time.monotonic(), Report()
+    jobs = min(jobs or os.cpu_count() or 1, -(-seeds // CHUNK))
+    for count, (one, outcome) in enumerate(_played(range(first, first + seeds), kind, jobs), 1):
+        report.add(one, kind or kind_of(one), outcome)
+        if count % CHUNK == 0 or count == seeds:
+            _progress(count, seeds, len(report.broken), time.monotonic() - began)
+    for line in report.lines(time.monotonic() - began, jobs):
+        typer.echo(line)
+    return 1 if report.broken else 0
+
+
+def _one(seed: int, kind: str, trace: bool) -> int:
+    world, report, began = World(seed, drawn(seed, kind), trace), Report(), time.monotonic()
+    outcome: Outcome | str
+    try:
+        outcome = check(world)
+    except Exception as broken:
+        outcome = _why(broken)
+    report.add(seed, kind, outcome)
+    for line in world.lines or ():
+        typer.echo(line)
+    typer.echo(f"seed {seed} ({kind}): {world.settings}")
+    for line in report.lines(time.monotonic() - began, 1):
+        typer.echo(line)
+    return 1 if report.broken else 0
+
+
+def _played(seeds: range, kind: str | None, jobs: int) -> Iterator[tuple[int, Outcome | str]]:
+    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+    context = multiprocessing.get_context("spawn")  # a fork would copy whatever threads of ours hold locked
+    with ProcessPoolExecutor(jobs, context, initializer=_leave_interrupts_to_the_parent) as pool:
+        try:
+            for played in pool.map(_play, chunks, [kind] * len(chunks)):
+                yield from played
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _play(seeds: range, kind: str | None) -> list[tuple[int, Outcome | str]]:
+    return [(seed, _outcome(seed, kind or kind_of(seed))) for seed in seeds]
+
+
+def _outcome(seed: int, kind: str) -> Outcome | str:
+    try:
+        return check(World(seed, drawn(seed, kind)))
+    except Exception as broken:
+        return _why(broken)
+
+
+def _why(broken: Exception) -> str:
+    return str(broken) if isinstance(broken, Violation) else repr(broken)
+
+
+def _notes(happened: Counter[str]) -> str:
+    return ", ".join(f"{happened[f'note {kind}']} {text}" for kind, text in NOTES.items())
+
+
+def _progress(count: int, total: int, broken: int, took_s: float) -> None:
+    told, terminal = f"{count} of {total} worlds, {broken} broken, {took_s:.0f} s", sys.stderr.isatty()
+    if terminal or count % 1000 == 0:
+        typer.echo(f"\r{told}" if terminal else told, nl=not terminal or count == total, err=True)

@@ -1,0 +1,93 @@
+"""`simulate`: what it tells of worlds that hold, and of one that does not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from p2p_diloco.cli.simulate import Report, simulate
+from p2p_diloco.core.shard import ShardLog
+from p2p_diloco.errors import UsageError
+from p2p_diloco.simulate.check import KINDS, check, drawn, kind_of
+from p2p_diloco.simulate.world import World
+
+
+def play(seed: int, **flags: Any) -> int:
+    return simulate(1, 0, seed, None, None, **{"trace": False, **flags})
+
+
+def test_worlds_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was tried is told: how many worlds of which kinds, what befell them, and what became of every inner step."""
+    assert simulate(24, 40, None, None, 2, trace=False) == 0
+    told = capsys.readouterr().out
+    assert "24 worlds" in told
+    assert "every invariant held in each" in told
+    counts = {kind: count for count, kind in re.findall(r"^ +(\d+) (\w+): ", told, re.MULTILINE)}
+    assert counts == {"healed": "12", "patient": "6", "bereaved": "3", "hesitant": "3"}
+    assert re.search(r"faults: \d+ killed, .* memory changed", told)
+    fates = [float(share) for share in re.findall(r"([\d.]+)% (?:counted|pending|died|dropped)", told)]
+    assert sum(fates) == pytest.approx(100.0, abs=0.03)
+
+
+def test_a_report_adds_worlds_up() -> None:
+    """Whatever they came to; the parts of the inner steps make the whole, to the step."""
+    report, events = Report(), 0
+    for seed in range(8):
+        outcome = check(World(seed, drawn(seed, kind_of(seed))))
+        report.add(seed, kind_of(seed), outcome)
+        events += outcome.events
+    assert set(report.kinds) == set(KINDS)
+    assert report.events == events
+    steps = report.steps
+    assert steps["taken"] == steps["counted"] + steps["pending"] + steps["died"] + steps["dropped"]
+
+
+def test_a_world_that_breaks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code says so, and the report how to look at it."""
+    monkeypatch.setattr(ShardLog, "lead", lambda self, now: [])
+    broken = next(seed for seed in range(200) if play(seed) == 1)
+    told = capsys.readouterr().out
+    kind = kind_of(broken)
+    assert "1 BROKEN" in told
+    assert re.search(rf"seed {broken} \({kind}\): \([a-f]\) ", told)
+    assert f"p2p-diloco simulate --seed {broken} --kind {kind} --trace" in told
+
+
+def test_a_trace_is_for_reading(capsys: pytest.CaptureFixture[str]) -> None:
+    """Time, peer, and a few words; nothing of it is a Python object's own description."""
+    assert play(5, trace=True) == 0
+    lines = capsys.readouterr().out.splitlines()
+    trace = [line for line in lines if re.match(r" +\d+\.\d{3} ", line)]
+    assert len(trace) > 1000
+    assert not any("(" in line and "=" in line for line in trace)
+    text = "\n".join(trace)
+    for words in ("starts", "founds generation 0", "→ p", "Contribution #", "averages p", "Commit shard"):
+        assert words in text
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        ({"seeds": 0}, "--seeds"),
+        ({"first": -1}, "--first"),
+        ({"jobs": 0}, "--jobs"),
+        ({"seed": -1}, "--seed"),
+        ({"kind": "calm"}, "--kind"),
+        ({"trace": True}, "--trace"),
+    ],
+)
+def test_flags_that_cant_be_used(flags: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        simulate(**{"seeds": 1, "first": 0, "seed": None, "kind": None, "jobs": None, "trace": False, **flags})
+
+
+def test_neither_torch_nor_hivemind_is_loaded() -> None:
+    """The protocol is plain Python, and so it is quick to try."""
+    told = "import sys; from p2p_diloco.cli.simulate import simulate; simulate(1, 0, 3, None, 1, trace=False)"
+    ask = f"{told}; print(sorted({{'torch', 'hivemind', 'numpy'}} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"
