@@ -66,7 +66,7 @@ def ready(seen: dict[str, Any]) -> set[str]:
 
 def test_a_run_from_its_founding_to_its_end(swarm: Swarm) -> None:
     """A founder, an aggregator without a model and a trainer that needs one flag end together, with code 0;
-    status shows the run; who has other settings or another model is refused, and told how they differ."""
+    status shows the run."""
     founder = swarm.start(
         "join", "--name", "founder", "--sync-every", "5", "--stop-after-epochs", "12", "--pause-s", "0.4",
         "--eval-batches", "0", "--start-peers", "2",
@@ -74,13 +74,6 @@ def test_a_run_from_its_founding_to_its_end(swarm: Swarm) -> None:
     looks = swarm.start("status", "--json", "--interval", "0.5")
     seen_until(looks, lambda seen: ready(seen) == {"founder"})
     aggregator = swarm.start("join", "--role", "aggregator", "--name", "broad-shoulders")
-    other_settings = swarm.start("join", "--sync-every", "7")
-    other_model = swarm.start("join", "--width", "32")
-    _, err = other_settings.communicate(timeout=60)
-    assert (other_settings.returncode, "sync_every (the run's 5 / yours 7)" in err) == (5, True), err
-    _, err = other_model.communicate(timeout=60)
-    assert (other_model.returncode, "trains another model" in err) == (6, True), err
-
     trainer = swarm.start("join", "--name", "one-flag", "--pause-s", "0.4", "--eval-batches", "0")
     everyone = {"founder", "broad-shoulders", "one-flag"}
     seen = seen_until(looks, lambda seen: seen["run"]["epoch"] >= 1 and ready(seen) == everyone)

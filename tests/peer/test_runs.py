@@ -12,31 +12,6 @@ import pytest
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
-NESTEROV = [-1.9, -4.61, -8.049, -12.1441]
-"""Epochs of one pseudo-gradient of 1 each, learning rate 1, momentum 0.9, from 0."""
-
-
-def test_three_peers_make_the_synchronous_steps(swarm: Any, run_config: dict[str, Any]) -> None:
-    """Three peers of unequal progress reach the formula's numbers, with one digest; the run ends for all at once.
-
-    Means of 1, 2 and 6 are 3, so θ is 3 times the reference; local and global values agree at every epoch.
-    """
-    config = {**run_config, "start_peers": 3, "stop_after_epochs": 4, "shard_elements": 2}
-    peers = [swarm.start("a", 1.0, config=config), swarm.start("b", 2.0, config={}), swarm.start("c", 6.0, config={})]
-    ends = [peer.wait_for("finished", 60.0) for peer in peers]
-    assert [peer.status() for peer in peers] == [0, 0, 0]
-    assert {end["epoch"] for end in ends} == {4}
-    assert len({end["digest"] for end in ends}) == 1
-    for peer in peers:
-        epochs = {line["epoch"]: line for line in peer.said if line["what"] == "epoch"}
-        for epoch, expected in enumerate(NESTEROV, start=1):
-            assert epochs[epoch]["values"] == pytest.approx([3 * expected] * 3, abs=1e-5)
-            assert epochs[epoch]["theta"]["w"] == epochs[epoch]["values"]
-            assert epochs[epoch]["step"] == 2 * epoch
-        assert epochs[2]["digest"] == next(
-            line["digest"] for line in peers[0].said if line["what"] == "epoch" and line["epoch"] == 2
-        )
-
 
 def test_fragments_in_bf16_follow_the_schedule(swarm: Any, run_config: dict[str, Any]) -> None:
     """Two fragments are sent in turn, each with the progress since its own last exchange; powers of two stay exact.
@@ -58,82 +33,6 @@ def test_fragments_in_bf16_follow_the_schedule(swarm: Any, run_config: dict[str,
         assert [lines[e]["theta"]["u"][0] for e in (1, 2, 3)] == [-1.0, -3.0, -5.0]
 
 
-def test_a_late_joiner_and_a_death(swarm: Any, run_config: dict[str, Any]) -> None:
-    """One that comes late adopts the state and is waited for; when it is killed, the others commit again in time."""
-    config = {**run_config, "stop_after_epochs": 10**6}
-    a = swarm.start("a", 1.0, config=config, step_s=0.02)
-    b = swarm.start("b", 1.0, config={}, step_s=0.02)
-    b.wait_for("in")
-    a.wait_for("epoch", epoch=b.wait_for("epoch")["epoch"])
-    c = swarm.start("c", 1.0, config={}, step_s=0.02)
-    joined = c.wait_for("in")["epoch"]
-    assert joined > 0
-    reached = c.wait_for("epoch", epoch=joined + 10)
-    for other in (a, b):
-        assert other.wait_for("epoch", epoch=joined + 10)["digest"] == reached["digest"]
-    c.end(signal.SIGKILL)
-    killed_at = time.time()
-    c.status()
-    assert c.left_behind() == []
-    last = max(line["epoch"] for line in a.said if line["what"] == "epoch")
-    for other in (a, b):
-        commits = [other.wait_for("epoch", 20.0, epoch=last + k)["time"] for k in range(1, 6)]
-        assert max(later - earlier for earlier, later in zip([killed_at, *commits], commits, strict=False)) < 3.0
-    back = swarm.start("c", 1.0, config={}, step_s=0.02)
-    again = back.wait_for("in")["epoch"]
-    assert back.wait_for("epoch", epoch=again + 5)["digest"] == a.wait_for("epoch", epoch=again + 5)["digest"]
-
-
-def test_the_founder_may_go(swarm: Any, run_config: dict[str, Any]) -> None:
-    """^C leaves the run politely: the process is gone in seconds with 130, the others go on without a pause."""
-    a = swarm.start("a", 1.0, config=run_config, step_s=0.02)
-    b = swarm.start("b", 1.0, config={}, step_s=0.02)
-    b.wait_for("epoch")
-    a.end(signal.SIGINT)
-    asked_at = time.time()
-    assert a.status(10) == 130
-    assert a.wait_for("left")["time"] - asked_at < 4.0
-    assert a.left_behind() == []
-    reached = max(line["epoch"] for line in b.said if line["what"] == "epoch")
-    b.wait_for("epoch", 20.0, epoch=reached + 20)
-    late = swarm.addresses
-    swarm.addresses = b.wait_for("in")["addresses"]
-    assert late != swarm.addresses
-    c = swarm.start("c", 1.0, config={}, step_s=0.02)
-    epoch = c.wait_for("epoch")["epoch"]
-    assert c.wait_for("epoch", epoch=epoch + 3)["digest"] == b.wait_for("epoch", epoch=epoch + 3)["digest"]
-
-
-def test_a_dead_node_is_an_error_in_the_loop(swarm: Any, run_config: dict[str, Any]) -> None:
-    """When the node is killed the trainer gets one error with a reason, in bounded time, and so ends."""
-    a = swarm.start("a", config=run_config, step_s=0.02)
-    a.wait_for("epoch")
-    a.node().kill()
-    error = a.wait_for("error", 10.0)
-    assert error["kind"] == "NodeDied"
-    assert "signal 9" in error["sentence"]
-    assert a.status(10) == 1
-    assert a.left_behind() == []
-
-
-def test_who_does_not_fit_is_refused(swarm: Any, run_config: dict[str, Any]) -> None:
-    """Other settings, another model and a run that nobody founds are errors that name both sides, with their codes."""
-    a = swarm.start("a", config=run_config, step_s=0.02)
-    settings = swarm.start("settings", config={"sync_every": 7})
-    model = swarm.start("model", config={}, params={"w": 3, "extra": 2})
-    nobody = swarm.start("nobody", config={}, aggregator=True, run_id="other", local={"wait_timeout": 2.0})
-    error = settings.wait_for("error")
-    assert (error["kind"], settings.status()) == ("ConfigMismatch", 5)
-    assert "sync_every (the run's 2 / yours 7)" in error["sentence"]
-    error = model.wait_for("error")
-    assert (error["kind"], model.status()) == ("ModelMismatch", 6)
-    assert "extra: not in the run, 2 here" in error["sentence"]
-    error = nobody.wait_for("error")
-    assert (error["kind"], nobody.status()) == ("GaveUpWaiting", 7)
-    epoch = a.wait_for("epoch")["epoch"]
-    a.wait_for("epoch", epoch=epoch + 5)
-
-
 def test_an_aggregator_without_a_model(swarm: Any, run_config: dict[str, Any]) -> None:
     """`Peer(None, None)` learns the model's layout from the run, follows it to its end, and agrees to the bit."""
     a = swarm.start("a", 1.0, config={**run_config, "stop_after_epochs": 40}, step_s=0.25)
@@ -142,21 +41,6 @@ def test_an_aggregator_without_a_model(swarm: Any, run_config: dict[str, Any]) -
     ends = [peer.wait_for("finished", 100.0) for peer in (a, helper)]
     assert ends[0]["digest"] == ends[1]["digest"]
     assert [peer.status() for peer in (a, helper)] == [0, 0]
-
-
-def test_a_run_goes_on_from_its_checkpoint(swarm: Any, run_config: dict[str, Any], tmp_path: Any) -> None:
-    """A run that ended comes back from disk with all of its outer state: the numbers go on as if nothing had been."""
-    local = {"checkpoint_dir": str(tmp_path), "save_every": 2, "keep": 1}
-    a = swarm.start("a", config={**run_config, "stop_after_epochs": 2}, local=local)
-    a.wait_for("finished")
-    assert a.status() == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "inner"]
-    swarm.addresses = []
-    again = swarm.start("again", theta=99.0, config={**run_config, "stop_after_epochs": 4}, local=local)
-    entered = again.wait_for("in")
-    assert (entered["epoch"], entered["metrics"]["local_step"], entered["metrics"]["sync_count"]) == (2, 4, 2)
-    assert again.wait_for("epoch", epoch=4)["values"] == pytest.approx([NESTEROV[3]] * 3, abs=1e-5)
-    assert again.status() == 0
 
 
 def test_force_sync_brings_everyone(swarm: Any, run_config: dict[str, Any]) -> None:
