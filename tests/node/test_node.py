@@ -261,6 +261,7 @@ def test_a_link_that_is_reset_is_no_death(
         assert "died" in caplog.text
         await b.stop()
         await a.stop()
+        await a.stop()
 
     with caplog.at_level("INFO"):
         asyncio.run(life())

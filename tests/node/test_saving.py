@@ -21,14 +21,15 @@ def run_for(memory_peer: Any, config: dict[str, Any], epochs: int, **local: Any)
 
     async def life() -> tuple[list[float], list[Any]]:
         peer = memory_peer(MemoryNetwork(), "a", config, sizes=(3, 2), **local)
-        await peer.enter(theta=1.0)
-        values = []
-        for _ in range(epochs):
-            await peer.exchange(1.0)
-            values.append(peer.memory.theta[0].item())
-        versions = (await peer.ask("ask", "told"))["versions"]
-        await peer.stop()
-        return values, versions
+        try:
+            await peer.enter(theta=1.0)
+            values = []
+            for _ in range(epochs):
+                await peer.exchange(1.0)
+                values.append(peer.memory.theta[0].item())
+            return values, (await peer.ask("ask", "told"))["versions"]
+        finally:
+            await peer.stop()
 
     return asyncio.run(life())
 

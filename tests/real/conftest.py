@@ -10,6 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from network import Network, NoNetwork
 from swarm import Swarm
 
 
@@ -31,3 +32,16 @@ def shared_swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
         yield made
     finally:
         made.end()
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Machines of this test alone, whose links can be cut and throttled."""
+    try:
+        made = Network()
+    except NoNetwork as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    try:
+        yield made
+    finally:
+        made.close()

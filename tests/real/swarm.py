@@ -43,7 +43,7 @@ class Member:
         self._news = threading.Condition()
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, *command],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=out,
@@ -152,19 +152,20 @@ class Swarm:
         self.addresses: list[str] = []
         self.mark = uuid.uuid4().hex
 
-    def launch(self, name: str, command: Sequence[str]) -> Member:
-        """Start a process of ours."""
+    def launch(self, name: str, command: Sequence[str], on: Sequence[str] = ()) -> Member:
+        """Start a process of ours; `on` begins a command line that runs on another machine."""
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         environment |= {"OMP_NUM_THREADS": "1"}  # many processes share few cores
         log = self.folder / f"{name}-{len(self.members)}.log"
-        member = Member(name, command, environment, log)
+        member = Member(name, [*on, sys.executable, *command], environment, log)
         self.members.append(member)
         return member
 
-    def bootstrap(self) -> Member:
+    def bootstrap(self, host: str = "127.0.0.1", on: Sequence[str] = ()) -> Member:
         """Start a bootstrap and have all later peers join through it."""
-        member = self.launch("bootstrap", ["-m", "p2p_diloco", "bootstrap", "--port", "0", "--json"])
+        command = ["-m", "p2p_diloco", "bootstrap", "--host", host, "--port", "0", "--json"]
+        member = self.launch("bootstrap", command, on)
         give_up_at = time.monotonic() + START_S
         while not self.addresses and time.monotonic() < give_up_at:
             self.addresses = next((line["maddrs"] for line in list(member.said)), [])
@@ -173,10 +174,10 @@ class Swarm:
         assert self.addresses, f"the bootstrap announced nothing: {member.log()}"
         return member
 
-    def start(self, name: str, program: str = "train.py", **options: Any) -> Member:
+    def start(self, name: str, program: str = "train.py", on: Sequence[str] = (), **options: Any) -> Member:
         """Start a peer; see the program for its options."""
         values = {"name": name, "run_id": "test", "initial_peers": self.addresses, **options}
-        return self.launch(name, [str(PROGRAMS / program), json.dumps(values)])
+        return self.launch(name, [str(PROGRAMS / program), json.dumps(values)], on)
 
     def left(self) -> list[psutil.Process]:
         """Every living process that carries the mark."""
