@@ -1,6 +1,7 @@
 """A node that ends its machine at a chosen moment of a round: `python saboteur.py PLAN NODE-ARGUMENTS...`.
 
-PLAN, as JSON: `role` ("aggregator" of some shard of the round, or "contributor" to it alone), `phase`, `after` (rounds
+PLAN, as JSON: `role` ("aggregator" of some shard of the round; "contributor", who aggregates none; "successor", such a
+one that would take over some shard; "bystander", such a one that would not), `phase`, `after` (rounds
 since this peer joined), `victims` ("machine", "node" or "trainer"), `note` (the file in which it says when it died).
 
     phase        aggregator                                    contributor
@@ -43,15 +44,18 @@ class DoomedReplica(Replica):
             self.daemons = psutil.Process().children(recursive=True)
         if not self.has_state or self.doomed or self.epoch < self.joined_at + PLAN["after"]:
             return effects
-        if self.role_now() == PLAN["role"]:
+        if PLAN["role"] in self.roles_now():
             effects = self.watch(event, effects)
         return effects
 
-    def role_now(self) -> str:
-        return "aggregator" if any(log.holder == self.me for log in self.logs) else "contributor"
+    def roles_now(self) -> tuple[str, ...]:
+        if any(log.holder == self.me for log in self.logs):
+            return ("aggregator",)
+        successor = any(log.line()[1:2] == [self.me] for log in self.logs)
+        return ("contributor", "successor" if successor else "bystander")
 
     def watch(self, event: Event, effects: list[Effect]) -> list[Effect]:
-        match PLAN["phase"], PLAN["role"]:
+        match PLAN["phase"], self.roles_now()[0]:
             case "training", _:
                 if isinstance(event, Merge) and self.flight is None and self.fresh():
                     self.die_in(TRAINING_S)
@@ -95,7 +99,7 @@ class DoomedReplica(Replica):
         asyncio.get_running_loop().call_later(seconds, self.die)
 
     def die(self) -> None:
-        note = {"time": time.time(), "epoch": self.epoch, "me": self.me, "role": self.role_now()}
+        note = {"time": time.time(), "epoch": self.epoch, "me": self.me, "role": self.roles_now()[0]}
         Path(PLAN["note"]).write_text(json.dumps(note))
         self.doomed = True
         if PLAN["victims"] in ("machine", "trainer"):

@@ -45,10 +45,12 @@ def sabotage(plan: dict[str, Any]) -> None:
     process._command = sabotaged
 
 
-def state_of(peer: Peer, epoch: int) -> tuple[str, bool]:
-    """The digest at this moment, and whether all shards are at this epoch (they move on one by one)."""
+def state_of(peer: Peer, epoch: int) -> tuple[str, bool, int]:
+    """The digest at this moment, whether all shards are at this epoch (they move on one by one), and how many inner
+    steps (samples, where they are reported) they count."""
     versions = [Version(*version) for version in peer._running.line.ask("ask", "told")["versions"]]
-    return model_version(versions).digest, {version.epoch for version in versions} == {epoch}
+    counted = sum(version.samples for version in versions) // len(versions)
+    return model_version(versions).digest, {version.epoch for version in versions} == {epoch}, counted
 
 
 def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
@@ -66,13 +68,15 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
         metrics = peer.metrics
         if peer.epoch != epoch:
             epoch, took_part, synced = peer.epoch, metrics.sync_count > synced, metrics.sync_count
-            digest, whole = state_of(peer, epoch)
+            digest, whole, counted = state_of(peer, epoch)
             say(
                 "epoch",
                 epoch=epoch,
                 synced=took_part and whole,
                 digest=digest,
                 step=peer.global_step,
+                local=metrics.local_step,
+                counted=counted,
                 value=first.detach().flatten()[0].item(),
                 sync_s=metrics.last_sync_time_s,
                 sent=metrics.bytes_sent,

@@ -1,0 +1,145 @@
+"""Spoilt wires, full disks, and daemons that die: one peer has the trouble, the others go on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from proxy import Proxy
+from swarm import Member, Swarm, agree, stall_s, until
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+
+INTERVAL_S, TIMEOUT_S = 0.5, 5.0
+CONFIG = {
+    "sync_every": 4,
+    "outer_lr": 0.5,
+    "codec": "fp32",
+    "start_peers": 3,
+    "heartbeat_interval": INTERVAL_S,
+    "heartbeat_timeout": TIMEOUT_S,
+    "round_timeout": 20.0,
+}
+TRAINING = {"config": CONFIG, "params": {"w": [100_000]}, "step_s": 0.05}
+BOUND_S = TIMEOUT_S + 5 * INTERVAL_S
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def settled(members: list[Member]) -> None:
+    for member in members:
+        until(lambda m=member: len(m.lines("epoch", synced=True)) > 6, 120.0, f"rounds of {member.name}")
+
+
+@pytest.fixture
+def behind(swarm: Swarm) -> Iterator[dict[str, Proxy]]:
+    """Three peers that others reach through proxies alone."""
+    swarm.bootstrap()
+    proxies: dict[str, Proxy] = {}
+    for seed, name in enumerate("abc"):
+        port = free_port()
+        proxies[name] = proxy = Proxy(port, seed)
+        local = {
+            "host_maddrs": [f"/ip4/127.0.0.1/tcp/{port}"],
+            "announce_maddrs": [f"/ip4/127.0.0.1/tcp/{proxy.port}"],
+        }
+        swarm.start(name, delta=1.0 + seed, local=local, **TRAINING)
+    yield proxies
+    for proxy in proxies.values():
+        proxy.close()
+
+
+@pytest.mark.parametrize("mode", ["flip", "garbage", "silent"])
+def test_a_spoilt_wire_harms_one_peer_at_most(swarm: Swarm, behind: dict[str, Proxy], mode: str) -> None:
+    """Whatever a wire makes of what c says and hears: nothing spoilt is taken, a and b go on, and when the wire is
+    clean again all three are one run with one digest."""
+    a, b, c = members = swarm.members[1:]
+    settled(members)
+    behind["c"].mode = mode
+    spoilt_at = time.time()
+    for member in (a, b):
+        until(lambda m=member: m.last("epoch")["time"] > spoilt_at + 2 * TIMEOUT_S, 120.0, f"rounds of {member.name}")
+    assert mode == "silent" or behind["c"].spoilt > 0
+    behind["c"].mode = "clean"
+    until(lambda: all(m.last("epoch")["peers"] == 3 for m in members), 90.0, "all three see each other")
+    met = max(member.reached() for member in members)
+    for member in members:
+        member.epoch(met + 4, 90.0)
+    agree(members, met + 1)
+    agree([a, b])
+    assert all(member.process.poll() is None for member in members)
+    assert "Traceback" not in c.log()
+
+
+def test_noise_at_the_door_harms_nobody(swarm: Swarm) -> None:
+    """A stranger that connects to a peer's port and talks nonsense is not noticed in the run."""
+    swarm.bootstrap()
+    a, b = (swarm.start(name, **{**TRAINING, "config": {**CONFIG, "start_peers": 2}}) for name in "ab")
+    settled([a, b])
+    port = int(a.wait_for("in")["addresses"][0].split("/tcp/")[1].split("/")[0])
+    began = time.time()
+    for size in (1, 100, 1 << 20):
+        with socket.create_connection(("127.0.0.1", port), 5.0) as stranger:
+            try:
+                stranger.sendall(os.urandom(size))
+            except OSError:
+                continue  # it has hung up
+    for member in (a, b):
+        member.epoch(member.reached() + 10)
+        assert stall_s(member, began) <= BOUND_S
+    agree([a, b])
+
+
+def test_a_dead_daemon_is_one_more_death(swarm: Swarm) -> None:
+    """A peer whose p2pd is killed ends with an error that says so, soon, and leaves nothing; the others go on."""
+    swarm.bootstrap()
+    *survivors, victim = [swarm.start(name, **TRAINING) for name in "abc"]
+    settled([*survivors, victim])
+    (daemon,) = [process for process in victim.family() if process.name() == "p2pd"]
+    daemon.kill()
+    killed_at = time.time()
+    error = victim.wait_for("error", 15.0)
+    assert "p2pd" in error["sentence"] or "daemon" in error["sentence"], error
+    assert victim.status(15.0) == 1
+    swarm.gone()
+    for member in survivors:
+        member.epoch(member.reached() + 5)
+        assert stall_s(member, killed_at) <= BOUND_S
+    agree(survivors)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of 256 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("no disk of a chosen size can be made here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_is_loud_and_ends_nothing(swarm: Swarm, small_disk: Path) -> None:
+    """Checkpoints that don't fit are an error in the log, each time; training goes on, and no torn one is left."""
+    swarm.bootstrap()
+    config = {**CONFIG, "start_peers": 2}
+    disk = {"checkpoint_dir": str(small_disk), "save_every": 2}
+    full = swarm.start("a", **{**TRAINING, "config": config}, local=disk)
+    other = swarm.start("b", **{**TRAINING, "config": config})
+    settled([full, other])
+    full.wait_for_log("No space left")
+    for member in (full, other):
+        member.epoch(member.reached() + 10)
+    agree([full, other])
+    assert full.log().count("No space left") > 1
+    assert not list(small_disk.glob("checkpoint-*/manifest*"))

@@ -1,0 +1,104 @@
+"""Links that are cut in silence, healed, and slow: machines are network namespaces on a switch."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from network import Network
+from swarm import Member, Swarm, agree, stall_s, until
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+
+INTERVAL_S, TIMEOUT_S = 0.5, 3.0
+CUT_S = 3 * TIMEOUT_S
+CONFIG = {
+    "sync_every": 4,
+    "outer_lr": 1.0,
+    "outer_momentum": 0.0,
+    "codec": "fp32",
+    "heartbeat_interval": INTERVAL_S,
+    "heartbeat_timeout": TIMEOUT_S,
+}
+
+
+def on_machines(
+    swarm: Swarm, network: Network, names: str, params: dict[str, list[int]] | None = None, **config: object
+) -> list[Member]:
+    """A bootstrap and peers, each on a machine of its own, in rounds of all."""
+    swarm.bootstrap("10.77.0.1", network.machine("seed"))
+    settings = {**CONFIG, "start_peers": len(names), **config}
+    options = {"config": settings, "step_s": 0.05, "params": params or {"w": [3]}}
+    members = [swarm.start(name, on=network.machine(name), **options) for name in names]
+    for member in members:
+        until(lambda m=member: len(m.lines("epoch", synced=True)) > 8, 120.0, f"rounds of {member.name}")
+    return members
+
+
+def together(members: list[Member], within_s: float = 60.0) -> None:
+    """All see each other again, and make rounds with one digest."""
+    until(lambda: all(m.last("epoch")["peers"] == len(members) for m in members), within_s, "all see each other")
+    met = max(member.reached() for member in members)
+    for member in members:
+        member.epoch(met + 5, 60.0)
+    agree(members, met + 1)
+
+
+def test_a_cut_link_is_found_out_and_heals(swarm: Swarm, network: Network) -> None:
+    """One of three is cut off: the two others commit again within the heartbeat timeout and two seconds; the one goes
+    on alone. Healed, all are on one lineage, that of the larger side, and count on together."""
+    a, b, c = on_machines(swarm, network, "abc")
+    network.cut("c")
+    cut_at = time.time()
+    for member in (a, b):
+        until(lambda m=member: m.last("epoch")["time"] > cut_at + CUT_S, 60.0, f"rounds of {member.name} after the cut")
+    stalls = {member.name: round(stall_s(member, cut_at), 2) for member in (a, b)}
+    print({"cut off": "one of three", "stall_s": stalls})
+    assert max(stalls.values()) <= TIMEOUT_S + 2.0
+    apart = a.reached()
+    network.heal()
+    together([a, b, c])
+    healed = [line for line in c.lines("epoch") if line["epoch"] > apart]
+    kept = {line["epoch"]: line["digest"] for line in a.lines("epoch", synced=True)}
+    assert all(kept.get(line["epoch"], line["digest"]) == line["digest"] for line in healed if line["synced"])
+    assert all(kept[line["epoch"]] == line["digest"] for line in b.lines("epoch", synced=True) if line["epoch"] in kept)
+
+
+def test_two_sides_become_one_lineage(swarm: Swarm, network: Network) -> None:
+    """Two against two: both sides train on, and healed they end on one lineage, whole, and go on together."""
+    members = on_machines(swarm, network, "abcd")
+    network.cut("c", "d")
+    cut_at = time.time()
+    for member in members:
+        until(lambda m=member: m.last("epoch")["time"] > cut_at + CUT_S, 60.0, f"rounds of {member.name} after the cut")
+    agree(members[:2])
+    agree(members[2:])
+    network.heal()
+    together(members)
+    losers = [member for member in members if "joined the lineage of" in member.log()]
+    assert {m.name for m in losers} in ({"a", "b"}, {"c", "d"})
+
+
+def test_below_the_floor_a_side_waits(swarm: Swarm, network: Network) -> None:
+    """With min_peers=2 the one that is cut off makes no outer step, says so, and loses nothing: there is no fork."""
+    a, b, c = on_machines(swarm, network, "abc", min_peers=2)
+    network.cut("c")
+    c.wait_for_log("waiting for", 30.0)
+    stood_at = c.reached()
+    a.epoch(a.reached() + 10, 60.0)
+    assert c.reached() <= stood_at + 1
+    network.heal()
+    together([a, b, c])
+    assert not any("fork" in member.log() for member in (a, b, c))
+
+
+def test_a_slow_link_delays_and_harms_nobody(swarm: Swarm, network: Network) -> None:
+    """A peer whose link falls to an eighth of a megabyte a second stays in the run: rounds wait for it, nobody is taken
+    for dead, and the digests agree."""
+    members = on_machines(swarm, network, "abc", {"w": [50_000]}, round_timeout=30.0)
+    network.throttle("c", 1)
+    throttled = members[0].reached()
+    for member in members:
+        member.epoch(throttled + 10, 120.0)
+    agree(members, throttled + 1)
+    assert not any("died" in member.log() for member in members)
