@@ -10,7 +10,7 @@ TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup test test-fast lint demo clean
+.PHONY: help setup test test-fast chaos lint demo clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -24,11 +24,15 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,plot]'
 	touch $(STAMP)
 
-test: $(STAMP)  ## everything: style, types, unit tests, and peers in processes of their own
+test: $(STAMP)  ## style, types, unit tests, simulated worlds, and peers in processes of their own; a quarter of an hour
 	$(BIN)/python -m pytest
 
 test-fast: $(STAMP)  ## what takes less than two minutes
 	$(BIN)/python -m pytest -m "not real and not slow"
+
+chaos: $(STAMP)  ## links cut and throttled, spoilt wires, full disks, 10,000 simulated worlds; half an hour
+	$(BIN)/p2p-diloco simulate --seeds 10000
+	$(BIN)/python -m pytest -m chaos
 
 lint: $(STAMP)  ## style and types alone
 	$(BIN)/ruff check .

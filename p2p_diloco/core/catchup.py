@@ -1,17 +1,19 @@
 """Catching up with a newer state, and the one comparison that ends a fork.
 
-Late join, a missed commit, repair and a healed partition are the same thing: ask one peer for what it has that is
-newer. A state that descends from mine is taken shard by shard. Lineages that differ are compared once, as whole
-models; the lesser side takes every differing shard of the greater, all at once, or none.
+Late join, a missed commit, repair and a healed partition are the same thing: ask for what is newer. Little is asked of
+one peer, much is gathered from several. A state that descends from mine is taken shard by shard. Lineages that differ
+are compared once, as whole models; the lesser side takes every differing shard of the greater, all at once, or none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from .events import Accept, Effect, Fill, Note, Send
+from .gather import Gathering
 from .messages import Fetch, State, Versions
+from .roster import Roster
 from .rules import Rules
 from .shard import ShardLog, meta
 from .version import ModelVersion, Version, model_version
@@ -19,7 +21,7 @@ from .version import ModelVersion, Version, model_version
 
 @dataclass(slots=True)
 class Fetching:
-    """One fetch under way. ``vector``: what the donor held, when its whole lineage is being taken."""
+    """One fetch from one peer. ``vector``: what the donor held, when its whole lineage is being taken."""
 
     donor: str
     target: ModelVersion
@@ -29,9 +31,10 @@ class Fetching:
 
 
 class CatchUp:
-    def __init__(self, rules: Rules, logs: Sequence[ShardLog]) -> None:
-        self.rules, self.logs = rules, logs
+    def __init__(self, rules: Rules, logs: Sequence[ShardLog], roster: Roster) -> None:
+        self.rules, self.logs, self.roster = rules, logs, roster
         self.fetching: Fetching | None = None
+        self.gathering: Gathering | None = None
         self.filling: dict[tuple[int, Version], tuple[State, Version | None]] = {}  # with what was held then
         self.ahead: tuple[ModelVersion, float, str] | None = (
             None  # the first one seen that is not reached yet: when, whose
@@ -49,26 +52,59 @@ class CatchUp:
         held = [log.version for log in self.logs if log.version is not None]
         return model_version(held) if len(held) == len(self.logs) else ModelVersion()
 
+    def donors(self) -> list[str]:
+        """From whom a state is coming, sorted."""
+        if self.fetching is not None:
+            return [self.fetching.donor]
+        if self.gathering is None:
+            return []
+        return sorted({asked.donor for asked in self.gathering.asked.values()} or {self.gathering.first})
+
     # -- asking
 
     def seen(self, peer: str, theirs: ModelVersion, now: float) -> list[Effect]:
         """A peer says what it holds: fetch it if it is ahead and no commit brings this replica there by itself."""
+        if self.gathering is not None:
+            return self._ask_more(now)
         mine = self.model()
         if theirs <= mine or self.fetching is not None:
             return []
         if mine == ModelVersion():
-            return self.fetch(peer, theirs, now)
+            return self.gather(peer, theirs, now)
         if self.ahead is None:
             self.ahead = (theirs, now, peer)
         stuck = [since for shard, (at, since) in self.missed.items() if self.logs[shard].version == at]
-        overdue = now - min([self.ahead[1], *stuck]) >= self.rules.settle
-        return self.fetch(peer, theirs, now) if overdue else []
+        if now - min([self.ahead[1], *stuck]) < self.rules.settle:
+            return []
+        far = theirs.generation == mine.generation and theirs.epochs - mine.epochs > len(self.logs)
+        return self.gather(peer, theirs, now) if far else self.fetch(peer, theirs, now)
 
     def gap(self, shard: int, now: float) -> None:
         """Somebody works on a base that this replica doesn't know yet: it has missed a commit, or will get it soon."""
         at = self.logs[shard].version
         if shard not in self.missed or self.missed[shard][0] != at:
             self.missed[shard] = (at, now)
+
+    def gather(self, first: str, target: ModelVersion, now: float) -> list[Effect]:
+        """Fetch shard by shard from all that hold as much as the first; it tells what, to begin with."""
+        self.gathering = Gathering(self.rules, first, target, now)
+        return [Send(first, Fetch(self.versions(), shards=()))]
+
+    def _ask_more(self, now: float, but: Collection[str] = ()) -> list[Effect]:
+        """Ask whoever has room for more, but for some."""
+        gathering = self.gathering
+        if gathering is None or gathering.vector is None:
+            return []
+        if gathering.done:
+            self.gathering = None
+            return []
+        summaries = self.roster.summaries()
+        donors = [p for p, s in summaries.items() if p != self.roster.me and s.model >= gathering.target]
+        if not donors and not gathering.asked:
+            self.gathering = None  # those that held so much are gone; whoever is ahead now is asked anew
+        have = self.versions()
+        requests = gathering.ask([p for p in donors if p not in but], have, now)
+        return [Send(donor, Fetch(have, shards=shards)) for donor, shards in requests]
 
     def fetch(self, peer: str, target: ModelVersion, now: float) -> list[Effect]:
         """Ask the peer for what is newer; where this replica's own state is in doubt, for the whole state."""
@@ -106,24 +142,43 @@ class CatchUp:
             effects += log.mended(now, trusted=True)
         return effects
 
-    def moved(self) -> None:
+    def moved(self, now: float) -> list[Effect]:
         """This replica's versions have changed."""
         if self.ahead is not None and self.model() >= self.ahead[0]:
             self.ahead = None
         if self.fetching is not None and self.fetching.vector is None and self.model() >= self.fetching.target:
             self.fetching = None
+        if self.gathering is not None:
+            self.gathering.came(self.gathering.moved(self.versions()))
+        return self._ask_more(now)
 
-    def gone(self, peer: str) -> None:
-        """The peer died or can't be reached: what it held may be gone, and a fetch begins again with another."""
+    def gone(self, peer: str, now: float) -> list[Effect]:
+        """The peer died or can't be reached: what it held may be gone, and is asked of another."""
         if self.ahead is not None and self.ahead[2] == peer:
             self.ahead = None
         if self.fetching is not None and self.fetching.donor == peer:
             self._abandon()
+        if self.gathering is None:
+            return []
+        if self.gathering.vector is None and self.gathering.first == peer:
+            self.gathering = None
+            return []
+        self.gathering.again(self.gathering.of(peer))
+        return self._ask_more(now, but=[peer])
 
-    def tick(self, now: float) -> None:
-        """Give up a fetch in which nothing moves."""
+    def tick(self, now: float) -> list[Effect]:
+        """Give up a fetch in which nothing moves; ask again for shards that don't come."""
         if self.fetching is not None and now - self.fetching.progress >= self.rules.fetch_again:
             self._abandon()
+        if self.gathering is None:
+            return []
+        if self.gathering.vector is None and now - self.gathering.began >= self.rules.settle:
+            self.gathering = None  # the first has not told
+            return []
+        slow = self.gathering.overdue(now)
+        donors = {self.gathering.asked[shard].donor for shard in slow}
+        self.gathering.again(slow)
+        return [*self._ask_more(now, but=donors), *self._ask_more(now)]
 
     def touch(self, peer: str, now: float) -> None:
         """The donor sent something."""
@@ -147,10 +202,10 @@ class CatchUp:
         effects = [
             effect
             for log, have, relation in zip(self.logs, request.have, relations, strict=True)
-            if relation == "ancestor"
+            if relation == "ancestor" and (request.shards is None or log.shard in request.shards)
             for effect in self.newer(peer, log, have)
         ]
-        if "ahead" in relations:
+        if "ahead" in relations or (request.shards is not None and not effects):
             effects.append(Send(peer, Versions(tuple(mine), forked=False)))
         return effects
 
@@ -175,7 +230,9 @@ class CatchUp:
             log.relation(v) == "fork" for log, v in zip(self.logs, message.versions, strict=True)
         )
         theirs, mine = model_version(message.versions), self.model()
-        if not fork or theirs == mine:
+        if not fork:
+            return self._told_more(peer, message.versions, now)
+        if theirs == mine:
             return []
         if theirs < mine:
             return self.forked(peer)
@@ -186,6 +243,17 @@ class CatchUp:
         for log in self.logs:
             log.frozen = True
         return [Send(peer, Fetch(self.versions(), whole=True))]
+
+    def _told_more(self, peer: str, versions: tuple[Version, ...], now: float) -> list[Effect]:
+        """The first donor of a gathering tells what it holds; or any, that it has nothing newer of what was asked."""
+        gathering = self.gathering
+        if gathering is None:
+            return []
+        if gathering.vector is None and gathering.first == peer:
+            gathering.begin(versions)
+        nothing = [s for s in gathering.of(peer) if self.logs[s].relation(versions[s]) in ("equal", "ancestor")]
+        gathering.came(nothing)
+        return self._ask_more(now)
 
     def got(self, peer: str, state: State, now: float) -> list[Effect]:
         """A shard's state: fill it in, if it belongs to the lineage being taken or descends from what is held."""
@@ -218,13 +286,23 @@ class CatchUp:
 
     def _wanted(self, peer: str, state: State) -> bool:
         if self.fetching is None or self.fetching.vector is None:
-            return self._descends(state)
+            return self._descends(state) and self._of_what_is_gathered(state)
         if peer != self.fetching.donor:
             return False
         told = self.fetching.vector[state.shard]
         same_lineage = state.version == told or dict(state.history).get(told.epoch) == told.digest
         if not same_lineage:
             self._abandon()  # the donor has changed lineage itself
+        return same_lineage
+
+    def _of_what_is_gathered(self, state: State) -> bool:
+        """A newcomer takes nothing that does not descend from what the first donor told."""
+        if self.gathering is None or self.gathering.vector is None:
+            return True
+        told = self.gathering.vector[state.shard]
+        same_lineage = state.version == told or dict(state.history).get(told.epoch) == told.digest
+        if not same_lineage:
+            self.gathering = None  # a lineage has been left: begin anew
         return same_lineage
 
     def _descends(self, state: State) -> bool:
@@ -257,7 +335,7 @@ class CatchUp:
         return [*effects, Note("fork", text)]
 
     def _abandon(self) -> None:
-        self.fetching = None
+        self.fetching = self.gathering = None
         self._thaw()
 
     def _thaw(self) -> None:

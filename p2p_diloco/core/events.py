@@ -47,6 +47,13 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Moving:
+    """A transfer from or to the peer goes on: it lives, though its answers to probes may be waiting behind it."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
 class Discovered:
     """The DHT names this peer."""
 
@@ -151,6 +158,7 @@ Event = (
     | Delivered
     | SendFailed
     | Closed
+    | Moving
     | Discovered
     | Progress
     | Pause

@@ -138,10 +138,12 @@ class Outdated:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Send me what you have that is newer. ``whole``: I know that we are forked and want all that differs."""
+    """Send me what you have that is newer, of these ``shards`` (None: of all), or say what you have where nothing is.
+    ``whole``: I know that we are forked and want all that differs."""
 
     have: tuple[Version | None, ...]
     whole: bool = False
+    shards: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from .events import (
     Load,
     Loaded,
     Merge,
+    Moving,
     Note,
     Pause,
     Progress,
@@ -88,7 +89,7 @@ class Replica:
         self.roster = Roster(me, rules, summary)
         fragment_of = {shard: f for f, shards in enumerate(rules.fragments) for shard in shards}
         self.logs = [ShardLog(s, fragment_of[s], me, rules, self.roster) for s in range(rules.shards)]
-        self.catchup = CatchUp(rules, self.logs)
+        self.catchup = CatchUp(rules, self.logs, self.roster)
         self.carried = [Carried() for _ in self.logs]
         self.flight: dict[int, Version] | None = None  # the shards being exchanged, with their bases
         self.step_time, self.last_step, self.paused = 0.0, now, False
@@ -129,10 +130,10 @@ class Replica:
     def waiting(self) -> str:
         """What this replica waits for, in one sentence; empty when nothing."""
         if not self.has_state:
-            fetching = self.catchup.fetching
+            donors = ", ".join(self.catchup.donors())
             got = sum(v is not None for v in self.versions)
-            if fetching is not None:
-                return f"fetching the state of the run from {fetching.donor}: {got} of {len(self.logs)} shards"
+            if donors:
+                return f"fetching the state of the run from {donors}: {got} of {len(self.logs)} shards"
             return "waiting for a peer that holds the state of the run"
         open_ones = [self.logs[s] for s, base in (self.flight or {}).items() if self.logs[s].version == base]
         for log in open_ones:
@@ -191,6 +192,8 @@ class Replica:
                     return []
                 self.roster.suspected(peer)
                 return self._probe(peer, now)
+            case Moving(peer):
+                return self._probe(peer, now) if self.roster.heard(peer) else []
             case Discovered(peer):
                 return self._probe(peer, now) if self.roster.discovered(peer) else []
             case Progress(step_time):
@@ -260,6 +263,7 @@ class Replica:
         restarted = self.roster.summarized(peer, summary)
         effects: list[Effect] = []
         if restarted:
+            effects += self.catchup.gone(peer, now)
             for log in self.logs:
                 log.forgotten_by(peer)
         if back:
@@ -326,7 +330,7 @@ class Replica:
             case Commit() | State():
                 self.logs[message.shard].undelivered(to, message)
             case Fetch():
-                self.catchup.gone(to)
+                effects += self.catchup.gone(to, now)
         if not gone or not (self.roster.live(to) or self.roster.presumed(to)):
             return effects
         if self.roster.failed(to):
@@ -334,8 +338,7 @@ class Replica:
         return effects + self._probe(to, now)
 
     def _lost(self, peer: str, now: float) -> list[Effect]:
-        self.catchup.gone(peer)
-        effects: list[Effect] = []
+        effects = self.catchup.gone(peer, now)
         for log in self.logs:
             effects += log.lost(peer, now)
         return effects
@@ -370,7 +373,7 @@ class Replica:
             effects += [Note("died", f"{peer} {why}"), *self._lost(peer, now)]
         for peer in self.roster.to_probe(self._watched(), now):
             effects += self._probe(peer, now)
-        self.catchup.tick(now)
+        effects += self.catchup.tick(now)
         effects += self.catchup.mend(now)
         for log in self.logs:
             effects += [*log.lead(now), *log.ask(), *log.want(now), *log.send_again()]
@@ -436,8 +439,7 @@ class Replica:
         if versions == self.held:
             return []
         had_state, self.held = None not in self.held, versions
-        self.catchup.moved()
-        effects: list[Effect] = []
+        effects = self.catchup.moved(now)
         if not self.has_state:
             return effects
         self._renew_incarnation()

@@ -20,6 +20,7 @@ class Rules:
     stop_after_epochs: int | None = None
     stop_after_samples: int | None = None
     history: int = 256  # ancestors remembered per shard
+    fetch_window: int = 2  # shards that are asked of one donor at a time
     commits_kept: int = 16  # per shard, on bases that are still being fetched
     resends: int = 2  # of a commit or a state that did not reach a living peer; then it has to ask
 

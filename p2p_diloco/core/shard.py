@@ -256,8 +256,11 @@ class ShardLog:
         return True
 
     def mended(self, now: float, *, trusted: bool = False) -> list[Effect]:
-        """The tensors are those of the version again; or they are all there is (``trusted``)."""
+        """The tensors are those of the version again; or they are all there is (``trusted``). Then the next commit is
+        this peer's, whoever else may claim it: whoever could promise would have had better tensors."""
         self.damaged, self.trusted = None, trusted
+        if trusted:
+            self.term, self.holder, self.promised_by = self.term + 1, self.me, None
         return self.close(now)
 
     def _draft(self, contributions: tuple[tuple[str, Contribution], ...]) -> Commit:

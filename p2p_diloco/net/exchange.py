@@ -116,7 +116,7 @@ class Exchange:
         pumping = asyncio.create_task(self._pump(stream, header, payload))
         total_s = self.limits.transfer_timeout_s(len(payload))
         try:
-            verdict = await asyncio.wait_for(self._read_verdict(stream, len(payload)), total_s)
+            verdict = await asyncio.wait_for(self._read_verdict(peer, stream, len(payload)), total_s)
         except asyncio.TimeoutError:
             raise Unreachable(f"{peer}: the payload took longer than {total_s:g} s") from None
         except (FrameError, PipeStalled) as error:
@@ -139,7 +139,7 @@ class Exchange:
             await stream.pipe.write_view(payload)
             self._traffic.sent(stream.peer, len(payload))
 
-    async def _read_verdict(self, stream: FrameStream, payload_bytes: int) -> Accepted | Refused | None:
+    async def _read_verdict(self, peer: str, stream: FrameStream, payload_bytes: int) -> Accepted | Refused | None:
         """The answer to a payload, or None if the stream ended; the receiver must show progress until
         then.
         """
@@ -150,6 +150,7 @@ class Exchange:
                     return verdict
                 case Progress(count) if received_bytes < count <= payload_bytes:
                     received_bytes = count
+                    self._inbox.moving(peer)
                 case frame:
                     raise FrameError(f"a {type(frame).__name__} frame was not asked for")
 
@@ -252,6 +253,7 @@ class Exchange:
             if (count := early_bytes + pipe.filled_bytes) > told_bytes:
                 stream.write(Progress(count))
                 told_bytes = count
+                self._inbox.moving(stream.peer)
             timer = loop.call_later(PROGRESS_EVERY_S, tell)
 
         timer = loop.call_later(PROGRESS_EVERY_S, tell)

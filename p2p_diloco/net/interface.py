@@ -78,7 +78,7 @@ class Unreachable(Exception):
 
 
 class Inbox(Protocol):
-    """What the node gives the transport. All three are called in the transport's event loop."""
+    """What the node gives the transport. All of it is called in the transport's event loop."""
 
     def admit(self, sender: str, header: bytes) -> int:
         """How many bytes of payload may come with this header (0 = none). Called for every message, before
@@ -103,6 +103,12 @@ class Inbox(Protocol):
     def closed(self, peer: str) -> None:
         """A stream to or from that peer broke: its process died, was reset, or left. A hint, not a
         verdict.
+        """
+        ...
+
+    def moving(self, peer: str) -> None:
+        """Part of a payload has come from that peer, or it has told that part of one has reached it: it lives, though
+        its small messages may be waiting behind the payload. Now and then while a transfer goes on.
         """
         ...
 

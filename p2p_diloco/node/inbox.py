@@ -66,6 +66,8 @@ class Inbox:
         """A peer's trainer asks for an exchange now."""
         self.on_closed: Callable[[str], None] = lambda peer: None
         """A link broke."""
+        self.on_moving: Callable[[str], None] = lambda peer: None
+        """A transfer with a peer goes on."""
         self._work: TensorWork | None = None
         self._fragments = 0
         self._take: Callable[[str, Message], Awaitable[None]] | None = None
@@ -102,6 +104,10 @@ class Inbox:
     def closed(self, peer: str) -> None:
         """As `net.interface.Inbox.closed`."""
         self.on_closed(peer)
+
+    def moving(self, peer: str) -> None:
+        """As `net.interface.Inbox.moving`."""
+        self.on_moving(peer)
 
     # -- inside
 
@@ -152,6 +158,8 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
         case Fetch(have=versions) | Versions(versions=versions):
             if len(versions) != shards:
                 return f"it lists {len(versions)} shards, the run has {shards}"
+            if isinstance(message, Fetch) and any(not 0 <= shard < shards for shard in message.shards or ()):
+                return "it asks for shards that the run has not"
         case Probe(summary) | ProbeAck(summary):
             if len(summary.epochs) not in (0, fragments):
                 return f"it lists {len(summary.epochs)} fragments, the run has {fragments}"

@@ -16,7 +16,7 @@ import time
 import torch
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.core.events import Closed, Depart, Discovered, Found, Restore
+from p2p_diloco.core.events import Closed, Depart, Discovered, Found, Moving, Restore
 from p2p_diloco.core.replica import Replica, founding_meta
 from p2p_diloco.core.version import SALT_BITS, incarnation
 from p2p_diloco.errors import ConfigError, NodeDied
@@ -151,7 +151,7 @@ class Participation:
         self.saving = Saving(self.run, setup.local, self.replica, work)
         self.node.settled = self.saving.settled
         Describing(transport, inbox, self.run.token).serve(self.run.layout)
-        inbox.on_nudge, inbox.on_closed = self._nudged, self._closed
+        inbox.on_nudge, inbox.on_closed, inbox.on_moving = self._nudged, self._closed, self._moving
         inbox.open(work, len(self.run.layout.fragments), self.node.receive)
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
@@ -213,6 +213,9 @@ class Participation:
     def _closed(self, peer: str) -> None:
         self.reconnections += 1
         self.node.post(Closed(peer))
+
+    def _moving(self, peer: str) -> None:
+        self.node.post(Moving(peer))
 
     def _nudged(self, goal: int) -> None:
         """A peer asks for an exchange of the whole model: once, and not of what lies far ahead."""

@@ -209,7 +209,7 @@ class Node:
                 return
             case State(shard=shard):
                 self._states.add((to, shard))
-                self._outbox.put_made(to, lambda: self._present(to, shard), answer)
+                self._outbox.put_state(to, lambda: self._present(to, shard), answer)
                 return
             case Contribution(payload=encoded) | Commit(payload=encoded):
                 payload: memoryview | None = encoded

@@ -2,7 +2,7 @@
 
 Law: what was put here either is accepted by the remote, or is answered with why not; nothing is repeated.
 Payloads to one peer go in the order they came, two at a time, so that a slow peer holds neither the others'
-payloads nor its own probes.
+payloads nor its own probes. A state for somebody who catches up goes alone, and gives way to the payloads of rounds.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 
 BULK_AT_ONCE = 2
 """Payloads under way to one peer."""
+GIVE_WAY_S = 5.0
+"""How long a state gives way at most: a run whose rounds leave no gap must not shut newcomers out."""
 
 Outcome = Refusal | Unreachable | None
 """Why a message was not accepted; None: it was."""
@@ -25,6 +27,32 @@ Made = Callable[[], Awaitable[tuple[bytes, memoryview]]]
 log = logging.getLogger(__name__)
 
 
+class _Count:
+    """How many are under way, and a way to wait until none is."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def __enter__(self) -> None:
+        self._count += 1
+        self._none.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._count -= 1
+        if not self._count:
+            self._none.set()
+
+    async def none(self, timeout_s: float) -> bool:
+        """Wait until none is, at most so long; whether that is so."""
+        try:
+            await asyncio.wait_for(self._none.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+
 class Outbox:
     """`answer` is called once for each message put here, in the loop, unless the outbox is closed before."""
 
@@ -32,28 +60,26 @@ class Outbox:
         self._transport = transport
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: dict[str, asyncio.Semaphore] = {}
-        self._bulk = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._state_turn = asyncio.Semaphore(1)
+        self._rounds, self._states = _Count(), _Count()  # payloads under way, or waiting for their turn
 
     def put(self, to: str, header: bytes, payload: memoryview | None, answer: Answer) -> None:
         """Send a message; `answer` gets the outcome."""
         if payload is None:
             self._start(self._send(to, header, answer))
         else:
-            self.put_made(to, _ready(header, payload), answer)
+            self._start(self._send_bulk(to, header, payload, answer))
 
-    def put_made(self, to: str, make: Made, answer: Answer) -> None:
-        """Send a payload that is not to take memory before it is its turn."""
-        self._start(self._send_bulk(to, make, answer))
+    def put_state(self, to: str, make: Made, answer: Answer) -> None:
+        """Send a state, which is made, and takes memory, only when it is its turn."""
+        self._start(self._send_state(to, make, answer))
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until no payload is under way, at most so long; whether that is so."""
-        try:
-            await asyncio.wait_for(self._idle.wait(), timeout_s)
-        except asyncio.TimeoutError:
-            return False
-        return True
+        until = asyncio.get_running_loop().time() + timeout_s
+        return await self._rounds.none(timeout_s) and await self._states.none(
+            max(0.0, until - asyncio.get_running_loop().time())
+        )
 
     async def emptied(self, timeout_s: float) -> None:
         """Wait until nothing is under way, at most so long."""
@@ -73,21 +99,22 @@ class Outbox:
     async def _send(self, to: str, header: bytes, answer: Answer) -> None:
         answer(await self._outcome(to, self._transport.send(to, header, None)))
 
-    async def _send_bulk(self, to: str, make: Made, answer: Answer) -> None:
+    async def _send_bulk(self, to: str, header: bytes, payload: memoryview, answer: Answer) -> None:
+        with self._rounds:
+            async with self._turns.setdefault(to, asyncio.Semaphore(BULK_AT_ONCE)):
+                outcome = await self._outcome(to, self._transport.send(to, header, payload))
+            answer(outcome)
+
+    async def _send_state(self, to: str, make: Made, answer: Answer) -> None:
         async def send() -> None:
             header, payload = await make()
             await self._transport.send(to, header, payload)
 
-        self._bulk += 1
-        self._idle.clear()
-        try:
-            async with self._turns.setdefault(to, asyncio.Semaphore(BULK_AT_ONCE)):
+        with self._states:
+            async with self._state_turn:
+                await self._rounds.none(GIVE_WAY_S)
                 outcome = await self._outcome(to, send())
             answer(outcome)
-        finally:
-            self._bulk -= 1
-            if not self._bulk:
-                self._idle.set()
 
     async def _outcome(self, to: str, sending: Awaitable[None]) -> Outcome:
         try:
@@ -98,10 +125,3 @@ class Outbox:
             log.exception("a message to %s could not be sent", to)
             return Unreachable(f"{to}: sending failed: {error!r}")
         return None
-
-
-def _ready(header: bytes, payload: memoryview) -> Made:
-    async def make() -> tuple[bytes, memoryview]:
-        return header, payload
-
-    return make

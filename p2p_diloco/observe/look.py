@@ -25,6 +25,9 @@ class DeafInbox:
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
         """Never called: nothing is admitted."""
 
+    def moving(self, peer: str) -> None:
+        """Nothing is transferred."""
+
     def closed(self, peer: str) -> None:
         """Nobody's end matters here."""
 

@@ -19,6 +19,7 @@ from p2p_diloco.core.events import (
     Filled,
     Found,
     Load,
+    Moving,
     Note,
     Progress,
     Received,
@@ -58,6 +59,8 @@ def tell(what: Event | Effect) -> str:
             return f"{to} {'is gone' if gone else 'has not got'}: {_message(message)}"
         case Closed(peer):
             return f"the link to {peer} broke"
+        case Moving(peer):
+            return f"a transfer with {peer} goes on"
         case Discovered(peer):
             return f"hears of {peer}"
         case Progress(step_time_s):
@@ -106,8 +109,9 @@ def _message(message: Message) -> str:
             return _commit(message)
         case State(shard, version):
             return f"State {_at(shard, version)}"
-        case Fetch(have, whole):
-            return f"Fetch {'whole ' if whole else ''}beyond {', '.join(map(_version, have))}"
+        case Fetch(have, whole, shards):
+            what = "what you have" if shards == () else _shards(shards) if shards else "all"
+            return f"Fetch {'whole ' if whole else ''}{what} beyond {', '.join(map(_version, have))}"
         case Versions(versions, forked):
             return f"Versions {'forked ' if forked else ''}{', '.join(map(_version, versions))}"
         case TakeOver(shard, base, term) | Promise(shard, base, term):

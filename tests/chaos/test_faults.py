@@ -13,7 +13,7 @@ import pytest
 from proxy import Proxy
 from swarm import Member, Swarm, agree, stall_s, until
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
 
 INTERVAL_S, TIMEOUT_S = 0.5, 5.0
 CONFIG = {

@@ -32,21 +32,23 @@ def filled(p: Any, state: State, digest: str = "") -> list[Any]:
 # -- a newcomer
 
 
-def test_a_newcomer_fetches_from_the_first_that_holds_state(peer: Any) -> None:
-    """As soon as somebody says that it holds something; one fetch at a time."""
+def test_a_newcomer_asks_the_first_that_holds_state(peer: Any) -> None:
+    """As soon as somebody says that it holds something, what that is; once."""
     n = peer("n", epoch=None, live="")
     n.meet("a", **n.blank())
-    assert n.replica.catchup.fetching is None
+    assert n.replica.catchup.donors() == []
     model = model_version([n.version(7)])
     effects = n.meet("b", model=model, epochs=(7,))
-    assert effects[-1] == Send("b", Fetch((None,)))
+    assert effects[-1] == Send("b", Fetch((None,), shards=()))
     assert not n.said(n.meet("c", model=model, epochs=(7,)))
+    assert n.replica.catchup.donors() == ["b"]
 
 
 def test_a_newcomer_fills_in_and_is_ready(peer: Any) -> None:
     """A shard is adopted when the tensors are there and their digest is right; with the last one training may start."""
     n = peer("n", epoch=None, live="", fragments=TWO)
     n.meet("b", model=model_version([n.version(7)] * 2), epochs=(7, 7))
+    n.hear("b", Versions((n.version(7),) * 2, forked=False))
     one, two = n.state(0, 7), n.state(1, 7)
     assert n.hear("b", one) == [fill(n, one)]
     assert n.hear("b", two) == [fill(n, two)]
@@ -61,7 +63,7 @@ def test_a_newcomer_fills_in_and_is_ready(peer: Any) -> None:
         Changed(),
     ]
     assert n.replica.roster.mine.epochs == (7, 7)
-    assert n.replica.catchup.fetching is None
+    assert n.replica.catchup.donors() == []
     assert n.replica.state(0) == one
 
 
@@ -86,7 +88,7 @@ def test_a_fetched_state_with_another_digest_is_not_taken(peer: Any) -> None:
     (note,) = filled(n, state, "wrong")
     assert note.kind == "mismatch"
     assert n.replica.versions == (None,)
-    assert n.meet("c", model=model, epochs=(7,))[-1] == Send("c", Fetch((None,)))
+    assert n.meet("c", model=model, epochs=(7,))[-1] == Send("c", Fetch((None,), shards=()))
 
 
 def test_an_answer_for_a_state_given_up_is_void(peer: Any) -> None:
@@ -214,7 +216,7 @@ def test_a_commit_on_an_unknown_base_is_a_gap_too(peer: Any) -> None:
     b.hear("a", Commit(0, b.version(2), b.version(3), 0, "a", (), Plan(("a", "b"), ("a", "b"))))
     assert b.replica.catchup.missed == {0: (b.version(1), b.now)}
     b.now += 2.0
-    assert b.said(b.meet("a", model=ahead(b, 3), epochs=(3,))) == [Fetch((b.version(1),))]
+    assert b.said(b.meet("a", model=ahead(b, 3), epochs=(3,))) == [Fetch((b.version(1),), shards=())]
 
 
 def test_a_gap_that_has_closed_is_none(peer: Any) -> None:
@@ -294,21 +296,26 @@ def test_a_state_overtaken_while_it_was_filled_in_is_void(peer: Any) -> None:
 
 
 def fetching(peer: Any) -> Any:
-    """A newcomer that has asked a, and knows c as well."""
-    n = peer("n", epoch=None, live="", fragments=TWO)
-    n.meet("a", model=model_version([n.version(7)] * 2), epochs=(7, 7))
-    n.meet("c", model=model_version([n.version(7)] * 2), epochs=(7, 7))
+    """A peer one commit behind in each of two shards, that has asked a, and knows c as well."""
+    n = peer("n", epoch=6, group="acn", fragments=TWO)
+    n.now += 2.0
+    n.meet("a", model=ahead(n, 7), epochs=(7, 7))
+    n.now += 2.0
+    assert n.said(n.meet("a", model=ahead(n, 7), epochs=(7, 7))) == [Fetch((n.version(6), n.version(6)))]
     assert n.replica.catchup.fetching.donor == "a"
+    n.meet("c", model=ahead(n, 7), epochs=(7, 7))
     return n
+
+
+def fetches(effects: list[Any]) -> list[Any]:
+    return [(e.to, e.message) for e in effects if isinstance(e, Send) and isinstance(e.message, Fetch)]
 
 
 def test_a_silent_donor_is_replaced(peer: Any) -> None:
     """It answers probes, but no state comes: after the timeout, another is asked."""
     n = fetching(peer)
-    fetches = [e for e in n.pass_time(29.5) if isinstance(e, Send)]
-    assert fetches == []
-    fetches = [e for e in n.pass_time(2.5) if isinstance(e, Send)]
-    assert [e.message for e in fetches] == [Fetch((None, None))]
+    assert fetches(n.pass_time(29.5)) == []
+    assert [message for _, message in fetches(n.pass_time(2.5))] == [Fetch((n.version(6), n.version(6)))]
 
 
 def test_a_donor_that_keeps_sending_is_kept(peer: Any) -> None:
@@ -316,20 +323,24 @@ def test_a_donor_that_keeps_sending_is_kept(peer: Any) -> None:
     n = fetching(peer)
     n.pass_time(28.0)
     n.hear("a", n.state(0, 7))
-    n.hear("c", n.state(0, 6))
-    assert n.pass_time(29.5) == []
+    n.hear("c", n.state(0, 8))
+    assert fetches(n.pass_time(29.5)) == []
     assert n.replica.catchup.fetching.donor == "a"
-    n.hear("c", n.state(0, 5))
-    assert [type(e.message) for e in n.pass_time(2.0) if isinstance(e, Send)] == [Fetch]
+    n.hear("c", n.state(0, 9))
+    assert len(fetches(n.pass_time(2.0))) == 1
 
 
 @pytest.mark.parametrize("gone", [True, False])
 def test_a_donor_that_could_not_be_asked_is_replaced(peer: Any, gone: bool) -> None:
     n = fetching(peer)
-    n.feed(SendFailed("c", Fetch((None, None)), gone=False))
+    have = (n.version(6), n.version(6))
+    n.feed(SendFailed("c", Fetch(have), gone=False))
     assert n.replica.catchup.fetching.donor == "a"
-    n.feed(SendFailed("a", Fetch((None, None)), gone=gone))
-    assert n.meet("c", model=model_version([n.version(7)] * 2), epochs=(7, 7))[-1] == Send("c", Fetch((None, None)))
+    n.feed(SendFailed("a", Fetch(have), gone=gone))
+    assert n.replica.catchup.fetching is None
+    n.meet("c", model=ahead(n, 7), epochs=(7, 7))
+    n.now += 2.0
+    assert fetches(n.meet("c", model=ahead(n, 7), epochs=(7, 7))) == [("c", Fetch(have))]
 
 
 def test_a_dead_donor_is_replaced_and_what_it_sent_is_kept(peer: Any) -> None:
@@ -338,8 +349,148 @@ def test_a_dead_donor_is_replaced_and_what_it_sent_is_kept(peer: Any) -> None:
     n.hear("a", n.state(0, 7))
     filled(n, n.state(0, 7))
     n.lose("a")
-    effects = n.meet("c", model=model_version([n.version(7)] * 2), epochs=(7, 7))
-    assert effects[-1] == Send("c", Fetch((n.version(7), None)))
+    n.meet("c", model=ahead(n, 7), epochs=(7, 7))
+    n.now += 2.0
+    assert fetches(n.meet("c", model=ahead(n, 7), epochs=(7, 7))) == [("c", Fetch((n.version(7), n.version(6))))]
+
+
+# -- gathering from several donors
+
+FIVE = tuple((shard,) for shard in range(5))
+
+
+def gathering(peer: Any, donors: str = "ac", **rules: Any) -> tuple[Any, list[Any]]:
+    """A newcomer that has been told what a holds, of five shards, and what it asks of whom."""
+    n = peer("n", epoch=None, live="", fragments=FIVE, **rules)
+    n.meet("a", model=ahead(n, 7), epochs=(7,) * 5)
+    for name in donors[1:]:
+        n.meet(name, model=ahead(n, 7), epochs=(7,) * 5)
+    effects = n.hear("a", Versions((n.version(7),) * 5, forked=False))
+    return n, [(to, message.shards) for to, message in fetches(effects)]
+
+
+def take(n: Any, sender: str, shard: int, epoch: int = 7) -> list[Any]:
+    """A shard's state comes, right."""
+    state = n.state(shard, epoch)
+    assert n.hear(sender, state) == [fill(n, state)]
+    return [(to, message.shards) for to, message in fetches(filled(n, state))]
+
+
+def test_shards_are_asked_of_all_donors(peer: Any) -> None:
+    """Of each so many at a time; whoever has delivered one is asked for the next, until all have come."""
+    n, asked = gathering(peer, fetch_window=2)
+    assert asked == [("a", (0, 1)), ("c", (2, 3))]
+    assert n.replica.catchup.donors() == ["a", "c"]
+    assert take(n, "c", 3) == [("c", (4,))]
+    assert [take(n, "a", 0), take(n, "a", 1), take(n, "c", 2)] == [[], [], []]
+    assert not n.replica.has_state
+    take(n, "c", 4)
+    assert n.replica.has_state
+    assert n.replica.catchup.donors() == []
+
+
+def test_a_donor_that_comes_later_takes_its_part(peer: Any) -> None:
+    n, asked = gathering(peer, "a", fetch_window=1)
+    assert asked == [("a", (0,))]
+    later = n.meet("d", model=ahead(n, 8), epochs=(8,) * 5)
+    assert [(to, message.shards) for to, message in fetches(later)] == [("d", (1,))]
+    assert not fetches(n.meet("e", model=ahead(n, 6), epochs=(6,) * 5))  # has less than was told
+
+
+def test_a_donors_death_costs_what_it_was_asked_for(peer: Any) -> None:
+    """It is asked of the others, and nothing that has come is asked again."""
+    n, _ = gathering(peer, fetch_window=1)
+    assert take(n, "a", 0) == [("a", (2,))]
+    effects = n.lose("a")
+    assert fetches(effects) == []  # c is busy
+    assert take(n, "c", 1) == [("c", (3,))]
+    assert take(n, "c", 3) == [("c", (4,))]
+    assert take(n, "c", 4) == [("c", (2,))]
+
+
+def test_a_donor_that_restarts_has_forgotten(peer: Any) -> None:
+    n, _ = gathering(peer, fetch_window=5)
+    effects = n.meet("a", incarnation=9, **n.blank())
+    assert [(to, message.shards) for to, message in fetches(effects)] == [("c", (0, 1, 2, 3, 4))]
+
+
+def test_a_request_that_got_lost_is_made_of_another(peer: Any) -> None:
+    """At once; of the same one only if there is no other, and not before the next tick."""
+    n, _ = gathering(peer, fetch_window=5)
+    lost = Fetch((None,) * 5, shards=(0, 1, 2, 3, 4))
+    effects = n.feed(SendFailed("a", lost, gone=False))
+    assert [(to, message.shards) for to, message in fetches(effects)] == [("c", (0, 1, 2, 3, 4))]
+    alone, _ = gathering(peer, "a", fetch_window=5)
+    assert fetches(alone.feed(SendFailed("a", lost, gone=False))) == []
+    assert [to for to, _ in fetches(alone.pass_time(1.5))] == ["a"]
+
+
+def test_a_donor_that_never_delivers_is_passed_over(peer: Any) -> None:
+    """After a while its shards are asked of the others."""
+    n, asked = gathering(peer, fetch_window=3)
+    assert asked == [("a", (0, 1, 2)), ("c", (3, 4))]
+    for shard in (3, 4):
+        take(n, "c", shard)
+    assert fetches(n.pass_time(n.rules.fetch_again - 1.5)) == []
+    assert [(to, m.shards) for to, m in fetches(n.pass_time(2.5))] == [("c", (0, 1, 2))]
+
+
+def test_a_donor_with_nothing_newer_says_so(peer: Any) -> None:
+    """Then its shards are settled, for what is held is as new."""
+    b = peer("b", epoch=3, group="ab", fragments=TWO)
+    assert b.hear("a", Fetch((b.version(3), b.version(1)), shards=(0,))) == [
+        Send("a", Versions((b.version(3),) * 2, forked=False))
+    ]
+    assert b.hear("a", Fetch((b.version(3), b.version(1)), shards=())) == [
+        Send("a", Versions((b.version(3),) * 2, forked=False))
+    ]
+    assert b.said(b.hear("a", Fetch((b.version(2), b.version(1)), shards=(1,)))) == [b.replica.state(1)]
+    n = peer("n", epoch=7, group="an", fragments=FIVE)
+    n.meet("a", model=ahead(n, 20), epochs=(20,) * 5)
+    n.now += 2.0
+    assert fetches(n.meet("a", model=ahead(n, 20), epochs=(20,) * 5)) == [("a", Fetch((n.version(7),) * 5, shards=()))]
+    told = Versions((n.version(7), *[n.version(20)] * 4), forked=False)
+    assert [m.shards for _, m in fetches(n.hear("a", told))] == [(0, 1)]
+    assert [m.shards for _, m in fetches(n.hear("a", told))] == [(2,)]  # 0 is as new as told
+
+
+def test_no_two_lineages_mix(peer: Any) -> None:
+    """What doesn't descend from what the first donor told is not taken, and the gathering begins anew."""
+    n, _ = gathering(peer)
+    other = n.state(0, 8, version=n.version(8, "other"), history=((6, "d6"), (7, "other7"), (8, "other")))
+    assert n.hear("c", other) == []
+    effects = n.meet("c", model=ahead(n, 8), epochs=(8,) * 5)
+    assert fetches(effects) == [("c", Fetch((None,) * 5, shards=()))]
+    n, _ = gathering(peer)
+    assert isinstance(n.hear("c", n.state(0, 8))[0], Fill)
+
+
+def test_when_all_that_held_so_much_are_gone_less_is_taken(peer: Any) -> None:
+    """The greatest version may be lost with its holders; a newcomer doesn't wait for it."""
+    n, _ = gathering(peer, "a")
+    n.meet("e", model=ahead(n, 6), epochs=(6,) * 5)
+    n.lose("a")
+    assert fetches(n.meet("e", model=ahead(n, 6), epochs=(6,) * 5)) == [("e", Fetch((None,) * 5, shards=()))]
+
+
+def test_a_first_donor_that_does_not_tell_is_replaced(peer: Any) -> None:
+    n = peer("n", epoch=None, live="", fragments=FIVE)
+    n.meet("a", model=ahead(n, 7), epochs=(7,) * 5)
+    n.silent.add("a")
+    n.pass_time(n.rules.settle + 1.0)
+    assert n.replica.catchup.donors() == []
+    assert [to for to, _ in fetches(n.meet("c", model=ahead(n, 7), epochs=(7,) * 5))] == ["c"]
+
+
+@pytest.mark.parametrize("how", ["dies", "could not be asked"])
+def test_a_first_donor_that_is_gone_is_replaced(peer: Any, how: str) -> None:
+    n = peer("n", epoch=None, live="", fragments=FIVE)
+    n.meet("a", model=ahead(n, 7), epochs=(7,) * 5)
+    if how == "dies":
+        n.lose("a")
+    else:
+        n.feed(SendFailed("a", Fetch((None,) * 5, shards=()), gone=False))
+    assert [to for to, _ in fetches(n.meet("c", model=ahead(n, 7), epochs=(7,) * 5))] == ["c"]
 
 
 # -- forks
@@ -525,11 +676,13 @@ def test_a_donor_that_fell_back_is_not_followed(peer: Any) -> None:
 
 def test_a_newcomer_half_way_takes_one_lineage_whole(peer: Any) -> None:
     """A part of one lineage and the rest of another never become a state."""
-    n = fetching(peer)
+    n = peer("n", epoch=None, live="", fragments=TWO)
+    n.meet("a", model=ahead(n, 7), epochs=(7, 7))
+    n.hear("a", Versions((n.version(7),) * 2, forked=False))
     n.hear("a", n.state(0, 7))
     filled(n, n.state(0, 7))
     n.lose("a")
-    n.meet("c", model=model_version([n.version(7)] * 2), epochs=(7, 7))
+    n.meet("c", model=ahead(n, 7), epochs=(7, 7))
     theirs = Versions((n.version(6, "x"), n.version(6, "x")), forked=True)
     assert n.said(n.hear("c", theirs)) == [Fetch((n.version(7), None), whole=True)]
     states = [n.state(s, 6, version=n.version(6, "x"), history=((5, "y"), (6, "x"))) for s in (0, 1)]
@@ -582,7 +735,9 @@ def test_after_a_mismatch_a_silent_donor_is_replaced_too(peer: Any) -> None:
 
 def test_who_holds_only_a_part_compares_nothing(peer: Any) -> None:
     """A newcomer half way has no model to hold against a fork."""
-    n = fetching(peer)
+    n = peer("n", epoch=None, live="", fragments=TWO)
+    n.meet("a", model=ahead(n, 7), epochs=(7, 7))
+    n.meet("c", model=ahead(n, 7), epochs=(7, 7))
     n.hear("a", n.state(0, 7))
     filled(n, n.state(0, 7))
     assert n.said(n.hear("c", n.contribution(n.version(7, "other")))) == []

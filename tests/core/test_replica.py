@@ -24,6 +24,7 @@ from p2p_diloco.core.events import (
     Load,
     Loaded,
     Merge,
+    Moving,
     Note,
     Pause,
     Progress,
@@ -375,6 +376,21 @@ def test_a_message_of_a_stranger_is_heard_and_its_sender_probed(peer: Any) -> No
     assert effects[0] == Send("x", Probe(a.replica.roster.mine))
     a.hear("x", ProbeAck(a.about()))
     assert a.hear("x", a.contribution(a.held, 2)) == []
+
+
+def test_a_transfer_that_goes_on_is_a_sign_of_life(peer: Any) -> None:
+    """Answers to probes may wait behind it for longer than the heartbeat timeout; it ends with the transfer."""
+    a = peer("a", group="ab", heartbeat_timeout=4.0)
+    a.silent.add("b")
+    for _ in range(10):
+        a.pass_time(1.0)
+        a.feed(Moving("b"))
+    assert a.replica.roster.live("b")
+    a.pass_time(6.0)
+    assert not a.replica.roster.live("b")
+    (probe,) = a.feed(Moving("b"))
+    assert isinstance(probe.message, Probe)
+    assert a.replica.roster.live("b")
 
 
 def test_a_broken_link_is_probed_at_once(peer: Any) -> None:
@@ -733,10 +749,11 @@ def test_a_silent_donor_that_dies_is_let_go(peer: Any) -> None:
     n = peer("n", epoch=None, live="", heartbeat_timeout=4.0)
     n.meet("a", model=model_version([n.version(7)]), epochs=(7,))
     n.silent.add("a")
-    n.now += 3.0
-    n.replica.catchup.fetching.progress = n.now + 100.0  # not given up by itself
-    n.pass_time(10.0)
-    assert n.replica.catchup.fetching is None
+    n.hear("a", Versions((n.version(7),), forked=False))
+    n.pass_time(3.0)
+    assert n.replica.catchup.donors() == ["a"]
+    n.pass_time(7.0)
+    assert n.replica.catchup.donors() == []
 
 
 def test_a_plain_peer(peer: Any) -> None:

@@ -39,6 +39,9 @@ class Box:
             await self.on_deliver(header)
         self.got.append((sender, header, payload))
 
+    def moving(self, peer: str) -> None:
+        pass
+
     def closed(self, peer: str) -> None:
         self.closed_peers.put_nowait(peer)
 

@@ -36,6 +36,7 @@ class Box:
     def __init__(self) -> None:
         self.headers: list[bytes] = []
         self.closed_peers: list[str] = []
+        self.moving_peers: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -45,6 +46,9 @@ class Box:
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
         await self.gate.wait()
         self.headers.append(header)
+
+    def moving(self, peer: str) -> None:
+        self.moving_peers.append(peer)
 
     def closed(self, peer: str) -> None:
         self.closed_peers.append(peer)
@@ -183,14 +187,16 @@ def test_a_payload_that_trickles_is_cut_off() -> None:
 
 
 def test_progress_is_told_while_a_payload_comes() -> None:
-    """A sender hears how far its payload has come, and then that it was taken."""
+    """A sender hears how far its payload has come, and then that it was taken; who receives knows that it lives."""
 
     async def test() -> None:
         rig = Rig()
         stranger = await rig.stranger()
         stranger.write(Bulk(b"h", 6))
         stranger.write(b"abc")
+        assert rig.box.moving_peers == []
         assert await stranger.read() == Progress(3)
+        assert rig.box.moving_peers == ["stranger"]
         stranger.write(b"def")
         assert await stranger.read() == Accepted()
         assert rig.box.headers == [b"h"]
@@ -211,9 +217,12 @@ def test_a_sender_tells_a_slow_receiver_from_a_frozen_one() -> None:
             await asyncio.sleep(0.25)
             slow.write(Progress(count))
         assert not sending.done()
+        await asyncio.sleep(0.01)
+        assert rig.box.moving_peers == ["slow"] * 4
         started = asyncio.get_running_loop().time()
         with pytest.raises(Unreachable, match="nothing came"):
             await sending
+        assert rig.box.moving_peers == ["slow"] * 4
         assert asyncio.get_running_loop().time() - started < 1.0
         await rig.exchange.close()
 

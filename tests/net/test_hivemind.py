@@ -36,6 +36,7 @@ class Box:
         if payload is None:
             asyncio.create_task(transport.send(sender, b"echo " + header))
     def closed(self, peer): pass
+    def moving(self, peer): pass
 
 async def main():
     global transport
@@ -58,6 +59,9 @@ class Box:
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
         self.headers.put_nowait(header)
+
+    def moving(self, peer: str) -> None:
+        pass
 
     def closed(self, peer: str) -> None:
         self.closed_peers.put_nowait(peer)

@@ -22,6 +22,9 @@ class Box:
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
         self.headers.append(header)
 
+    def moving(self, peer: str) -> None:
+        pass
+
     def closed(self, peer: str) -> None:
         self.closed_peers.append(peer)
 

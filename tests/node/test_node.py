@@ -173,7 +173,7 @@ def test_a_state_leaves_as_it_is_then() -> None:
     async def test(table: Table) -> None:
         table.wires.gate.clear()
         await table.carry_out(*(Send("b", Leave()) for _ in range(9)))  # no payloads: they hold nothing up
-        table.node._outbox._turns["b"] = turn = asyncio.Semaphore(0)
+        table.node._outbox._state_turn = turn = asyncio.Semaphore(0)
         await table.carry_out(Send("b", state(0)), Send("b", state(0)))
         assert await table.answered(SendFailed) == [SendFailed("b", state(0), gone=False)]
         proposal = table.work.store.propose(0, torch.ones(2).numpy().tobytes(), "fp32", b"")

@@ -101,8 +101,8 @@ def forged(message: wire.AnyMessage, change: dict[int, object]) -> bytes:
         (forged(CONTRIBUTION, {1: [0, 0, 0]}), "no list of 4"),
         (forged(CONTRIBUTION, {1: [0, 0, 0, "d" * 5000]}), "too long"),
         (forged(PROBE, {0: None}), "no list of"),
-        (msgpack.packb([wire.PROTOCOL, TOKEN, "Fetch", [[None, 7], False]]), "no list of 4"),
-        (msgpack.packb([wire.PROTOCOL, TOKEN, "Fetch", [[None], 0]]), "neither true nor false"),
+        (msgpack.packb([wire.PROTOCOL, TOKEN, "Fetch", [[None, 7], False, None]]), "no list of 4"),
+        (msgpack.packb([wire.PROTOCOL, TOKEN, "Fetch", [[None], 0, None]]), "neither true nor false"),
     ],
 )
 def test_what_is_wrong_is_named(header: bytes, reason: str) -> None:

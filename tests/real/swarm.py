@@ -230,18 +230,35 @@ def until(condition: Callable[[], bool], within_s: float, what: str | Callable[[
         time.sleep(0.05)
 
 
-def agree(members: Sequence[Member], epoch: int = 0) -> None:
-    """Digests are equal at every epoch from this one on that two of them took part in, and there was such a one."""
+def agree(members: Sequence[Member], epoch: int = 0, since: float = 0.0) -> None:
+    """Digests are equal at every epoch from this one, and from this moment, on that two of them took part in, and
+    there was such a one."""
     digests: dict[int, set[str]] = {}
     shared: dict[int, int] = {}
     for member in members:
         for line in member.lines("epoch", synced=True):
-            if line["epoch"] >= epoch:
+            if line["epoch"] >= epoch and line["time"] >= since:
                 digests.setdefault(line["epoch"], set()).add(line["digest"])
                 shared[line["epoch"]] = shared.get(line["epoch"], 0) + 1
     split = {epoch: found for epoch, found in digests.items() if len(found) > 1}
     assert not split, f"replicas of one epoch differ: {split}"
     assert max(shared.values(), default=0) >= min(2, len(members)), "no epoch in common"
+
+
+def one_lineage(members: Sequence[Member], within_s: float) -> tuple[int, float]:
+    """Where and when all of them first stood with one digest again, some having been on another lineage."""
+    began = time.time()
+
+    def met() -> list[tuple[int, float]]:
+        told: list[dict[tuple[int, str], float]] = [
+            {(line["epoch"], line["digest"]): line["time"] for line in m.lines("epoch", synced=True)} for m in members
+        ]
+        common = set.intersection(*(set(one) for one in told))
+        when = {place: max(one[place] for one in told) for place in common}
+        return sorted((epoch, when[epoch, digest]) for epoch, digest in common if when[epoch, digest] >= began)
+
+    until(lambda: bool(met()), within_s, lambda: f"one lineage of {', '.join(m.name for m in members)}")
+    return met()[0]
 
 
 def usual_round_s(member: Member, before: float, newest: int = 8) -> float:

@@ -367,7 +367,7 @@ def flip(world: World, name: str, shard: int = 0) -> None:
 
 
 def noted(world: World, name: str, text: str) -> int:
-    return sum(f" {name} " in line and "Note(" in line and text in line for line in world.lines or ())
+    return sum(f" {name} " in line and "notes " in line and text in line for line in world.lines or ())
 
 
 @pytest.mark.parametrize("role", [0, 1, 2], ids=["aggregator", "successor", "contributor"])

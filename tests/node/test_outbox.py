@@ -1,0 +1,107 @@
+"""Messages on their way out: what goes at once, what waits for its turn, and what gives way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from p2p_diloco.net.interface import Limits, Traffic
+from p2p_diloco.node import outbox as outboxes
+from p2p_diloco.node.outbox import BULK_AT_ONCE, Outbox
+
+
+class Slow:
+    """A transport on which everything takes until it is let go."""
+
+    peer_id, limits, traffic = "me", Limits(), Traffic()
+
+    def __init__(self) -> None:
+        self.under_way: list[tuple[str, bytes]] = []
+        self.let_go = asyncio.Event()
+
+    async def send(self, peer: str, header: bytes, payload: memoryview | None = None) -> None:
+        self.under_way.append((peer, header))
+        try:
+            await self.let_go.wait()
+        finally:
+            self.under_way.remove((peer, header))
+
+
+def played(test: Callable[[Outbox, Slow, list[Any]], Awaitable[None]]) -> None:
+    async def life() -> None:
+        wires, answers = Slow(), list[Any]()
+        box = Outbox(wires)  # type: ignore[arg-type]
+        try:
+            await asyncio.wait_for(test(box, wires, answers), 10.0)
+        finally:
+            box.close()
+            await box.emptied(1.0)
+
+    asyncio.run(life())
+
+
+def state(header: bytes) -> Callable[[], Awaitable[tuple[bytes, memoryview]]]:
+    async def make() -> tuple[bytes, memoryview]:
+        return header, memoryview(b"state")
+
+    return make
+
+
+PAYLOAD = memoryview(b"payload")
+
+
+def test_so_many_payloads_go_to_a_peer_at_once() -> None:
+    """The rest waits for its turn; words without a payload pass it, and so do payloads to others."""
+
+    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
+        for n in range(BULK_AT_ONCE + 1):
+            box.put("a", b"%d" % n, PAYLOAD, answers.append)
+        box.put("a", b"word", None, answers.append)
+        box.put("b", b"other", PAYLOAD, answers.append)
+        await asyncio.sleep(0.01)
+        assert sorted(wires.under_way) == [("a", b"0"), ("a", b"1"), ("a", b"word"), ("b", b"other")]
+        assert not await box.drained(0.01)
+        wires.let_go.set()
+        assert await box.drained(1.0)
+        await box.emptied(1.0)
+        assert answers == [None] * (BULK_AT_ONCE + 3)
+
+    played(test)
+
+
+def test_a_state_gives_way_to_rounds() -> None:
+    """It leaves once no round's payload is under way; one state at a time, whoever they are for."""
+
+    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
+        box.put("a", b"round", PAYLOAD, answers.append)
+        box.put_state("b", state(b"one"), answers.append)
+        box.put_state("c", state(b"two"), answers.append)
+        await asyncio.sleep(0.01)
+        assert wires.under_way == [("a", b"round")]
+        wires.let_go.set()
+        await asyncio.sleep(0)
+        wires.let_go.clear()
+        await asyncio.sleep(0.01)
+        assert wires.under_way == [("b", b"one")]
+        assert not await box.drained(0.01)
+        wires.let_go.set()
+        assert await box.drained(1.0)
+        assert answers == [None] * 3
+
+    played(test)
+
+
+def test_a_state_does_not_give_way_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounds without a gap don't shut a newcomer out."""
+    monkeypatch.setattr(outboxes, "GIVE_WAY_S", 0.05)
+
+    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
+        box.put("a", b"round", PAYLOAD, answers.append)
+        box.put_state("b", state(b"state"), answers.append)
+        await asyncio.sleep(0.2)
+        assert sorted(wires.under_way) == [("a", b"round"), ("b", b"state")]
+
+    played(test)
