@@ -327,6 +327,10 @@ class PeerConfig(Settings):
         default=False,
         description="Found the run anew from from_checkpoint, even if the run has gone further.",
     )
+    restart_wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=30.0,
+        description="Seconds to wait, after a start from a checkpoint, for as many peers as the last round had.",
+    )
     wait_timeout: Seconds = Field(
         default=300.0, description="Seconds to wait for a bootstrap, the run's settings and start_peers."
     )

@@ -30,6 +30,7 @@ from p2p_diloco.node.life import Describing, Joined, find_run, found_if_nobody_h
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.records import PeerRecord
+from p2p_diloco.node.restart import until_the_others_are_back
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.saving import Checkpoint, Saving, find_checkpoint
 from p2p_diloco.node.setup import Setup
@@ -133,6 +134,7 @@ class Participation:
         self.local, self.joined, self.saved = setup.local, joined, saved
         self.run: Run = joined.run
         self.shared, self.transport, self.work = shared, transport, work
+        self.last_group: set[str] = set()
         self.reconnections = 0
         self.leaving = False
         self.outbox = Outbox(transport)
@@ -164,6 +166,7 @@ class Participation:
             self.trainer.watch_header(lambda: self.reconnections, self._traffic),
             self.trainer.tell_waiting(),
             self._find_state(),
+            self._wait_for_the_others(),
             keep_record(transport, self.joined),
             records.publish(transport, run_id, self.describe),
             records.look_around(transport, run_id, self._discovered, lambda: len(self.replica.roster.alive())),
@@ -180,7 +183,10 @@ class Participation:
         or none.
         """
         if self.saved is not None and not self.local.new_generation:
-            self.node.post(Restore(self.saved.restore(self.run, self.work)))
+            states = self.saved.restore(self.run, self.work)
+            self.last_group = {peer for state in states for peer in state.plan.group}
+            self.trainer.hold()
+            self.node.post(Restore(states))
         elif self.saved is not None:
             self.saved.restore(self.run, self.work)
             self.node.post(self.founding(self.saved.generation + 1))
@@ -203,6 +209,22 @@ class Participation:
             lambda: holders_of(self.transport, self.run.run_id),
         )
         await asyncio.Event().wait()  # nothing more to do, and no reason to end
+
+    async def _wait_for_the_others(self) -> None:
+        """After a start from a checkpoint: see `restart`."""
+
+        async def training() -> list[str]:
+            found = await records.read_peers(self.transport, self.run.run_id)
+            return [peer for peer, record in found.items() if record.get("state") in ("training", "waiting")]
+
+        def tell(text: str) -> None:
+            self.trainer.held_for = text
+
+        if self.last_group:
+            wait_s = self.local.restart_wait
+            await until_the_others_are_back(self.replica, self.last_group, wait_s, training, tell)
+        self.trainer.let_go()
+        await asyncio.Event().wait()
 
     # -- going on
 
@@ -265,7 +287,7 @@ class Participation:
             return "leaving"
         if self.replica.finished:
             return "finished"
-        if not self.replica.has_state:
+        if self.trainer.ready_at is None:
             return "joining"
         if self.trainer.paused:
             return "paused"

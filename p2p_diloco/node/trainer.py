@@ -31,6 +31,9 @@ class TrainerSide:
         self.ready_at: float | None = None
         self.paused = False
         self.contributing = False
+        self.held_for = ""
+        """What training waits for though the state is there; see `hold` and `let_go`."""
+        self._held = self._came_ready = False
         self._channel, self._shared, self._on_nudge = channel, shared, on_nudge
         self._n = 0
         self._not_reading = asyncio.Event()
@@ -102,9 +105,21 @@ class TrainerSide:
 
     def ready(self) -> None:
         """As `node.Trainer.ready`."""
-        self.ready_at = asyncio.get_running_loop().time()
+        self._came_ready = True
         self._publish()
-        self._channel.send("ready")
+        if not self._held:
+            self.ready_at = asyncio.get_running_loop().time()
+            self._channel.send("ready")
+
+    def hold(self) -> None:
+        """Let training wait, though the state may be there."""
+        self._held = True
+
+    def let_go(self) -> None:
+        """Training may start once the state is there."""
+        self._held, self.held_for = False, ""
+        if self._came_ready and self.ready_at is None:
+            self.ready()
 
     def changed(self) -> None:
         """As `node.Trainer.changed`."""
@@ -141,7 +156,7 @@ class TrainerSide:
         while True:
             await asyncio.sleep(TELL_EVERY_S)
             if self.ready_at is None or self.contributing:
-                text = self.node.named(self.node.replica.waiting())
+                text = self.node.named(self.held_for or self.node.replica.waiting())
                 self._channel.send("waiting", text=text)
 
     def _publish(self) -> None:

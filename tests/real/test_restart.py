@@ -47,7 +47,7 @@ def test_a_run_that_was_killed_goes_on_from_disk(swarm: Swarm, tmp_path: Path) -
     assert saved % 2 == 0
     swarm.addresses = []
     swarm.bootstrap()
-    restored = start("a", theta=99.0, local={"from_checkpoint": str(disks["a"])})
+    restored = start("a", theta=99.0, local={"from_checkpoint": str(disks["a"]), "restart_wait": 1.0})
     disks["b"] = tmp_path / "new"
     entered = restored.wait_for("in")
     assert (entered["epoch"], entered["step"]) == (saved, 2 * saved)

@@ -1,0 +1,50 @@
+"""A run that comes back from its disks: nobody trains on before the others are back, so that the greatest version wins
+however late its disk is.
+
+Law: it only delays the trainer. The replica is up meanwhile, and adopts what is greater.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+
+from p2p_diloco.core.replica import Replica
+
+LOOK_EVERY_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+async def until_the_others_are_back(
+    replica: Replica,
+    group: Collection[str],
+    wait_s: float,
+    training: Callable[[], Awaitable[Collection[str]]],
+    tell: Callable[[str], None],
+) -> None:
+    """Wait for as many peers as the last round's `group` had, and for whatever greater version they bring; `wait_s` at
+    most. Where a living peer is `training` already, the run never stopped, and nobody is waited for.
+    """
+    loop = asyncio.get_running_loop()
+    give_up_at = loop.time() + wait_s
+    while (missing := _missing(replica, group)) and loop.time() < give_up_at and not replica.finished:
+        if set(await training()) & set(replica.roster.alive()):
+            return
+        left_s = give_up_at - loop.time()
+        tell(f"waiting for {missing}; going on without in {left_s:.0f} s (restart_wait)")
+        await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, left_s)))
+    if missing and not replica.finished:
+        log.warning("restart_wait=%g s have passed: going on without %s", wait_s, missing)
+
+
+def _missing(replica: Replica, group: Collection[str]) -> str:
+    """Who or what isn't there yet, or nothing."""
+    alive, mine = replica.roster.alive(), replica.roster.mine.model
+    if (count := len(group) - 1 - len(alive)) > 0:
+        gone = ", ".join(sorted(set(group) - {replica.me, *alive}))
+        return f"{count} of the {len(group)} peers of the last round ({gone})"
+    summaries = replica.roster.summaries().items()
+    others = ", ".join(peer for peer, summary in summaries if summary.model > mine or not summary.epochs)
+    return f"the state of {others}" if others else ""
