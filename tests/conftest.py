@@ -5,12 +5,19 @@ slow drawing of examples is a fault of the code."""
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="p2p-diloco-state-")  # no test remembers anything of another run
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")

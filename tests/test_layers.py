@@ -14,8 +14,8 @@ PACKAGE = Path(__file__).parent.parent / "p2p_diloco"
 
 BELOW: dict[str, frozenset[str]] = {}
 """What each layer may import of ours, itself included."""
-_base = frozenset({"errors", "addresses", "config", "settings"})
-for name in ("errors", "addresses", "config", "settings"):
+_base = frozenset({"errors", "addresses", "config", "settings", "remembered"})
+for name in sorted(_base):
     BELOW[name] = _base
 BELOW["core"] = frozenset({"core", "errors"})
 BELOW["tensors"] = _base | {"core", "tensors"}

@@ -14,6 +14,7 @@ from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.cli.wrap import run_command
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.remembered import remembered
 from p2p_diloco.settings import (
     check_paths,
     check_readable,
@@ -77,7 +78,7 @@ def needs_initial_peers(peer: PeerConfig) -> None:
 def _check_network(peer: PeerConfig) -> None:
     for address in peer.host_maddrs:
         check_free(address, key=flag("host_maddrs"))
-    check_initial_peers(peer.initial_peers)
+    check_initial_peers(peer.initial_peers, remembered(peer.run_id, peer.initial_peers))
 
 
 def _aggregate(run: RunConfig, peer: PeerConfig) -> int:

@@ -21,13 +21,14 @@ _REFUSED = "connection refused: nothing listens there"
 _UNKNOWN_NAME = "no machine of that name"
 
 
-def check_initial_peers(addresses: Sequence[str]) -> None:
-    """Raise NoBootstrapReached if it is plain that none of the addresses leads anywhere.
+def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> None:
+    """Raise NoBootstrapReached if it is plain that none of the addresses leads anywhere, nor any that is `known`
+    from before.
 
     An address that is slow, or not TCP, gets the benefit of the doubt.
     """
     reasons = asyncio.run(_reasons(addresses))
-    if addresses and all(reasons):
+    if addresses and all(reasons) and all(asyncio.run(_reasons(known))):
         raise none_reached(dict(zip(addresses, reasons, strict=True)))
 
 

@@ -12,6 +12,7 @@ import logging
 import secrets
 import socket
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -19,7 +20,7 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.events import Closed, Depart, Discovered, Found, Moving, Restore
 from p2p_diloco.core.replica import Replica, founding_meta
 from p2p_diloco.core.version import SALT_BITS, incarnation
-from p2p_diloco.errors import ConfigError, NodeDied
+from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied
 from p2p_diloco.net.addresses import listen_for
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport
@@ -37,6 +38,7 @@ from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import Count, Level, SharedMemory
 from p2p_diloco.node.trainer import TrainerSide, until_one_ends
 from p2p_diloco.node.work import TensorWork
+from p2p_diloco.remembered import remember, remembered
 
 LEAVE_S = 1.0
 """How long the last words may take."""
@@ -64,18 +66,27 @@ async def live(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd: in
         if not dead.done():
             dead.set_exception(NodeDied(why, mend="start this peer again"))
 
+    async def transport_through(initial_peers: Sequence[str]) -> HivemindTransport:
+        return await HivemindTransport.create(
+            inbox,
+            run_id=local.run_id,
+            initial_peers=initial_peers,
+            host_maddrs=local.host_maddrs or listen_for(initial_peers),
+            announce_maddrs=local.announce_maddrs,
+            identity_path=None if local.identity_path is None else str(local.identity_path),
+            client_mode=local.client_mode,
+            limits=LIMITS,
+            on_daemon_death=daemon_died,
+        )
+
     channel.send("progress", text="reaching for the swarm" if local.initial_peers else "starting a swarm of its own")
-    transport = await HivemindTransport.create(
-        inbox,
-        run_id=local.run_id,
-        initial_peers=local.initial_peers,
-        host_maddrs=local.host_maddrs or listen_for(local.initial_peers),
-        announce_maddrs=local.announce_maddrs,
-        identity_path=None if local.identity_path is None else str(local.identity_path),
-        client_mode=local.client_mode,
-        limits=LIMITS,
-        on_daemon_death=daemon_died,
-    )
+    try:
+        transport = await transport_through(local.initial_peers)
+    except NoBootstrapReached:
+        if not (known := remembered(local.run_id, local.initial_peers)):
+            raise
+        log.warning("none of the initial peers answers; trying %d addresses met in this run before", len(known))
+        transport = await transport_through(known)
     try:
         channel.send("transport", peer_id=transport.peer_id, addresses=transport.addresses())
         part = asyncio.create_task(take_part(setup, channel, messages, shared, transport, inbox))
@@ -169,7 +180,13 @@ class Participation:
             self._wait_for_the_others(),
             keep_record(transport, self.joined),
             records.publish(transport, run_id, self.describe),
-            records.look_around(transport, run_id, self._discovered, lambda: len(self.replica.roster.alive())),
+            records.look_around(
+                transport,
+                run_id,
+                self._discovered,
+                lambda: len(self.replica.roster.alive()),
+                lambda addresses: remember(run_id, addresses),
+            ),
         )
         try:
             await until_one_ends([asyncio.create_task(task) for task in beside], consuming)

@@ -146,11 +146,15 @@ def _changed(record: PeerRecord, published: PeerRecord) -> bool:
 
 
 async def look_around(
-    transport: Transport, run_id: str, discovered: Callable[[str, str], None], known: Callable[[], int]
+    transport: Transport,
+    run_id: str,
+    discovered: Callable[[str, str], None],
+    known: Callable[[], int],
+    seen: Callable[[list[str]], None] = lambda addresses: None,
 ) -> None:
     """Introduce to the transport whoever has a record, and report each peer once, by id and name, until cancelled.
 
-    `known` tells how many live peers this one knows.
+    `known` tells how many live peers this one knows; `seen` hears of addresses that are new.
     """
     clock = asyncio.get_running_loop().time
     young_until = clock() + YOUNG_S
@@ -161,6 +165,7 @@ async def look_around(
             if peer_id == transport.peer_id:
                 continue
             if addresses_of.get(peer_id) != addresses:
+                seen(addresses)
                 try:
                     await transport.introduce(peer_id, addresses)
                 except Exception:  # one peer's odd record hides no other

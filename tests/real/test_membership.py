@@ -83,8 +83,12 @@ def test_joiners_and_the_death_of_the_bootstrap(swarm: Swarm) -> None:
     assert not any(text in peer.log() for peer in (a, b, c) for text in ("INFO p2p_diloco.node.node: died", "fork:"))
     c.die()
     until(lambda: a.last("epoch")["peers"] == b.last("epoch")["peers"] == 2, 30.0, "the death of c is noticed")
-    swarm.addresses = b.wait_for("in")["addresses"]
+    dead, swarm.addresses = swarm.addresses, b.wait_for("in")["addresses"]
     joined(swarm, [a, b], "d")
+    swarm.addresses = dead
+    e = swarm.start("e", step_s=0.02)  # it has nothing but what this machine has seen of the run
+    e.wait_for("in")
+    assert "trying" in e.log()
 
 
 def test_too_few_peers_wait_and_say_so(swarm: Swarm) -> None:

@@ -1,0 +1,60 @@
+"""Addresses at which peers of a run were met, kept on disk for the day when the named ones are gone.
+
+Law: a convenience. What can't be read or written is as if nothing were remembered.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+KEPT = 32
+KEPT_FOR_S = 7 * 86400.0
+
+log = logging.getLogger(__name__)
+
+
+def file_of(run_id: str) -> Path:
+    """Where the addresses of a run are kept: below ``$XDG_STATE_HOME``, or ``~/.local/state``."""
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "p2p_diloco" / f"{run_id}.addresses.json"
+
+
+def remember(run_id: str, addresses: Iterable[str]) -> None:
+    """Keep these, the newest first, beside those known before."""
+    now = time.time()
+    known = {**_read(run_id), **dict.fromkeys(addresses, now)}
+    newest = sorted(known, key=lambda address: (-known[address], address))[:KEPT]
+    path = file_of(run_id)
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps({address: known[address] for address in newest}))
+        part.replace(path)
+    except OSError as error:
+        log.debug("addresses can't be remembered: %s", error)
+
+
+def remembered(run_id: str, but: Sequence[str] = ()) -> list[str]:
+    """Addresses of the last days, the newest first."""
+    known = _read(run_id)
+    recent = [address for address, when in known.items() if time.time() - when < KEPT_FOR_S and address not in but]
+    return sorted(recent, key=lambda address: (-known[address], address))
+
+
+def _read(run_id: str) -> dict[str, float]:
+    try:
+        found = json.loads(file_of(run_id).read_text())
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {
+        address: float(when)
+        for address, when in found.items()
+        if isinstance(when, (int, float)) and address.startswith("/")
+    }
