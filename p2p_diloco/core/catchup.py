@@ -133,13 +133,15 @@ class CatchUp:
             self.doubted |= {log.shard for log in damaged}
             self.repairs += 1
             return self.fetch(donors[self.repairs % len(donors)], self.model(), now)
-        effects: list[Effect] = []
+        ended, effects = all(log.final for log in self.logs), list[Effect]()
         for log in damaged:
-            then = "the run has ended with it damaged" if log.final else "going on with what is there"
-            effects.append(
-                Note("mismatch", f"shard {log.shard} was changed in memory and nobody has it as it was: {then}")
-            )
-            effects += log.mended(now, trusted=True)
+            then = "the run has ended with it damaged" if ended else "going on with what is there"
+            text = f"shard {log.shard} was changed in memory and nobody has it as it was: {then}"
+            effects.append(Note("mismatch", text))
+            if ended:
+                log.give_up()
+            else:
+                effects += log.mended(now, trusted=True)
         return effects
 
     def moved(self, now: float) -> list[Effect]:

@@ -59,7 +59,8 @@ class ShardLog:
         self.working: Average | Apply | None = None  # tensor work in flight
         self.frozen = False  # another lineage is about to take this one's place: nothing is appended
         self.damaged: float | None = None  # since when the tensors are not the version's: nothing is averaged
-        self.trusted = False  # they are not, and nobody has better ones
+        self.trusted = False  # they are not, and nobody has better ones: the next commit makes them true
+        self.past_mending = False  # they are not, and no commit comes any more
         # this peer's own contribution to it
         self.mine: Contribution | None = None
         self.handed: str | None = None  # who has it
@@ -213,9 +214,9 @@ class ShardLog:
 
         Of damaged tensors that nobody can replace, a commit of no contributions makes a version that is true again.
         """
-        if self.working is not None or self.frozen or self.damaged is not None or self.version is None or self.final:
+        if self.working is not None or self.frozen or self.damaged is not None or self.version is None:
             return []
-        if not self.aggregating:
+        if not self.aggregating or (self.final and not self.trusted):
             return []
         if not self.trusted and (len(self.inbox) < self.needed or (self.waited_for() and now < self.deadline())):
             return []
@@ -250,10 +251,14 @@ class ShardLog:
         """The tensors are not those of this version. True where that is news of the present one."""
         if isinstance(self.working, Average) and self.working.base == base:
             self.working = None
-        if base != self.version or self.damaged is not None or self.trusted:
+        if base != self.version or self.damaged is not None or self.trusted or self.past_mending:
             return False
         self.damaged = now
         return True
+
+    def give_up(self) -> None:
+        """Nobody has better tensors, and the run has ended."""
+        self.damaged, self.past_mending = None, True
 
     def mended(self, now: float, *, trusted: bool = False) -> list[Effect]:
         """The tensors are those of the version again; or they are all there is (``trusted``). Then the next commit is
@@ -354,7 +359,7 @@ class ShardLog:
         """The round after a new version: nothing collected but what had come early."""
         self.term, self.holder = 0, self.plan.succession[0]
         self.working, self.promised_by = None, None
-        self.damaged, self.trusted = None, False
+        self.damaged, self.trusted, self.past_mending = None, False, False
         self.again = {p: self.state() for p, message in self.again.items() if isinstance(message, State)}
         self.inbox, self.resent = {}, {}
         for peer in self.line():

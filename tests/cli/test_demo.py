@@ -238,6 +238,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.real
 @pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(420)
 def test_the_quick_demo(tmp_path: Path) -> None:
     """Real peers: one is killed, the others commit again, a newcomer takes part, and all agree to the bit."""

@@ -42,9 +42,20 @@ def observe(survivors: list[Member], at: float, epoch: int, what: str) -> None:
     assert figures["stall_s"] <= TIMEOUT_S + 5 * INTERVAL_S
 
 
-@pytest.mark.parametrize("role", ["aggregator", "contributor"])
-@pytest.mark.parametrize("phase", ["training", "sending", "sent", "committing"])
-def test_a_machine_dies(trio: Kept, tmp_path: Path, role: str, phase: str) -> None:
+EVERY_TIME = [("sending", "contributor"), ("sent", "aggregator"), ("committing", "aggregator")]
+NOW_AND_THEN = [
+    ("training", "aggregator"),
+    ("training", "contributor"),
+    ("sending", "aggregator"),
+    ("sent", "contributor"),
+    ("committing", "contributor"),
+]
+
+
+@pytest.mark.parametrize(
+    ("phase", "role"), [*EVERY_TIME, *(pytest.param(*moment, marks=pytest.mark.chaos) for moment in NOW_AND_THEN)]
+)
+def test_a_machine_dies(trio: Kept, tmp_path: Path, phase: str, role: str) -> None:
     """Trainer, node and p2pd of one peer are killed together, at a moment that the node itself recognises."""
     note = tmp_path / "note.json"
     plan = {"role": role, "phase": phase, "after": ROUNDS + 2, "victims": "machine", "note": str(note)}
@@ -55,7 +66,7 @@ def test_a_machine_dies(trio: Kept, tmp_path: Path, role: str, phase: str) -> No
     observe(survivors, died["time"], died["epoch"], f"machine, {role}, {phase}")
 
 
-@pytest.mark.parametrize("victims", ["node", "trainer"])
+@pytest.mark.parametrize("victims", ["node", pytest.param("trainer", marks=pytest.mark.chaos)])
 def test_half_a_peer_dies(trio: Kept, tmp_path: Path, victims: str) -> None:
     """Of a peer whose node or trainer is killed the rest ends by itself; to the others it is one more death."""
     note = tmp_path / "note.json"

@@ -14,7 +14,7 @@ import pytest
 from network import Network
 from swarm import Swarm, until
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(500)]
 
 NUMEL = 4_000_000
 LINK_MBIT = 100

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from swarm import Swarm
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(500)]
 
 ROUNDS, RUNS = 6, 3
 DELTAS = {"a": 1.0, "b": 2.0, "c": 6.0}

@@ -32,7 +32,7 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
     ),
     ("no takeover", ShardLog, "lead", "if holder == self.me and self.holder != self.me:", "if False:", "bereaved", 20),
     ("counted progress kept", Progress, "merge", "return Carry.SUBTRACT", "return Carry.KEEP", "healed", 10),
-    ("lost lineage not restored", Progress, "merge", "return Carry.RESTORE", "return Carry.KEEP", "bereaved", 150),
+    ("lost lineage not restored", Progress, "merge", "return Carry.RESTORE", "return Carry.KEEP", "healed", 100),
     (
         "the dead are waited for",
         ShardLog,
@@ -49,10 +49,18 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
         "filled",
         "if fetching is not None and fetching.vector is not None:",
         "if False:",
+        "bereaved",
+        20,
+    ),
+    (
+        "no fetch",
+        CatchUp,
+        "seen",
+        "if now - min([self.ahead[1], *stuck]) < self.rules.settle:",
+        "if True:",
         "healed",
         20,
     ),
-    ("no fetch", CatchUp, "seen", "if overdue", "if False", "healed", 20),
     (
         "forks not seen",
         ShardLog,
@@ -88,7 +96,7 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
         "_committed",
         "if commit.base == log.version:",
         "if log.version is not None and commit.base.epoch == log.version.epoch:",
-        "healed",
+        "bereaved",
         20,
     ),
     (
@@ -158,4 +166,4 @@ def test_lineages_ordered_by_epochs_alone(kinds: Kinds, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         catchup, "model_version", lambda held: type(right(held))(right(held).generation, 0, right(held).epochs, "")
     )
-    assert first_to_break(kinds["bereaved"], 30) is not None
+    assert first_to_break(kinds["healed"], 30) is not None
