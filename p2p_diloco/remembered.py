@@ -12,6 +12,9 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from p2p_diloco.addresses import check_peer_address
+from p2p_diloco.errors import AddressError
+
 KEPT = 32
 KEPT_FOR_S = 7 * 86400.0
 
@@ -29,13 +32,13 @@ def remember(run_id: str, addresses: Iterable[str]) -> None:
     now = time.time()
     known = {**_read(run_id), **dict.fromkeys(addresses, now)}
     newest = sorted(known, key=lambda address: (-known[address], address))[:KEPT]
-    path = file_of(run_id)
-    part = path.with_suffix(f".{os.getpid()}.part")
     try:
+        path = file_of(run_id)
+        part = path.with_suffix(f".{os.getpid()}.part")
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps({address: known[address] for address in newest}))
         part.replace(path)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the latter: this user has no home
         log.debug("addresses can't be remembered: %s", error)
 
 
@@ -49,12 +52,16 @@ def remembered(run_id: str, but: Sequence[str] = ()) -> list[str]:
 def _read(run_id: str) -> dict[str, float]:
     try:
         found = json.loads(file_of(run_id).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):
         return {}
     if not isinstance(found, dict):
         return {}
-    return {
-        address: float(when)
-        for address, when in found.items()
-        if isinstance(when, (int, float)) and address.startswith("/")
-    }
+    return {a: float(when) for a, when in found.items() if isinstance(when, (int, float)) and _can_be_dialled(a)}
+
+
+def _can_be_dialled(address: str) -> bool:
+    try:
+        check_peer_address(address)
+    except AddressError:
+        return False
+    return True

@@ -9,6 +9,15 @@ import pytest
 from p2p_diloco import remembered as module
 from p2p_diloco.remembered import KEPT, KEPT_FOR_S, file_of, remember, remembered
 
+PEER = "QmUy4j1x9sGoKmeZjvVHbyuSrPHb3pYH72S1XUGTc9WrzK"
+
+
+def at(port: int) -> str:
+    return f"/ip4/10.0.0.1/tcp/{port}/p2p/{PEER}"
+
+
+A, B, C, X = (at(port) for port in (1, 2, 3, 4))
+
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,12 +33,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_what_was_met_comes_back(clock: list[float]) -> None:
     """Of this run alone; the newest first; without those that are named anyway."""
-    remember("r", ["/a", "/b"])
+    remember("r", [A, B])
     clock[0] += 10
-    remember("r", ["/c", "/a"])
-    remember("other", ["/x"])
-    assert remembered("r") == ["/a", "/c", "/b"]
-    assert remembered("r", but=["/c"]) == ["/a", "/b"]
+    remember("r", [C, A])
+    remember("other", [X])
+    assert remembered("r") == [A, C, B]
+    assert remembered("r", but=[C]) == [A, B]
     assert remembered("never") == []
 
 
@@ -37,26 +46,38 @@ def test_memory_is_short(clock: list[float]) -> None:
     """So many addresses, and none older than a week."""
     for number in range(KEPT + 5):
         clock[0] += 1
-        remember("r", [f"/{number}"])
+        remember("r", [at(100 + number)])
     assert len(remembered("r")) == KEPT
-    assert remembered("r")[0] == f"/{KEPT + 4}"
+    assert remembered("r")[0] == at(100 + KEPT + 4)
     clock[0] += KEPT_FOR_S - 5
     assert len(remembered("r")) == 5
     clock[0] += 10
     assert remembered("r") == []
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"/a": "soon", "b": 1, "/c": null}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"/a": "soon", "b": 1, "/c": null, "/garbage": 99999999999}'])
 def test_a_file_that_is_no_memory_is_none(text: str) -> None:
-    remember("r", ["/a"])
+    remember("r", [A])
     file_of("r").write_text(text)
     assert remembered("r") == []
-    remember("r", ["/a"])
-    assert remembered("r") == ["/a"]
+    remember("r", [A])
+    assert remembered("r") == [A]
 
 
 def test_a_place_that_can_not_be_written_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
-    remember("r", ["/a"])
+    remember("r", [A])
+    assert remembered("r") == []
+
+
+def test_who_has_no_home_remembers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a container's user may be, whom no file lists."""
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setattr(module.Path, "home", homeless)
+    remember("r", [A])
     assert remembered("r") == []

@@ -87,9 +87,10 @@ class Report:
         lost, doubled = happened["lost"] / sent, happened["doubled"] / sent
         yield f"  messages: {happened['sent']} sent, {lost:.1%} lost or cut off, {doubled:.1%} doubled"
         yield f"  protocol: {self.events} events, {happened['moved']} times a shard moved on, {_notes(happened)}"
-        taken = max(1, steps["taken"])
+        taken = max(1, steps["taken"])  # none are told of a world that broke
         fates = ("counted", "pending", "died", "dropped")
-        yield f"  inner steps: {taken} taken, " + ", ".join(f"{steps[fate] / taken:.2%} {fate}" for fate in fates)
+        shares = ", ".join(f"{steps[fate] / taken:.2%} {fate}" for fate in fates)
+        yield f"  inner steps: {steps['taken']} taken, {shares}"
         for one in sorted(self.broken, key=lambda one: one.seed):
             yield f"seed {one.seed} ({one.kind}): {one.why}"
             yield f"  look at it: p2p-diloco simulate --seed {one.seed} --kind {one.kind} --trace"

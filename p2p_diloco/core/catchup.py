@@ -127,7 +127,7 @@ class CatchUp:
         damaged = [log for log in self.logs if log.damaged is not None]
         if not damaged or self.fetching is not None:
             return []
-        donors = [p for p in damaged[0].roster.alive() if damaged[0].roster.holds_state(p)]
+        donors = [p for p in self.roster.alive() if self.roster.holds_state(p)]
         since = min(log.damaged for log in damaged if log.damaged is not None)
         if donors and now - since < self.rules.dead_after:
             self.doubted |= {log.shard for log in damaged}

@@ -82,11 +82,14 @@ async def live(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd: in
     channel.send("progress", text="reaching for the swarm" if local.initial_peers else "starting a swarm of its own")
     try:
         transport = await transport_through(local.initial_peers)
-    except NoBootstrapReached:
+    except NoBootstrapReached as error:
         if not (known := remembered(local.run_id, local.initial_peers)):
             raise
         log.warning("none of the initial peers answers; trying %d addresses met in this run before", len(known))
-        transport = await transport_through(known)
+        try:
+            transport = await transport_through(known)
+        except NoBootstrapReached:
+            raise error from None  # what the user named is what the user can mend
     try:
         channel.send("transport", peer_id=transport.peer_id, addresses=transport.addresses())
         part = asyncio.create_task(take_part(setup, channel, messages, shared, transport, inbox))
