@@ -157,6 +157,7 @@ class Swarm:
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         environment |= {"OMP_NUM_THREADS": "1"}  # many processes share few cores
+        environment |= {"XDG_STATE_HOME": str(self.folder / "state")}  # no swarm remembers another's peers
         log = self.folder / f"{name}-{len(self.members)}.log"
         member = Member(name, [*on, sys.executable, *command], environment, log)
         self.members.append(member)

@@ -212,6 +212,29 @@ def test_everybody_restarts_from_disk() -> None:
     settle(world)
 
 
+def test_a_power_cut_with_the_newest_disk_back_last() -> None:
+    """Though two have gone on from older disks: what they did since is less than what the third one brings."""
+    world = calm(peers=3)
+    for name in ("p0", "p1"):
+        world.save(name)
+    world.run(20.0)
+    world.save("p2")
+    newest = world.alive["p2"].replica.versions[0]
+    for name in world.names:
+        world.crash(name)
+    world.run(21.0)
+    for name in ("p0", "p1"):
+        world.start(name, from_disk=True)
+    world.run(23.0)
+    assert max(p.replica.epoch for p in world.alive.values()) < newest.epoch
+    world.start("p2", from_disk=True)
+    world.run(40.0)
+    for process in world.alive.values():
+        assert process.replica.logs[0].history[newest.epoch] == newest.digest
+        assert process.replica.epoch > newest.epoch
+    settle(world)
+
+
 # -- partitions
 
 
@@ -262,6 +285,26 @@ def test_a_cut_link_between_two_of_three() -> None:
     world.cut = set()
     world.run(45.0)
     settle(world)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
+    """Cut off below the floor with its contribution made, a peer adopts what the others have done meanwhile; its
+    progress rides in its next contribution, and is counted once."""
+    world = calm(seed, peers=3, fragments=2, min_peers=2)
+    cut(world, "p0")
+    world.run(25.0)
+    waiting = world.alive["p0"]
+    assert waiting.blocked
+    flight, steps = waiting.replica.flight, waiting.trainer.taken
+    ahead = world.alive["p1"].replica.versions
+    assert all(a.epoch > b.epoch for a, b in zip(ahead, waiting.replica.versions, strict=True))
+    world.cut = set()
+    world.run(45.0)
+    assert waiting.replica.flight != flight
+    settle(world)
+    counted = [waiting.store.present[shard].steps for shard in range(world.rules.shards)]
+    assert all(not steps & ~all_counted for all_counted in counted)
 
 
 # -- those who come, those who stand still

@@ -1,7 +1,8 @@
-"""A peer that exchanges its model after every inner step in a thread, while the main thread does what it is told.
+"""A peer that exchanges its model after every inner step; meanwhile its main thread does what it is told.
 
-Lines on stdin: "busy" (a pure Python loop that gives the interpreter away only when made to), "idle", "leave". Says of
-every exchange how long it took, and what the main thread was doing.
+Lines on stdin: "busy" (from the contribution until its commits are there, a pure Python loop that gives the interpreter
+away only when made to), "idle", "leave". Says of every exchange how long it took, and what the main thread was doing.
+The optimizer's hook is in a second thread, so that something can be done in this process while it waits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,25 @@ from torch import nn
 from train import say
 
 from p2p_diloco import Peer, PeerConfig
+from p2p_diloco.peer import peer as peer_module
+from p2p_diloco.peer.hook import Hook
+
+UNDER_WAY = threading.Event()
+"""An exchange is in the node's hands."""
+
+
+class TellingHook(Hook):
+    """A hook that tells when its exchange is in the node's hands."""
+
+    def _wait_for_release(self, n: int) -> bool:
+        UNDER_WAY.set()
+        try:
+            return super()._wait_for_release(n)
+        finally:
+            UNDER_WAY.clear()
+
+
+peer_module.Hook = TellingHook
 
 
 def train(options: dict[str, Any], doing: list[str], entered: threading.Event) -> None:
@@ -52,9 +72,9 @@ def main(options: dict[str, Any]) -> None:
     training.start()
     entered.wait()
     while training.is_alive():
-        if doing[-1] == "busy":
-            sum(i * i for i in range(100_000))
-        else:
+        if UNDER_WAY.is_set() and doing[-1] == "busy":
+            sum(i * i for i in range(20_000))
+        elif not UNDER_WAY.wait(0.02) or doing[-1] != "busy":
             training.join(0.02)
 
 

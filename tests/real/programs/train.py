@@ -93,6 +93,7 @@ def main(options: dict[str, Any]) -> int:
     model = build(options)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     status, local = 0, PeerConfig(name=options["name"], **options.get("local", {}))
+    say("joining")
     try:
         with Peer(
             model,

@@ -1,0 +1,84 @@
+"""What a newcomer to a run of a large model costs those that are there: `python tests/chaos/joiner.py`.
+
+Two peers on machines of their own (network namespaces; needs root) train 25 million parameters over links of 200
+Mbit/s; a third one joins while rounds are under way, and fetches 200 MB of state from both. One object of JSON: the
+usual round, the rounds while it joined, how much longer these were, and how long joining took. The exit code is 1 if
+they were a fifth longer or more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
+
+from network import Network
+from swarm import Member, Swarm
+
+NUMEL = 25_000_000
+STEP_S, SYNC_EVERY = 0.25, 40
+ROUNDS = 6
+"""Usual rounds, and rounds that the newcomer must have taken part in."""
+GROWTH = 1.2
+CONFIG = {"sync_every": SYNC_EVERY, "outer_lr": 0.5, "codec": "bf16", "start_peers": 2}
+
+
+def rounds(member: Member) -> list[tuple[float, float]]:
+    """When each of its rounds began and ended."""
+    return list(itertools.pairwise(line["time"] for line in member.lines("epoch", synced=True)))
+
+
+def measure(swarm: Swarm, network: Network, mbit: int) -> dict[str, object]:
+    """One newcomer, and its figures."""
+    swarm.bootstrap("10.77.0.1", network.machine("seed"))
+    options = {"params": {"u": [NUMEL]}, "step_s": STEP_S, "config": CONFIG}
+    machines = {name: network.machine(name) for name in ("a", "b", "newcomer")}
+    for name in machines:
+        network.throttle(name, mbit)
+    donors = [swarm.start(name, on=machines[name], **options) for name in ("a", "b")]
+    for donor in donors:
+        donor.epoch(ROUNDS + 1, 600.0)
+    started_at = time.time()
+    newcomer = swarm.start("newcomer", on=machines["newcomer"], **options)
+    joining_at = newcomer.wait_for("joining", 600.0)["time"]
+    in_at = newcomer.wait_for("in", 600.0)["time"]
+    took_part = newcomer.wait_for("epoch", 600.0, synced=True)
+    usual = statistics.median(b - a for donor in donors for a, b in rounds(donor) if b < started_at)
+    meanwhile = [b - a for donor in donors for a, b in rounds(donor) if b > joining_at and a < in_at]
+    return {
+        "parameters": NUMEL,
+        "link_mbit": mbit,
+        "usual_round_s": round(usual, 2),
+        "rounds_while_it_joined_s": [round(took, 2) for took in meanwhile],
+        "grown_by": round(statistics.median(meanwhile) / usual - 1, 3),
+        "joining_s": round(in_at - joining_at, 2),
+        "to_its_first_commit_s": round(took_part["time"] - joining_at, 2),
+    }
+
+
+def main() -> int:
+    """Measure, tell, judge."""
+    parser = argparse.ArgumentParser(description="Tell what a newcomer costs the others.")
+    parser.add_argument("--mbit", type=int, default=200)
+    asked = parser.parse_args()
+    network = Network()
+    with tempfile.TemporaryDirectory() as folder:
+        swarm = Swarm(Path(folder))
+        try:
+            told = measure(swarm, network, asked.mbit)
+        finally:
+            swarm.end()
+            network.close()
+    print(json.dumps(told, indent=2))
+    return int(float(str(told["grown_by"])) >= GROWTH - 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
