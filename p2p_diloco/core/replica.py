@@ -94,6 +94,7 @@ class Replica:
         self.flight: dict[int, Version] | None = None  # the shards being exchanged, with their bases
         self.step_time, self.last_step, self.paused = 0.0, now, False
         self.finished = self.departed = False
+        self.silent_until, self.unsaid = now, 0  # of mismatches
         self.next_tick = self.planned = now
         self.held: tuple[Version | None, ...] = self.versions
 
@@ -302,8 +303,21 @@ class Replica:
         wrong, effects = log.applied(base, digest, now)
         if wrong is None:
             return effects
-        note = Note("mismatch", f"shard {shard}: a commit on epoch {base.epoch} led to another digest than it names")
-        return [*effects, note, *self.catchup.doubt(shard, wrong.aggregator, now)]
+        text = f"shard {shard}: a commit on epoch {base.epoch} led to another digest than it names"
+        return [*effects, *self._mismatch(text, now), *self.catchup.doubt(shard, wrong.aggregator, now)]
+
+    def _mismatch(self, text: str, now: float) -> list[Effect]:
+        """Say so, but what lasts not at every commit."""
+        if now < self.silent_until:
+            self.unsaid += 1
+            return []
+        if self.unsaid:
+            text = (
+                f"{text}, as did {self.unsaid} commits before it: machines of this run compute the outer step "
+                "differently, and fetch whole shards after it; outer_optimizer=sgd computes alike everywhere"
+            )
+        self.silent_until, self.unsaid = now + self.rules.say_again, 0
+        return [Note("mismatch", text)]
 
     def _damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
         if not self.logs[shard].found_damaged(base, now):

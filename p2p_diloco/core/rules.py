@@ -60,6 +60,11 @@ class Rules:
         """A wakeup this late means that this very process stood still: others' silence proves nothing."""
         return 2 * self.heartbeat_interval
 
+    @property
+    def say_again(self) -> float:
+        """How often a fault that lasts is said."""
+        return 6 * self.heartbeat_timeout
+
     def idle_after(self, step_time_s: float) -> float:
         """A trainer without an inner step for this long is idle."""
         return max(self.heartbeat_timeout, 3 * step_time_s)

@@ -21,6 +21,7 @@ def test_every_wait_is_derived_from_two_numbers(interval: float, timeout: float)
     assert ladder.dead_after == timeout
     assert ladder.fetch_again == 3 * timeout
     assert ladder.forgotten_after == 60 * timeout
+    assert ladder.say_again == 6 * timeout
 
 
 def test_idle_takes_slow_steps_into_account() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Average
+from p2p_diloco.core.events import Apply, Average
 from p2p_diloco.core.messages import Commit, Message, State
 from p2p_diloco.core.shard import ShardLog
+from p2p_diloco.simulate.model import Tensors
 from p2p_diloco.simulate.world import Process, Settings, World
 
 FOR_EVER = 1000.0
@@ -448,5 +449,50 @@ def test_a_flipped_bit_that_only_one_peer_holds(seed: int) -> None:
     assert noted(world, "p0", "nobody has it as it was") == 1
     assert newcomer.replica.has_state
     assert "p1" in world.alive["p0"].replica.logs[0].counted
+    settle(world)
+    world.intact()
+
+
+class OtherTensors(Tensors):
+    """Tensors of a machine whose outer step rounds differently."""
+
+    def step(self, mean: tuple[tuple[str, int], ...]) -> Tensors:
+        right = super().step(mean)
+        return replace(right, chain=bytes(byte ^ 1 for byte in right.chain))
+
+
+class Unlike(World):
+    """The last peer's machine is unlike the others', so that digests may differ."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.flips = 1
+
+    def _carry_out(self, process: Process, effect: Any) -> None:
+        if process.name != self.names[-1] or not isinstance(effect, Average | Apply):
+            return super()._carry_out(process, effect)
+        present, shard = process.store.present, getattr(effect, "commit", effect).shard
+        like = present[shard]
+        present[shard] = OtherTensors(like.steps, like.chain)
+        super()._carry_out(process, effect)
+        present[shard] = like
+        return None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_machine_unlike_the_others(seed: int) -> None:
+    """The run goes on at its pace, everybody's progress is counted, and shards are fetched once a commit at most. It is
+    said, but not at every commit."""
+    world = calm(seed, Unlike, peers=3, trace=True)
+    began = world.now
+    world.run(began + 60.0)
+    assert longest_gap(times(world, "p0"), began, world.now) < 3.0
+    epochs = world.alive["p0"].replica.epoch
+    assert epochs > 30
+    fetches = sum("→" in line and "Fetch" in line for line in world.lines or ())
+    assert fetches <= 2 * epochs
+    for name in world.names:
+        assert 1 <= noted(world, name, "another digest") <= 1 + 60 / world.rules.say_again
+        assert noted(world, name, "compute the outer step differently")
     settle(world)
     world.intact()
