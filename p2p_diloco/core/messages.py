@@ -21,6 +21,10 @@ class Plan:
     group: tuple[str, ...]
     succession: tuple[str, ...]
 
+    def names(self, peer: str) -> bool:
+        """Whether the peer takes part; others need not have the commit soon."""
+        return peer in self.group or peer in self.succession
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:

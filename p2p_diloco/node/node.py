@@ -37,7 +37,7 @@ from p2p_diloco.core.messages import Commit, Contribution, Message, State
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import wire
-from p2p_diloco.node.outbox import Outbox, Outcome
+from p2p_diloco.node.outbox import Made, Outbox, Outcome
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.work import TensorWork
 
@@ -209,7 +209,7 @@ class Node:
                 return
             case State(shard=shard):
                 self._states.add((to, shard))
-                self._outbox.put_state(to, lambda: self._present(to, shard), answer)
+                self._outbox.put_late(to, lambda: self._present(to, shard), answer)
                 return
             case Contribution(payload=encoded) | Commit(payload=encoded):
                 payload: memoryview | None = encoded
@@ -221,7 +221,10 @@ class Node:
             log.error("a %s to %s can't be written: %s", type(message).__name__, to, error)
             self.post(SendFailed(to, message, gone=False))
         else:
-            self._outbox.put(to, header, payload, answer)
+            if isinstance(message, Commit) and payload is not None and not message.plan.names(to):
+                self._outbox.put_late(to, _made(header, payload), answer)
+            else:
+                self._outbox.put(to, header, payload, answer)
 
     async def _present(self, to: str, shard: int) -> tuple[bytes, memoryview]:
         """A shard's present state, to go out now: by its turn it may have moved on since it was asked for.
@@ -237,6 +240,13 @@ class Node:
             self.post(Damaged(shard, state.version))
             raise Refusal(f"shard {shard} is damaged here")
         return wire.pack(state, self.run.token), self.work.export(shard)
+
+
+def _made(header: bytes, payload: memoryview) -> Made:
+    async def make() -> tuple[bytes, memoryview]:
+        return header, payload
+
+    return make
 
 
 def _leaving() -> Refusal:

@@ -2,7 +2,7 @@
 
 Law: what was put here either is accepted by the remote, or is answered with why not; nothing is repeated.
 Payloads to one peer go in the order they came, two at a time, so that a slow peer holds neither the others'
-payloads nor its own probes. A state for somebody who catches up goes alone, and gives way to the payloads of rounds.
+payloads nor its own probes. What is for somebody who catches up goes alone, and gives way to the payloads of rounds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 
 BULK_AT_ONCE = 2
 """Payloads under way to one peer."""
+GIVE_WAY = 2.0
+"""How long it gives way at most, by how long its last one took: a run whose rounds leave no gap must not shut newcomers
+out."""
 GIVE_WAY_S = 5.0
-"""How long a state gives way at most: a run whose rounds leave no gap must not shut newcomers out."""
+"""The same for the first one, and whatever the last one took."""
 
 Outcome = Refusal | Unreachable | None
 """Why a message was not accepted; None: it was."""
@@ -60,8 +63,8 @@ class Outbox:
         self._transport = transport
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: dict[str, asyncio.Semaphore] = {}
-        self._state_turn = asyncio.Semaphore(1)
-        self._rounds, self._states = _Count(), _Count()  # payloads under way, or waiting for their turn
+        self._late_turn, self._patience_s = asyncio.Semaphore(1), GIVE_WAY_S
+        self._rounds, self._late = _Count(), _Count()  # payloads under way, or waiting for their turn
 
     def put(self, to: str, header: bytes, payload: memoryview | None, answer: Answer) -> None:
         """Send a message; `answer` gets the outcome."""
@@ -70,14 +73,14 @@ class Outbox:
         else:
             self._start(self._send_bulk(to, header, payload, answer))
 
-    def put_state(self, to: str, make: Made, answer: Answer) -> None:
-        """Send a state, which is made, and takes memory, only when it is its turn."""
-        self._start(self._send_state(to, make, answer))
+    def put_late(self, to: str, make: Made, answer: Answer) -> None:
+        """Send what is for somebody who catches up; it is made, and takes memory, only when it is its turn."""
+        self._start(self._send_late(to, make, answer))
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until no payload is under way, at most so long; whether that is so."""
         until = asyncio.get_running_loop().time() + timeout_s
-        return await self._rounds.none(timeout_s) and await self._states.none(
+        return await self._rounds.none(timeout_s) and await self._late.none(
             max(0.0, until - asyncio.get_running_loop().time())
         )
 
@@ -105,15 +108,18 @@ class Outbox:
                 outcome = await self._outcome(to, self._transport.send(to, header, payload))
             answer(outcome)
 
-    async def _send_state(self, to: str, make: Made, answer: Answer) -> None:
+    async def _send_late(self, to: str, make: Made, answer: Answer) -> None:
         async def send() -> None:
             header, payload = await make()
             await self._transport.send(to, header, payload)
 
-        with self._states:
-            async with self._state_turn:
-                await self._rounds.none(GIVE_WAY_S)
+        with self._late:
+            async with self._late_turn:
+                await self._rounds.none(self._patience_s)
+                began = asyncio.get_running_loop().time()
                 outcome = await self._outcome(to, send())
+                took_s = asyncio.get_running_loop().time() - began
+                self._patience_s = min(GIVE_WAY * took_s, GIVE_WAY_S)
             answer(outcome)
 
     async def _outcome(self, to: str, sending: Awaitable[None]) -> Outcome:

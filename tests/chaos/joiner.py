@@ -35,10 +35,15 @@ def rounds(member: Member) -> list[tuple[float, float]]:
     return list(itertools.pairwise(line["time"] for line in member.lines("epoch", synced=True)))
 
 
+def exchanges(member: Member, after: float, before: float) -> list[float]:
+    """How long its exchanges in this time took."""
+    return [round(line["sync_s"], 2) for line in member.lines("epoch", synced=True) if after < line["time"] < before]
+
+
 def measure(swarm: Swarm, network: Network, mbit: int) -> dict[str, object]:
     """One newcomer, and its figures."""
     swarm.bootstrap("10.77.0.1", network.machine("seed"))
-    options = {"params": {"u": [NUMEL]}, "step_s": STEP_S, "config": CONFIG}
+    options = {"params": {"u": [NUMEL]}, "step_s": STEP_S, "config": CONFIG, "log": "INFO"}
     machines = {name: network.machine(name) for name in ("a", "b", "newcomer")}
     for name in machines:
         network.throttle(name, mbit)
@@ -52,10 +57,13 @@ def measure(swarm: Swarm, network: Network, mbit: int) -> dict[str, object]:
     took_part = newcomer.wait_for("epoch", 600.0, synced=True)
     usual = statistics.median(b - a for donor in donors for a, b in rounds(donor) if b < started_at)
     meanwhile = [b - a for donor in donors for a, b in rounds(donor) if b > joining_at and a < in_at]
+    usual_exchange = statistics.median(took for donor in donors for took in exchanges(donor, 0, started_at))
     return {
         "parameters": NUMEL,
         "link_mbit": mbit,
         "usual_round_s": round(usual, 2),
+        "usual_exchange_s": round(usual_exchange, 2),
+        "exchanges_while_it_joined_s": [took for donor in donors for took in exchanges(donor, joining_at, in_at)],
         "rounds_while_it_joined_s": [round(took, 2) for took in meanwhile],
         "grown_by": round(statistics.median(meanwhile) / usual - 1, 3),
         "joining_s": round(in_at - joining_at, 2),

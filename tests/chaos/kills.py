@@ -39,7 +39,7 @@ def training(size: int) -> dict[str, object]:
         "heartbeat_interval": INTERVAL_S,
         "heartbeat_timeout": TIMEOUT_S,
     }
-    return {"params": {"u": [NUMEL]}, "step_s": 0.04, "config": config}
+    return {"params": {"u": [NUMEL]}, "step_s": 0.04, "config": config, "log": "INFO"}
 
 
 def kill(run: Kept, folder: Path, number: int, role: str, phase: str) -> dict[str, object]:

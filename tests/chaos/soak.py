@@ -39,7 +39,7 @@ CONFIG = {
     "heartbeat_interval": 0.5,
     "heartbeat_timeout": 5.0,
 }
-TRAINING = {"params": {"u": [1_000_000]}, "step_s": 0.05, "config": CONFIG}
+TRAINING = {"params": {"u": [1_000_000]}, "step_s": 0.05, "config": CONFIG, "log": "INFO"}
 
 
 @dataclass

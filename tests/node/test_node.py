@@ -13,7 +13,7 @@ import torch
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Accept, Damaged, Delivered, Effect, Event, Pause, Send, SendFailed
-from p2p_diloco.core.messages import Leave, Plan, State, Want
+from p2p_diloco.core.messages import Commit, Leave, Plan, State, Want
 from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import Version
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
@@ -173,7 +173,7 @@ def test_a_state_leaves_as_it_is_then() -> None:
     async def test(table: Table) -> None:
         table.wires.gate.clear()
         await table.carry_out(*(Send("b", Leave()) for _ in range(9)))  # no payloads: they hold nothing up
-        table.node._outbox._state_turn = turn = asyncio.Semaphore(0)
+        table.node._outbox._late_turn = turn = asyncio.Semaphore(0)
         await table.carry_out(Send("b", state(0)), Send("b", state(0)))
         assert await table.answered(SendFailed) == [SendFailed("b", state(0), gone=False)]
         proposal = table.work.store.propose(0, torch.ones(2).numpy().tobytes(), "fp32", b"")
@@ -192,6 +192,23 @@ def test_a_state_leaves_as_it_is_then() -> None:
         await table.carry_out(Send("b", state(1)))
         await table.answered(Delivered, 11)
         assert len(table.states()) == 2
+
+    at_table(test)
+
+
+def test_a_commit_leaves_first_for_those_that_take_part() -> None:
+    """Whoever the plan does not name still catches up: what it is sent gives way to the payloads of rounds."""
+
+    async def test(table: Table) -> None:
+        table.wires.gate.clear()
+        base, version = state(0).version, state(1).version
+        commit = Commit(0, base, version, 0, "me", (), Plan(("a", "b"), ("c",)), memoryview(b"p"))
+        await table.carry_out(*(Send(peer, commit) for peer in ("newcomer", "a", "c")))
+        await asyncio.sleep(0.01)
+        assert [peer for peer, _, _ in table.wires.sent] == ["a", "c"]
+        table.wires.gate.set()
+        await table.answered(Delivered, 3)
+        assert [(peer, payload) for peer, _, payload in table.wires.sent][2:] == [("newcomer", b"p")]
 
     at_table(test)
 

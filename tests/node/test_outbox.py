@@ -77,8 +77,8 @@ def test_a_state_gives_way_to_rounds() -> None:
 
     async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
         box.put("a", b"round", PAYLOAD, answers.append)
-        box.put_state("b", state(b"one"), answers.append)
-        box.put_state("c", state(b"two"), answers.append)
+        box.put_late("b", state(b"one"), answers.append)
+        box.put_late("c", state(b"two"), answers.append)
         await asyncio.sleep(0.01)
         assert wires.under_way == [("a", b"round")]
         wires.let_go.set()
@@ -100,8 +100,27 @@ def test_a_state_does_not_give_way_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
         box.put("a", b"round", PAYLOAD, answers.append)
-        box.put_state("b", state(b"state"), answers.append)
+        box.put_late("b", state(b"state"), answers.append)
         await asyncio.sleep(0.2)
         assert sorted(wires.under_way) == [("a", b"round"), ("b", b"state")]
+
+    played(test)
+
+
+def test_a_state_gives_way_by_its_share() -> None:
+    """What went fast waits for a short time only, so that a newcomer has a share of any link."""
+
+    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
+        box.put_late("b", state(b"first"), answers.append)
+        await asyncio.sleep(0.05)
+        wires.let_go.set()
+        await box.emptied(1.0)
+        wires.let_go.clear()
+        box.put("a", b"round", PAYLOAD, answers.append)
+        box.put_late("b", state(b"second"), answers.append)
+        await asyncio.sleep(0.01)
+        assert wires.under_way == [("a", b"round")]
+        await asyncio.sleep(0.5)
+        assert sorted(wires.under_way) == [("a", b"round"), ("b", b"second")]
 
     played(test)

@@ -86,7 +86,7 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
 
 def main(options: dict[str, Any]) -> int:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
-    logging.getLogger("p2p_diloco").setLevel(logging.DEBUG)
+    logging.getLogger("p2p_diloco").setLevel(options.get("log", "DEBUG"))
     torch.set_num_threads(1)
     if "sabotage" in options:
         sabotage(options["sabotage"])
