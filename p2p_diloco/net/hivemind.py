@@ -47,7 +47,7 @@ from p2p_diloco.net.interface import (
     check_record,
 )
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.reasons import last_line, likely_reason, nobody_listens, none_reached
+from p2p_diloco.net.reasons import Refusals, last_line, likely_reason, none_reached
 from p2p_diloco.net.records import newest_records
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,7 @@ class DhtPeer:
         self._records = SignedRecords(_private_key(identity))
         self._p2p: Any = None
         self._node: Any = None
-        self._refusing: set[str] = set()  # peers whose last dial was refused; the daemon dials no more for a while
+        self._refusals = Refusals()
         self._died: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -378,6 +378,7 @@ class DhtPeer:
         try:
             return await asyncio.wait_for(self._open_stream(peer, protocol), timeout_s)
         except asyncio.TimeoutError:
+            self._refusals.over(peer)
             raise Unreachable(f"{peer}: no answer within {timeout_s:g} s") from None
         except Unreachable:
             raise
@@ -386,16 +387,14 @@ class DhtPeer:
 
     async def _open_stream(self, peer: str, protocol: str) -> Pipe:
         peer_id = PeerID.from_base58(peer)
-        again, self._refusing = peer in self._refusing, self._refusing - {peer}
         try:
             if (known := self._known.get(peer)) is not None:
                 await self._p2p._client.connect(peer_id, known)  # returns at once if connected
             _, reader, writer = await self._p2p.call_binary_stream_handler(peer_id, protocol)
         except P2PDaemonError as error:
-            if not (nobody_listens(error) or (again and "dial backoff" in str(error))):
-                raise
-            self._refusing.add(peer)
-            raise Unreachable(f"{peer}: {likely_reason(error)}", refused=True) from None
+            refused = self._refusals.failed(peer, error)
+            raise Unreachable(f"{peer}: {likely_reason(error)}", refused=refused) from None
+        self._refusals.over(peer)
         return await Pipe.adopt(reader, writer)
 
     async def serve_streams(self, protocol: str, serve: Callable[[str, Pipe], Any]) -> None:

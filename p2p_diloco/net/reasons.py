@@ -1,6 +1,6 @@
 """What the libp2p daemon's errors mean to a user.
 
-Law: text in, a few words out. The signs are phrases of go-libp2p's messages, which carry no codes.
+Law: text in, a few words or a verdict out. The signs are phrases of go-libp2p's messages, which carry no codes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _MEANINGS = {
 }
 
 _NOBODY = ("connection refused", "connection reset by peer", "broken pipe", "security protocol: EOF")
+_NOTHING_NEW = ("dial backoff", "connection failed")
 
 
 def likely_reason(error: Exception) -> str:
@@ -44,6 +45,29 @@ def nobody_listens(error: Exception) -> bool:
     text = str(error)
     failures = [line for line in text.splitlines() if line.strip().startswith("*")] or [text]
     return all(any(sign in failure for sign in _NOBODY) for failure in failures)
+
+
+class Refusals:
+    """Which peers refused the last dial that told anything.
+
+    For 5 s after one the daemon dials no more and only says so ("backoff"), and to a peer that just dies a connection
+    may be made and be gone: neither tells anything new, whatever else dials it meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._peers: set[str] = set()
+
+    def failed(self, peer: str, error: Exception) -> bool:
+        """A dial failed: whether the peer's machine is there, and the peer is not."""
+        if nobody_listens(error):
+            self._peers.add(peer)
+        elif not any(sign in str(error) for sign in _NOTHING_NEW):
+            self._peers.discard(peer)
+        return peer in self._peers
+
+    def over(self, peer: str) -> None:
+        """The peer was reached, or a dial took too long."""
+        self._peers.discard(peer)
 
 
 def last_line(error: Exception) -> str:

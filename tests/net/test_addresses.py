@@ -9,7 +9,7 @@ import pytest
 
 from p2p_diloco.errors import AddressError
 from p2p_diloco.net.addresses import is_loopback, listen_for, order_for_display, parse, peer_of, split
-from p2p_diloco.net.reasons import nobody_listens
+from p2p_diloco.net.reasons import Refusals, nobody_listens
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 GOOD = f"/ip4/203.0.113.5/tcp/31337/p2p/{PEER}"
@@ -103,3 +103,28 @@ def test_reading_addresses_loads_nothing_heavy() -> None:
 def test_a_dial_to_the_dead_and_to_the_dying_is_refused(daemon_says: str, nobody: bool) -> None:
     """A process that is just being killed still accepts and then resets; a silent address may be anything."""
     assert nobody_listens(Exception(daemon_says)) is nobody
+
+
+REFUSED, BACKOFF = Exception("connection refused"), Exception("dial backoff")
+GONE, SILENT = Exception("connection failed"), Exception("i/o timeout")
+
+
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ([REFUSED, BACKOFF, BACKOFF], True),
+        ([REFUSED, GONE, BACKOFF], True),  # two dial at once, and one of them is told something else
+        ([BACKOFF], False),
+        ([GONE, BACKOFF], False),
+        ([SILENT, BACKOFF], False),
+        ([REFUSED, SILENT, BACKOFF], False),
+        ([SILENT, REFUSED], True),
+    ],
+)
+def test_a_refusal_stands_until_something_else_is_known(said: list[Exception], refused: bool) -> None:
+    """The daemon's silence after a failed dial repeats what that dial told."""
+    refusals = Refusals()
+    assert [refusals.failed("a", error) for error in said][-1] is refused
+    assert not refusals.failed("b", BACKOFF)
+    refusals.over("a")
+    assert not refusals.failed("a", BACKOFF)
