@@ -249,11 +249,11 @@ class ShardLog:
 
     def found_damaged(self, base: Version, now: float) -> bool:
         """The tensors are not those of this version. True where that is news of the present one."""
-        if isinstance(self.working, Average) and self.working.base == base:
-            self.working = None
         if base != self.version or self.damaged is not None or self.trusted or self.past_mending:
             return False
         self.damaged = now
+        if isinstance(self.working, Average):
+            self.working = None
         return True
 
     def give_up(self) -> None:
