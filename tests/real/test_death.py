@@ -81,8 +81,8 @@ def test_half_a_peer_dies(trio: Kept, tmp_path: Path, victims: str) -> None:
 
 
 def test_a_frozen_machine_thaws(trio: Kept) -> None:
-    """A peer that freezes, its connections open, is given up after the heartbeat timeout; thawed, it adopts what it
-    missed and counts again."""
+    """A peer that freezes, its connections open, is given up after the heartbeat timeout; thawed after three of these, it
+    adopts what it missed, counts again, and drops nothing of what it had trained."""
     *survivors, frozen = trio.filled()
     family = frozen.family()
     for process in family:
@@ -90,6 +90,7 @@ def test_a_frozen_machine_thaws(trio: Kept) -> None:
     frozen_at = time.time()
     try:
         observe(survivors, frozen_at, survivors[0].reached(), "machine frozen")
+        until(lambda: time.time() > frozen_at + 3 * TIMEOUT_S, 3 * TIMEOUT_S, "three timeouts")
     finally:
         for process in family:
             process.resume()
@@ -98,3 +99,5 @@ def test_a_frozen_machine_thaws(trio: Kept) -> None:
     for peer in trio.peers:
         peer.epoch(caught_up + ROUNDS)
     agree(trio.peers, caught_up)
+    assert frozen.lines("epoch", synced=True)[-1]["epoch"] > caught_up
+    assert frozen.last("epoch")["dropped"] == 0

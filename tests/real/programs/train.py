@@ -80,6 +80,7 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
                 value=first.detach().flatten()[0].item(),
                 sync_s=metrics.last_sync_time_s,
                 sent=metrics.bytes_sent,
+                dropped=metrics.dropped_samples,
                 peers=metrics.peers,
             )
 
