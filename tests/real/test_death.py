@@ -81,8 +81,8 @@ def test_half_a_peer_dies(trio: Kept, tmp_path: Path, victims: str) -> None:
 
 
 def test_a_frozen_machine_thaws(trio: Kept) -> None:
-    """A peer that freezes, its connections open, is given up after the heartbeat timeout; thawed after three of these, it
-    adopts what it missed, counts again, and drops nothing of what it had trained."""
+    """A peer that freezes, its connections open, is given up after the heartbeat timeout; thawed after three of these,
+    it adopts what it missed, counts again, and drops nothing of what it had trained."""
     *survivors, frozen = trio.filled()
     family = frozen.family()
     for process in family:

@@ -1,8 +1,8 @@
 """What digests cost: `python tests/tensors/digest_cost.py`.
 
-An aggregator hashes its base before it averages, and every peer hashes the outer state that a commit leads to. Of a model
-of 25 million parameters in bf16, in one process: the outer step of all shards with the two digests, and the digests
-alone; the median of several turns, as one object of JSON.
+An aggregator hashes its base before it averages, and every peer hashes the outer state that a commit leads to. Of a
+model of 25 million parameters in bf16, in one process: the outer step of all shards with the two digests, and the
+digests alone; the median of several turns, as one object of JSON.
 """
 
 from __future__ import annotations
