@@ -15,6 +15,21 @@ from p2p_diloco.observe.snapshot import PeerStatus, RunStatus, Snapshot
 COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "idle": "red", "finished": "blue"}
 BAR_CELLS = 20
 UNKNOWN = "-"
+EVENTS_SHOWN = 5
+SHARDS_SHOWN = 4
+SETTINGS_SHOWN = (
+    "sync_every",
+    "num_fragments",
+    "codec",
+    "outer_optimizer",
+    "outer_lr",
+    "outer_momentum",
+    "min_peers",
+    "stop_after_epochs",
+    "stop_after_samples",
+)
+"""What of the run's config is worth a line; `--json` has all."""
+TITLES = ("epoch", "step", "steps/s", "loss", "samples", "waited", "sent", "received", "shards", "seen")
 
 
 def drawn(snapshot: Snapshot) -> RenderableType:
@@ -22,37 +37,26 @@ def drawn(snapshot: Snapshot) -> RenderableType:
     table = Table(expand=True, pad_edge=False)
     for title in ("peer", "host", "role", "state"):
         table.add_column(title, overflow="ellipsis", no_wrap=True)
-    for title in (
-        "epoch",
-        "step",
-        "steps/s",
-        "loss",
-        "samples",
-        "waited",
-        "sent",
-        "received",
-        "shards",
-        "seen",
-    ):
+    for title in TITLES:
         table.add_column(title, justify="right", no_wrap=True)
     for peer in snapshot.peers:
         name, host, role, state, *numbers = _cells(peer)
         table.add_row(
             escape(name), escape(host), escape(role), Text(state, COLOURS.get(state, "dim")), *numbers
         )
-    events = [Text(f"{event.peer}: {event.text}", "dim") for event in snapshot.run.events[-5:]]
-    return Group(Text(_headline(snapshot), "bold"), *_progress(snapshot.run), table, *events)
+    settings = [Text(line, "dim") for line in _settings(snapshot.run)]
+    events = [Text(line, "dim") for line in _events(snapshot.run)]
+    return Group(Text(_headline(snapshot), "bold"), *settings, *_progress(snapshot.run), table, *events)
 
 
 def lines(snapshot: Snapshot) -> list[str]:
-    """The run as plain text: a line for the run, then one for each peer."""
-    titles = ("epoch", "step", "steps/s", "loss", "samples", "waited", "sent", "received", "shards", "seen")
-    told = [_headline(snapshot)]
+    """The run as plain text: a line for the run, one for its settings, one for each peer, then the newest events."""
+    told = [_headline(snapshot), *(f"  {line}" for line in _settings(snapshot.run))]
     for peer in snapshot.peers:
         name, host, role, state, *numbers = _cells(peer)
-        listed = " ".join(f"{title}={number}" for title, number in zip(titles, numbers, strict=True))
+        listed = " ".join(f"{title}={number}" for title, number in zip(TITLES, numbers, strict=True))
         told.append(f"  {name} {state} {role} on {host or UNKNOWN} {listed}")
-    return told
+    return [*told, *(f"  {line}" for line in _events(snapshot.run))]
 
 
 def _headline(snapshot: Snapshot) -> str:
@@ -67,6 +71,16 @@ def _headline(snapshot: Snapshot) -> str:
     if run.config is None and not snapshot.peers:
         parts = [f"run {run.run_id}: nobody has founded it yet"]
     return ", ".join(parts)
+
+
+def _settings(run: RunStatus) -> list[str]:
+    """One line of what was settled when the run was founded, or none if nobody tells."""
+    settings = [(key, run.config[key]) for key in SETTINGS_SHOWN if run.config and run.config.get(key) is not None]
+    return [" ".join(f"{key}={value}" for key, value in settings)] if settings else []
+
+
+def _events(run: RunStatus) -> list[str]:
+    return [f"{event.peer}: {event.text}" for event in run.events[-EVENTS_SHOWN:]]
 
 
 def _progress(run: RunStatus) -> list[Text]:
@@ -91,9 +105,15 @@ def _cells(peer: PeerStatus) -> tuple[str, ...]:
         _seconds(peer.waiting_s),
         _bytes(peer.bytes_sent),
         _bytes(peer.bytes_received),
-        str(peer.aggregates_count),
+        _shards(peer),
         _seconds(peer.last_seen_s),
     )
+
+
+def _shards(peer: PeerStatus) -> str:
+    """The shards that it aggregates: the first few by number, then how many there are."""
+    first = ",".join(str(shard) for shard in peer.aggregates[:SHARDS_SHOWN])
+    return f"{first}… ({peer.aggregates_count})" if peer.aggregates_count > SHARDS_SHOWN else first or UNKNOWN
 
 
 def _number(value: int | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
@@ -28,7 +29,8 @@ def seen() -> Snapshot:
         "epoch": -1,
         "time": NOW,
     }
-    return snapshot("main", {"config": {"mode": "sync"}, "shards": 1}, [alice, bob], NOW)
+    config = {"mode": "sync", "sync_every": 500, "codec": "bf16", "stop_after_epochs": None, "min_peers": 2}
+    return snapshot("main", {"config": config, "shards": 1}, [alice, bob], NOW)
 
 
 def screen(snap: Snapshot) -> str:
@@ -45,6 +47,7 @@ def test_the_table_shows_every_peer_and_the_round() -> None:
     (row,) = [line for line in text.splitlines() if "alice" in line and "box1" in line]
     for cell in ("training", "12", "6,100", "3.50", "2.2500", "48,800", "12min", "1.5MB", "999B", "2s"):
         assert cell in row
+    assert "sync_every=500 codec=bf16 min_peers=2" in text
     assert "██████████░░░░░░░░░░ fragment 0: 1 of 2 contributions" in text
 
 
@@ -56,14 +59,24 @@ def test_names_are_no_markup() -> None:
 
 
 def test_lines_say_the_same() -> None:
-    """Without a terminal: a line for the run, and one for each peer."""
-    head, bob, alice = lines(seen())
+    """Without a terminal: a line for the run, one for its settings, one for each peer and each of the newest events."""
+    head, settings, bob, alice, event = lines(seen())
+    assert settings == "  sync_every=500 codec=bf16 min_peers=2"
+    assert event == "  alice: bob has [joined]"
     assert head == "run main, sync, epoch 12, 2 peers, 1 shard, round 1 of 2"
     assert bob.startswith("  [red]bob joining worker on - epoch=- step=- ")
     assert alice == (
         "  alice training worker on box1 epoch=12 step=6,100 steps/s=3.50 loss=2.2500 samples=48,800 "
-        "waited=12min sent=1.5MB received=999B shards=1 seen=2s"
+        "waited=12min sent=1.5MB received=999B shards=0 seen=2s"
     )
+
+
+@pytest.mark.parametrize(("aggregates", "told"), [((), "-"), ((0, 2), "0,2"), (tuple(range(16)), "0,1,2,3… (40)")])
+def test_shards_are_named(aggregates: tuple[int, ...], told: str) -> None:
+    """Whom one aggregates for is told by number, as long as that is short."""
+    count = 40 if len(aggregates) > 4 else len(aggregates)
+    alice = {"peer_id": "id-a", "time": NOW, "agg": list(aggregates), "agg_n": count}
+    assert f" shards={told} " in lines(snapshot("main", None, [alice], NOW))[1]
 
 
 def test_an_empty_run_says_so() -> None:
