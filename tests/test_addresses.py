@@ -38,7 +38,10 @@ def test_what_can_be_dialled_is_taken(address: str) -> None:
 @pytest.mark.parametrize(
     ("address", "wrong"),
     [
-        ("127.0.0.1:31337", "is no multiaddr"),
+        ("127.0.0.1:31337", "is host:port, no multiaddr; write it as a multiaddr: /ip4/127.0.0.1/tcp/31337/p2p/"),
+        ("localhost:31337", "/dns4/localhost/tcp/31337/p2p/"),
+        ("[::1]:31337", "/ip6/::1/tcp/31337/p2p/"),
+        ("--run-id", "is a flag, not an address"),
         ("http://example.org", "is no multiaddr"),
         ("/", "names no host"),
         ("/ip4", "ends after /ip4"),
@@ -52,7 +55,8 @@ def test_what_can_be_dialled_is_taken(address: str) -> None:
         (f"/ip4/127.0.0.1/tcp/1/p2p/{ID[:-1]}", "unreadable /p2p"),
         (f"/ip4/127.0.0.1/tcp/1/p2p/{ID.replace('K', '0')}", "unreadable /p2p"),
         (f"/tcp/1/p2p/{ID}", "names no host"),
-        (f"/ip4/127.0.0.1/sctp/1/p2p/{ID}", "unknown part 'sctp'"),
+        (f"/ip4/127.0.0.1/sctp/1/p2p/{ID}", "names no port"),
+        (f"/ip4/127.0.0.1/tpc/1/p2p/{ID}", "unknown part 'tpc'"),
     ],
 )
 def test_what_cannot_is_refused(address: str, wrong: str) -> None:
@@ -69,7 +73,7 @@ def test_what_cannot_is_refused(address: str, wrong: str) -> None:
     [
         (f"/ip4/0.0.0.0/tcp/1/p2p/{ID}", "names a peer"),
         ("/dns4/example.org/tcp/1", "no place to listen"),
-        ("0.0.0.0:1", "is no multiaddr"),
+        ("0.0.0.0:1", "is host:port"),
     ],
 )
 def test_a_place_to_listen_is_a_host_and_a_port(address: str, wrong: str) -> None:

@@ -1,31 +1,39 @@
-"""Sockets tried before anything heavy is loaded: is a port free, does anybody listen there.
+"""Sockets tried before anything heavy is loaded: is a port free, does anybody answer there.
 
-Law: plain sockets, a few seconds at most, and nothing is sent. What is found out here would be found out
-later, by libp2p; so an address that can't be judged this way is left to it. """
+Law: plain sockets, a few seconds at most. What is found out here would be found out later, by libp2p; so an
+address that can't be judged this way is left to it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import Sequence
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.reasons import none_reached
 
-PROBE_S = 3.0
-"""How long an initial peer may take to accept a connection, before it is left to libp2p's greater
-patience."""
+PROBE_S = 5.0
+"""How long an initial peer may take to answer."""
+ASK_AGAIN_S = 1.0
+"""How often a peer is asked by UDP, where a question may get lost."""
 
 _REFUSED = "connection refused: nothing listens there"
 _UNKNOWN_NAME = "no machine of that name"
+_TIMED_OUT = f"timed out after {PROBE_S:g} s: a firewall, or no such machine"
+_MUTE = "something listens there and says nothing: no p2p-diloco, or one that hangs"
+_FOREIGN = "something else answers there, no p2p-diloco"
+
+_GREETING = b"\x13/multistream/1.0.0\n"  # what a listener of libp2p says first over TCP
+_QUIC_BYTES_MIN = 1200  # a server answers no shorter datagram (RFC 9000, 14.1)
 
 
 def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> None:
-    """Raise NoBootstrapReached if it is plain that none of the addresses leads anywhere, nor any that is `known`
-    from before.
+    """Raise NoBootstrapReached if nobody answers at any of the addresses, nor at any that is `known` from before.
 
-    An address that is slow, or not TCP, gets the benefit of the doubt.
+    An address that is neither plain TCP nor QUIC gets the benefit of the doubt.
     """
     reasons = asyncio.run(_reasons(addresses))
     if addresses and all(reasons) and all(asyncio.run(_reasons(known))):
@@ -73,15 +81,62 @@ async def _reasons(addresses: Sequence[str]) -> list[str | None]:
 
 async def _reason(address: str) -> str | None:
     """Why nobody can be there; None if somebody may be."""
-    match address.split("/"):
-        case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, *_]:
-            try:
-                _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), PROBE_S)
-            except ConnectionRefusedError:
-                return _REFUSED
-            except socket.gaierror:
-                return _UNKNOWN_NAME
-            except (OSError, asyncio.TimeoutError):
-                return None
-            writer.close()
-    return None
+    match address.rstrip("/").split("/"):
+        case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, "p2p", _]:
+            asking = _greeted(host, int(port))
+        case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "udp", port, "quic-v1", "p2p", _]:
+            asking = _answered(host, int(port))
+        case _:
+            return None
+    try:
+        return await asyncio.wait_for(asking, PROBE_S)
+    except asyncio.TimeoutError:
+        return _TIMED_OUT
+    except ConnectionRefusedError:
+        return _REFUSED
+    except socket.gaierror:
+        return _UNKNOWN_NAME
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+
+
+async def _greeted(host: str, port: int) -> str | None:
+    """What is wrong with who listens there by TCP, or None."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        said = await asyncio.wait_for(reader.read(len(_GREETING)), PROBE_S / 2)
+    except asyncio.TimeoutError:
+        return _MUTE
+    finally:
+        writer.close()
+    return None if said and _GREETING.startswith(said) else _FOREIGN
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    """The first thing that comes back."""
+
+    def __init__(self) -> None:
+        self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def datagram_received(self, data: bytes, addr: object) -> None:
+        if not self.first.done():
+            self.first.set_result(None)
+
+    def error_received(self, exc: Exception) -> None:
+        if not self.first.done():
+            self.first.set_exception(exc)
+
+
+async def _answered(host: str, port: int) -> None:
+    """Return once a QUIC server answers there: it names its versions to who speaks none of them (RFC 9000, 6)."""
+    unknown_version = b"\xc0\x1a\x2a\x3a\x4a"
+    question = unknown_version + b"\x08" + os.urandom(8) + b"\x08" + os.urandom(8)
+    loop = asyncio.get_running_loop()
+    transport, answer = await loop.create_datagram_endpoint(_Datagrams, remote_addr=(host, port))
+    try:
+        while not answer.first.done():
+            transport.sendto(question.ljust(_QUIC_BYTES_MIN, b"\0"))
+            await asyncio.wait([answer.first], timeout=ASK_AGAIN_S)
+        answer.first.result()
+    finally:
+        transport.close()

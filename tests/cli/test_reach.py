@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
 
+from p2p_diloco.cli import reach
 from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.errors import ConfigError, NoBootstrapReached
 
@@ -15,12 +18,36 @@ CLOSED = f"/ip4/127.0.0.1/tcp/9/p2p/{ID}"
 NO_NAME = f"/dns4/no-such-host.invalid/tcp/1/p2p/{ID}"
 
 
+QUIC = "/ip4/127.0.0.1/udp/{}/quic-v1/p2p/" + ID
+
+
 @pytest.fixture
 def port() -> Iterator[int]:
+    """A port where somebody listens who says nothing."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
         yield listening.getsockname()[1]
+
+
+@contextlib.contextmanager
+def saying(words: bytes) -> Iterator[int]:
+    """A port where whoever comes is greeted so."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+
+        def greet() -> None:
+            with contextlib.suppress(OSError):
+                guest, _ = listening.accept()
+                with guest:
+                    guest.sendall(words)
+                    guest.recv(1)
+
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        yield listening.getsockname()[1]
+        greeting.join(5.0)
 
 
 def test_nobody_there_is_told_with_each_reason() -> None:
@@ -31,14 +58,55 @@ def test_nobody_there_is_told_with_each_reason() -> None:
     assert f"{NO_NAME} (no machine of that name)" in str(caught.value)
 
 
-def test_one_that_answers_is_enough(port: int) -> None:
+def test_one_that_answers_is_enough() -> None:
     """Of several initial peers most may be gone."""
-    check_initial_peers([CLOSED, f"/ip4/127.0.0.1/tcp/{port}/p2p/{ID}", NO_NAME])
+    with saying(b"\x13/multistream/1.0.0\n") as port:
+        check_initial_peers([CLOSED, f"/ip4/127.0.0.1/tcp/{port}/p2p/{ID}", NO_NAME])
+
+
+def test_what_is_no_swarm_is_told_apart(port: int) -> None:
+    """Who listens and says nothing, or something else, is no initial peer."""
+    with saying(b"HTTP/1.1 400 Bad Request\r\n") as web:
+        addresses = [f"/ip4/127.0.0.1/tcp/{number}/p2p/{ID}" for number in (port, web)]
+        with pytest.raises(NoBootstrapReached) as caught:
+            check_initial_peers(addresses)
+    assert f"{addresses[0]} (something listens there and says nothing" in str(caught.value)
+    assert f"{addresses[1]} (something else answers there" in str(caught.value)
+
+
+def test_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address from which nothing ever comes back is given up, by TCP and by UDP."""
+    monkeypatch.setattr(reach, "PROBE_S", 0.3)
+    with socket.socket() as full, socket.socket(type=socket.SOCK_DGRAM) as deaf:
+        for listening in (full, deaf):
+            listening.bind(("127.0.0.1", 0))
+        full.listen(0)
+        with contextlib.ExitStack() as queue:  # nobody accepts: once the queue is full, connecting takes for ever
+            for _ in range(4):
+                waiting = queue.enter_context(socket.socket())
+                waiting.setblocking(False)
+                waiting.connect_ex(full.getsockname())
+            addresses = [f"/ip4/127.0.0.1/tcp/{full.getsockname()[1]}/p2p/{ID}", QUIC.format(deaf.getsockname()[1])]
+            with pytest.raises(NoBootstrapReached, match=r"timed out.*timed out"):
+                check_initial_peers(addresses)
+
+
+def test_by_udp_too_an_answer_counts() -> None:
+    """A closed port says so; who answers a datagram at all may be a peer."""
+    with pytest.raises(NoBootstrapReached, match="refused"):
+        check_initial_peers([QUIC.format(9)])
+    with socket.socket(type=socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        answering = threading.Thread(target=lambda: server.sendto(b"versions", server.recvfrom(2000)[1]))
+        answering.start()
+        check_initial_peers([QUIC.format(server.getsockname()[1])])
+        answering.join(5.0)
 
 
 def test_what_cannot_be_judged_passes() -> None:
-    """An address that isn't plain TCP is left to libp2p; and no address is nobody's fault here."""
-    check_initial_peers([CLOSED, f"/ip4/127.0.0.1/udp/9/quic-v1/p2p/{ID}"])
+    """An address that is neither plain TCP nor QUIC is left to libp2p; and no address is nobody's fault here."""
+    check_initial_peers([CLOSED, f"/ip4/127.0.0.1/tcp/9/ws/p2p/{ID}"])
+    check_initial_peers([CLOSED, f"/dnsaddr/example.invalid/p2p/{ID}"])
     check_initial_peers([])
 
 

@@ -31,31 +31,12 @@ def test_an_address_has_one_form(text: str, canonical: str) -> None:
     assert peer_of(parse(text)) == PEER
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("203.0.113.5:31337", "/ip4/203.0.113.5/tcp/31337/p2p/<peer id>"),
-        ("tcp://203.0.113.5:31337", "/ip4/203.0.113.5/tcp/31337/p2p/<peer id>"),
-        ("[2001:db8::1]:4000", "/ip6/2001:db8::1/tcp/4000/p2p/<peer id>"),
-        ("seed.example.org:31337", "/dns4/seed.example.org/tcp/31337/p2p/<peer id>"),
-        ("--run-id", "flag"),
-        ("/ip4/203.0.113.5/tcp/31337", "add the /p2p/"),
-        ("/ip4/203.0.113.5/tcp/31337/p2p/abc", "/p2p/abc"),
-        ("/ip4/203.0.113.5/tcp/31337/p2p/" + PEER[:-1] + "0", "/p2p/Qm"),
-        (f"/ip4/203.0.113.5/tcp/70000/p2p/{PEER}", "/tcp/70000"),
-        (f"/ip4/203.0.113.5/sctp/1/p2p/{PEER}", "'sctp'"),
-        (f"/ip4/300.0.0.1/tcp/1/p2p/{PEER}", "/ip4/300.0.0.1"),
-        ("hello", "multiaddr"),
-        ("", "multiaddr"),
-    ],
-)
-def test_what_is_no_address_is_said_with_the_mend(text: str, said: str) -> None:
-    """The error names the key and the value, what is wrong with it, and what to write instead."""
+@pytest.mark.parametrize("text", ["203.0.113.5:31337", "--run-id", GOOD[:-10], "hello", ""])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """What can't be dialled is said before anything is, by the text that the user wrote."""
     with pytest.raises(AddressError) as error:
         parse(text)
-    assert said in str(error.value)
-    assert error.value.key == "initial_peers"
-    assert error.value.value == text
+    assert (error.value.key, error.value.value) == ("initial_peers", text)
     assert error.value.mend
 
 
