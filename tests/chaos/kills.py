@@ -1,8 +1,8 @@
 """Many kills of real peers, and what each cost the others: `python tests/chaos/kills.py --kills 60`.
 
 Runs of three and four peers, one shard, so that a round has one aggregator, one successor and bystanders. Of one peer
-trainer, node and p2pd are killed together, each role in each phase in turn; whoever is killed is replaced. One line of
-JSON for each kill, then a table. The exit code is 1 if some kill cost more than the heartbeat timeout allows, or left
+trainer, node and p2pd are killed together, each role in each phase in turn; whoever is killed is replaced. One line
+of JSON for each kill, then a table. The exit code is 1 if some kill stalled the others for more than 3 s, or left
 survivors that differ.
 """
 
@@ -24,6 +24,8 @@ from swarm import Swarm
 
 INTERVAL_S, TIMEOUT_S = 0.5, 5.0
 NUMEL = 3_000_000
+WORST_S = 3.0
+"""No kill may stall the others for longer."""
 ROLES = ("aggregator", "successor", "bystander")
 PHASES = ("training", "sending", "sent", "committing")
 
@@ -76,7 +78,7 @@ def main() -> int:
             middle, worst = statistics.median(values), max(values)
             print(f"{key:12} {role:10} {len(values):3} kills: median {middle:.2f}, worst {worst:.2f}")
     print(f"{len(told)} kills in {time.monotonic() - began:.0f} s; survivors were equal at every epoch")
-    return int(max(float(str(one["stall_s"])) for one in told) > TIMEOUT_S + 5 * INTERVAL_S)
+    return int(max(float(str(one["stall_s"])) for one in told) > WORST_S)
 
 
 if __name__ == "__main__":

@@ -54,8 +54,17 @@ CASES: dict[str, dict[str, Any]] = {
         "expected": [[1.0], [1.0]],
     },
 }
+CASES["fragments"] = {  # two of one element each take turns: H = 6, so that one of them is due at every third step
+    "outer": {"outer_lr": 2.0, "outer_momentum": 0.0, "num_fragments": 2, "sync_every": 6, "stop_after_epochs": 3},
+    "theta": 1.0,
+    "deltas": {"a": [12.0, 12.0], "b": [12.0, 12.0]},
+    "expected": [],
+}
+LOCALS = [[-11, -5], [-17, -23], [-35, -29], [-41, -47], [-59, -53], [-65, -71]]
+GLOBALS = [[-11, 1], [-11, -23], [-35, -23], [-35, -47], [-59, -47], [-59, -71]]
 CODECS = {"means": ("fp32", "bf16"), "weights 1 and 3": ("fp32", "bf16"), "Nesterov": ("fp32", "bf16")}
-PARAMETERS = [(name, codec) for name in CASES for codec in CODECS.get(name, ("fp32",))]
+RUNS = [(name, codec) for name in CASES for codec in CODECS.get(name, ("fp32",))]
+PARAMETERS = [(name, codec) for name, codec in RUNS if name != "fragments"]
 
 
 def options_of(name: str, codec: str, peer: str) -> dict[str, Any]:
@@ -75,7 +84,7 @@ def pair(shared_swarm: Swarm) -> Iterator[list[Member]]:
     """Two peers that go through all cases together."""
     shared_swarm.bootstrap()
     return [
-        shared_swarm.start(peer, "cases.py", cases=[options_of(name, codec, peer) for name, codec in PARAMETERS])
+        shared_swarm.start(peer, "cases.py", cases=[options_of(name, codec, peer) for name, codec in RUNS])
         for peer in ("a", "b")
     ]
 
@@ -96,6 +105,20 @@ def test_two_peers_reach_the_numbers(pair: list[Member], name: str, codec: str) 
             assert line["values"] == line["known"] == here["known"]
             assert line["values"] == pytest.approx(expected, rel=1e-6 if codec == "fp32" else BF16, abs=1e-6)
     assert [len(lines) for lines in rounds] == [len(CASES[name]["expected"])] * 2
+
+
+def test_fragments_take_turns(pair: list[Member]) -> None:
+    """Each fragment is sent and merged at a step of its own, while the other one trains on."""
+    run_id = options_of("fragments", "fp32", "a")["run_id"]
+    for peer in pair:
+        peer.wait_for("done", run=run_id)
+        lines = peer.lines("epoch", run=run_id)
+        assert [line["values"] for line in lines] == LOCALS
+        assert [line["known"] for line in lines] == GLOBALS
+        assert [line["step"] for line in lines] == [3, 6, 9, 12, 15, 18]
+        assert [line["epoch"] for line in lines] == [0, 1, 1, 2, 2, 3]
+    digests = [[line["digest"] for line in peer.lines("epoch", run=run_id)] for peer in pair]
+    assert digests[0] == digests[1]
 
 
 def test_one_peer_alone(swarm: Swarm) -> None:

@@ -1,7 +1,8 @@
 """A peer of several short runs, one after another: `cases` in the options, each a run of its own.
 
 A case: `run_id`, `config`, `theta` (θ₀ of every element), `deltas` (this peer's pseudo-gradient of each element and
-round) and `samples` (reported over each round). Says the model's values after every exchange, and the digest.
+round) and `samples` (reported over each round). Each element is a parameter of its own. Says the model's values after
+every exchange, and the digest.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from p2p_diloco import Peer, PeerConfig
 
 def run(case: dict[str, Any], options: dict[str, Any]) -> None:
     model = nn.Module()
-    w = nn.Parameter(torch.full((len(case["deltas"]),), float(case["theta"])))
-    model.register_parameter("w", w)
-    optimizer = torch.optim.SGD([w], lr=1.0)
+    elements = [nn.Parameter(torch.tensor([float(case["theta"])])) for _ in case["deltas"]]
+    for number, element in enumerate(elements):
+        model.register_parameter(f"w{number}", element)
+    optimizer = torch.optim.SGD(elements, lr=1.0)
     local = PeerConfig(name=options["name"])
     with Peer(
         model,
@@ -34,17 +36,18 @@ def run(case: dict[str, Any], options: dict[str, Any]) -> None:
     ) as peer:
         every = peer.config.sync_every
         while not peer.finished:
-            w.grad = torch.tensor(case["deltas"]) / every
+            for element, delta in zip(elements, case["deltas"], strict=True):
+                element.grad = torch.tensor([delta]) / every
             if case.get("samples"):
                 peer.report(samples=case["samples"] // every)
             optimizer.step()
-            if peer.metrics.local_step % every == 0:
-                known = peer.global_state_dict()["w"].tolist()
+            if peer.metrics.local_step % (every // peer.config.num_fragments) == 0:
+                known = [value.item() for value in peer.global_state_dict().values()]
                 say(
                     "epoch",
                     run=case["run_id"],
                     epoch=peer.epoch,
-                    values=w.detach().tolist(),
+                    values=[element.item() for element in elements],
                     known=known,
                     digest=peer.digest,
                     step=peer.global_step,
