@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -128,3 +130,17 @@ def test_an_address_that_cannot_be_had_names_its_setting(port: int, key: str | N
     with pytest.raises(ConfigError) as caught:
         check_free(foreign, key=key)
     assert (caught.value.key, caught.value.value) == ((key, foreign) if key else ("--host", "203.0.113.7"))
+
+
+@pytest.mark.parametrize("command", ["join", "status", "bootstrap"])
+def test_a_command_that_reaches_nobody_ends_before_torch_is_loaded(command: str, port: int) -> None:
+    """One sentence and exit code 4, in seconds, though somebody listens at the address."""
+    words = [command, "--initial-peers", f"/ip4/127.0.0.1/tcp/{port}/p2p/{ID}"]
+    code = (
+        "import sys; from p2p_diloco.cli import carry_out; "
+        f"code = carry_out({words!r}); sys.exit(99 if 'torch' in sys.modules else code)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 4, ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert "says nothing" in ended.stderr
