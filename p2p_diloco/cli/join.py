@@ -17,7 +17,6 @@ from p2p_diloco.errors import ConfigError, UsageError
 from p2p_diloco.remembered import remembered
 from p2p_diloco.settings import (
     check_paths,
-    check_readable,
     flag,
     make_writable_folder,
     read_settings,
@@ -26,6 +25,7 @@ from p2p_diloco.settings import (
     to_environment,
     without_ours,
 )
+from p2p_diloco.trainer.blocks import Text, load_text
 from p2p_diloco.trainer.config import TrainerConfig
 
 LOOK_EVERY_S = 0.2
@@ -59,10 +59,11 @@ def join_run(
         _check_network(peer)
         return _aggregate(run, peer)
     trainer = _trainer_config(trainer_flags)
+    text = _text(trainer)
     _check_network(peer)
     from p2p_diloco.trainer.train import main
 
-    return main(run.given, peer, trainer)
+    return main(run.given, peer, trainer, text)
 
 
 def needs_initial_peers(peer: PeerConfig) -> None:
@@ -96,8 +97,13 @@ def _trainer_config(flags: Mapping[str, object]) -> TrainerConfig:
         trainer = TrainerConfig.model_validate(dict(flags))
     except ConfigError as error:
         raise respelled(error, {key: flag(key) for key in flags}) from None
-    if trainer.data is not None:
-        check_readable(trainer.data, key=flag("data"))
     if trainer.log_path is not None:
         make_writable_folder(trainer.log_path.parent, key=flag("log_path"), value=trainer.log_path)
     return trainer
+
+
+def _text(trainer: TrainerConfig) -> Text:
+    try:
+        return load_text(trainer.data)
+    except ConfigError as error:
+        raise respelled(error, {"data": flag("data")}) from None

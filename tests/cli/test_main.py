@@ -52,7 +52,7 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         (
             ["join", "--initial-peers", "127.0.0.1:31337"],
             2,
-            "--initial-peers=127.0.0.1:31337 is no multiaddr",
+            "--initial-peers=127.0.0.1:31337 is host:port, no multiaddr",
         ),
         (["status", "--initial-peers", "nowhere"], 2, "--initial-peers=nowhere is no multiaddr"),
         (["bootstrap", "--initial-peers", "nowhere"], 2, "--initial-peers=nowhere is no multiaddr"),
@@ -65,7 +65,7 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         ([*TO, "--overlap-steps", "2"], 3, "--overlap-steps=2 is not in this version yet"),
         ([*TO, "--outer-lr", "-1"], 3, "--outer-lr=-1"),
         ([*TO, "--config", "/no/such/file"], 3, "--config=/no/such/file can't be read"),
-        ([*TO, "--data", "/no/such/text"], 3, "--data=/no/such/text can't be read"),
+        ([*TO, "--data", "/no/such/text"], 3, "--data=/no/such/text does not exist"),
         ([*TO, "--width", "3", "--heads", "2"], 3, "--width=3 is not a multiple of heads=2"),
         (
             [*TO, "--checkpoint-dir", "/dev/null/x"],

@@ -11,18 +11,9 @@ import pytest
 import torch
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.trainer import text as text_module
-from p2p_diloco.trainer.text import (
-    BLOCK_BYTES,
-    Batches,
-    Block,
-    Text,
-    held_out_batches,
-    joined,
-    load_text,
-    own_part,
-    training_part,
-)
+from p2p_diloco.trainer import blocks as blocks_module
+from p2p_diloco.trainer.blocks import BLOCK_BYTES, Block, Text, load_text
+from p2p_diloco.trainer.text import Batches, held_out_batches, joined, own_part, training_part
 
 
 def _prose(size: int, seed: int = 0) -> bytes:
@@ -105,7 +96,7 @@ def test_no_more_is_read_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Memory is bounded, and the user is told."""
-    monkeypatch.setattr(text_module, "MAX_TEXT_BYTES", 1000)
+    monkeypatch.setattr(blocks_module, "MAX_TEXT_BYTES", 1000)
     for number in range(4):
         (tmp_path / f"{number}.txt").write_bytes(_prose(400))
     text = load_text(tmp_path)
