@@ -116,6 +116,25 @@ def test_too_little_text_is_the_users_error(tmp_path: Path, content: bytes) -> N
         load_text(tmp_path / "little.txt")
 
 
+@pytest.mark.parametrize(
+    ("names", "skipped"),
+    [
+        (["a.txt"], "too little;"),
+        ([".a", "b.txt"], "too little (hidden files skipped);"),
+        (["a.bin"], "too little (1 file that looks binary skipped);"),
+        ([".git/a", "b.bin", "c.bin", "d.txt"], "too little (hidden files and 2 files that look binary skipped);"),
+    ],
+)
+def test_too_little_text_names_what_was_skipped(tmp_path: Path, names: list[str], skipped: str) -> None:
+    """Who sees files in the folder is told why they don't count."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"\0" if name.endswith(".bin") else b"short")
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path)
+    assert skipped in str(caught.value)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable to root")
 @pytest.mark.parametrize("name", ["", "text.txt"])
 def test_text_that_can_not_be_read_is_the_users_error(tmp_path: Path, name: str) -> None:
