@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from typer.core import TyperCommand
 
 from p2p_diloco.config import bare_type
-from p2p_diloco.errors import shown
+from p2p_diloco.errors import UsageError, shown
 from p2p_diloco.settings import flag
 
 Logs = Literal["auto", "rich", "plain", "json"]
@@ -62,7 +62,10 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
 
 
 def gather_lists(arguments: Sequence[str], lists: Sequence[str]) -> list[str]:
-    """Let an option that takes a list take all values up to the next option: ``--to A B`` is ``--to A,B``."""
+    """Let an option that takes a list take all values up to the next option: ``--to A B`` is ``--to A,B``.
+
+    Raises UsageError if one is named without a value.
+    """
     gathered: list[str] = []
     rest = list(arguments)
     while rest:
@@ -74,6 +77,8 @@ def gather_lists(arguments: Sequence[str], lists: Sequence[str]) -> list[str]:
         values = [rest.pop(0)] if rest and not equals and not rest[0].startswith("-") else []
         while rest and (values or equals) and not rest[0].startswith("-"):
             values.append(rest.pop(0))
+        if not values and not equals:
+            raise UsageError("names no value", key=with_dashes(name), mend="give one or more after it")
         if values and equals:
             gathered[-1] = ",".join([token, *values])
         elif values:
@@ -88,7 +93,8 @@ class ListsAndCommand(TyperCommand):
         """Parse what is ours; a command after ``--`` is left in ``ctx.obj``."""
         ours, ctx.obj = split_command(args)
         lists = [name for option in self.params if getattr(option, "multiple", False) for name in option.opts]
-        return super().parse_args(ctx, gather_lists(ours, lists))
+        unfinished = ctx.resilient_parsing  # a shell asks what may come next: nothing is an error yet
+        return super().parse_args(ctx, ours if unfinished else gather_lists(ours, lists))
 
 
 def _parameter(model: type[BaseModel], key: str, panel: str) -> inspect.Parameter:

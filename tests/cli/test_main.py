@@ -48,7 +48,8 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         (["join", "--no-such-flag"], 2, "--no-such-flag"),
         (["join"], 2, "--initial-peers names no address"),
         (["status"], 2, "--initial-peers names no address"),
-        (["join", "--initial-peers"], 2, "--initial-peers"),
+        (["join", "--initial-peers"], 2, "--initial-peers names no value; give one or more after it"),
+        (["join", "--initial-peers", "--sync-every", "5"], 2, "--initial-peers names no value"),
         (
             ["join", "--initial-peers", "127.0.0.1:31337"],
             2,
