@@ -15,9 +15,10 @@ import typer
 from pydantic import BaseModel
 from typer.core import TyperCommand
 
-from p2p_diloco.config import bare_type
+from p2p_diloco.config import PeerConfig, RunConfig, bare_type
 from p2p_diloco.errors import UsageError, shown
 from p2p_diloco.settings import flag
+from p2p_diloco.trainer.config import TrainerConfig
 
 Logs = Literal["auto", "rich", "plain", "json"]
 
@@ -45,6 +46,12 @@ def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[...,
 def given(model: type[BaseModel], flags: Mapping[str, object]) -> dict[str, object]:
     """The values of those of the model's flags that were given."""
     return {key: flags[key] for key in model.model_fields if flags.get(key) not in (None, [])}
+
+
+def as_flag(key: str) -> str:
+    """A setting's key as its flag; any other key (a flag, a variable, a part of a setting) as it is."""
+    models: tuple[type[BaseModel], ...] = (RunConfig, PeerConfig, TrainerConfig)
+    return flag(key) if any(key in model.model_fields for model in models) else key
 
 
 def with_dashes(name: str) -> str:

@@ -17,7 +17,7 @@ import pytest
 from p2p_diloco import __version__
 from p2p_diloco.cli import app as app_module
 from p2p_diloco.cli import carry_out
-from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError
+from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, NoBootstrapReached, P2PDilocoError
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 TO = ["join", "--initial-peers", ADDRESS]
@@ -92,7 +92,7 @@ def mistakes() -> list[tuple[list[str], int, str]]:
             "--identity-path=/dev/null/x can't be written",
         ),
         (["bootstrap", "--host-maddrs", ADDRESS], 2, "names a peer"),
-        (["status", "--initial-peers", ADDRESS], 4, "/tcp/9/"),
+        (["status", "--initial-peers", ADDRESS], 4, "--initial-peers can't be reached: /ip4/127.0.0.1/tcp/9/"),
         (["bootstrap", "--initial-peers", ADDRESS], 4, "nothing listens there"),
         (TO, 4, "nothing listens there"),
         ([*TO, "--role", "aggregator"], 4, "nothing listens there"),
@@ -135,7 +135,17 @@ def test_further_ranks_of_torchrun_are_refused(
 @pytest.mark.parametrize(
     ("raised", "code", "told"),
     [
-        (GaveUpWaiting("nobody came", key="wait_timeout", value=3), 7, "wait_timeout=3 nobody came"),
+        (GaveUpWaiting("nobody came", key="wait_timeout", value=3), 7, ": --wait-timeout=3 nobody came"),
+        (NoBootstrapReached("can't be reached", key="initial_peers"), 4, ": --initial-peers can't be reached"),
+        (ConfigError("is too much", key="context", value=9), 3, ": --context=9 is too much"),
+        (ConfigError("may not be set", key="outer_options.foreach"), 3, ": outer_options.foreach may not be set"),
+        (ConfigError("is wrong", key="run.toml: sync_every"), 3, ": run.toml: sync_every is wrong"),
+        (ConfigError("is wrong", key="P2P_DILOCO_SYNC_EVERY"), 3, ": P2P_DILOCO_SYNC_EVERY is wrong"),
+        (
+            ConfigMismatch([("sync_every", 4, 8), ("codec", "fp32", "bf16")], run_id="main"),
+            5,
+            ": --run-id=main differs from this peer's settings in --sync-every (the run's 4 / yours 8), --codec (",
+        ),
         (P2PDilocoError("broke"), 1, "broke"),
         (
             RuntimeError("three\nlines\nlong"),
@@ -153,7 +163,8 @@ def test_whatever_is_raised_becomes_a_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Errors become exit codes in one place, and a fault of ours is told as such."""
+    """Errors become sentences and exit codes in one place: settings are written as flags, and a fault of ours is told
+    as such."""
 
     def fail(*_: object, **__: object) -> None:
         raise raised
