@@ -30,7 +30,7 @@ test: $(STAMP)  ## style, types, unit tests, simulated worlds, and peers in proc
 test-fast: $(STAMP)  ## what takes less than two minutes
 	$(BIN)/python -m pytest -m "not real and not slow"
 
-chaos: $(STAMP)  ## links cut and throttled, spoilt wires, full disks, 10,000 simulated worlds; half an hour
+chaos: $(STAMP)  ## links cut (as root on Linux, else skipped), spoilt wires, 10,000 simulated worlds; half an hour
 	$(BIN)/p2p-diloco simulate --seeds 10000
 	$(BIN)/python -m pytest -m chaos
 
