@@ -1,8 +1,9 @@
-# Everything a contributor runs. `make test` is what CI runs, and needs nothing but a Python from 3.10 to 3.12 and the net.
+# Everything a contributor runs. `make test` is what CI runs; it needs a Python from 3.10 to 3.12, the net, and no more.
 
 # The newest interpreter that fits and answers (a version manager's stand-in may be found and not work).
 FITS := import sys, venv; assert (3, 10) <= sys.version_info < (3, 13); print(sys.executable)
-PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3 python; do $$p -c "$(FITS)" 2>/dev/null && break; done)
+PYTHON ?= $(shell for p in python3.12 python3.11 python3.10 python3 python; do \
+	$$p -c "$(FITS)" 2>/dev/null && break; done)
 VENV ?= .venv
 # What pip installs as torch, before anything that depends on it. On Linux PyPI's build brings CUDA along, 2 GB of it;
 # without: make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
@@ -30,7 +31,7 @@ test: $(STAMP)  ## style, types, unit tests, simulated worlds, and peers in proc
 test-fast: $(STAMP)  ## what takes less than two minutes
 	$(BIN)/python -m pytest -m "not real and not slow"
 
-chaos: $(STAMP)  ## links cut and throttled, spoilt wires, full disks, 10,000 simulated worlds; half an hour
+chaos: $(STAMP)  ## links cut (as root on Linux, else skipped), spoilt wires, 10,000 simulated worlds; half an hour
 	$(BIN)/p2p-diloco simulate --seeds 10000
 	$(BIN)/python -m pytest -m chaos
 

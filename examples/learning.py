@@ -17,10 +17,11 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
 from p2p_diloco.tensors.outer import OuterOptimizer
+from p2p_diloco.trainer.blocks import load_text
 from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
 from p2p_diloco.trainer.schedule import learning_rate
-from p2p_diloco.trainer.text import Batches, held_out_batches, load_text, training_part
+from p2p_diloco.trainer.text import Batches, held_out_batches, training_part
 from p2p_diloco.trainer.train import mean_loss, new_optimizer, warm_start
 
 TRAINER = TrainerConfig()

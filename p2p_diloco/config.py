@@ -42,7 +42,7 @@ LIVE_KEYS = frozenset({"outer_lr", "outer_momentum", "stop_after_epochs", "stop_
 run that is going on comes in a later version.
 """
 
-_THIS_VERSION_HAS: Mapping[str, tuple[object, ...]] = {
+THIS_VERSION_HAS: Mapping[str, tuple[object, ...]] = {
     "mode": ("sync",),
     "overlap_steps": (0,),
     "merge": ("mix",),
@@ -93,8 +93,8 @@ class Settings(BaseModel):
             raise _explained(cls, error.errors()[0]) from None
 
     def _is_in_this_version(self) -> None:
-        for key in _THIS_VERSION_HAS.keys() & type(self).model_fields.keys():
-            value, had = getattr(self, key), _THIS_VERSION_HAS[key]
+        for key in THIS_VERSION_HAS.keys() & type(self).model_fields.keys():
+            value, had = getattr(self, key), THIS_VERSION_HAS[key]
             if value not in had:
                 mend = "choose " + " or ".join(shown(choice) for choice in had)
                 raise ConfigError("is not in this version yet", key=key, value=value, mend=mend)
@@ -332,7 +332,7 @@ class PeerConfig(Settings):
         description="Seconds to wait, after a start from a checkpoint, for as many peers as the last round had.",
     )
     wait_timeout: Seconds = Field(
-        default=300.0, description="Seconds to wait for a bootstrap, the run's settings and start_peers."
+        default=300.0, description="Seconds to wait for the run to be founded, for its state, and for start_peers."
     )
 
     @field_validator("initial_peers")

@@ -21,7 +21,7 @@ An interrupt (^C, SIGTERM) is no error: the command line turns it into 130 or 14
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar
 
 MAX_SHOWN = 8
@@ -47,10 +47,17 @@ class P2PDilocoError(Exception):
     @property
     def sentence(self) -> str:
         """What is wrong, with which value, and what to do, on one line without a closing dot."""
-        subject = (
-            f"{self.key}={self.value} " if self.key and self.value else f"{self.key} " if self.key else ""
-        )
-        return f"{subject}{self.wrong}" + (f"; {self.mend}" if self.mend else "")
+        return self.spelled(str)
+
+    def spelled(self, spell: Callable[[str], str]) -> str:
+        """The sentence, with keys as `spell` writes them."""
+        key = spell(self.key)
+        subject = f"{key}={self.value} " if key and self.value else f"{key} " if key else ""
+        return f"{subject}{self._wrong_as(spell)}" + (f"; {self.mend}" if self.mend else "")
+
+    def _wrong_as(self, spell: Callable[[str], str]) -> str:
+        """`wrong`, with the keys in it as `spell` writes them."""
+        return self.wrong
 
     def to_wire(self) -> dict[str, object]:
         """The error as plain values that msgpack carries; `from_wire` gives it back."""
@@ -104,15 +111,16 @@ class ConfigMismatch(Refused):
     def __init__(self, differences: Sequence[tuple[str, object, object]], *, run_id: str) -> None:
         self.differences = tuple((key, shown(theirs), shown(mine)) for key, theirs, mine in differences)
         self.run_id = run_id
-        listed = _listed(
-            [f"{key} (the run's {theirs} / yours {mine})" for key, theirs, mine in self.differences]
-        )
         super().__init__(
-            f"differs from this peer's settings in {listed}",
+            self._wrong_as(str),
             key="run_id",
             value=run_id,
             mend="leave these out to take the run's, or choose another run id",
         )
+
+    def _wrong_as(self, spell: Callable[[str], str]) -> str:
+        listed = [f"{spell(key)} (the run's {theirs} / yours {mine})" for key, theirs, mine in self.differences]
+        return _one_line(f"differs from this peer's settings in {_listed(listed)}")
 
     def to_wire(self) -> dict[str, object]:
         """As the base, with the differences."""

@@ -54,7 +54,7 @@ def _default(model: type[BaseModel], key: str) -> str:
 def _meaning(model: type[BaseModel], key: str) -> str:
     field = model.model_fields[key]
     choices = _choices(field.annotation)
-    had = config._THIS_VERSION_HAS.get(key)
+    had = config.THIS_VERSION_HAS.get(key)
     allowed = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if len(choices) > 1 else ""
     only = f" In this version: {', '.join(shown(value) for value in had)}." if had is not None else ""
     return f"{field.description}{allowed}{only}".replace("|", "\\|")

@@ -71,6 +71,15 @@ def test_a_mismatch_shows_both_values() -> None:
     assert "nesterov (the run's on / yours off)" in text
 
 
+def test_keys_can_be_spelled_otherwise() -> None:
+    """Where a user writes settings in another way, the sentence can too; the error itself stays as it is."""
+    for error in EVERY_KIND:
+        before = str(error)
+        assert error.spelled(str) == before == str(error)
+        assert not error.key or error.spelled(str.upper).startswith(error.key.upper())
+    assert "SYNC_EVERY (the run's 500" in ConfigMismatch([("sync_every", 500, 1)], run_id="a").spelled(str.upper)
+
+
 def test_a_long_list_is_cut() -> None:
     """A model that differs everywhere still gives one readable sentence."""
     error = ModelMismatch([f"layer {index}" for index in range(100)], run_id="main")

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import p2p_diloco
 
+ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 HEAVY = ("torch", "hivemind", "numpy", "grpc", "matplotlib")
 
 
 def loaded_after(code: str) -> set[str]:
     """The heavy libraries that a fresh interpreter has loaded after running `code`."""
+    return loaded_and_told(code)[0]
+
+
+def loaded_and_told(code: str) -> tuple[set[str], str]:
+    """The same, and what came on stderr."""
     full = (
         "import atexit, json, sys\n"
         "@atexit.register\n"
@@ -23,7 +30,8 @@ def loaded_after(code: str) -> set[str]:
         f"{code}"
     )
     result = subprocess.run([sys.executable, "-c", full], capture_output=True, text=True, timeout=60)
-    return set(json.loads(result.stderr.strip().splitlines()[-1]))
+    *told, loaded = result.stderr.strip().splitlines()
+    return set(json.loads(loaded)), "\n".join(told)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +49,14 @@ def loaded_after(code: str) -> set[str]:
 def test_nothing_heavy_is_loaded(code: str) -> None:
     """Neither help nor a mistyped address waits for a deep learning library."""
     assert loaded_after(code) == set()
+
+
+def test_a_folder_without_text_is_told_without_torch(tmp_path: Path) -> None:
+    """Who named the wrong folder is told so at once."""
+    arguments = ["join", "--initial-peers", ADDRESS, "--data", str(tmp_path)]
+    loaded, told = loaded_and_told(f"from p2p_diloco.cli import main; main({arguments})")
+    assert f"--data={tmp_path} holds 0 bytes of text" in told
+    assert loaded == set()
 
 
 def test_the_probe_sees_a_heavy_library() -> None:

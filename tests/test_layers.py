@@ -83,7 +83,7 @@ def test_core_is_pure(path: Path) -> None:
     ("library", "homes"),
     [
         ("hivemind", {"net/hivemind.py"}),
-        ("torch", {"tensors", "node", "peer", "trainer", "simulate"}),
+        ("torch", {"tensors", "node", "peer", "trainer"}),
         ("typer", {"cli"}),
         ("rich", {"cli", "observe"}),
     ],

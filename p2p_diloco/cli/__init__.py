@@ -1,8 +1,8 @@
-"""The command line: `p2p-diloco bootstrap`, `join`, `status`, `demo`.
+"""The command line: `p2p-diloco bootstrap`, `join`, `status`, `demo`, `simulate`.
 
 Law: flags in, exit codes out. Commands say what they want and raise what goes wrong; this file alone turns
-that into one sentence on stderr and an exit code (`p2p_diloco.errors` has the table). Nothing here imports
-torch or hivemind until a command needs it.
+that into one sentence on stderr, in which a setting is written as its flag, and an exit code
+(`p2p_diloco.errors` has the table). Nothing here imports torch or hivemind until a command needs it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def carry_out(arguments: Sequence[str]) -> int:
 
         code = app(args=list(arguments), prog_name="p2p-diloco", standalone_mode=False)
     except P2PDilocoError as error:
-        return _told(str(error), error.exit_code, "--debug" in ours)
+        from p2p_diloco.cli.flags import as_flag
+
+        return _told(error.spelled(as_flag), error.exit_code, "--debug" in ours)
     except typer.TyperException as error:
         return _told(_sentence(error.format_message()), 2, "--debug" in ours)
     except BrokenPipeError:

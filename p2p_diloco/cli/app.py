@@ -64,7 +64,9 @@ def bootstrap(
     ] = None,
     identity_path: Annotated[
         Path | None,
-        typer.Option(help="File that keeps its identity, and so its address, across restarts; unset: a new one."),
+        typer.Option(
+            help="File that keeps its identity, and so its address, across restarts; unset: a new one.", metavar="PATH"
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON object.")] = False,
     logs: Logs = "auto",
@@ -89,7 +91,7 @@ def bootstrap(
 def join(
     ctx: typer.Context,
     config: Annotated[
-        Path | None, typer.Option(help="TOML file with settings; flags and environment come first.")
+        Path | None, typer.Option(help="TOML file with settings; flags and environment come first.", metavar="PATH")
     ] = None,
     logs: Logs = "auto",
     debug: Debug = False,
@@ -113,7 +115,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="JSON, described in docs/status.md.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two looks.", metavar="X")] = 2.0,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.", metavar="PATH")] = None,
     logs: Logs = "auto",
     debug: Debug = False,
 ) -> None:

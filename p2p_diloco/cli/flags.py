@@ -15,9 +15,10 @@ import typer
 from pydantic import BaseModel
 from typer.core import TyperCommand
 
-from p2p_diloco.config import bare_type
-from p2p_diloco.errors import shown
+from p2p_diloco.config import THIS_VERSION_HAS, PeerConfig, RunConfig, bare_type
+from p2p_diloco.errors import UsageError, shown
 from p2p_diloco.settings import flag
+from p2p_diloco.trainer.config import TrainerConfig
 
 Logs = Literal["auto", "rich", "plain", "json"]
 
@@ -47,6 +48,12 @@ def given(model: type[BaseModel], flags: Mapping[str, object]) -> dict[str, obje
     return {key: flags[key] for key in model.model_fields if flags.get(key) not in (None, [])}
 
 
+def as_flag(key: str) -> str:
+    """A setting's key as its flag; any other key (a flag, a variable, a part of a setting) as it is."""
+    models: tuple[type[BaseModel], ...] = (RunConfig, PeerConfig, TrainerConfig)
+    return flag(key) if any(key in model.model_fields for model in models) else key
+
+
 def with_dashes(name: str) -> str:
     """An option's name as we spell it, so that ``--initial_peers`` is ``--initial-peers``."""
     return name.replace("_", "-")
@@ -62,7 +69,10 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
 
 
 def gather_lists(arguments: Sequence[str], lists: Sequence[str]) -> list[str]:
-    """Let an option that takes a list take all values up to the next option: ``--to A B`` is ``--to A,B``."""
+    """Let an option that takes a list take all values up to the next option: ``--to A B`` is ``--to A,B``.
+
+    Raises UsageError if one is named without a value.
+    """
     gathered: list[str] = []
     rest = list(arguments)
     while rest:
@@ -74,6 +84,8 @@ def gather_lists(arguments: Sequence[str], lists: Sequence[str]) -> list[str]:
         values = [rest.pop(0)] if rest and not equals and not rest[0].startswith("-") else []
         while rest and (values or equals) and not rest[0].startswith("-"):
             values.append(rest.pop(0))
+        if not values and not equals:
+            raise UsageError("names no value", key=with_dashes(name), mend="give one or more after it")
         if values and equals:
             gathered[-1] = ",".join([token, *values])
         elif values:
@@ -88,7 +100,8 @@ class ListsAndCommand(TyperCommand):
         """Parse what is ours; a command after ``--`` is left in ``ctx.obj``."""
         ours, ctx.obj = split_command(args)
         lists = [name for option in self.params if getattr(option, "multiple", False) for name in option.opts]
-        return super().parse_args(ctx, gather_lists(ours, lists))
+        unfinished = ctx.resilient_parsing  # a shell asks what may come next: nothing is an error yet
+        return super().parse_args(ctx, ours if unfinished else gather_lists(ours, lists))
 
 
 def _parameter(model: type[BaseModel], key: str, panel: str) -> inspect.Parameter:
@@ -96,7 +109,10 @@ def _parameter(model: type[BaseModel], key: str, panel: str) -> inspect.Paramete
     kind = bare_type(field.annotation)
     default = field.get_default(call_default_factory=True)
     names = [flag(key)] if kind is not bool else [f"{flag(key)}/--no-{key.replace('_', '-')}"]
-    told = f" [dim](default {shown(default)})[/dim]" if default not in (None, (), {}) else ""
+    notes = [f"default {shown(default)}"] if default not in (None, (), {}) else []
+    if key in THIS_VERSION_HAS:
+        notes.append(f"in this version: {', '.join(shown(value) for value in THIS_VERSION_HAS[key])}")
+    told = f" [dim]({'; '.join(notes)})[/dim]" if notes else ""
     option = typer.Option(
         *names,
         help=f"{field.description}{told}",

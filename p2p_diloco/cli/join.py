@@ -13,19 +13,18 @@ from pathlib import Path
 from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.cli.wrap import run_command
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.errors import ConfigError, UsageError
+from p2p_diloco.errors import UsageError
 from p2p_diloco.remembered import remembered
 from p2p_diloco.settings import (
     check_paths,
-    check_readable,
     flag,
     make_writable_folder,
     read_settings,
     refuse_further_ranks,
-    respelled,
     to_environment,
     without_ours,
 )
+from p2p_diloco.trainer.blocks import load_text
 from p2p_diloco.trainer.config import TrainerConfig
 
 LOOK_EVERY_S = 0.2
@@ -59,10 +58,11 @@ def join_run(
         _check_network(peer)
         return _aggregate(run, peer)
     trainer = _trainer_config(trainer_flags)
+    text = load_text(trainer.data)
     _check_network(peer)
     from p2p_diloco.trainer.train import main
 
-    return main(run.given, peer, trainer)
+    return main(run.given, peer, trainer, text)
 
 
 def needs_initial_peers(peer: PeerConfig) -> None:
@@ -92,12 +92,7 @@ def _aggregate(run: RunConfig, peer: PeerConfig) -> int:
 
 
 def _trainer_config(flags: Mapping[str, object]) -> TrainerConfig:
-    try:
-        trainer = TrainerConfig.model_validate(dict(flags))
-    except ConfigError as error:
-        raise respelled(error, {key: flag(key) for key in flags}) from None
-    if trainer.data is not None:
-        check_readable(trainer.data, key=flag("data"))
+    trainer = TrainerConfig.model_validate(dict(flags))
     if trainer.log_path is not None:
         make_writable_folder(trainer.log_path.parent, key=flag("log_path"), value=trainer.log_path)
     return trainer

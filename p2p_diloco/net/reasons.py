@@ -12,6 +12,7 @@ from p2p_diloco.errors import NoBootstrapReached
 
 _TIMED_OUT = "timed out: a firewall, or no such machine"
 _UNKNOWN = "nobody knows where it is"
+_CLOSED = "connection closed at once: who listens there is just ending, or is no p2p-diloco"
 _MEANINGS = {
     "connection refused": "connection refused: nothing listens there",
     "protocols not supported": "it isn't in this run, or speaks another version",
@@ -23,7 +24,11 @@ _MEANINGS = {
     "dial backoff": "couldn't be dialled a moment ago",
     "routing: not found": _UNKNOWN,
     "no addresses": _UNKNOWN,
+    "connection reset by peer": _CLOSED,
+    "security protocol: EOF": _CLOSED,
+    "negotiate security protocol": "something else answers there, no p2p-diloco",  # after all that it may say
 }
+"""The first that is found counts."""
 
 _NOBODY = ("connection refused", "connection reset by peer", "broken pipe", "security protocol: EOF")
 _NOTHING_NEW = ("dial backoff", "connection failed")

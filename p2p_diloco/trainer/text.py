@@ -1,88 +1,21 @@
-"""Real text as bytes: what the built-in trainer learns from, and what it is judged by.
+"""Blocks of text as tensors: which of them a peer trains on, and the windows that it draws from them.
 
-Law: reading, splitting and drawing. Every result is a function of the text, a seed and a key, so that a
-restarted peer draws what it would have drawn; no model, no run and no clock are known here.
-
-The text is cut in blocks (a file, or a part of a long one). A block's *name* decides whether it is held
-out: peers that read the same text hold out the same blocks, and no held-out byte is ever trained on.
+Law: choosing and drawing. Every result is a function of the text, a seed and a key, so that a restarted peer
+draws what it would have drawn; no file, no model, no run and no clock are known here.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import os
-import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.trainer.blocks import Block, Text, hash_of
 
-BLOCK_BYTES = 32 * 1024
-"""Longest block; most source files are a single one."""
 OWN_PART = 3
 """A peer's own part is one block in this many."""
-HELD_OUT_SHARE = 1 / 16
-MAX_TEXT_BYTES = 64 * 1024 * 1024
-"""What is read at most: the text lives in memory, and this trainer is for small models."""
-BINARY_PROBE_BYTES = 8 * 1024
-"""A file with a zero byte this near its start is taken for binary and skipped."""
-
-LIBRARY_FILE_BYTES = range(1024, 256 * 1024)
-"""Sizes of standard library files worth reading: below are stubs, above generated tables."""
-LIBRARY_SKIPPED = frozenset(
-    {"__pycache__", "dist-packages", "encodings", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
-    | {"test", "tests", "turtledemo"}
-)
-"""Folders of the standard library that aren't it, that not every machine has, or that are tables and not
-prose.
-"""
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A run of bytes and the name that its place is decided by."""
-
-    name: str
-    content: bytes
-
-    @property
-    def rank(self) -> float:
-        """A number in [0, 1) drawn from the name: the same on every machine."""
-        return _hash(self.name) / 2**64
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """Blocks to train on and blocks to be judged by; no block is in both."""
-
-    training: tuple[Block, ...]
-    held_out: tuple[Block, ...]
-
-
-def load_text(data: Path | None = None) -> Text:
-    """Read a file or a folder of text, or with None the Python standard library's own sources, and split it.
-
-    Raises ConfigError when there is nothing there, it can't be read, or it is too short to hold a part of
-    it out.
-    """
-    blocks = list(_library_blocks() if data is None else _blocks_at(data))
-    held_out = [block for block in blocks if block.rank < HELD_OUT_SHARE]
-    if blocks and not held_out:
-        held_out = [min(blocks, key=lambda block: block.rank)]
-    names = {block.name for block in held_out}
-    training = [block for block in blocks if block.name not in names]
-    if not training:
-        raise _unusable(
-            data, f"holds {sum(len(block.content) for block in blocks)} bytes of text, which is too little"
-        )
-    return Text(tuple(training), tuple(held_out))
 
 
 def joined(blocks: tuple[Block, ...]) -> Tensor:
@@ -111,7 +44,7 @@ def own_part(text: Text, key: str, context: int) -> Tensor:
     third (more if these are no longer than `context`). So nobody has to know the others: two peers have about a third
     of their parts in common, and k peers together train on 1 − (2/3)^k of the text.
     """
-    ranked = sorted(text.training, key=lambda block: (_hash(f"{key}/{block.name}"), block.name))
+    ranked = sorted(text.training, key=lambda block: (hash_of(f"{key}/{block.name}"), block.name))
     count = -(-len(ranked) // OWN_PART)
     while count < len(ranked) and sum(len(block.content) for block in ranked[:count]) <= context:
         count += 1
@@ -132,7 +65,7 @@ class Batches:
         self.batch_size = batch_size
         self.context = context
         self.position = 0
-        self._seed = _hash(f"{seed}:{key}")
+        self._seed = hash_of(f"{seed}:{key}")
 
     def __next__(self) -> tuple[Tensor, Tensor]:
         """Input and target, each int64 [batch_size, context]; a target is the byte after its input."""
@@ -174,78 +107,3 @@ def _check_length(content: Tensor, context: int) -> None:
             value=context,
             mend="give more text in data, or make context smaller",
         )
-
-
-def _library_blocks() -> Iterator[Block]:
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in _files_at(root, skipped=LIBRARY_SKIPPED):
-        if path.suffix == ".py" and path.stat().st_size in LIBRARY_FILE_BYTES:
-            yield from _cut(path.relative_to(root).as_posix(), path.read_bytes())
-
-
-def _blocks_at(data: Path) -> Iterator[Block]:
-    if not os.path.exists(data):  # unlike Path.exists, False too where a folder on the way can't be entered
-        raise _unusable(data, "does not exist")
-    left = MAX_TEXT_BYTES
-    for path in _files_at(data):
-        try:
-            with path.open("rb") as file:
-                content = file.read(left + 1)
-        except OSError as error:
-            raise _unreadable(data, error) from None
-        if b"\0" in content[:BINARY_PROBE_BYTES]:
-            continue
-        # A lone file goes by no name, so that copies under other names are split alike.
-        yield from _cut("" if path == data else path.relative_to(data).as_posix(), content[:left])
-        left -= len(content)
-        if left < 0:
-            log.warning("data=%s holds more than %d MiB: the rest is left out", data, MAX_TEXT_BYTES >> 20)
-            return
-
-
-def _files_at(data: Path, skipped: frozenset[str] = frozenset()) -> list[Path]:
-    """The file itself, or a folder's files, in an order that every machine agrees on. Hidden files and
-    folders are left out, and so are folders whose name is in `skipped`.
-    """
-    if not data.is_dir():
-        return [data]
-
-    def stop(error: OSError) -> None:
-        raise _unreadable(data, error)
-
-    found: list[Path] = []
-    for folder, inner, names in os.walk(data, onerror=stop):
-        # Assigned in place, which keeps the walk out of the others.
-        inner[:] = [name for name in inner if not name.startswith(".") and name not in skipped]
-        found += [Path(folder, name) for name in names if not name.startswith(".")]
-    found = [path for path in found if path.is_file()]  # no pipes, no dangling links
-    return sorted(found, key=lambda path: path.relative_to(data).as_posix())
-
-
-def _cut(name: str, content: bytes) -> Iterator[Block]:
-    for number, start in enumerate(range(0, len(content), BLOCK_BYTES)):
-        yield Block(f"{name}:{number}", content[start : start + BLOCK_BYTES])
-
-
-def _hash(text: str) -> int:
-    """64 bits that depend on the text alone (Python's own hash differs from process to process)."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-
-
-def _unreadable(data: Path, error: OSError) -> ConfigError:
-    return _unusable(data, f"can't be read ({(error.strerror or 'no reason given').lower()})")
-
-
-def _unusable(data: Path | None, wrong: str) -> ConfigError:
-    if data is None:
-        return ConfigError(
-            "has no sources to train on here",
-            key="the Python standard library",
-            mend="give text of your own in data",
-        )
-    return ConfigError(
-        wrong,
-        key="data",
-        value=data,
-        mend=f"name a file or a folder with more than {BLOCK_BYTES} bytes of text, or leave it out",
-    )

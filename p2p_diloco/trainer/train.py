@@ -23,11 +23,12 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer import Peer
 from p2p_diloco.trainer.alone import Alone, Participant
+from p2p_diloco.trainer.blocks import Text, load_text
 from p2p_diloco.trainer.config import TrainerConfig
 from p2p_diloco.trainer.gpt import GPT, GPTConfig
 from p2p_diloco.trainer.progress import Progress, Stopped, log
 from p2p_diloco.trainer.schedule import learning_rate, run_horizon
-from p2p_diloco.trainer.text import Batches, held_out_batches, load_text, own_part, training_part
+from p2p_diloco.trainer.text import Batches, held_out_batches, own_part, training_part
 
 BETAS = (0.9, 0.95)
 """AdamW's, as GPT-like models are trained."""
@@ -41,12 +42,15 @@ class Terminated(KeyboardInterrupt):
 
 
 def main(
-    run_config: Mapping[str, object], peer_config: PeerConfig | None, trainer_config: TrainerConfig
+    run_config: Mapping[str, object],
+    peer_config: PeerConfig | None,
+    trainer_config: TrainerConfig,
+    text: Text | None = None,
 ) -> int:
     """Train until the run ends, `steps` are made, or ^C or SIGTERM comes; the exit status.
 
     `run_config` holds the run's settings that were given. With `peer_config=None` no run is named: train
-    alone, on the whole text.
+    alone, on the whole text. `text` is what `data` names, where that has been read already.
 
     Raises:
         ConfigError: the text, the device or the log file can't be used; and whatever `Peer` raises.
@@ -54,7 +58,7 @@ def main(
     run, config = RunConfig.model_validate(dict(run_config)), trainer_config
     if config.threads is not None:
         torch.set_num_threads(config.threads)
-    text = load_text(config.data)
+    text = text or load_text(config.data)
     fixed = training_part(text, config.num_shards or 1, config.shard_index)
     draw = partial(Batches, batch_size=config.batch_size, context=config.context, seed=config.seed)
     judged = list(

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from p2p_diloco.cli.app import app
 from p2p_diloco.cli.flags import gather_lists, split_command, with_dashes
-from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.config import THIS_VERSION_HAS, PeerConfig, RunConfig
+from p2p_diloco.errors import UsageError, shown
 from p2p_diloco.settings import flag
 from p2p_diloco.trainer.config import TrainerConfig
 
@@ -39,14 +40,21 @@ def test_help_tells_panels_and_defaults(join_help: str) -> None:
     assert "--no-nesterov" in join_help
 
 
+@pytest.mark.parametrize("key", THIS_VERSION_HAS)
+def test_help_tells_what_this_version_has(join_help: str, key: str) -> None:
+    """Nobody learns only from an error which of a setting's values are refused today."""
+    only = ", ".join(shown(value) for value in THIS_VERSION_HAS[key])
+    told = join_help[join_help.index(f"{flag(key)} ") :]
+    assert f"in this version: {only})" in " ".join(told[:1000].replace("│", " ").split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "gathered"),
     [
         (["--to", "a", "b", "--x", "1"], ["--to", "a,b", "--x", "1"]),
         (["--to", "a"], ["--to", "a"]),
         (["--to=a", "b", "--via", "c", "d"], ["--to=a,b", "--via", "c,d"]),
-        (["--to", "--x"], ["--to", "--x"]),
-        (["--to"], ["--to"]),
+        (["--to=", "--x"], ["--to=", "--x"]),
         (["--to", "a,b", "c", "--to", "d"], ["--to", "a,b,c", "--to", "d"]),
         (["--x", "1", "2"], ["--x", "1", "2"]),
     ],
@@ -54,6 +62,21 @@ def test_help_tells_panels_and_defaults(join_help: str) -> None:
 def test_a_list_takes_values_up_to_the_next_option(arguments: list[str], gathered: list[str]) -> None:
     """Values after a list's name are its own; other options keep theirs."""
     assert gather_lists(arguments, LISTS) == gathered
+
+
+@pytest.mark.parametrize("arguments", [["--to", "--x", "1"], ["--to"], ["--to", "a", "--to"]])
+def test_a_list_without_a_value_is_named(arguments: list[str]) -> None:
+    """The next option isn't taken for a value, and its own value isn't left over."""
+    with pytest.raises(UsageError, match="--to names no value; give one or more after it"):
+        gather_lists(arguments, LISTS)
+
+
+def test_a_shell_may_ask_what_comes_after_a_list() -> None:
+    """While a line is being completed a list's missing value is no error."""
+    line = {"COMP_WORDS": "p2p-diloco join --initial-peers --sy", "COMP_CWORD": "3"}
+    asked = {"_P2P_DILOCO_COMPLETE": "complete_bash", **line}
+    result = CliRunner().invoke(app, [], prog_name="p2p-diloco", env=asked)
+    assert "--sync-every" in result.output, result.exception
 
 
 @given(st.lists(st.text(st.characters(codec="ascii", exclude_characters=",-")), min_size=1))

@@ -89,7 +89,7 @@ def test_nobody_founds_the_run(swarm: Swarm) -> None:
     alone = swarm.start("join", "--role", "aggregator", "--wait-timeout", "2")
     _, err = alone.communicate(timeout=60)
     assert alone.returncode == 7, err
-    assert "wait_timeout=2.0" in err
+    assert "--wait-timeout=2.0" in err
 
 
 def test_interrupts_leave_cleanly(swarm: Swarm) -> None:

@@ -17,7 +17,7 @@ import pytest
 from p2p_diloco import __version__
 from p2p_diloco.cli import app as app_module
 from p2p_diloco.cli import carry_out
-from p2p_diloco.errors import GaveUpWaiting, P2PDilocoError
+from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, NoBootstrapReached, P2PDilocoError
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 TO = ["join", "--initial-peers", ADDRESS]
@@ -48,11 +48,12 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         (["join", "--no-such-flag"], 2, "--no-such-flag"),
         (["join"], 2, "--initial-peers names no address"),
         (["status"], 2, "--initial-peers names no address"),
-        (["join", "--initial-peers"], 2, "--initial-peers"),
+        (["join", "--initial-peers"], 2, "--initial-peers names no value; give one or more after it"),
+        (["join", "--initial-peers", "--sync-every", "5"], 2, "--initial-peers names no value"),
         (
             ["join", "--initial-peers", "127.0.0.1:31337"],
             2,
-            "--initial-peers=127.0.0.1:31337 is no multiaddr",
+            "--initial-peers=127.0.0.1:31337 is host:port, no multiaddr",
         ),
         (["status", "--initial-peers", "nowhere"], 2, "--initial-peers=nowhere is no multiaddr"),
         (["bootstrap", "--initial-peers", "nowhere"], 2, "--initial-peers=nowhere is no multiaddr"),
@@ -65,7 +66,7 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         ([*TO, "--overlap-steps", "2"], 3, "--overlap-steps=2 is not in this version yet"),
         ([*TO, "--outer-lr", "-1"], 3, "--outer-lr=-1"),
         ([*TO, "--config", "/no/such/file"], 3, "--config=/no/such/file can't be read"),
-        ([*TO, "--data", "/no/such/text"], 3, "--data=/no/such/text can't be read"),
+        ([*TO, "--data", "/no/such/text"], 3, "--data=/no/such/text does not exist"),
         ([*TO, "--width", "3", "--heads", "2"], 3, "--width=3 is not a multiple of heads=2"),
         (
             [*TO, "--checkpoint-dir", "/dev/null/x"],
@@ -91,7 +92,7 @@ def mistakes() -> list[tuple[list[str], int, str]]:
             "--identity-path=/dev/null/x can't be written",
         ),
         (["bootstrap", "--host-maddrs", ADDRESS], 2, "names a peer"),
-        (["status", "--initial-peers", ADDRESS], 4, "/tcp/9/"),
+        (["status", "--initial-peers", ADDRESS], 4, "--initial-peers can't be reached: /ip4/127.0.0.1/tcp/9/"),
         (["bootstrap", "--initial-peers", ADDRESS], 4, "nothing listens there"),
         (TO, 4, "nothing listens there"),
         ([*TO, "--role", "aggregator"], 4, "nothing listens there"),
@@ -134,7 +135,17 @@ def test_further_ranks_of_torchrun_are_refused(
 @pytest.mark.parametrize(
     ("raised", "code", "told"),
     [
-        (GaveUpWaiting("nobody came", key="wait_timeout", value=3), 7, "wait_timeout=3 nobody came"),
+        (GaveUpWaiting("nobody came", key="wait_timeout", value=3), 7, ": --wait-timeout=3 nobody came"),
+        (NoBootstrapReached("can't be reached", key="initial_peers"), 4, ": --initial-peers can't be reached"),
+        (ConfigError("is too much", key="context", value=9), 3, ": --context=9 is too much"),
+        (ConfigError("may not be set", key="outer_options.foreach"), 3, ": outer_options.foreach may not be set"),
+        (ConfigError("is wrong", key="run.toml: sync_every"), 3, ": run.toml: sync_every is wrong"),
+        (ConfigError("is wrong", key="P2P_DILOCO_SYNC_EVERY"), 3, ": P2P_DILOCO_SYNC_EVERY is wrong"),
+        (
+            ConfigMismatch([("sync_every", 4, 8), ("codec", "fp32", "bf16")], run_id="main"),
+            5,
+            ": --run-id=main differs from this peer's settings in --sync-every (the run's 4 / yours 8), --codec (",
+        ),
         (P2PDilocoError("broke"), 1, "broke"),
         (
             RuntimeError("three\nlines\nlong"),
@@ -152,7 +163,8 @@ def test_whatever_is_raised_becomes_a_code(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Errors become exit codes in one place, and a fault of ours is told as such."""
+    """Errors become sentences and exit codes in one place: settings are written as flags, and a fault of ours is told
+    as such."""
 
     def fail(*_: object, **__: object) -> None:
         raise raised

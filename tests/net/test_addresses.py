@@ -9,7 +9,7 @@ import pytest
 
 from p2p_diloco.errors import AddressError
 from p2p_diloco.net.addresses import is_loopback, listen_for, order_for_display, parse, peer_of, split
-from p2p_diloco.net.reasons import Refusals, nobody_listens
+from p2p_diloco.net.reasons import Refusals, likely_reason, nobody_listens
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 GOOD = f"/ip4/203.0.113.5/tcp/31337/p2p/{PEER}"
@@ -84,6 +84,26 @@ def test_reading_addresses_loads_nothing_heavy() -> None:
 def test_a_dial_to_the_dead_and_to_the_dying_is_refused(daemon_says: str, nobody: bool) -> None:
     """A process that is just being killed still accepts and then resets; a silent address may be anything."""
     assert nobody_listens(Exception(daemon_says)) is nobody
+
+
+NEGOTIATING = "failed to dial: all dials failed\n  * [/ip4/127.0.0.1/tcp/1] failed to negotiate security protocol: "
+
+
+@pytest.mark.parametrize(
+    ("daemon_says", "meaning"),
+    [
+        (f"{NEGOTIATING}message did not have trailing newline", "something else answers there, no p2p-diloco"),
+        (f"{NEGOTIATING}read tcp4 127.0.0.1:2->127.0.0.1:1: read: connection reset by peer", "closed at once"),
+        (f"{NEGOTIATING}EOF", "closed at once"),
+        (f"{NEGOTIATING}context deadline exceeded", "timed out"),
+        (f"{NEGOTIATING}peer id mismatch: expected QmA, but remote key matches QmB", "its id is QmB"),
+        (f"{NEGOTIATING}EOF\n  * [/ip4/10.0.0.1/tcp/1] connect: connection refused", "nothing listens there"),
+        ("failed to dial: something new", "failed to dial: something new"),
+    ],
+)
+def test_a_failed_dial_is_told_in_our_words(daemon_says: str, meaning: str) -> None:
+    """What stands in the way is named, the rarest cause last; what the daemon has never said is passed on."""
+    assert meaning in likely_reason(Exception(daemon_says))
 
 
 REFUSED, BACKOFF = Exception("connection refused"), Exception("dial backoff")

@@ -11,18 +11,9 @@ import pytest
 import torch
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.trainer import text as text_module
-from p2p_diloco.trainer.text import (
-    BLOCK_BYTES,
-    Batches,
-    Block,
-    Text,
-    held_out_batches,
-    joined,
-    load_text,
-    own_part,
-    training_part,
-)
+from p2p_diloco.trainer import blocks as blocks_module
+from p2p_diloco.trainer.blocks import BLOCK_BYTES, Block, Text, load_text
+from p2p_diloco.trainer.text import Batches, held_out_batches, joined, own_part, training_part
 
 
 def _prose(size: int, seed: int = 0) -> bytes:
@@ -105,7 +96,7 @@ def test_no_more_is_read_than_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Memory is bounded, and the user is told."""
-    monkeypatch.setattr(text_module, "MAX_TEXT_BYTES", 1000)
+    monkeypatch.setattr(blocks_module, "MAX_TEXT_BYTES", 1000)
     for number in range(4):
         (tmp_path / f"{number}.txt").write_bytes(_prose(400))
     text = load_text(tmp_path)
@@ -123,6 +114,25 @@ def test_too_little_text_is_the_users_error(tmp_path: Path, content: bytes) -> N
     (tmp_path / "little.txt").write_bytes(content)
     with pytest.raises(ConfigError, match=f"holds {len(content)} bytes of text, which is too little"):
         load_text(tmp_path / "little.txt")
+
+
+@pytest.mark.parametrize(
+    ("names", "skipped"),
+    [
+        (["a.txt"], "too little;"),
+        ([".a", "b.txt"], "too little (hidden files skipped);"),
+        (["a.bin"], "too little (1 file that looks binary skipped);"),
+        ([".git/a", "b.bin", "c.bin", "d.txt"], "too little (hidden files and 2 files that look binary skipped);"),
+    ],
+)
+def test_too_little_text_names_what_was_skipped(tmp_path: Path, names: list[str], skipped: str) -> None:
+    """Who sees files in the folder is told why they don't count."""
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"\0" if name.endswith(".bin") else b"short")
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path)
+    assert skipped in str(caught.value)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is unreadable to root")
