@@ -47,7 +47,7 @@ from p2p_diloco.net.interface import (
     check_record,
 )
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.reasons import Refusals, last_line, likely_reason, none_reached
+from p2p_diloco.net.reasons import last_line, likely_reason, nobody_listens, none_reached, tells_nothing
 from p2p_diloco.net.records import newest_records
 
 log = logging.getLogger(__name__)
@@ -171,7 +171,6 @@ class DhtPeer:
         self._records = SignedRecords(_private_key(identity))
         self._p2p: Any = None
         self._node: Any = None
-        self._refusals = Refusals()
         self._died: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -378,7 +377,6 @@ class DhtPeer:
         try:
             return await asyncio.wait_for(self._open_stream(peer, protocol), timeout_s)
         except asyncio.TimeoutError:
-            self._refusals.over(peer)
             raise Unreachable(f"{peer}: no answer within {timeout_s:g} s") from None
         except Unreachable:
             raise
@@ -387,14 +385,14 @@ class DhtPeer:
 
     async def _open_stream(self, peer: str, protocol: str) -> Pipe:
         peer_id = PeerID.from_base58(peer)
+        known = self._known.get(peer)
         try:
-            if (known := self._known.get(peer)) is not None:
+            if known is not None:
                 await self._p2p._client.connect(peer_id, known)  # returns at once if connected
             _, reader, writer = await self._p2p.call_binary_stream_handler(peer_id, protocol)
         except P2PDaemonError as error:
-            refused = self._refusals.failed(peer, error)
+            refused = nobody_listens(error) or (tells_nothing(error) and await _all_refuse(known or ()))
             raise Unreachable(f"{peer}: {likely_reason(error)}", refused=refused) from None
-        self._refusals.over(peer)
         return await Pipe.adopt(reader, writer)
 
     async def serve_streams(self, protocol: str, serve: Callable[[str, Pipe], Any]) -> None:
@@ -479,6 +477,22 @@ class SignedRecords(RSASignatureValidator):  # type: ignore[misc]  # Hivemind ha
     def _decodes(self, record: DHTRecord) -> bool:
         name, value = msgpack.unpackb(record.subkey), msgpack.unpackb(self.strip_value(record))
         return isinstance(name, bytes) and isinstance(value, bytes) and len(value) <= VALUE_BYTES_MAX
+
+
+async def _all_refuse(addresses: Sequence[Multiaddr]) -> bool:
+    """Whether at each of these addresses a machine answers that nobody listens: asked by a plain socket."""
+
+    async def refuses(address: Multiaddr) -> bool:
+        match str(address).split("/"):
+            case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, *_]:
+                try:
+                    _, writer = await asyncio.open_connection(host, int(port))
+                except OSError as error:
+                    return isinstance(error, ConnectionRefusedError)
+                writer.close()
+        return False
+
+    return bool(addresses) and all(await asyncio.gather(*map(refuses, addresses)))
 
 
 def _private_key(identity: IdentityFile) -> RSAPrivateKey:

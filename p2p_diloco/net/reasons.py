@@ -31,7 +31,7 @@ _MEANINGS = {
 """The first that is found counts."""
 
 _NOBODY = ("connection refused", "connection reset by peer", "broken pipe", "security protocol: EOF")
-_NOTHING_NEW = ("dial backoff", "connection failed")
+_NOTHING = ("dial backoff", "connection failed")
 
 
 def likely_reason(error: Exception) -> str:
@@ -52,27 +52,11 @@ def nobody_listens(error: Exception) -> bool:
     return all(any(sign in failure for sign in _NOBODY) for failure in failures)
 
 
-class Refusals:
-    """Which peers refused the last dial that told anything.
-
-    For 5 s after one the daemon dials no more and only says so ("backoff"), and to a peer that just dies a connection
-    may be made and be gone: neither tells anything new, whatever else dials it meanwhile.
+def tells_nothing(error: Exception) -> bool:
+    """Whether a failed dial says nothing of the peer: after one that failed, whoever made it, the daemon dials no more
+    for 5 s ("backoff"), and to a process that just dies a connection may be made and be gone.
     """
-
-    def __init__(self) -> None:
-        self._peers: set[str] = set()
-
-    def failed(self, peer: str, error: Exception) -> bool:
-        """A dial failed: whether the peer's machine is there, and the peer is not."""
-        if nobody_listens(error):
-            self._peers.add(peer)
-        elif not any(sign in str(error) for sign in _NOTHING_NEW):
-            self._peers.discard(peer)
-        return peer in self._peers
-
-    def over(self, peer: str) -> None:
-        """The peer was reached, or a dial took too long."""
-        self._peers.discard(peer)
+    return any(sign in str(error) for sign in _NOTHING)
 
 
 def last_line(error: Exception) -> str:

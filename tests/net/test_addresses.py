@@ -9,7 +9,7 @@ import pytest
 
 from p2p_diloco.errors import AddressError
 from p2p_diloco.net.addresses import is_loopback, listen_for, order_for_display, parse, peer_of, split
-from p2p_diloco.net.reasons import Refusals, likely_reason, nobody_listens
+from p2p_diloco.net.reasons import likely_reason, nobody_listens
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 GOOD = f"/ip4/203.0.113.5/tcp/31337/p2p/{PEER}"
@@ -104,28 +104,3 @@ NEGOTIATING = "failed to dial: all dials failed\n  * [/ip4/127.0.0.1/tcp/1] fail
 def test_a_failed_dial_is_told_in_our_words(daemon_says: str, meaning: str) -> None:
     """What stands in the way is named, the rarest cause last; what the daemon has never said is passed on."""
     assert meaning in likely_reason(Exception(daemon_says))
-
-
-REFUSED, BACKOFF = Exception("connection refused"), Exception("dial backoff")
-GONE, SILENT = Exception("connection failed"), Exception("i/o timeout")
-
-
-@pytest.mark.parametrize(
-    ("said", "refused"),
-    [
-        ([REFUSED, BACKOFF, BACKOFF], True),
-        ([REFUSED, GONE, BACKOFF], True),  # two dial at once, and one of them is told something else
-        ([BACKOFF], False),
-        ([GONE, BACKOFF], False),
-        ([SILENT, BACKOFF], False),
-        ([REFUSED, SILENT, BACKOFF], False),
-        ([SILENT, REFUSED], True),
-    ],
-)
-def test_a_refusal_stands_until_something_else_is_known(said: list[Exception], refused: bool) -> None:
-    """The daemon's silence after a failed dial repeats what that dial told."""
-    refusals = Refusals()
-    assert [refusals.failed("a", error) for error in said][-1] is refused
-    assert not refusals.failed("b", BACKOFF)
-    refusals.over("a")
-    assert not refusals.failed("a", BACKOFF)

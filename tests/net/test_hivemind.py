@@ -291,6 +291,44 @@ def test_clocks_that_differ_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test())
 
 
+def test_the_dead_are_known_though_somebody_else_dialled_before() -> None:
+    """The DHT dials by itself; after its failed dial the daemon makes no other for 5 s, and doesn't say what came of
+    it. So whether anybody listens there is asked by other means, and a living peer is not taken for a dead one."""
+
+    async def test() -> None:
+        from hivemind.p2p import PeerID
+        from hivemind.utils.multiaddr import Multiaddr
+
+        from p2p_diloco.net.hivemind import _all_refuse as all_refuse
+
+        with peer_process() as (process, peer_id, address, daemon):
+            transport = await join(initial_peers=[address])
+            host = address.partition("/p2p/")[0]
+            with socket.socket() as listening:
+                listening.bind(("127.0.0.1", 0))
+                closed = f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}"
+            await transport.introduce(peer_id, [address])
+            process.kill()
+            await until(lambda: gone(daemon), 5.0)
+            with pytest.raises(Exception, match="failed to dial"):
+                await transport._dht._p2p._client.connect(PeerID.from_base58(peer_id), [Multiaddr(host)])
+            for _ in range(2):
+                with pytest.raises(Unreachable, match="a moment ago") as caught:
+                    await transport.send(peer_id, b"anyone?")
+                assert caught.value.refused
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            mute = f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}"
+            assert not await all_refuse([Multiaddr(mute), Multiaddr(closed)])
+            assert await all_refuse([Multiaddr(closed)])
+            assert not await all_refuse([Multiaddr("/ip4/127.0.0.1/udp/9/quic-v1")])
+            assert not await all_refuse([])
+        await transport.close()
+
+    run(test())
+
+
 def test_an_identity_is_kept_and_not_shared(tmp_path: Path) -> None:
     """The same file gives the same peer id; two at once may not use it; it is for its owner's eyes only."""
 
