@@ -5,7 +5,7 @@ only where its digests say so.
 
     theta      the global parameters, by name and shape, fp32
     outer      the outer optimizer's state, as <shard>.<name>
-    manifest   run_id, generation, config, layout, states (`core.messages.State` by shard)
+    manifest   run_id, generation, samples, config, layout, states (`core.messages.State` by shard)
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.messages import State
 from p2p_diloco.core.replica import Replica, meta_of
+from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
 from p2p_diloco.node.run import Run, cut_of
 from p2p_diloco.node.wire import from_plain, to_plain
@@ -36,24 +37,29 @@ log = logging.getLogger(__name__)
 
 
 class Saving:
-    """Writes a checkpoint every `save_every` epochs of the whole model."""
+    """Writes a checkpoint every `save_every` epochs of the whole model, and of the end.
+
+    Fewer epochs than before are those of a greater lineage, and counted from.
+    """
 
     def __init__(self, run: Run, local: PeerConfig, replica: Replica, work: TensorWork) -> None:
         self._run, self._replica, self._work = run, replica, work
         self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
-        self._saved: int | None = None
+        self._counted_from: int | None = None
+        self._saved: ModelVersion | None = None
         self._writing: asyncio.Future[None] | None = None
 
     def settled(self) -> None:
         """Look whether a checkpoint is due; to be called when versions and tensors agree."""
         if self._root is None or not self._replica.has_state:
             return
-        epoch = self._replica.epoch
-        if self._saved is None:
-            self._saved = epoch - epoch % self._every
+        epoch, model = self._replica.epoch, self._replica.roster.mine.model
+        if self._counted_from is None or epoch < self._counted_from:
+            self._counted_from = epoch - epoch % self._every
         busy = self._writing is not None and not self._writing.done()
-        if not busy and (epoch >= self._saved + self._every or (self._replica.finished and epoch > self._saved)):
-            self._saved = epoch
+        ended = self._replica.finished and model != self._saved
+        if not busy and (ended or epoch >= self._counted_from + self._every):
+            self._counted_from, self._saved = epoch, model
             self._start(self._root, epoch)
 
     async def finish(self) -> None:
@@ -88,6 +94,7 @@ class Saving:
         manifest: dict[str, object] = {
             "run_id": self._run.run_id,
             "generation": max(state.version.generation for state in states),
+            "samples": sum(state.version.samples for state in states),
             "config": self._run.config.to_wire(),
             "layout": layout.to_wire(),
             "states": [to_plain(state) for state in states],

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.messages import Plan, State
+from p2p_diloco.core.replica import meta_of
+from p2p_diloco.core.version import Version, model_version
 from p2p_diloco.errors import CheckpointError, ConfigError
 from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import saving
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.saving import Saving
+from p2p_diloco.node.work import TensorWork
 from p2p_diloco.tensors import checkpoint
+from p2p_diloco.tensors.layout import Layout, ParamSpec
 
 
 def run_for(memory_peer: Any, config: dict[str, Any], epochs: int, **local: Any) -> tuple[list[float], list[Any]]:
@@ -32,6 +42,61 @@ def run_for(memory_peer: Any, config: dict[str, Any], epochs: int, **local: Any)
             await peer.stop()
 
     return asyncio.run(life())
+
+
+class Moving:
+    """A peer that saves, with a replica that a test moves from version to version. Its tensors are what these say."""
+
+    def __init__(self, root: Path, every: int, keep: int = 3) -> None:
+        self.run = Run("r", RunConfig(codec="fp32"), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
+        self.work = TensorWork(self.run, torch.zeros(2))
+        self.replica: Any = SimpleNamespace(finished=False, has_state=True, state=lambda shard: self.state)
+        local = PeerConfig(run_id="r", checkpoint_dir=root, save_every=every, keep=keep)
+        self.saving = Saving(self.run, local, self.replica, self.work)
+
+    async def reach(self, epoch: int, samples: int, *, finished: bool = False) -> None:
+        """Be at another version, and wait for what is saved of it."""
+        state = State(0, Version(0, samples, epoch, ""), 0, Plan(("a",), ("a",)), (), ())
+        digest = self.work.store.digest(0, meta_of(state))
+        self.state = replace(state, version=replace(state.version, digest=digest))
+        model = model_version([self.state.version])
+        self.replica.epoch, self.replica.finished = epoch, finished
+        self.replica.roster = SimpleNamespace(mine=SimpleNamespace(model=model))
+        self.saving.settled()
+        await self.saving.finish()
+
+
+def saved_in(root: Path) -> list[str]:
+    """The checkpoints of a folder, oldest first."""
+    return [path.name for path in checkpoint.whole(root)][::-1]
+
+
+def test_a_greater_lineage_of_fewer_epochs_is_saved(tmp_path: Path) -> None:
+    """After a switch to it counting goes on from there; what was left behind goes first, though of more epochs."""
+
+    async def life() -> None:
+        peer = Moving(tmp_path, every=2)
+        for epoch in (596, 598, 600):
+            await peer.reach(epoch, 10 * epoch)
+        for epoch in (111, 112, 113, 114, 116):
+            await peer.reach(epoch, 400 * epoch)
+
+    asyncio.run(life())
+    assert saved_in(tmp_path) == ["checkpoint-112", "checkpoint-114", "checkpoint-116"]
+
+
+def test_the_end_of_a_greater_lineage_takes_the_place_of_the_own(tmp_path: Path) -> None:
+    """Two sides of a split may both reach the last epoch; the checkpoint of it is then of the one that won."""
+
+    async def life() -> None:
+        peer = Moving(tmp_path, every=10)
+        await peer.reach(0, 0)
+        await peer.reach(6, 60, finished=True)
+        await peer.reach(6, 90, finished=True)
+
+    asyncio.run(life())
+    assert saved_in(tmp_path) == ["checkpoint-6"]
+    assert checkpoint.load(tmp_path / "checkpoint-6")[1]["samples"] == 90
 
 
 def test_momentum_counts_and_versions_come_back(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
