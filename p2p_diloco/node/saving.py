@@ -70,8 +70,8 @@ class Saving:
             self._start(self._root, epoch)
 
     async def finish(self) -> None:
-        """Wait for a checkpoint that is being written, in bounded time; the run's end may have come meanwhile, and is
-        written after it.
+        """Wait for a checkpoint that is being written, in bounded time; another may have become due meanwhile, or the
+        run's end have come, and is written after it.
         """
         give_up_at = asyncio.get_running_loop().time() + SAVE_S_MAX
         if self._spoilt:
@@ -79,8 +79,7 @@ class Saving:
         for _ in range(2):
             if self._writing is not None:
                 await asyncio.wait([self._writing], timeout=give_up_at - asyncio.get_running_loop().time())
-            if self._replica.finished:
-                self.settled()
+            self.settled()
 
     def _start(self, root: Path, epoch: int) -> None:
         loop = asyncio.get_running_loop()

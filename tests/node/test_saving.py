@@ -203,10 +203,11 @@ def test_one_that_is_not_what_its_digests_say_is_passed_over(
         run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
 
 
-def test_the_end_is_saved_though_the_last_one_is_still_being_written(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stop", [3, None])
+def test_what_was_due_is_saved_though_the_last_one_is_still_being_written(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int | None
 ) -> None:
-    """A checkpoint under way when the run finishes doesn't take the place of the final epoch's."""
+    """A checkpoint under way when the run finishes, or this peer leaves, doesn't take the place of the last epoch's."""
     write = saving._write
 
     def slow_write(*values: Any) -> Any:
@@ -214,7 +215,7 @@ def test_the_end_is_saved_though_the_last_one_is_still_being_written(
         return write(*values)
 
     monkeypatch.setattr(saving, "_write", slow_write)
-    run_for(memory_peer, {**quick, "stop_after_epochs": 3}, 3, checkpoint_dir=tmp_path, save_every=1)
+    run_for(memory_peer, {**quick, "stop_after_epochs": stop}, 3, checkpoint_dir=tmp_path, save_every=1)
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-3"
 
 
