@@ -204,7 +204,7 @@ class Participation:
         """
         if self.saved is not None and not self.local.new_generation:
             states = self.saved.restore(self.run, self.work)
-            self.last_group = {peer for state in states for peer in state.plan.group}
+            self.last_group = {peer for s in states for peer in (*s.plan.group, *s.plan.succession)}
             self.trainer.hold()
             self.node.post(Restore(states))
         elif self.saved is not None:
@@ -233,9 +233,13 @@ class Participation:
     async def _wait_for_the_others(self) -> None:
         """After a start from a checkpoint: see `restart`."""
 
-        async def training() -> list[str]:
-            found = await records.read_peers(self.transport, self.run.run_id)
-            return [peer for peer, record in found.items() if record.get("state") in ("training", "waiting")]
+        async def training() -> dict[str, float]:
+            times = {}
+            for peer, record in (await records.read_peers(self.transport, self.run.run_id)).items():
+                match record:
+                    case {"state": "training" | "waiting", "time": float(when)}:
+                        times[peer] = when
+            return times
 
         def tell(text: str) -> None:
             self.trainer.held_for = text
