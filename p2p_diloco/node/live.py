@@ -33,7 +33,7 @@ from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.records import PeerRecord
 from p2p_diloco.node.restart import until_the_others_are_back
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.saving import Checkpoint, Saving, find_checkpoint
+from p2p_diloco.node.saving import Checkpoint, Saving, read_checkpoint
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import Count, Level, SharedMemory
 from p2p_diloco.node.trainer import TrainerSide, until_one_ends
@@ -164,7 +164,7 @@ class Participation:
         self.trainer = TrainerSide(channel, shared, self._nudge_others)
         self.node = Node(self.run, self.replica, work, self.outbox, self.trainer)
         self.trainer.node = self.node
-        self.saving = Saving(self.run, setup.local, self.replica, work)
+        self.saving = Saving(self.run, setup.local, self.replica, work, self.node.post)
         self.node.settled = self.saving.settled
         Describing(transport, inbox, self.run.token).serve(self.run.layout)
         inbox.on_nudge, inbox.on_closed, inbox.on_moving = self._nudged, self._closed, self._moving
@@ -204,7 +204,7 @@ class Participation:
         """
         if self.saved is not None and not self.local.new_generation:
             states = self.saved.restore(self.run, self.work)
-            self.last_group = {peer for state in states for peer in state.plan.group}
+            self.last_group = {peer for s in states for peer in (*s.plan.group, *s.plan.succession)}
             self.trainer.hold()
             self.node.post(Restore(states))
         elif self.saved is not None:
@@ -233,9 +233,13 @@ class Participation:
     async def _wait_for_the_others(self) -> None:
         """After a start from a checkpoint: see `restart`."""
 
-        async def training() -> list[str]:
-            found = await records.read_peers(self.transport, self.run.run_id)
-            return [peer for peer, record in found.items() if record.get("state") in ("training", "waiting")]
+        async def training() -> dict[str, float]:
+            times = {}
+            for peer, record in (await records.read_peers(self.transport, self.run.run_id)).items():
+                match record:
+                    case {"state": "training" | "waiting", "time": float(when)}:
+                        times[peer] = when
+            return times
 
         def tell(text: str) -> None:
             self.trainer.held_for = text
@@ -355,11 +359,9 @@ class Participation:
 
 async def _read_checkpoint(local: PeerConfig) -> Checkpoint | None:
     """The checkpoint to start from, if there is one."""
-    loop = asyncio.get_running_loop()
-    path = await loop.run_in_executor(None, find_checkpoint, local)
-    if path is None:
+    saved = await asyncio.get_running_loop().run_in_executor(None, read_checkpoint, local)
+    if saved is None:
         return None
-    saved = await loop.run_in_executor(None, Checkpoint, path)
     if local.from_checkpoint is None and saved.run_id != local.run_id:
         mend = f"name another folder, or run_id={saved.run_id}"
         raise ConfigError(
@@ -368,5 +370,5 @@ async def _read_checkpoint(local: PeerConfig) -> Checkpoint | None:
             value=local.checkpoint_dir,
             mend=mend,
         )
-    log.info("starting from %s", path)
+    log.info("starting from %s", saved.path)
     return saved

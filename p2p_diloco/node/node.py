@@ -222,7 +222,8 @@ class Node:
             self.post(SendFailed(to, message, gone=False))
         else:
             if isinstance(message, Commit) and payload is not None and not message.plan.names(to):
-                self._outbox.put_late(to, _made(header, payload), answer)
+                kept = message.shard, message.base.epoch % self.run.rules.commits_kept
+                self._outbox.put_late(to, _made(header, payload), answer, kept)
             else:
                 self._outbox.put(to, header, payload, answer)
 

@@ -2,14 +2,15 @@
 
 Law: what was put here either is accepted by the remote, or is answered with why not; nothing is repeated.
 Payloads to one peer go in the order they came, two at a time, so that a slow peer holds neither the others'
-payloads nor its own probes. What is for somebody who catches up goes alone, and gives way to the payloads of rounds.
+payloads nor its own probes. What is for somebody who catches up gives way to the payloads of rounds, goes to each such
+peer one at a time, and is given up where newer waits that makes it useless.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 
@@ -63,8 +64,9 @@ class Outbox:
         self._transport = transport
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: dict[str, asyncio.Semaphore] = {}
-        self._late_turn, self._patience_s = asyncio.Semaphore(1), GIVE_WAY_S
-        self._rounds, self._late = _Count(), _Count()  # payloads under way, or waiting for their turn
+        self._lines: dict[str, dict[Hashable, tuple[Made, Answer]]] = {}  # by peer: what waits, by key, oldest first
+        self._patience_s: dict[str, float] = {}
+        self._rounds, self._late = _Count(), _Count()  # payloads, and lines, under way or waiting for their turn
 
     def put(self, to: str, header: bytes, payload: memoryview | None, answer: Answer) -> None:
         """Send a message; `answer` gets the outcome."""
@@ -73,9 +75,19 @@ class Outbox:
         else:
             self._start(self._send_bulk(to, header, payload, answer))
 
-    def put_late(self, to: str, make: Made, answer: Answer) -> None:
-        """Send what is for somebody who catches up; it is made, and takes memory, only when it is its turn."""
-        self._start(self._send_late(to, make, answer))
+    def put_late(self, to: str, make: Made, answer: Answer, key: Hashable = None) -> None:
+        """Send what is for somebody who catches up; it is made, and takes memory, only when it is its turn.
+
+        What still waits for the same peer under the same `key`, unless that is None, is given up for it.
+        """
+        line = self._lines.get(to)
+        if line is None:
+            line = self._lines[to] = {}
+            self._start(self._send_late(to, line))
+        older = line.pop(key, None)
+        line[object() if key is None else key] = make, answer
+        if older is not None:
+            older[1](Refusal("what is newer goes out in its place"))
 
     async def drained(self, timeout_s: float) -> bool:
         """Wait until no payload is under way, at most so long; whether that is so."""
@@ -108,19 +120,22 @@ class Outbox:
                 outcome = await self._outcome(to, self._transport.send(to, header, payload))
             answer(outcome)
 
-    async def _send_late(self, to: str, make: Made, answer: Answer) -> None:
-        async def send() -> None:
+    async def _send_late(self, to: str, line: dict[Hashable, tuple[Made, Answer]]) -> None:
+        clock = asyncio.get_running_loop().time
+
+        async def send(make: Made) -> None:
             header, payload = await make()
             await self._transport.send(to, header, payload)
 
         with self._late:
-            async with self._late_turn:
-                await self._rounds.none(self._patience_s)
-                began = asyncio.get_running_loop().time()
-                outcome = await self._outcome(to, send())
-                took_s = asyncio.get_running_loop().time() - began
-                self._patience_s = min(GIVE_WAY * took_s, GIVE_WAY_S)
-            answer(outcome)
+            while line:
+                await self._rounds.none(self._patience_s.get(to, GIVE_WAY_S))
+                make, answer = line.pop(next(iter(line)))
+                began = clock()
+                outcome = await self._outcome(to, send(make))
+                self._patience_s[to] = min(GIVE_WAY * (clock() - began), GIVE_WAY_S)
+                answer(outcome)
+            del self._lines[to]
 
     async def _outcome(self, to: str, sending: Awaitable[None]) -> Outcome:
         try:

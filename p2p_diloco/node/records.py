@@ -152,7 +152,8 @@ async def look_around(
     known: Callable[[], int],
     seen: Callable[[list[str]], None] = lambda addresses: None,
 ) -> None:
-    """Introduce to the transport whoever has a record, and report each peer once, by id and name, until cancelled.
+    """Report whoever has a record, by id and name, at every look until cancelled: it may have been forgotten since the
+    last one. Addresses that are new are introduced to the transport first.
 
     `known` tells how many live peers this one knows; `seen` hears of addresses that are new.
     """
@@ -170,9 +171,8 @@ async def look_around(
                     await transport.introduce(peer_id, addresses)
                 except Exception:  # one peer's odd record hides no other
                     log.warning("the addresses of %s can't be used", peer_id, exc_info=True)
-            if peer_id not in addresses_of:
-                discovered(peer_id, str(record.get("name", ""))[:64])
             addresses_of[peer_id] = addresses
+            discovered(peer_id, str(record.get("name", ""))[:64])
         often = clock() < young_until or known() < FEW
         await asyncio.sleep(LOOK_EVERY_S if often else LOOK_EVERY_LATER_S)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from p2p_diloco.core.replica import Replica
 
@@ -21,16 +21,21 @@ async def until_the_others_are_back(
     replica: Replica,
     group: Collection[str],
     wait_s: float,
-    training: Callable[[], Awaitable[Collection[str]]],
+    training: Callable[[], Awaitable[Mapping[str, float]]],
     tell: Callable[[str], None],
 ) -> None:
     """Wait for as many peers as the last round's `group` had, and for whatever greater version they bring; `wait_s` at
-    most. Where a living peer is `training` already, the run never stopped, and nobody is waited for.
+    most. Where a living peer is training already, the run never stopped, and nobody is waited for.
+
+    `training` tells whose records say so, and when these were written. What was found at first may be left from before
+    a power cut: a record counts once it has been written anew.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + wait_s
+    first: dict[str, float] = {}
     while (missing := _missing(replica, group)) and loop.time() < give_up_at and not replica.finished:
-        if set(await training()) & set(replica.roster.alive()):
+        renewed = {peer for peer, when in (await training()).items() if first.setdefault(peer, when) != when}
+        if renewed & set(replica.roster.alive()):
             return
         left_s = give_up_at - loop.time()
         tell(f"waiting for {missing}; going on without in {left_s:.0f} s (restart_wait)")

@@ -1,18 +1,19 @@
 """Checkpoints of the outer state: what a replica holds, on disk, and back.
 
-Law: a checkpoint is a snapshot between two events, written by a thread of its own. What is read is believed
-only where its digests say so.
+Law: a checkpoint is a snapshot between two events, written by a thread of its own. What is written and what is read is
+believed only where its digests say so.
 
     theta      the global parameters, by name and shape, fp32
     outer      the outer optimizer's state, as <shard>.<name>
-    manifest   run_id, generation, config, layout, states (`core.messages.State` by shard)
+    manifest   run_id, generation, samples, config, layout, states (`core.messages.State` by shard)
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.events import Damaged
 from p2p_diloco.core.messages import State
 from p2p_diloco.core.replica import Replica, meta_of
+from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
 from p2p_diloco.node.run import Run, cut_of
 from p2p_diloco.node.wire import from_plain, to_plain
 from p2p_diloco.node.work import TensorWork
 from p2p_diloco.tensors import checkpoint
+from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import Layout
 
 SAVE_S_MAX = 30.0
@@ -36,97 +40,160 @@ log = logging.getLogger(__name__)
 
 
 class Saving:
-    """Writes a checkpoint every `save_every` epochs of the whole model."""
+    """Writes a checkpoint every `save_every` epochs of the whole model, and of the end.
 
-    def __init__(self, run: Run, local: PeerConfig, replica: Replica, work: TensorWork) -> None:
-        self._run, self._replica, self._work = run, replica, work
+    Fewer epochs than before are those of a greater lineage, and counted from.
+    """
+
+    def __init__(
+        self, run: Run, local: PeerConfig, replica: Replica, work: TensorWork, post: Callable[[Damaged], None]
+    ) -> None:
+        """`post` hears of shards that turn out to be damaged, and not saved for that."""
+        self._run, self._replica, self._work, self._post = run, replica, work, post
         self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
-        self._saved: int | None = None
-        self._writing: asyncio.Future[None] | None = None
+        self._counted_from: int | None = None
+        self._saved: ModelVersion | None = None
+        self._spoilt = False  # the last one was not saved, for it was damaged
+        self._writing: asyncio.Future[Sequence[State]] | None = None
 
     def settled(self) -> None:
         """Look whether a checkpoint is due; to be called when versions and tensors agree."""
         if self._root is None or not self._replica.has_state:
             return
-        epoch = self._replica.epoch
-        if self._saved is None:
-            self._saved = epoch - epoch % self._every
+        epoch, model = self._replica.epoch, self._replica.roster.mine.model
+        if self._counted_from is None or epoch < self._counted_from:
+            self._counted_from = epoch - epoch % self._every
         busy = self._writing is not None and not self._writing.done()
-        if not busy and (epoch >= self._saved + self._every or (self._replica.finished and epoch > self._saved)):
-            self._saved = epoch
+        ended = self._replica.finished and model != self._saved
+        if not busy and (ended or epoch >= self._counted_from + self._every):
+            self._counted_from, self._saved = epoch, model
             self._start(self._root, epoch)
 
     async def finish(self) -> None:
-        """Wait for a checkpoint that is being written, in bounded time; the run's end may have come meanwhile, and is
-        written after it.
+        """Wait for a checkpoint that is being written, in bounded time; another may have become due meanwhile, or the
+        run's end have come, and is written after it.
         """
         give_up_at = asyncio.get_running_loop().time() + SAVE_S_MAX
+        if self._spoilt:
+            self._saved = None  # it may have been mended since
         for _ in range(2):
             if self._writing is not None:
                 await asyncio.wait([self._writing], timeout=give_up_at - asyncio.get_running_loop().time())
-            if self._replica.finished:
-                self.settled()
+            self.settled()
 
     def _start(self, root: Path, epoch: int) -> None:
-        tensors, manifest = self._snapshot()
         loop = asyncio.get_running_loop()
-        self._writing = loop.run_in_executor(None, _write, root, epoch, tensors, manifest, self._keep)
+        self._writing = loop.run_in_executor(None, _write, root, epoch, self._snapshot(), self._keep)
+        self._writing.add_done_callback(self._written)
 
-    def _snapshot(self) -> tuple[dict[str, dict[str, Tensor]], dict[str, object]]:
+    def _written(self, writing: asyncio.Future[Sequence[State]]) -> None:
+        """Tell of what was not saved because it was damaged: in the log once, for it may last."""
+        damaged = writing.result()
+        if damaged and not self._spoilt:
+            shards = ", ".join(str(state.shard) for state in damaged)
+            log.error("not saved: shards %s were changed in memory; older checkpoints stay", shards)
+        self._spoilt = bool(damaged)
+        for state in damaged:
+            self._post(Damaged(state.shard, state.version))
+
+    def _snapshot(self) -> _Snapshot:
         layout, store = self._run.layout, self._work.store
-        theta = torch.cat([store.theta(shard.index) for shard in layout.shards])  # a copy: the outer state goes on
-        by_name = {
-            spec.name: theta[start : start + spec.numel].view(spec.shape)
-            for spec, start in ((spec, layout.offset(index)) for index, spec in enumerate(layout.params))
-        }
         outer = {
             f"{shard.index}.{name}": tensor
             for shard in layout.shards
             for name, tensor in store.state(shard.index).items()
         }
-        states = [self._replica.state(shard.index) for shard in layout.shards]
-        manifest: dict[str, object] = {
-            "run_id": self._run.run_id,
-            "generation": max(state.version.generation for state in states),
-            "config": self._run.config.to_wire(),
-            "layout": layout.to_wire(),
-            "states": [to_plain(state) for state in states],
+        theta = torch.cat([store.theta(shard.index) for shard in layout.shards])  # a copy: the outer state goes on
+        return _Snapshot(self._run, theta, outer, [self._replica.state(shard.index) for shard in layout.shards])
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """What is to be saved: θ [numel], the outer optimizer's state as <shard>.<name>, and each shard's."""
+
+    run: Run
+    theta: Tensor
+    outer: Mapping[str, Tensor]
+    states: Sequence[State]
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        """As a checkpoint holds them."""
+        layout = self.run.layout
+        by_name = {
+            spec.name: self.theta[start : start + spec.numel].view(spec.shape)
+            for spec, start in ((spec, layout.offset(index)) for index, spec in enumerate(layout.params))
         }
-        return {"theta": by_name, "outer": outer}, manifest
+        return {"theta": by_name, "outer": self.outer}
+
+    def manifest(self) -> dict[str, object]:
+        """What a checkpoint says of them."""
+        versions = [state.version for state in self.states]
+        return {
+            "run_id": self.run.run_id,
+            "generation": max(version.generation for version in versions),
+            "samples": sum(version.samples for version in versions),
+            "config": self.run.config.to_wire(),
+            "layout": self.run.layout.to_wire(),
+            "states": [to_plain(state) for state in self.states],
+        }
 
 
-def _write(
-    root: Path, epoch: int, tensors: dict[str, dict[str, Tensor]], manifest: dict[str, object], keep: int
-) -> None:
+def _write(root: Path, epoch: int, snapshot: _Snapshot, keep: int) -> Sequence[State]:
+    """Save a snapshot, unless shards of it are damaged; these."""
+    if damaged := _damaged(snapshot.run.layout, snapshot.theta, snapshot.outer, snapshot.states):
+        return damaged
     try:
-        path = checkpoint.save(root, epoch, tensors, manifest, keep)
+        path = checkpoint.save(root, epoch, snapshot.tensors(), snapshot.manifest(), keep)
     except P2PDilocoError as error:
         log.error("%s", error)
     else:
         log.info("saved %s", path)
+    return ()
 
 
-def find_checkpoint(local: PeerConfig) -> Path | None:
-    """The checkpoint that this peer starts from: the one it names, else the newest of its own for this run.
+def _damaged(layout: Layout, theta: Tensor, outer: Mapping[str, Tensor], states: Sequence[State]) -> Sequence[State]:
+    """The shards whose tensors don't have the digests of their versions; θ [numel], `outer` as <shard>.<name>."""
+    by_shard: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in outer.items():
+        index, _, name = key.partition(".")
+        by_shard.setdefault(index, {})[name] = tensor
+    return [
+        state
+        for shard, state in zip(layout.shards, states, strict=True)
+        if state.version.digest
+        != digest(theta[shard.start : shard.stop], by_shard.get(str(shard.index), {}), meta_of(state))
+    ]
+
+
+def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
+    """The checkpoint that this peer starts from: the one it names, else the newest of its own that can be used.
 
     Raises:
-        CheckpointError: it names one that isn't there or isn't whole.
+        CheckpointError: it names one that can't be used; or it has some of its own, and none can.
     """
-    named = local.from_checkpoint
+    named, unusable = local.from_checkpoint, None
     if named is not None:
         path = named if (named / checkpoint.MANIFEST).is_file() else checkpoint.latest(named)
         if path is None:
             mend = "name a folder that holds a checkpoint, or leave from_checkpoint out"
             raise CheckpointError("holds no whole checkpoint", key="from_checkpoint", value=named, mend=mend)
-        return path
-    return checkpoint.latest(local.checkpoint_dir) if local.checkpoint_dir is not None else None
+        return Checkpoint(path)
+    for path in checkpoint.whole(local.checkpoint_dir) if local.checkpoint_dir is not None else ():
+        try:
+            return Checkpoint(path)
+        except CheckpointError as error:
+            log.warning("skipped: %s", error)
+            unusable = unusable or error
+    if unusable is not None:
+        raise unusable
+    return None
 
 
 class Checkpoint:
     """One that was read: its settings, and its outer state once the run is known."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `CheckpointError` unless it is whole and one of ours."""
+        """Raises `CheckpointError` unless it is whole, one of ours, and what its digests say."""
         self.path = path
         tensors, manifest = checkpoint.load(path)
         match tensors, manifest:
@@ -138,9 +205,20 @@ class Checkpoint:
                 "states": list(states),
             }:
                 self.run_id, self.generation, self.config = run_id, generation, config
-                self._theta, self._outer, self._layout, self._states = theta, outer, layout, states
             case _:
                 raise self._unusable("it is not a checkpoint of a peer")
+        try:
+            self._layout = Layout.from_wire(layout)
+            self._states = tuple(from_plain(State, fields) for fields in states)
+            flat = [theta[name].reshape(-1) for name in self._layout.arrange(_names(self._layout))]
+            self._theta, self._outer = torch.cat(flat), outer
+            damaged = _damaged(self._layout, self._theta, outer, self._states)
+        except KeyError as error:
+            raise self._unusable(f"its tensors are not what its model needs ({error})") from None
+        except ValueError as error:
+            raise self._unusable(str(error)) from None
+        if damaged:
+            raise self._unusable(f"shard {damaged[0].shard} doesn't have the digest that it names")
 
     @property
     def run_config(self) -> RunConfig:
@@ -151,13 +229,9 @@ class Checkpoint:
         """Put its tensors in place, and return every shard's replicated state.
 
         Raises:
-            CheckpointError: it is of another model, or a digest doesn't fit.
+            CheckpointError: it is of another model, or of another outer optimizer.
         """
-        try:
-            layout = Layout.from_wire(self._layout)
-            states = tuple(from_plain(State, fields) for fields in self._states)
-        except ValueError as error:
-            raise self._unusable(str(error)) from None
+        layout, states = self._layout, self._states
         if cut_of(layout) != cut_of(run.layout) or [s.shard for s in states] != [s.index for s in layout.shards]:
             raise self._unusable("its model, or the way it is cut, is not the run's")
         try:
@@ -176,10 +250,9 @@ class Checkpoint:
 
     def _payloads(self, run: Run, layout: Layout) -> Iterator[memoryview]:
         """Each shard's state as it would have been sent."""
-        theta = torch.cat([self._theta[name].reshape(-1) for name in layout.arrange(_names(layout))])
         for shard in layout.shards:
             outer = (self._outer[f"{shard.index}.{name}"] for name in run.outer.state_lengths(shard.numel))
-            pieces = [theta[shard.start : shard.stop], *outer]
+            pieces = [self._theta[shard.start : shard.stop], *outer]
             yield memoryview(b"".join(piece.numpy().tobytes() for piece in pieces))
 
     def _unusable(self, why: str) -> CheckpointError:

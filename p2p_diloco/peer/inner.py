@@ -7,13 +7,14 @@ thread that trains. It is this peer's alone, and a run goes on without it: what 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import CheckpointError
 from p2p_diloco.tensors import checkpoint
 
@@ -23,21 +24,33 @@ log = logging.getLogger("p2p_diloco")
 
 
 class InnerState:
-    """Saved every `every` epochs, counted as the node counts for the outer state."""
+    """Saved every `every` epochs, counted as the node counts for the outer state. `version` tells the present one."""
 
-    def __init__(self, optimizers: Sequence[Optimizer], root: Path, every: int, keep: int, epoch: int) -> None:
-        self._optimizers = optimizers
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        root: Path,
+        every: int,
+        keep: int,
+        epoch: int,
+        version: Callable[[], ModelVersion],
+    ) -> None:
+        self._optimizers, self._version = optimizers, version
         self._root, self._every, self._keep = root / FOLDER, every, keep
         self._saved = epoch - epoch % every
 
     def merged(self, epoch: int, finished: bool, counters: Mapping[str, Any]) -> None:
-        """After an exchange: save if it is time."""
+        """After an exchange: save if it is time. Fewer epochs than before are another lineage's, and counted from."""
+        if epoch < self._saved:
+            self._saved = epoch - epoch % self._every
         if epoch < self._saved + self._every and not (finished and epoch > self._saved):
             return
         self._saved = epoch
         try:
             tensors, structure = checkpoint.pack(_state(self._optimizers, counters))
-            checkpoint.save(self._root, epoch, {"inner": tensors}, {"structure": structure}, self._keep)
+            version = self._version()
+            manifest = {"structure": structure, "generation": version.generation, "samples": version.samples}
+            checkpoint.save(self._root, epoch, {"inner": tensors}, manifest, self._keep)
         except CheckpointError as error:
             log.error("the inner optimizer is not saved: %s", error)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.core.version import Version, model_version
+from p2p_diloco.core.version import ModelVersion, Version, model_version
 from p2p_diloco.errors import NodeDied, UsageError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.saving import SAVE_S_MAX
@@ -167,7 +167,8 @@ class Peer:
             if run["checkpoint"] is not None:
                 self._before = restore(self._optimizers, Path(run["checkpoint"]))
             folder, every, keep = (getattr(self._local_config, key) for key in ("checkpoint_dir", "save_every", "keep"))
-            self._inner = None if folder is None else InnerState(self._optimizers, folder, every, keep, self.epoch)
+            if folder is not None:
+                self._inner = InnerState(self._optimizers, folder, every, keep, self.epoch, self._version)
             self._handle = self._optimizers[-1].register_step_post_hook(self._stepped)
 
     def _awaited(self, node: NodeProcess, kind: str, within_s: float) -> Message:
@@ -271,8 +272,7 @@ class Peer:
     @property
     def digest(self) -> str:
         """The digest of the shards' digests, in order: equal where the whole outer state is."""
-        versions = self._running.line.ask("ask", "told")["versions"]
-        return model_version([Version(*version) for version in versions]).digest
+        return self._version().digest
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -303,6 +303,10 @@ class Peer:
             dropped_samples=hook.dropped_samples + before.get("dropped_samples", 0),
             **node,
         )
+
+    def _version(self) -> ModelVersion:
+        versions = self._running.line.ask("ask", "told")["versions"]
+        return model_version([Version(*version) for version in versions])
 
     @property
     def _running(self) -> NodeProcess:

@@ -7,7 +7,8 @@ saves into a root.
 
     checkpoint-<epoch>/
         <stem>.safetensors ...      one for each group of tensors that the caller handed in
-        manifest.json               format, epoch, files: {name: {bytes, xxh3}}, seal; and the caller's
+        manifest.json               format, epoch, files: {name: {bytes, xxh3}}, seal; and the caller's, of which
+                                    generation and samples come before the epoch in what is newer
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -57,6 +58,9 @@ _DTYPES = {
 }
 """safetensors' names."""
 
+Age = tuple[int, int, int, bool]
+"""Generation, samples (-1: not told) and epoch, as versions compare; of one epoch the one that was not replaced."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -70,9 +74,9 @@ def save(
     """Write `checkpoint-<epoch>` under `root`, then remove all but the newest `keep`; return its path.
 
     `tensors`: by file stem, then by name; any dtype, device and stride. `manifest`: what else the caller
-    wants back, as JSON; `generation`, if it is there, comes before the epoch in what counts as newest. A
-    checkpoint of the same epoch is replaced. Raises `CheckpointError` where it can't be written (a full disk,
-    say): what was there before is still there, untouched.
+    wants back, as JSON; `generation` and `samples`, if they are there, come before the epoch in what counts as newest.
+    A checkpoint of the same epoch is replaced, whatever lineage it is of. Raises `CheckpointError` where it can't be
+    written (a full disk, say): what was there before is still there, untouched.
     """
     if keep < 1 or epoch < 0 or _OWN_KEYS & manifest.keys() or not all(map(_STEM.fullmatch, tensors)):
         raise ValueError(
@@ -106,7 +110,12 @@ def save(
 
 def latest(root: Path) -> Path | None:
     """The newest whole checkpoint under `root`, or None. Newer ones that aren't whole are logged."""
-    found: list[tuple[tuple[int, int, bool], Path, dict[str, object]]] = []
+    return next(whole(root), None)
+
+
+def whole(root: Path) -> Iterator[Path]:
+    """The whole checkpoints under `root`, newest first, each looked at when it is asked for. Others are logged."""
+    found: list[tuple[Age, Path, dict[str, object]]] = []
     for folder in _folders(Path(root)):
         try:
             manifest = _read_manifest(folder)
@@ -120,8 +129,7 @@ def latest(root: Path) -> Path | None:
         except CheckpointError as error:
             _log.warning("skipped: %s", error)
         else:
-            return folder
-    return None
+            yield folder
 
 
 def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, object]]:
@@ -194,7 +202,7 @@ def _put_in_place(unfinished: Path, final: Path) -> None:
 
 def _prune(root: Path, newest: Path, keep: int) -> None:
     """Remove our folders but `newest` and the keep - 1 that come next; what can't be read is left alone."""
-    others: list[tuple[tuple[int, int, bool], Path]] = []
+    others: list[tuple[Age, Path]] = []
     for folder in _folders(root):
         try:
             others.append((_age(folder, _read_manifest(folder)), folder))
@@ -215,14 +223,16 @@ def _folders(root: Path) -> list[Path]:
     return [path for path in root.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir()]
 
 
-def _age(folder: Path, manifest: Mapping[str, object]) -> tuple[int, int, bool]:
-    """What sorts checkpoints: generation, epoch, and of one epoch the one that was not replaced."""
-    match manifest:
-        case {"epoch": int(epoch), "generation": int(generation)}:
-            pass
-        case {"epoch": int(epoch)}:
-            generation = 0
-    return generation, epoch, not folder.name.endswith(".replaced")
+def _age(folder: Path, manifest: Mapping[str, object]) -> Age:
+    """What sorts checkpoints."""
+    generation, samples, epoch = (manifest.get(key) for key in ("generation", "samples", "epoch"))
+    assert isinstance(epoch, int), "checked when the manifest was read"
+    return (
+        generation if isinstance(generation, int) else 0,
+        samples if isinstance(samples, int) else -1,
+        epoch,
+        not folder.name.endswith(".replaced"),
+    )
 
 
 def _read_manifest(folder: Path) -> dict[str, object]:

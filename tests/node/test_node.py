@@ -173,7 +173,7 @@ def test_a_state_leaves_as_it_is_then() -> None:
     async def test(table: Table) -> None:
         table.wires.gate.clear()
         await table.carry_out(*(Send("b", Leave()) for _ in range(9)))  # no payloads: they hold nothing up
-        table.node._outbox._late_turn = turn = asyncio.Semaphore(0)
+        table.node._outbox._rounds.__enter__()  # a payload of a round is under way
         await table.carry_out(Send("b", state(0)), Send("b", state(0)))
         assert await table.answered(SendFailed) == [SendFailed("b", state(0), gone=False)]
         proposal = table.work.store.propose(0, torch.ones(2).numpy().tobytes(), "fp32", b"")
@@ -181,7 +181,7 @@ def test_a_state_leaves_as_it_is_then() -> None:
         table.replica.epoch = 1
         accepting = asyncio.create_task(table.carry_out(Accept(((0, "new"),))))
         await asyncio.sleep(0.01)
-        turn.release()
+        table.node._outbox._rounds.__exit__()
         await asyncio.sleep(0.01)
         assert table.states() == []
         table.trainer.reading.set()
@@ -209,6 +209,30 @@ def test_a_commit_leaves_first_for_those_that_take_part() -> None:
         table.wires.gate.set()
         await table.answered(Delivered, 3)
         assert [(peer, payload) for peer, _, payload in table.wires.sent][2:] == [("newcomer", b"p")]
+
+    at_table(test)
+
+
+def test_no_more_commits_wait_for_a_slow_peer_than_it_would_keep() -> None:
+    """The oldest is given up for the newest, shard by shard, and the replica told; so is a commit put in twice."""
+
+    async def test(table: Table) -> None:
+        kept = table.node.run.rules.commits_kept
+        table.wires.gate.clear()
+        commits = [
+            Commit(0, state(n).version, state(n + 1).version, 0, "me", (), PLAN, memoryview(b"%d" % n))
+            for n in range(kept + 5)
+        ]
+        for commit in commits:
+            await table.carry_out(Send("slow", commit))
+            await asyncio.sleep(0.005)  # the first is under way
+        failed = [(f.message.base.epoch, f.gone) for f in await table.answered(SendFailed, 4)]
+        assert failed == [(n, False) for n in range(1, 5)]
+        await table.carry_out(Send("slow", commits[-1]))
+        assert (await table.answered(SendFailed, 5))[4].message == commits[-1]
+        table.wires.gate.set()
+        delivered = [d.message.base.epoch for d in await table.answered(Delivered, kept + 1)]
+        assert delivered == [0, *range(5, kept + 5)]
 
     at_table(test)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.net.interface import Limits, Traffic
+from p2p_diloco.net.interface import Limits, Refusal, Traffic
 from p2p_diloco.node import outbox as outboxes
 from p2p_diloco.node.outbox import BULK_AT_ONCE, Outbox
 
@@ -73,23 +73,42 @@ def test_so_many_payloads_go_to_a_peer_at_once() -> None:
 
 
 def test_a_state_gives_way_to_rounds() -> None:
-    """It leaves once no round's payload is under way; one state at a time, whoever they are for."""
+    """It leaves once no round's payload is under way; to each peer one at a time, and none waits for another's."""
 
     async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
         box.put("a", b"round", PAYLOAD, answers.append)
         box.put_late("b", state(b"one"), answers.append)
-        box.put_late("c", state(b"two"), answers.append)
+        box.put_late("b", state(b"two"), answers.append)
+        box.put_late("c", state(b"other"), answers.append)
         await asyncio.sleep(0.01)
         assert wires.under_way == [("a", b"round")]
         wires.let_go.set()
         await asyncio.sleep(0)
         wires.let_go.clear()
         await asyncio.sleep(0.01)
-        assert wires.under_way == [("b", b"one")]
+        assert wires.under_way == [("b", b"one"), ("c", b"other")]
         assert not await box.drained(0.01)
         wires.let_go.set()
         assert await box.drained(1.0)
-        assert answers == [None] * 3
+        assert answers == [None] * 4
+
+    played(test)
+
+
+def test_of_what_waits_the_newer_takes_the_place_of_the_older() -> None:
+    """Under one key one waits, the newest, behind what came before it; who put the older is told."""
+
+    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
+        for n in range(9):
+            box.put_late("a", state(b"%d" % n), lambda outcome, n=n: answers.append((n, outcome)), key=n % 2)
+            await asyncio.sleep(0.01)  # the first is under way
+        box.put_late("a", state(b"last"), lambda outcome: answers.append(("last", outcome)))
+        assert [n for n, outcome in answers if isinstance(outcome, Refusal)] == [1, 2, 3, 4, 5, 6]
+        answers.clear()
+        wires.let_go.set()
+        assert await box.drained(1.0)
+        assert answers == [(0, None), (7, None), (8, None), ("last", None)]
+        assert not box._lines
 
     played(test)
 

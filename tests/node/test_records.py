@@ -7,9 +7,11 @@ import dataclasses
 from typing import Any
 
 import msgpack
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.core.rules import Rules
 from p2p_diloco.net.interface import VALUE_BYTES_MAX
 from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import records
@@ -98,5 +100,66 @@ def test_nodes_publish_what_they_do(memory_peer: Any, quick: dict[str, Any]) -> 
         seen.append((await read_peers(watcher, "r"))["a"]["state"])
         assert seen[0] in ("joining", "training")
         assert seen[1] == "leaving"
+
+    asyncio.run(life())
+
+
+def test_a_cut_heals_though_both_sides_have_forgotten_each_other(
+    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever has a record is introduced to the replica at every look, for it may have forgotten it since the last."""
+    monkeypatch.setattr(Rules, "forgotten_after", 0.3)
+    monkeypatch.setattr(records, "LOOK_EVERY_S", 0.1)
+
+    async def seen_by(peer: Any, expected: list[str]) -> None:
+        while sorted((await peer.ask("ask", "told"))["peers"]) != expected:
+            await asyncio.sleep(0.02)
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        peers = [memory_peer(network, name, quick) for name in "ab"]
+        for peer in peers:
+            peer.transport.limits = dataclasses.replace(peer.transport.limits, connect_timeout_s=0.01)
+            await peer.enter()
+        network.cut("a", "b")
+        for peer in peers:
+            await asyncio.wait_for(seen_by(peer, [peer.transport.peer_id]), 10.0)
+        await asyncio.sleep(1.0)  # until both are forgotten
+        network.heal()
+        for peer in peers:
+            await asyncio.wait_for(seen_by(peer, ["a", "b"]), 10.0)
+        for peer in peers:
+            await peer.stop()
+
+    asyncio.run(life())
+
+
+def test_everybody_is_reported_at_every_look_and_introduced_when_its_addresses_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """This peer itself is neither."""
+    monkeypatch.setattr(records, "LOOK_EVERY_S", 0.01)
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        me, other = (network.join(name, Inbox()) for name in "ab")
+        introduced, reported, seen = list[Any](), list[Any](), list[Any]()
+
+        async def introduce(peer: str, addresses: Any) -> None:
+            introduced.append((peer, addresses))
+
+        monkeypatch.setattr(me, "introduce", introduce)
+        looking = asyncio.create_task(
+            records.look_around(me, "r", lambda *found: reported.append(found), lambda: 0, seen.append)
+        )
+        for transport, name, addresses in ((me, "a", []), (other, "b", ["x"]), (other, "b", ["y"])):
+            record = dataclasses.replace(RECORD, peer_id=name, addrs=addresses)
+            assert await transport.store(key_of("r", name), name, record.pack(), 30.0)
+            await asyncio.sleep(0.1)
+        looking.cancel()
+        assert introduced == [("b", ["x"]), ("b", ["y"])]
+        assert seen == [["x"], ["y"]]
+        assert set(reported) == {("b", "alice")}
+        assert len(reported) > 4
 
     asyncio.run(life())

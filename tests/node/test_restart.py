@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.net.memory import MemoryNetwork
+from p2p_diloco.node import restart
 
 
 def disk(folder: Path, name: str) -> dict[str, Any]:
@@ -79,3 +82,69 @@ def test_waiting_for_the_others_has_an_end(
 
     asyncio.run(life())
     assert "going on without 1 of the 2 peers of the last round (a)" in caplog.text
+
+
+async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether peer a still waits for c, of a group of three, when it has looked at these records, one look each."""
+    monkeypatch.setattr(restart, "LOOK_EVERY_S", 0.0)
+    summary = SimpleNamespace(model=ModelVersion(0, 1), epochs=(1,))
+    roster = SimpleNamespace(alive=lambda: ["b"], mine=summary, summaries=lambda: {"b": summary})
+    replica: Any = SimpleNamespace(me="a", finished=False, roster=roster)
+    looks, over = iter(training), asyncio.Event()
+
+    async def look() -> dict[str, float]:
+        found = next(looks, None)
+        if found is None:
+            over.set()
+            await asyncio.Event().wait()
+        assert found is not None
+        return found
+
+    waiting = asyncio.create_task(restart.until_the_others_are_back(replica, "abc", 60.0, look, lambda text: None))
+    looked = asyncio.create_task(over.wait())
+    await asyncio.wait({waiting, looked}, return_when=asyncio.FIRST_COMPLETED, timeout=10.0)
+    still = not waiting.done()
+    waiting.cancel()
+    looked.cancel()
+    return still
+
+
+@pytest.mark.parametrize(
+    ("training", "still"),
+    [
+        ([{"b": 5.0}] * 9, True),  # left behind: nobody renews it
+        ([{"b": 5.0}, {"b": 5.0}, {"b": 7.0}], False),
+        ([{}, {"b": 5.0}, {"b": 7.0}], False),
+        ([{"c": 5.0}, {"c": 7.0}, {"c": 9.0}], True),  # its author can't be reached
+    ],
+)
+def test_only_who_is_seen_to_train_shows_that_the_run_never_stopped(
+    training: list[dict[str, float]], still: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record from before a power cut is as good as none, though its author lives again: one counts once it has been
+    written anew, whatever any clock says.
+    """
+    assert asyncio.run(waited(training, monkeypatch)) == still
+
+
+def test_a_helper_of_the_last_round_is_waited_for_too(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One without a model may hold the greatest version."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        helper, a = memory_peer(network, "h", sizes=None), memory_peer(network, "a", quick, **disk(tmp_path, "a"))
+        await helper.start()
+        await a.enter()
+        await helper.hear("ready")
+        for _ in range(2):  # once a commit has named it, the helper is in the plan
+            await a.exchange(1.0)
+        for peer in (a, helper):
+            await peer.stop()
+        alone = memory_peer(MemoryNetwork(), "a", restart_wait=0.6, **disk(tmp_path, "a"))
+        await alone.enter()
+        await alone.stop()
+
+    asyncio.run(life())
+    assert "going on without 1 of the 2 peers of the last round (h)" in caplog.text

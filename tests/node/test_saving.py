@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.events import Damaged
+from p2p_diloco.core.messages import Plan, State
+from p2p_diloco.core.replica import meta_of
+from p2p_diloco.core.version import Version, model_version
 from p2p_diloco.errors import CheckpointError, ConfigError
 from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import saving
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.saving import Saving
+from p2p_diloco.node.work import TensorWork
 from p2p_diloco.tensors import checkpoint
+from p2p_diloco.tensors.layout import Layout, ParamSpec
 
 
 def run_for(memory_peer: Any, config: dict[str, Any], epochs: int, **local: Any) -> tuple[list[float], list[Any]]:
@@ -32,6 +44,93 @@ def run_for(memory_peer: Any, config: dict[str, Any], epochs: int, **local: Any)
             await peer.stop()
 
     return asyncio.run(life())
+
+
+class Moving:
+    """A peer that saves, with a replica that a test moves from version to version. Its tensors are what these say."""
+
+    def __init__(self, root: Path, every: int, keep: int = 3) -> None:
+        self.run = Run("r", RunConfig(codec="fp32"), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
+        self.work = TensorWork(self.run, torch.zeros(2))
+        self.replica: Any = SimpleNamespace(finished=False, has_state=True, state=lambda shard: self.state)
+        local = PeerConfig(run_id="r", checkpoint_dir=root, save_every=every, keep=keep)
+        self.told = list[Damaged]()
+        self.saving = Saving(self.run, local, self.replica, self.work, self.told.append)
+
+    async def reach(self, epoch: int, samples: int, *, finished: bool = False, flip: bool = False) -> None:
+        """Be at another version, with memory that has changed since if `flip`; wait for what is saved of it."""
+        state = State(0, Version(0, samples, epoch, ""), 0, Plan(("a",), ("a",)), (), ())
+        digest = self.work.store.digest(0, meta_of(state))
+        self.state = replace(state, version=replace(state.version, digest=digest))
+        model = model_version([self.state.version])
+        self.work.store.theta(0)[1] += flip
+        self.replica.epoch, self.replica.finished = epoch, finished
+        self.replica.roster = SimpleNamespace(mine=SimpleNamespace(model=model))
+        self.saving.settled()
+        await self.saving.finish()
+
+
+def saved_in(root: Path) -> list[str]:
+    """The checkpoints of a folder, oldest first."""
+    return [path.name for path in checkpoint.whole(root)][::-1]
+
+
+def test_a_greater_lineage_of_fewer_epochs_is_saved(tmp_path: Path) -> None:
+    """After a switch to it counting goes on from there; what was left behind goes first, though of more epochs."""
+
+    async def life() -> None:
+        peer = Moving(tmp_path, every=2)
+        for epoch in (596, 598, 600):
+            await peer.reach(epoch, 10 * epoch)
+        for epoch in (111, 112, 113, 114, 116):
+            await peer.reach(epoch, 400 * epoch)
+
+    asyncio.run(life())
+    assert saved_in(tmp_path) == ["checkpoint-112", "checkpoint-114", "checkpoint-116"]
+
+
+def test_the_end_of_a_greater_lineage_takes_the_place_of_the_own(tmp_path: Path) -> None:
+    """Two sides of a split may both reach the last epoch; the checkpoint of it is then of the one that won."""
+
+    async def life() -> None:
+        peer = Moving(tmp_path, every=10)
+        await peer.reach(0, 0)
+        await peer.reach(6, 60, finished=True)
+        await peer.reach(6, 90, finished=True)
+
+    asyncio.run(life())
+    assert saved_in(tmp_path) == ["checkpoint-6"]
+    assert checkpoint.load(tmp_path / "checkpoint-6")[1]["samples"] == 90
+
+
+def test_a_damaged_state_is_not_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The older ones stay, the replica is told each time and the log once; what is true again is saved again."""
+
+    async def life() -> list[Damaged]:
+        peer = Moving(tmp_path, every=1, keep=1)
+        for epoch in range(5):
+            await peer.reach(epoch, epoch, flip=epoch in (2, 3))
+            if epoch in (1, 3):
+                assert saved_in(tmp_path) == ["checkpoint-1"]
+        return peer.told
+
+    assert [(damaged.shard, damaged.base.epoch) for damaged in asyncio.run(life())] == [(0, 2), (0, 3)]
+    assert saved_in(tmp_path) == ["checkpoint-4"]
+    assert caplog.text.count("shards 0 were changed in memory") == 1
+
+
+def test_an_end_that_was_damaged_is_saved_once_it_is_mended(tmp_path: Path) -> None:
+    """At the latest when the peer leaves, though its version is the one that was not saved."""
+
+    async def life() -> None:
+        peer = Moving(tmp_path, every=10)
+        await peer.reach(3, 3, finished=True, flip=True)
+        assert saved_in(tmp_path) == []
+        peer.work.store.theta(0)[1] -= 1
+        await peer.saving.finish()
+
+    asyncio.run(life())
+    assert saved_in(tmp_path) == ["checkpoint-3"]
 
 
 def test_momentum_counts_and_versions_come_back(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
@@ -67,7 +166,7 @@ def test_a_new_generation_starts_from_an_old_state(memory_peer: Any, quick: dict
 
 
 def test_what_does_not_fit_is_refused(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
-    """An empty folder, one of another run, an altered tensor: each an error that says so."""
+    """An empty folder, one of another run: each an error that says so."""
     with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
         run_for(memory_peer, quick, 0, from_checkpoint=tmp_path)
     run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
@@ -78,24 +177,45 @@ def test_what_does_not_fit_is_refused(memory_peer: Any, quick: dict[str, Any], t
     checkpoint.save(tmp_path, 7, tensors, {**own, "run_id": "another"}, keep=9)
     with pytest.raises(ConfigError, match="run another"):
         run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
+
+
+def test_one_that_is_not_what_its_digests_say_is_passed_over(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Saved whole by a machine whose memory was at fault, say. A peer starts from the one before; not if it names this
+    one, nor if there is no other.
+    """
+    run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
+    path = checkpoint.latest(tmp_path)
+    assert path is not None
+    tensors, manifest = checkpoint.load(path)
+    own = {key: value for key, value in manifest.items() if key not in ("format", "epoch", "files")}
     tensors["theta"]["p0"][0] += 1
-    checkpoint.save(tmp_path, 8, tensors, own, keep=9)
+    spoilt = checkpoint.save(tmp_path, 8, tensors, own, keep=9)
+    _, versions = run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
+    assert [v[2] for v in versions] == [1]
+    assert "skipped: checkpoint=" in caplog.text
+    for named in (tmp_path, spoilt):
+        with pytest.raises(CheckpointError, match="digest"):
+            run_for(memory_peer, quick, 0, from_checkpoint=named)
+    shutil.rmtree(path)
     with pytest.raises(CheckpointError, match="digest"):
         run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
 
 
-def test_the_end_is_saved_though_the_last_one_is_still_being_written(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("stop", [3, None])
+def test_what_was_due_is_saved_though_the_last_one_is_still_being_written(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: int | None
 ) -> None:
-    """A checkpoint under way when the run finishes doesn't take the place of the final epoch's."""
+    """A checkpoint under way when the run finishes, or this peer leaves, doesn't take the place of the last epoch's."""
     write = saving._write
 
-    def slow_write(*values: Any) -> None:
+    def slow_write(*values: Any) -> Any:
         time.sleep(0.3)
-        write(*values)
+        return write(*values)
 
     monkeypatch.setattr(saving, "_write", slow_write)
-    run_for(memory_peer, {**quick, "stop_after_epochs": 3}, 3, checkpoint_dir=tmp_path, save_every=1)
+    run_for(memory_peer, {**quick, "stop_after_epochs": stop}, 3, checkpoint_dir=tmp_path, save_every=1)
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-3"
 
 
@@ -114,5 +234,5 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused(
         kept = {key: value for key, value in tensors[group].items() if key != name}
         kept |= {} if changed is None else {name: changed}
         checkpoint.save(tmp_path, epoch, {**tensors, group: kept}, own, keep=9)
-        with pytest.raises(CheckpointError, match="can't be used: its tensors"):
-            run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
+        with pytest.raises(CheckpointError, match=r"can't be used: (its tensors|shard 0 doesn't have the digest)"):
+            run_for(memory_peer, quick, 0, from_checkpoint=tmp_path / f"checkpoint-{epoch}")

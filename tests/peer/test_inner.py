@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.peer.inner import InnerState, restore
 
 
@@ -26,7 +27,7 @@ def trained(steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     """Moments, step counts and random numbers come back: the next steps are the same to the bit. Counters too."""
     model, optimizer = trained(3)
-    InnerState([optimizer], tmp_path, 1, 2, 0).merged(1, False, {"local_step": 3})
+    InnerState([optimizer], tmp_path, 1, 2, 0, ModelVersion).merged(1, False, {"local_step": 3})
     weights = {name: value.clone() for name, value in model.state_dict().items()}
 
     def go_on(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
@@ -47,10 +48,23 @@ def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
 def test_it_is_saved_at_the_epochs_of_the_outer_state(tmp_path: Path) -> None:
     """Every so many epochs, counted from a multiple; at the end of the run once more; the newest are kept."""
     _, optimizer = trained(1)
-    inner = InnerState([optimizer], tmp_path, 3, 2, epoch=4)
+    inner = InnerState([optimizer], tmp_path, 3, 2, 4, ModelVersion)
     for epoch in range(5, 14):
         inner.merged(epoch, epoch == 13, {})
     assert sorted(path.name for path in (tmp_path / "inner").iterdir()) == ["checkpoint-12", "checkpoint-13"]
+
+
+def test_a_lineage_of_fewer_epochs_is_saved_too(tmp_path: Path) -> None:
+    """After a switch to it counting goes on from there, and what it left behind goes first, though of more epochs."""
+    _, optimizer = trained(1)
+    version = [ModelVersion(0, 6000)]
+    inner = InnerState([optimizer], tmp_path, 2, 2, 596, lambda: version[0])
+    for epoch in (597, 598, 599, 600):
+        inner.merged(epoch, False, {})
+    for epoch in (111, 112, 113, 114):
+        version[0] = ModelVersion(0, 400 * epoch)
+        inner.merged(epoch, False, {})
+    assert sorted(path.name for path in (tmp_path / "inner").iterdir()) == ["checkpoint-112", "checkpoint-114"]
 
 
 def test_what_is_not_there_or_does_not_fit_starts_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -58,7 +72,7 @@ def test_what_is_not_there_or_does_not_fit_starts_anew(tmp_path: Path, caplog: p
     _, optimizer = trained(1)
     with caplog.at_level(logging.WARNING):
         assert restore([optimizer], tmp_path / "checkpoint-1") == {}
-        InnerState([optimizer], tmp_path, 1, 1, 0).merged(1, False, {"local_step": 1})
+        InnerState([optimizer], tmp_path, 1, 1, 0, ModelVersion).merged(1, False, {"local_step": 1})
         other = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
         assert restore([other], tmp_path / "checkpoint-1") == {}
     assert caplog.text.count("starts anew") == 2

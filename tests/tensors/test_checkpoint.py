@@ -105,6 +105,26 @@ def test_a_later_generation_is_newer_whatever_its_epoch(tmp_path):
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-11"
 
 
+def test_more_samples_are_newer_whatever_the_epoch(tmp_path):
+    """As versions compare: the epochs of a lineage that was left behind neither win nor push the greater one out."""
+    for epoch, samples in ((598, 5980), (600, 6000), (110, 44000), (112, 44800), (114, 45600)):
+        save(tmp_path, epoch, generation=0, samples=samples)
+    assert names(tmp_path) == ["checkpoint-110", "checkpoint-112", "checkpoint-114"]
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-114"
+    assert [path.name for path in checkpoint.whole(tmp_path)] == ["checkpoint-114", "checkpoint-112", "checkpoint-110"]
+
+
+def test_one_without_samples_is_read_and_older_than_any_with(tmp_path):
+    """Of two without, the epoch decides."""
+    for epoch in (9, 10):
+        save(tmp_path, epoch, generation=0)
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-10"
+    save(tmp_path, 3, generation=0, samples=0)
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-3"
+    save(tmp_path, 4, generation=1)
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-4"
+
+
 def test_what_was_just_saved_is_never_pruned(tmp_path):
     save(tmp_path, 20)
     save(tmp_path, 5, keep=1)
