@@ -138,8 +138,9 @@ def test_a_helper_of_the_last_round_is_waited_for_too(
         await helper.start()
         await a.enter()
         await helper.hear("ready")
-        for _ in range(2):  # once a commit has named it, the helper is in the plan
+        for _ in range(8):  # once a commit has named it, the helper is in the plan
             await a.exchange(1.0)
+            await asyncio.sleep(0.05)
         for peer in (a, helper):
             await peer.stop()
         alone = memory_peer(MemoryNetwork(), "a", restart_wait=0.6, **disk(tmp_path, "a"))
