@@ -16,7 +16,7 @@ from .messages import Fetch, State, Versions
 from .roster import Roster
 from .rules import Rules
 from .shard import ShardLog, meta
-from .version import ModelVersion, Version, model_version
+from .version import ModelVersion, Version, descends, model_version
 
 
 @dataclass(slots=True)
@@ -291,8 +291,7 @@ class CatchUp:
             return self._descends(state) and self._of_what_is_gathered(state)
         if peer != self.fetching.donor:
             return False
-        told = self.fetching.vector[state.shard]
-        same_lineage = state.version == told or dict(state.history).get(told.epoch) == told.digest
+        same_lineage = descends(state.version, dict(state.history), self.fetching.vector[state.shard])
         if not same_lineage:
             self._abandon()  # the donor has changed lineage itself
         return same_lineage
@@ -301,8 +300,7 @@ class CatchUp:
         """A newcomer takes nothing that does not descend from what the first donor told."""
         if self.gathering is None or self.gathering.vector is None:
             return True
-        told = self.gathering.vector[state.shard]
-        same_lineage = state.version == told or dict(state.history).get(told.epoch) == told.digest
+        same_lineage = descends(state.version, dict(state.history), self.gathering.vector[state.shard])
         if not same_lineage:
             self.gathering = None  # a lineage has been left: begin anew
         return same_lineage
@@ -312,10 +310,7 @@ class CatchUp:
         mine = self.logs[state.shard].version
         if mine is None or (self.logs[state.shard].damaged is not None and state.version == mine):
             return True
-        if state.version.generation != mine.generation or state.version.epoch <= mine.epoch:
-            return False
-        ancestors = dict(state.history)
-        return bool(ancestors) and (mine.epoch < min(ancestors) or ancestors.get(mine.epoch) == mine.digest)
+        return state.version != mine and descends(state.version, dict(state.history), mine)
 
     def _switch(self, fetching: Fetching, now: float) -> list[Effect]:
         """Change over to the other lineage once every shard that differs is there."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from operator import ge
 
 from .messages import Summary
 from .rules import Rules
@@ -78,6 +79,19 @@ class Roster:
         if self.presumed(peer):
             return True
         return summary is not None and summary.eligible and bool(summary.epochs)
+
+    def elsewhere(self, theirs: Summary) -> bool:
+        """Whether a peer's word shows that it is on another lineage: as far in every shard, with fewer samples.
+
+        Told only while the shards of each fragment are at one epoch here; False where nothing is known.
+        """
+        if not theirs.epochs or not self.mine.epochs:
+            return False
+        if theirs.model.generation != self.mine.model.generation:
+            return True
+        even = sum(e * len(s) for e, s in zip(self.mine.epochs, self.rules.fragments, strict=True))
+        as_far = even == self.mine.model.epochs and all(map(ge, theirs.epochs, self.mine.epochs))
+        return as_far and theirs.model.samples < self.mine.model.samples
 
     # -- what happens
 

@@ -14,7 +14,7 @@ from .events import Accept, Apply, Average, Effect, Note, Send
 from .messages import Commit, Contribution, Counted, Outdated, Plan, Promise, State, TakeOver, Want
 from .roster import Roster
 from .rules import Rules
-from .version import ContributionId, Version
+from .version import ContributionId, Version, descends
 
 
 def meta(
@@ -78,7 +78,7 @@ class ShardLog:
         return by_epochs or (rules.stop_after_samples is not None and v.samples >= rules.stop_after_samples)
 
     def relation(self, theirs: Version) -> str:
-        """``equal``, ``ancestor`` (of mine), ``fork``, or ``ahead``: newer by its epoch, of unknown descent."""
+        """``equal``, ``ancestor`` (of mine), ``fork``, or ``ahead``: newer, and nothing speaks against its descent."""
         mine = self.version
         if mine is None:
             return "ahead"
@@ -87,11 +87,8 @@ class ShardLog:
         if theirs.generation != mine.generation:
             return "fork"
         if theirs.epoch > mine.epoch:
-            return "ahead"
-        known = self.history.get(theirs.epoch)
-        if known is None and theirs.epoch < min(self.history):
-            return "ancestor"  # older than what is remembered
-        return "ancestor" if known == theirs.digest else "fork"
+            return "ahead" if theirs.samples >= mine.samples else "fork"
+        return "ancestor" if descends(mine, self.history, theirs) else "fork"
 
     def line(self) -> list[str]:
         """All that the plan lets aggregate, in order: the succession, then the rest of the group."""
@@ -281,8 +278,8 @@ class ShardLog:
         base_epoch = version.epoch - 1
         group, members = [], {}
         for peer, s in self.roster.summaries().items():
-            current = peer in contributors or (bool(s.epochs) and s.epochs[self.fragment] >= base_epoch)
-            if not current:
+            current = bool(s.epochs) and s.epochs[self.fragment] >= base_epoch and not self.roster.elsewhere(s)
+            if not (current or peer in contributors):
                 continue
             if s.role == "worker" and not s.idle:
                 group.append(peer)

@@ -70,6 +70,7 @@ class Settings:
     dead_return: bool = True  # when the faults end; else only links, frozen processes and stuck trainers recover
     hesitation: float = 0.0  # at most so long between a Load and its Contribute, in which bases may change
     carry_rounds: int = 2
+    history: int = 256  # ancestors remembered per shard
     round_timeout: float = 12.0
     blame_after: float = (
         16.0  # a peer that is dead, cut off or stuck for this long is known to be so by those that live
@@ -115,6 +116,7 @@ class World:
             heartbeat_interval=1.0,
             heartbeat_timeout=4.0,
             carry_rounds=settings.carry_rounds,
+            history=settings.history,
             stop_after_epochs=settings.stop_after_epochs,
         )
         self.names = [f"p{i}" for i in range(settings.peers)]

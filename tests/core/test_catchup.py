@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Accept, Applied, Average, Changed, Fill, Filled, Note, Ready, Send, SendFailed
+from p2p_diloco.core.events import (
+    Accept,
+    Applied,
+    Average,
+    Changed,
+    Fill,
+    Filled,
+    Note,
+    Ready,
+    Restore,
+    Send,
+    SendFailed,
+)
 from p2p_diloco.core.messages import Commit, Fetch, Leave, Plan, Probe, State, Versions
 from p2p_diloco.core.shard import meta
 from p2p_diloco.core.version import ModelVersion, Version, model_version
@@ -278,6 +290,23 @@ def test_a_state_whose_memory_does_not_reach_back_is_taken(peer: Any) -> None:
     b = peer("b", epoch=3, group="ab")
     state = b.state(0, 900, history=((800, "x"), (900, "d900")))
     assert b.hear("a", state) == [fill(b, state)]
+
+
+def test_a_state_whose_memory_does_not_reach_back_and_that_has_fewer_samples_is_not(peer: Any) -> None:
+    """Samples never fall along a lineage, so it is of another one."""
+    b = peer("b", epoch=3, group="ab")
+    history = ((800, "x"), (900, "d900"))
+    assert b.hear("a", b.state(0, 900, version=b.version(900, samples=29), history=history)) == []
+    level = b.state(0, 900, version=b.version(900, samples=30), history=history)
+    assert b.hear("a", level) == [fill(b, level)]
+
+
+@pytest.mark.parametrize("theirs", [Version(0, 29, 900, "x"), Version(0, 31, 1, "x")])
+def test_a_fork_older_than_the_memory_is_seen(peer: Any, theirs: Version) -> None:
+    """More epochs of fewer samples, or fewer epochs of more: whoever asks is told the whole model."""
+    b = peer("b", epoch=None, group="ab", live="a")
+    b.feed(Restore((b.state(0, 3, history=((2, "d2"), (3, "d3"))),)))
+    assert b.hear("a", Fetch((theirs,))) == [Send("a", Versions((b.version(3),), forked=True))]
 
 
 def test_a_state_overtaken_while_it_was_filled_in_is_void(peer: Any) -> None:

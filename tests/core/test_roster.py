@@ -167,6 +167,28 @@ def test_another_incarnation_has_forgotten() -> None:
     assert r.summarized("a", says(8))
 
 
+@pytest.mark.parametrize(
+    ("epochs", "model", "elsewhere"),
+    [
+        ((3, 1), ModelVersion(0, 80, 7), False),
+        ((3, 1), ModelVersion(0, 79, 7), True),
+        ((9, 9), ModelVersion(0, 79, 27), True),
+        ((9, 0), ModelVersion(0, 79, 18), False),  # behind in a shard
+        ((3, 1), ModelVersion(1, 80, 7), True),
+        ((), ModelVersion(), False),
+    ],
+)
+def test_another_lineage_shows_by_its_samples(epochs: tuple[int, ...], model: ModelVersion, elsewhere: bool) -> None:
+    """Along a lineage they never fall: who is as far in every shard, with fewer, is on another one."""
+    mine = replace(says(epochs=(3, 1)), model=ModelVersion(0, 80, 7))
+    theirs = replace(says(epochs=epochs), model=model)
+    rules = replace(RULES, fragments=((0, 1), (2,)))
+    assert Roster("me", rules, mine).elsewhere(theirs) == elsewhere
+    uneven = replace(mine, model=ModelVersion(0, 80, 8))
+    assert Roster("me", rules, uneven).elsewhere(theirs) == (model.generation == 1)
+    assert not Roster("me", rules, says(epochs=())).elsewhere(theirs)
+
+
 def test_silence_is_a_verdict_after_the_timeout() -> None:
     """Counted from the oldest unanswered probe; later probes don't put it off, and it is passed once."""
     r = roster("ab")

@@ -39,7 +39,7 @@ from p2p_diloco.core.messages import (
     Want,
 )
 from p2p_diloco.core.shard import meta
-from p2p_diloco.core.version import ContributionId, Version, model_version
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
 
 # -- the replicated state's canonical bytes
 
@@ -417,6 +417,14 @@ def test_a_contributor_is_up_to_date_whatever_it_said_last(peer: Any) -> None:
     assert sorted(plan.succession) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(("samples", "named"), [(10, True), (9, False)])
+def test_who_is_on_another_lineage_is_not_named(peer: Any, samples: int, named: bool) -> None:
+    """Ahead in epochs with fewer samples: nobody waits for it here."""
+    a = peer("a", group="ab", live="bz")
+    a.meet("z", epochs=(5,), model=ModelVersion(0, samples, 5, "other"))
+    assert ("z" in next_plan(a, "b").group) == named
+
+
 @pytest.mark.parametrize("gone", ["dead", "left"])
 def test_who_is_gone_is_not_named(peer: Any, gone: str) -> None:
     """Not even when its contribution, sent before, is counted."""
@@ -787,17 +795,20 @@ def test_relations(peer: Any) -> None:
     assert log.relation(version(3, "other")) == "fork"
     assert log.relation(version(5, "other")) == "fork"
     assert log.relation(version(6, "other")) == "ahead"
+    assert log.relation(version(6, samples=50)) == "ahead"  # an empty step
+    assert log.relation(version(6, samples=49)) == "fork"
     assert log.relation(version(3, generation=1)) == "fork"
     assert log.relation(version(7, generation=1)) == "fork"
     assert peer("a", epoch=None).replica.logs[0].relation(version(0)) == "ahead"
 
 
 def test_older_than_memory_counts_as_an_ancestor(peer: Any) -> None:
-    """What came before the remembered ancestors can't be told apart; what is missing between them is a fork."""
+    """What came before the remembered ancestors is told by its samples only; what is missing among them is a fork."""
     a = peer("a", epoch=None, group="")
     a.feed(Restore((a.state(0, 9, history=((5, "d5"), (7, "d7"), (9, "d9"))),)))
     log = a.replica.logs[0]
     assert log.relation(a.version(4, "any")) == "ancestor"
+    assert log.relation(a.version(4, samples=91)) == "fork"
     assert log.relation(a.version(6, "any")) == "fork"
     assert log.relation(a.version(5, "any")) == "fork"
 

@@ -65,7 +65,7 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
         "forks not seen",
         ShardLog,
         "relation",
-        '"ancestor" if known == theirs.digest else "fork"',
+        '"ancestor" if descends(mine, self.history, theirs) else "fork"',
         '"ancestor"',
         "healed",
         20,

@@ -261,6 +261,27 @@ def test_one_fast_against_four_slow(fast: float, wins: str) -> None:
     assert kept.get(before[loser].epoch) != before[loser].digest
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1)])
+def test_a_split_longer_ago_than_ancestors_are_remembered(shape: tuple[int, int]) -> None:
+    """Alone, a fast peer makes more epochs than the others remember, of fewer samples: its lineage loses all the same,
+    and all shards come from the other one."""
+    world = calm(peers=5, fragments=shape[0], shards_per_fragment=shape[1], history=20)
+    world.run(8.0)
+    world.alive["p0"].step_time = 0.15
+    cut(world, "p0")
+    world.run(20.0 + 20.0 * shape[0])
+    alone, four = world.alive["p0"].replica.versions, world.alive["p1"].replica.versions
+    for mine, theirs in zip(alone, four, strict=True):
+        assert mine.epoch > theirs.epoch + 20
+        assert mine.samples < theirs.samples
+    world.cut = set()
+    world.run(world.now + 6.0)
+    kept = [log.history for log in world.alive["p0"].replica.logs]
+    assert all(history[v.epoch] == v.digest for history, v in zip(kept, four, strict=True))
+    world.run(world.now + 20.0)
+    settle(world)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_two_against_two(seed: int) -> None:
     """Afterwards there is one lineage, for all the shards of all fragments together."""
