@@ -143,7 +143,7 @@ class Outdated:
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Send me what you have that is newer, of these ``shards`` (None: of all), or say what you have where nothing is.
-    ``whole``: I know that we are forked and want all that differs."""
+    ``whole``: I know that we are forked and want all that differs; or these ``shards``, even if they don't any more."""
 
     have: tuple[Version | None, ...]
     whole: bool = False

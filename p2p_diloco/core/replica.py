@@ -372,6 +372,8 @@ class Replica:
                 watched.add(log.target()[1])
             if log.holder == self.me and log.version is not None:
                 watched |= {*log.asked, *(log.waited_for() if log.inbox else ())}
+        if self.catchup.fetching is not None:
+            watched.add(self.catchup.fetching.donor)
         return watched - {self.me, ""}
 
     def _wakeup(self, now: float) -> list[Effect]:

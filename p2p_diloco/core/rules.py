@@ -22,6 +22,7 @@ class Rules:
     history: int = 256  # ancestors remembered per shard
     fetch_window: int = 2  # shards that are asked of one donor at a time
     commits_kept: int = 16  # per shard, on bases that are still being fetched
+    fetch_repeats: int = 5  # of the question for what is missing of another lineage, while nothing comes
     resends: int = 2  # of a commit or a state that did not reach a living peer; then it has to ask
 
     @property
@@ -42,7 +43,8 @@ class Rules:
 
     @property
     def fetch_again(self) -> float:
-        """Without a shard's state for this long, a fetch is given up and begun again. (A dead donor shows sooner.)"""
+        """Without a shard's state for this long, a fetch is given up and begun again; of a whole lineage, its donor
+        is asked again for what is missing, ``fetch_repeats`` times. (A dead donor shows sooner.)"""
         return 3 * self.heartbeat_timeout
 
     @property

@@ -184,6 +184,14 @@ def test_all_that_differs_is_sent_when_the_asker_knows_of_the_fork(peer: Any) ->
     assert effects == [Send("a", b.replica.state(1)), Send("a", b.replica.state(2))]
 
 
+def test_what_is_missing_is_sent_though_it_differs_no_more(peer: Any) -> None:
+    """The asker has begun to take the lineage as it was told: what it holds of it by now is part of that."""
+    b = peer("b", epoch=3, group="ab", fragments=((0,), (1,), (2,)))
+    have = (b.version(3), b.version(3, "other"), b.version(5, "other"))
+    effects = b.hear("a", Fetch(have, whole=True, shards=(0, 2)))
+    assert effects == [Send("a", b.replica.state(0)), Send("a", b.replica.state(2))]
+
+
 # -- asking
 
 
@@ -601,6 +609,56 @@ def test_a_staged_state_is_not_filled_in_twice(peer: Any) -> None:
     b.hear("a", one)
     filled(b, one)
     assert b.hear("a", one) == []
+
+
+def asked_again(b: Any, seconds: float) -> list[Fetch]:
+    """What is asked of the donor in this time, which says that it holds more."""
+    b.meet("a", model=model_version([Version(0, 99, 5, "other")] * 2), epochs=(5, 5))
+    return [message for to, message in fetches(b.pass_time(seconds)) if to == "a"]
+
+
+def test_what_is_missing_of_a_lineage_is_asked_for_again(peer: Any) -> None:
+    """A state may take longer than a fetch that stands still: what has come is kept, the rest comes all the same."""
+    b, theirs, (one, two) = fork(peer)
+    b.hear("a", theirs)
+    b.now += 20.0
+    b.hear("a", one)
+    filled(b, one)
+    assert asked_again(b, 29.0) == []
+    assert asked_again(b, 2.0) == [Fetch((b.version(3), b.version(3)), whole=True, shards=(1,))]
+    b.hear("a", two)
+    assert filled(b, two)[0] == Accept(((0, "other"), (1, "other")))
+
+
+def test_a_donor_of_a_lineage_is_asked_so_often(peer: Any) -> None:
+    """Then it is given up; whatever it sends begins the count anew."""
+    b, theirs, (one, _) = fork(peer, fetch_repeats=2)
+    b.hear("a", theirs)
+    assert [m.shards for m in asked_again(b, 65.0)] == [(0, 1), (0, 1)]
+    b.hear("a", one)
+    filled(b, one)
+    assert [m.shards for m in asked_again(b, 65.0)] == [(1,), (1,)]
+    assert b.replica.catchup.fetching is not None
+    assert not any(m.whole for m in asked_again(b, 30.0))
+    assert b.replica.catchup.fetching is None
+    assert not any(log.frozen for log in b.replica.logs)
+
+
+def test_a_donor_that_holds_no_more_than_this_peer_is_given_up(peer: Any) -> None:
+    """It has left the lineage that it told of."""
+    b, theirs, _ = fork(peer)
+    b.hear("a", theirs)
+    b.meet("a", model=ahead(b, 3), epochs=(3, 3))
+    assert fetches(b.pass_time(32.0)) == []
+    assert b.replica.catchup.fetching is None
+
+
+def test_the_donor_of_a_lineage_is_watched(peer: Any) -> None:
+    """So that its death shows as soon as that of anybody who is waited for."""
+    b, theirs, _ = fork(peer, live="acdefghij")
+    b.hear("a", theirs)
+    for _ in range(5):
+        assert Send("a", Probe(b.replica.roster.mine)) in b.feed_tick()
 
 
 def test_what_does_not_differ_need_not_be_sent(peer: Any) -> None:

@@ -71,7 +71,7 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
         20,
     ),
     ("the lesser lineage wins", CatchUp, "told", "if theirs < mine:", "if theirs > mine:", "healed", 20),
-    ("a stuck fetch goes on", CatchUp, "tick", "if self.fetching is not None", "if False", "bereaved", 40),
+    ("a stuck fetch goes on", CatchUp, "_insist", "if fetching is None or", "if True or", "bereaved", 40),
     (
         "an old life's numbers",
         Replica,

@@ -333,12 +333,14 @@ def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
 
 
 class SlowState(World):
-    """A state takes two seconds on its way."""
+    """A state takes two seconds on its way, or as long as is said."""
+
+    lag = 2.0
 
     def send(self, sender: Process, to: str, message: Message) -> None:
-        if isinstance(message, State):
+        if isinstance(message, State) and to in self.alive:
             whole = replace(message, payload=sender.store.present[message.shard])
-            self.at(2.0, lambda: self._arrive(sender, self.alive[to], whole, answer=True))
+            self.at(self.lag, lambda: self._arrive(sender, self.alive[to], whole, answer=True))
         else:
             super().send(sender, to, message)
 
@@ -370,6 +372,20 @@ def test_a_joiner_whose_state_takes_longer_than_an_epoch() -> None:
     world.start("p1")
     world.run(120.0)
     assert "p1" in world.alive["p0"].replica.logs[0].counted
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_fork_ends_though_a_state_takes_longer_than_a_fetch_may_stand_still(shards: int) -> None:
+    """Its donor is asked again, and what has come is kept."""
+    world = calm(world=SlowState, peers=4, interval=4, shards_per_fragment=shards)
+    assert isinstance(world, SlowState)
+    world.lag = world.rules.fetch_again + 1.0
+    cut(world, "p0", "p1")
+    world.run(30.0)
+    assert len(world.lineage()) > 1
+    world.cut = set()
+    world.run(world.now + 2 * world.lag + 10.0)
+    settle(world)
 
 
 def test_a_trainer_that_stops_while_its_node_lives() -> None:
