@@ -159,11 +159,8 @@ class Replica:
         """When to feed Wakeup, unless something else happens first; never, once this peer has left."""
         if self.departed:
             return float("inf")
-        ends = [
-            log.deadline()
-            for log in self.logs
-            if log.working is None and not log.frozen and log.aggregating and len(log.inbox) >= max(1, log.needed)
-        ]
+        able = [log for log in self.logs if log.working is None and not log.frozen and log.damaged is None]
+        ends = [log.deadline() for log in able if log.aggregating and len(log.inbox) >= max(1, log.needed)]
         self.planned = min([self.next_tick, *ends])
         return self.planned
 
