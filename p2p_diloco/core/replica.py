@@ -259,6 +259,7 @@ class Replica:
     def _summarized(self, peer: str, summary: Summary, back: bool, now: float) -> list[Effect]:
         before = self.roster.summary(peer)
         restarted = self.roster.summarized(peer, summary)
+        back = back or (before is None and self.roster.live(peer))
         effects: list[Effect] = []
         if restarted:
             effects += self.catchup.gone(peer, now)

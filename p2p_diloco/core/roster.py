@@ -118,10 +118,13 @@ class Roster:
         return back and not member.left
 
     def summarized(self, peer: str, summary: Summary) -> bool:
-        """True when the peer is another incarnation than before: it has forgotten what it was sent."""
+        """True when the peer is another incarnation than before: it has forgotten what it was sent.
+
+        So is one that left without a word of itself. If it is the same after all, its silence will tell.
+        """
         member = self.members[peer]
         known, member.summary = member.summary, summary
-        restarted = known is not None and summary.incarnation != known.incarnation
+        restarted = member.left if known is None else summary.incarnation != known.incarnation
         member.left = member.left and not restarted
         return restarted
 

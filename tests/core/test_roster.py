@@ -104,6 +104,17 @@ def test_who_has_left_stays_away_until_another_life() -> None:
     assert r.alive() == ["a", "b"]
 
 
+def test_who_left_before_it_was_met_is_met_in_another_life() -> None:
+    """No summary told the incarnation that left: the first one that comes is taken for another."""
+    r = roster()
+    r.discovered("a")
+    r.departed("a")
+    r.heard("a")
+    assert r.summarized("a", says())
+    assert r.alive() == ["a"]
+    assert not r.summarized("a", says())
+
+
 def test_the_gone_are_forgotten() -> None:
     """A peer that was dead or away for long is not remembered, so churn leaves nothing behind."""
     r = roster("abc")
