@@ -99,8 +99,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """The sender aggregates the epoch after ``base`` and waits for the receiver's contribution: it came too early, or
-    was lost with a lineage left behind. Whoever has handed it over already does so again."""
+    """The sender aggregates the epoch after ``base`` and lacks the receiver's contribution: there is none yet, or it
+    was lost, with a lineage left behind or else. Whoever has handed it over already does so again."""
 
     shard: int
     base: Version

@@ -279,11 +279,9 @@ class Replica:
             case "ancestor":
                 return self.catchup.newer(sender, log, contribution.base)
             case "fork":
-                if self.roster.live(sender):
-                    log.stash(sender, contribution)  # its lineage may win
+                log.stash(sender, contribution)  # its lineage may win
                 return self.catchup.forked(sender)
-        if self.roster.live(sender):
-            log.stash(sender, contribution)
+        log.stash(sender, contribution)
         self.catchup.gap(log.shard, now)
         return []
 

@@ -69,6 +69,14 @@ class Roster:
         """Named by a commit, and neither met nor found dead yet."""
         return peer in self.members and self.members[peer].presumed
 
+    def met(self, peer: str) -> bool:
+        """It has spoken for itself, be it long ago."""
+        return peer == self.me or (peer in self.members and self.members[peer].summary is not None)
+
+    def away(self, peer: str) -> bool:
+        """Known to be dead or to have left."""
+        return peer in self.members and (self.members[peer].dead or self.members[peer].left)
+
     def holds_state(self, peer: str) -> bool:
         summary = self.summary(peer)
         return summary is not None and bool(summary.epochs)
