@@ -31,6 +31,12 @@ class Fetching:
     repeats: int = 0  # how often it was asked again since it sent something
 
 
+def _late(state: State, told: Version) -> bool:
+    """Whether it was asked for before its donor told of ``told``: no sign that a lineage was left."""
+    v = state.version
+    return v.generation == told.generation and v.epoch < told.epoch and v.samples <= told.samples
+
+
 class CatchUp:
     def __init__(self, rules: Rules, logs: Sequence[ShardLog], roster: Roster) -> None:
         self.rules, self.logs, self.roster = rules, logs, roster
@@ -311,7 +317,10 @@ class CatchUp:
             return self._descends(state) and self._of_what_is_gathered(state)
         if peer != self.fetching.donor:
             return False
-        same_lineage = descends(state.version, dict(state.history), self.fetching.vector[state.shard])
+        told = self.fetching.vector[state.shard]
+        if _late(state, told):
+            return False
+        same_lineage = descends(state.version, dict(state.history), told)
         if not same_lineage:
             self._abandon()  # the donor has changed lineage itself
         return same_lineage
@@ -320,7 +329,10 @@ class CatchUp:
         """A newcomer takes nothing that does not descend from what the first donor told."""
         if self.gathering is None or self.gathering.vector is None:
             return True
-        same_lineage = descends(state.version, dict(state.history), self.gathering.vector[state.shard])
+        told = self.gathering.vector[state.shard]
+        if _late(state, told):
+            return self.logs[state.shard].version is not None  # from which it descends
+        same_lineage = descends(state.version, dict(state.history), told)
         if not same_lineage:
             self.gathering = None  # a lineage has been left: begin anew
         return same_lineage

@@ -749,16 +749,51 @@ def test_a_donor_that_went_on_is_taken_as_it_is(peer: Any) -> None:
 
 
 def test_a_donor_that_fell_back_is_not_followed(peer: Any) -> None:
-    """What arrives must be greater than what is held, or the change is called off."""
+    """What arrives must be what it told or newer; when it says itself that it holds less, the change is called off."""
     b, theirs, _ = fork(peer)
     b.hear("a", theirs)
     poor = [b.state(s, 1, version=Version(0, 1, 1, "poor"), history=((1, "poor"),)) for s in (0, 1)]
-    for state in poor:
-        b.hear("a", state)
-        effects = filled(b, state)
-    assert effects == []
+    assert [b.hear("a", state) for state in poor] == [[], []]
+    b.meet("a", model=ModelVersion(0, 2, 2, "poor"), epochs=(1, 1))
+    b.pass_time(32.0)
     assert b.replica.versions == (b.version(3), b.version(3))
     assert not any(log.frozen for log in b.replica.logs)
+
+
+def test_a_lineage_taken_must_be_greater(peer: Any) -> None:
+    """Or the change is called off: more samples in one shard don't make up for what another has lost."""
+    b, _, (one, _) = fork(peer)
+    b.hear("a", Versions((Version(0, 99, 5, "other"), Version(1, 0, 0, "new")), forked=True))
+    assert b.replica.catchup.fetching is not None
+    b.replica.logs[1].version = Version(1, 70, 9, "newer")
+    b.hear("a", one)
+    filled(b, one)
+    new = b.state(1, 0, version=Version(1, 0, 0, "new"))
+    b.hear("a", new)
+    assert filled(b, new) == []
+    assert not any(log.frozen for log in b.replica.logs)
+
+
+def test_a_state_that_comes_late_ends_no_fetch(peer: Any) -> None:
+    """It was asked for before its donor told what it holds now, and says nothing of its lineage."""
+    b, theirs, (one, _) = fork(peer)
+    b.hear("a", theirs)
+    old = b.state(0, 4, version=Version(0, 80, 4, "x4"), history=((2, "d2"), (3, "x3"), (4, "x4")))
+    assert b.hear("a", old) == []
+    assert b.hear("a", one) == [fill(b, one)]
+    n, _ = gathering(peer)
+    assert n.hear("a", n.state(0, 6)) == []  # whose ancestor it may be, it can't tell
+    assert n.replica.catchup.gathering is not None
+    assert n.hear("a", n.state(0, 7)) == [fill(n, n.state(0, 7))]
+    far = peer("n", epoch=1, fragments=FIVE)
+    far.now += 2.0
+    far.meet("a", model=ahead(far, 20), epochs=(20,) * 5)
+    far.now += 2.0
+    far.meet("a", model=ahead(far, 20), epochs=(20,) * 5)
+    far.hear("a", Versions((far.version(20),) * 5, forked=False))
+    assert far.replica.catchup.gathering.vector is not None
+    assert far.hear("a", far.state(0, 15)) == [fill(far, far.state(0, 15))]
+    assert far.replica.catchup.gathering is not None
 
 
 def test_a_newcomer_half_way_takes_one_lineage_whole(peer: Any) -> None:
