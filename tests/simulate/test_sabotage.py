@@ -28,11 +28,11 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
         "self.sending_to = None",
         "self.sending_to = None if ok else to",
         "bereaved",
-        40,
+        60,
     ),
     ("no takeover", ShardLog, "lead", "if holder == self.me and self.holder != self.me:", "if False:", "bereaved", 20),
     ("counted progress kept", Progress, "merge", "return Carry.SUBTRACT", "return Carry.KEEP", "healed", 10),
-    ("lost lineage not restored", Progress, "merge", "return Carry.RESTORE", "return Carry.KEEP", "bereaved", 40),
+    ("lost lineage not restored", Progress, "merge", "return Carry.RESTORE", "return Carry.KEEP", "healed", 60),
     (
         "the dead are waited for",
         ShardLog,

@@ -505,6 +505,9 @@ class Unlike(World):
         super().__init__(*arguments, **named)
         self.flips = 1
 
+    def _excused(self, process: Process, commit: Commit) -> bool:
+        return True
+
     def _carry_out(self, process: Process, effect: Any) -> None:
         if process.name != self.names[-1] or not isinstance(effect, Average | Apply):
             return super()._carry_out(process, effect)
