@@ -16,7 +16,7 @@ from .messages import Fetch, State, Versions
 from .roster import Roster
 from .rules import Rules
 from .shard import ShardLog, meta
-from .version import ModelVersion, Version, model_version
+from .version import ModelVersion, Version, descends, model_version
 
 
 @dataclass(slots=True)
@@ -28,6 +28,13 @@ class Fetching:
     progress: float
     vector: tuple[Version, ...] | None = None
     staged: dict[int, State] = field(default_factory=dict)
+    repeats: int = 0  # how often it was asked again since it sent something
+
+
+def _late(state: State, told: Version) -> bool:
+    """Whether it was asked for before its donor told of ``told``: no sign that a lineage was left."""
+    v = state.version
+    return v.generation == told.generation and v.epoch < told.epoch and v.samples <= told.samples
 
 
 class CatchUp:
@@ -170,22 +177,39 @@ class CatchUp:
 
     def tick(self, now: float) -> list[Effect]:
         """Give up a fetch in which nothing moves; ask again for shards that don't come."""
-        if self.fetching is not None and now - self.fetching.progress >= self.rules.fetch_again:
-            self._abandon()
+        effects = self._insist(now)
         if self.gathering is None:
-            return []
+            return effects
         if self.gathering.vector is None and now - self.gathering.began >= self.rules.settle:
             self.gathering = None  # the first has not told
-            return []
+            return effects
         slow = self.gathering.overdue(now)
         donors = {self.gathering.asked[shard].donor for shard in slow}
         self.gathering.again(slow)
-        return [*self._ask_more(now, but=donors), *self._ask_more(now)]
+        return [*effects, *self._ask_more(now, but=donors), *self._ask_more(now)]
+
+    def _insist(self, now: float) -> list[Effect]:
+        """A fetch in which nothing moves is given up; one of a whole lineage not before its donor was asked again for
+        what is missing, so that what is staged isn't lost to a slow link."""
+        fetching = self.fetching
+        if fetching is None or now - fetching.progress < self.rules.fetch_again:
+            return []
+        donor = self.roster.summary(fetching.donor)
+        greater = donor is not None and donor.model > self.model()
+        if fetching.vector is None or not greater or fetching.repeats >= self.rules.fetch_repeats:
+            self._abandon()
+            return []
+        fetching.repeats, fetching.progress = fetching.repeats + 1, now
+        missing = tuple(sorted(self._differing(fetching.vector) - set(fetching.staged)))
+        return [Send(fetching.donor, Fetch(self.versions(), whole=True, shards=missing))]
+
+    def _differing(self, vector: Sequence[Version]) -> set[int]:
+        return {log.shard for log, v in zip(self.logs, vector, strict=True) if log.version != v}
 
     def touch(self, peer: str, now: float) -> None:
         """The donor sent something."""
         if self.fetching is not None and self.fetching.donor == peer:
-            self.fetching.progress = now
+            self.fetching.progress, self.fetching.repeats = now, 0
 
     # -- answering
 
@@ -197,6 +221,8 @@ class CatchUp:
         relations = [
             "ancestor" if h is None else log.relation(h) for log, h in zip(self.logs, request.have, strict=True)
         ]
+        if request.whole and request.shards is not None:
+            return [Send(peer, log.state()) for log in self.logs if log.shard in request.shards]
         if request.whole:
             return [Send(peer, log.state()) for log, r in zip(self.logs, relations, strict=True) if r != "equal"]
         if "fork" in relations:
@@ -292,7 +318,9 @@ class CatchUp:
         if peer != self.fetching.donor:
             return False
         told = self.fetching.vector[state.shard]
-        same_lineage = state.version == told or dict(state.history).get(told.epoch) == told.digest
+        if _late(state, told):
+            return False
+        same_lineage = descends(state.version, dict(state.history), told)
         if not same_lineage:
             self._abandon()  # the donor has changed lineage itself
         return same_lineage
@@ -302,7 +330,9 @@ class CatchUp:
         if self.gathering is None or self.gathering.vector is None:
             return True
         told = self.gathering.vector[state.shard]
-        same_lineage = state.version == told or dict(state.history).get(told.epoch) == told.digest
+        if _late(state, told):
+            return self.logs[state.shard].version is not None  # from which it descends
+        same_lineage = descends(state.version, dict(state.history), told)
         if not same_lineage:
             self.gathering = None  # a lineage has been left: begin anew
         return same_lineage
@@ -312,16 +342,12 @@ class CatchUp:
         mine = self.logs[state.shard].version
         if mine is None or (self.logs[state.shard].damaged is not None and state.version == mine):
             return True
-        if state.version.generation != mine.generation or state.version.epoch <= mine.epoch:
-            return False
-        ancestors = dict(state.history)
-        return bool(ancestors) and (mine.epoch < min(ancestors) or ancestors.get(mine.epoch) == mine.digest)
+        return state.version != mine and descends(state.version, dict(state.history), mine)
 
     def _switch(self, fetching: Fetching, now: float) -> list[Effect]:
         """Change over to the other lineage once every shard that differs is there."""
         assert fetching.vector is not None
-        differing = {log.shard for log, v in zip(self.logs, fetching.vector, strict=True) if log.version != v}
-        if not differing <= set(fetching.staged):
+        if not self._differing(fetching.vector) <= set(fetching.staged):
             return []
         staged = fetching.staged
         theirs = [staged[log.shard].version if log.shard in staged else log.version for log in self.logs]

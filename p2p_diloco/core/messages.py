@@ -99,8 +99,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """The sender aggregates the epoch after ``base`` and waits for the receiver's contribution: it came too early, or
-    was lost with a lineage left behind. Whoever has handed it over already does so again."""
+    """The sender aggregates the epoch after ``base`` and lacks the receiver's contribution: there is none yet, or it
+    was lost, with a lineage left behind or else. Whoever has handed it over already does so again."""
 
     shard: int
     base: Version
@@ -143,7 +143,7 @@ class Outdated:
 @dataclass(frozen=True, slots=True)
 class Fetch:
     """Send me what you have that is newer, of these ``shards`` (None: of all), or say what you have where nothing is.
-    ``whole``: I know that we are forked and want all that differs."""
+    ``whole``: I know that we are forked and want all that differs; or these ``shards``, even if they don't any more."""
 
     have: tuple[Version | None, ...]
     whole: bool = False

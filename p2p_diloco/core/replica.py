@@ -159,11 +159,8 @@ class Replica:
         """When to feed Wakeup, unless something else happens first; never, once this peer has left."""
         if self.departed:
             return float("inf")
-        ends = [
-            log.deadline()
-            for log in self.logs
-            if log.working is None and not log.frozen and log.aggregating and len(log.inbox) >= max(1, log.needed)
-        ]
+        able = [log for log in self.logs if log.working is None and not log.frozen and log.damaged is None]
+        ends = [log.deadline() for log in able if log.aggregating and len(log.inbox) >= max(1, log.needed)]
         self.planned = min([self.next_tick, *ends])
         return self.planned
 
@@ -262,6 +259,7 @@ class Replica:
     def _summarized(self, peer: str, summary: Summary, back: bool, now: float) -> list[Effect]:
         before = self.roster.summary(peer)
         restarted = self.roster.summarized(peer, summary)
+        back = back or (before is None and self.roster.live(peer))
         effects: list[Effect] = []
         if restarted:
             effects += self.catchup.gone(peer, now)
@@ -281,11 +279,9 @@ class Replica:
             case "ancestor":
                 return self.catchup.newer(sender, log, contribution.base)
             case "fork":
-                if self.roster.live(sender):
-                    log.stash(sender, contribution)  # its lineage may win
+                log.stash(sender, contribution)  # its lineage may win
                 return self.catchup.forked(sender)
-        if self.roster.live(sender):
-            log.stash(sender, contribution)
+        log.stash(sender, contribution)
         self.catchup.gap(log.shard, now)
         return []
 
@@ -372,6 +368,8 @@ class Replica:
                 watched.add(log.target()[1])
             if log.holder == self.me and log.version is not None:
                 watched |= {*log.asked, *(log.waited_for() if log.inbox else ())}
+        if self.catchup.fetching is not None:
+            watched.add(self.catchup.fetching.donor)
         return watched - {self.me, ""}
 
     def _wakeup(self, now: float) -> list[Effect]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from operator import ge
 
 from .messages import Summary
 from .rules import Rules
@@ -68,6 +69,14 @@ class Roster:
         """Named by a commit, and neither met nor found dead yet."""
         return peer in self.members and self.members[peer].presumed
 
+    def met(self, peer: str) -> bool:
+        """It has spoken for itself, be it long ago."""
+        return peer == self.me or (peer in self.members and self.members[peer].summary is not None)
+
+    def away(self, peer: str) -> bool:
+        """Known to be dead or to have left."""
+        return peer in self.members and (self.members[peer].dead or self.members[peer].left)
+
     def holds_state(self, peer: str) -> bool:
         summary = self.summary(peer)
         return summary is not None and bool(summary.epochs)
@@ -78,6 +87,19 @@ class Roster:
         if self.presumed(peer):
             return True
         return summary is not None and summary.eligible and bool(summary.epochs)
+
+    def elsewhere(self, theirs: Summary) -> bool:
+        """Whether a peer's word shows that it is on another lineage: as far in every shard, with fewer samples.
+
+        Told only while the shards of each fragment are at one epoch here; False where nothing is known.
+        """
+        if not theirs.epochs or not self.mine.epochs:
+            return False
+        if theirs.model.generation != self.mine.model.generation:
+            return True
+        even = sum(e * len(s) for e, s in zip(self.mine.epochs, self.rules.fragments, strict=True))
+        as_far = even == self.mine.model.epochs and all(map(ge, theirs.epochs, self.mine.epochs))
+        return as_far and theirs.model.samples < self.mine.model.samples
 
     # -- what happens
 
@@ -104,10 +126,13 @@ class Roster:
         return back and not member.left
 
     def summarized(self, peer: str, summary: Summary) -> bool:
-        """True when the peer is another incarnation than before: it has forgotten what it was sent."""
+        """True when the peer is another incarnation than before: it has forgotten what it was sent.
+
+        So is one that left without a word of itself. If it is the same after all, its silence will tell.
+        """
         member = self.members[peer]
         known, member.summary = member.summary, summary
-        restarted = known is not None and summary.incarnation != known.incarnation
+        restarted = member.left if known is None else summary.incarnation != known.incarnation
         member.left = member.left and not restarted
         return restarted
 

@@ -20,8 +20,10 @@ class Rules:
     stop_after_epochs: int | None = None
     stop_after_samples: int | None = None
     history: int = 256  # ancestors remembered per shard
+    forgotten: int = 60  # heartbeat_timeouts after which a peer that is gone is not remembered
     fetch_window: int = 2  # shards that are asked of one donor at a time
     commits_kept: int = 16  # per shard, on bases that are still being fetched
+    fetch_repeats: int = 5  # of the question for what is missing of another lineage, while nothing comes
     resends: int = 2  # of a commit or a state that did not reach a living peer; then it has to ask
 
     @property
@@ -42,7 +44,8 @@ class Rules:
 
     @property
     def fetch_again(self) -> float:
-        """Without a shard's state for this long, a fetch is given up and begun again. (A dead donor shows sooner.)"""
+        """Without a shard's state for this long, a fetch is given up and begun again; of a whole lineage, its donor
+        is asked again for what is missing, ``fetch_repeats`` times. (A dead donor shows sooner.)"""
         return 3 * self.heartbeat_timeout
 
     @property
@@ -53,7 +56,7 @@ class Rules:
     @property
     def forgotten_after(self) -> float:
         """A peer that has been gone for this long is not probed any more, nor remembered."""
-        return 60 * self.heartbeat_timeout
+        return self.forgotten * self.heartbeat_timeout
 
     @property
     def frozen_after(self) -> float:

@@ -14,7 +14,7 @@ from .events import Accept, Apply, Average, Effect, Note, Send
 from .messages import Commit, Contribution, Counted, Outdated, Plan, Promise, State, TakeOver, Want
 from .roster import Roster
 from .rules import Rules
-from .version import ContributionId, Version
+from .version import ContributionId, Version, descends
 
 
 def meta(
@@ -53,7 +53,8 @@ class ShardLog:
         self.inbox: dict[str, Contribution] = {}
         self.early: dict[str, Contribution] = {}  # on a base not reached yet
         self.kept: dict[Version, Commit] = {}  # by base, bases not reached yet
-        self.opened = 0.0  # when the first contribution came
+        self.opened = 0.0  # when the version came, then the first contribution
+        self.wants, self.patience = 0.0, 0.0  # when what is missing is asked for next, and how long after the last time
         self.again: dict[str, Commit | State] = {}  # of the present version, to peers that it did not reach
         self.resent: dict[str, int] = {}  # how often it was sent again
         self.working: Average | Apply | None = None  # tensor work in flight
@@ -78,7 +79,7 @@ class ShardLog:
         return by_epochs or (rules.stop_after_samples is not None and v.samples >= rules.stop_after_samples)
 
     def relation(self, theirs: Version) -> str:
-        """``equal``, ``ancestor`` (of mine), ``fork``, or ``ahead``: newer by its epoch, of unknown descent."""
+        """``equal``, ``ancestor`` (of mine), ``fork``, or ``ahead``: newer, and nothing speaks against its descent."""
         mine = self.version
         if mine is None:
             return "ahead"
@@ -87,11 +88,8 @@ class ShardLog:
         if theirs.generation != mine.generation:
             return "fork"
         if theirs.epoch > mine.epoch:
-            return "ahead"
-        known = self.history.get(theirs.epoch)
-        if known is None and theirs.epoch < min(self.history):
-            return "ancestor"  # older than what is remembered
-        return "ancestor" if known == theirs.digest else "fork"
+            return "ahead" if theirs.samples >= mine.samples else "fork"
+        return "ancestor" if descends(mine, self.history, theirs) else "fork"
 
     def line(self) -> list[str]:
         """All that the plan lets aggregate, in order: the succession, then the rest of the group."""
@@ -169,10 +167,25 @@ class ShardLog:
             self.handed = to
 
     def want(self, now: float) -> list[Effect]:
-        """Ask for the contributions that are missing once a round has been open for a while."""
-        if self.version is None or not self.inbox or not self.aggregating or now - self.opened < self.rules.settle:
+        """Ask for the contributions that are missing: once the round has lasted a while, then ever more rarely:
+        most have none to give yet."""
+        if self.version is None or self.final or not self.aggregating or now < self.wants:
             return []
-        return [Send(peer, Want(self.shard, self.version)) for peer in self.waited_for() if peer != self.me]
+        self.patience = min(2 * self.patience, self.rules.dead_after)
+        self.wants = now + self.patience
+        return [Send(peer, Want(self.shard, self.version)) for peer in self._missing() if peer != self.me]
+
+    def _missing(self) -> list[str]:
+        """Whose contributions would help: those waited for; if there are none and more are needed, of all that work."""
+        if (waited_for := self.waited_for()) or len(self.inbox) >= self.needed:
+            return waited_for
+        working = [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs and not s.idle]
+        return [p for p in working if p not in self.inbox]
+
+    def _open(self, now: float) -> None:
+        """A round begins, by its version, its first contribution or a takeover."""
+        self.opened, self.patience = now, self.rules.settle
+        self.wants = now + self.patience
 
     def wanted(self, sender: str, base: Version, now: float) -> list[Effect]:
         """The aggregator hasn't got what it was handed: hand it over again."""
@@ -196,7 +209,7 @@ class ShardLog:
         if counted is not None and contribution.id <= counted:
             return [Note("refused", f"{sender} sent contribution {contribution.id} again after it was counted")]
         if not self.inbox:
-            self.opened = now
+            self._open(now)
         self.inbox[sender] = contribution
         effects: list[Effect] = []
         if sender != self.me and self.target()[1] != self.me:
@@ -204,8 +217,10 @@ class ShardLog:
         return effects + self.close(now)
 
     def stash(self, sender: str, contribution: Contribution) -> None:
-        """A contribution on a base that this replica has not reached; kept until it does."""
-        self.early[sender] = contribution
+        """A contribution on a base that this replica has not reached; kept until it does. A stranger's, too: it
+        was told that it is here, and will be met or found dead soon."""
+        if not self.roster.away(sender):
+            self.early[sender] = contribution
 
     # -- writing the next commit
 
@@ -281,8 +296,8 @@ class ShardLog:
         base_epoch = version.epoch - 1
         group, members = [], {}
         for peer, s in self.roster.summaries().items():
-            current = peer in contributors or (bool(s.epochs) and s.epochs[self.fragment] >= base_epoch)
-            if not current:
+            current = bool(s.epochs) and s.epochs[self.fragment] >= base_epoch and not self.roster.elsewhere(s)
+            if not (current or peer in contributors):
                 continue
             if s.role == "worker" and not s.idle:
                 group.append(peer)
@@ -362,6 +377,7 @@ class ShardLog:
         self.damaged, self.trusted, self.past_mending = None, False, False
         self.again = {p: self.state() for p, message in self.again.items() if isinstance(message, State)}
         self.inbox, self.resent = {}, {}
+        self._open(now)
         for peer in self.line():
             self.roster.name(peer)
         effects = self._commit_kept()
@@ -379,6 +395,8 @@ class ShardLog:
         """A peer has died or left: nobody waits for it, and its successor takes over."""
         if self.sending_to == peer:
             self.sending_to = None
+        if not self.roster.met(peer):
+            self.early.pop(peer, None)
         return self.lead(now)
 
     def lead(self, now: float) -> list[Effect]:
@@ -389,7 +407,8 @@ class ShardLog:
         effects: list[Effect] = []
         if holder == self.me and self.holder != self.me:
             self.term, self.holder = term, self.me
-            self.promised_by, self.opened = set(), now
+            self.promised_by = set()
+            self._open(now)
             effects.append(Note("takeover", f"takes over shard {self.shard} after epoch {self.version.epoch}"))
             effects += self.ask()
         return effects + self.deliver(now) + self.close(now)

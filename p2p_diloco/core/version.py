@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -15,6 +15,20 @@ class Version:
     samples: int
     epoch: int
     digest: str
+
+
+def descends(newer: Version, history: Mapping[int, str], older: Version) -> bool:
+    """Whether ``newer`` is ``older`` or has grown from it, as far as its remembered ancestors (epoch → digest) tell.
+
+    Along a lineage samples never fall; that alone tells of what is older than the memory.
+    """
+    if newer == older:
+        return True
+    if newer.generation != older.generation or newer.epoch < older.epoch or newer.samples < older.samples:
+        return False
+    if not history or older.epoch < min(history):
+        return bool(history)
+    return history.get(older.epoch) == older.digest
 
 
 @dataclass(frozen=True, slots=True, order=True)

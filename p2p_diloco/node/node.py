@@ -88,7 +88,7 @@ class Node:
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
         self._at_rest.set()
-        self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that wait for their turn to go out
+        self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that wait or are on their way
         self._ended = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -194,6 +194,8 @@ class Node:
 
     def _send(self, to: str, message: Message) -> None:
         def answer(outcome: Outcome) -> None:
+            if isinstance(message, State):
+                self._states.discard((to, message.shard))
             if outcome is None:
                 self.post(Delivered(to, message))
                 return
@@ -235,7 +237,6 @@ class Node:
         """
         while not self._at_rest.is_set():
             await self._at_rest.wait()
-        self._states.discard((to, shard))
         state = self.replica.state(shard)
         if self.work.damaged(state):
             self.post(Damaged(shard, state.version))

@@ -12,6 +12,8 @@ from .world import Settings, World
 CHAOS_S, HEAL_S, SETTLE_S = 40.0, 30.0, 12.0
 RESUMED_S = 15.0
 """In the last part of the healing time, this long, every peer must see commits: a bound on recovery, too."""
+LAGS = 2.0
+"""These times are longer by so many times what a State takes (the first is not): after one a second may be needed."""
 FOR_EVER = 1000.0
 """A round_timeout that outlasts every world: nothing but the protocol itself ends a wait."""
 KINDS = {
@@ -42,7 +44,20 @@ def kind_of(seed: int) -> str:
 def drawn(seed: int, kind: str = "healed") -> Settings:
     """What a world of a kind is made of. Raises KeyError for a kind that there is not."""
     settings = {"healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant}
-    return settings[kind](Random(f"settings {seed}"))
+    return _harder(settings[kind](Random(f"settings {seed}")), Random(f"harder {seed}"))
+
+
+def _harder(settings: Settings, rng: Random) -> Settings:
+    """Half of the worlds: short memories, slow states, links cut one by one."""
+    if rng.random() < 0.5:
+        return settings
+    return replace(
+        settings,
+        history=rng.choice([8, 256]),
+        forgotten=rng.choice([2, 60]),
+        state_lag=rng.choice([0.0, 1.0, 4.0, 15.0]),
+        faults=(*settings.faults, *(kind for kind in ("part", "mute") if rng.random() < 0.5)),
+    )
 
 
 def _healed(rng: Random) -> Settings:
@@ -94,15 +109,16 @@ def check(world: World) -> Outcome:
     world.chaos(CHAOS_S)
     world.run(CHAOS_S)
     world.heal()
-    world.run(world.now + HEAL_S)
+    slow = LAGS * world.settings.state_lag
+    world.run(world.now + HEAL_S + 2 * slow)  # as long for what recovers as for what it must show then
     steps: Counter[str] = Counter()
     if not world.ended_damaged():
         for name, process in world.alive.items():
             newest = max((when for when, who, *_ in world.commits if who == name), default=0.0)
-            moving = process.replica.finished or newest > world.now - RESUMED_S
-            require(moving, "d", f"{name} has no commit in the last {RESUMED_S:g} of {HEAL_S:g} s after healing")
+            moving = process.replica.finished or newest > world.now - RESUMED_S - slow
+            require(moving, "d", f"{name} has no commit in the last {RESUMED_S + slow:g} s of healing")
         world.training = False
-        world.run(world.now + SETTLE_S)
+        world.run(world.now + SETTLE_S + slow)
         require(len(world.lineage()) == 1, "d", f"more than one lineage after healing: {world.lineage()}")
         world.intact()
         steps = world.account()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -39,7 +40,7 @@ from p2p_diloco.core.events import (
     SendFailed,
     Wakeup,
 )
-from p2p_diloco.core.messages import Message, State
+from p2p_diloco.core.messages import Commit, Message, State
 from p2p_diloco.core.replica import Replica, founding_meta, meta_of
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import SALT_BITS, ModelVersion, incarnation
@@ -70,6 +71,9 @@ class Settings:
     dead_return: bool = True  # when the faults end; else only links, frozen processes and stuck trainers recover
     hesitation: float = 0.0  # at most so long between a Load and its Contribute, in which bases may change
     carry_rounds: int = 2
+    history: int = 256  # ancestors remembered per shard
+    forgotten: int = 60  # heartbeat_timeouts until a peer that is gone is forgotten
+    state_lag: float = 0.0  # a State takes about so long, beside the delay of any message
     round_timeout: float = 12.0
     blame_after: float = (
         16.0  # a peer that is dead, cut off or stuck for this long is known to be so by those that live
@@ -102,6 +106,7 @@ class Process:
 class World:
     def __init__(self, seed: int, settings: Settings = Settings(), trace: bool = False) -> None:
         self.seed, self.rng, self.settings = seed, Random(seed), settings
+        self.lags = Random(f"lags {seed}")
         self.now, self.count = 0.0, 0
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.lines: list[str] | None = [] if trace else None
@@ -115,12 +120,15 @@ class World:
             heartbeat_interval=1.0,
             heartbeat_timeout=4.0,
             carry_rounds=settings.carry_rounds,
+            history=settings.history,
+            forgotten=settings.forgotten,
             stop_after_epochs=settings.stop_after_epochs,
         )
         self.names = [f"p{i}" for i in range(settings.peers)]
         self.alive: dict[str, Process] = {}
         self.disks: dict[str, tuple[tuple[State, ...], tuple[Tensors, ...]]] = {}
         self.cut: set[frozenset[str]] = set()
+        self.mute: set[tuple[str, str]] = set()  # (from, to) of links that carry nothing that way
         self.bits, self.flips = 0, 0
         self.happened: Counter[str] = Counter()  # faults, messages and their fates, commits
         self.trainers: list[tuple[str, Trainer]] = []
@@ -194,6 +202,9 @@ class World:
     def connected(self, a: str, b: str) -> bool:
         return frozenset((a, b)) not in self.cut
 
+    def carries(self, sender: str, to: str) -> bool:
+        return self.connected(sender, to) and (sender, to) not in self.mute
+
     def send(self, sender: Process, to: str, message: Message) -> None:
         if isinstance(message, State):
             tensors = sender.store.present[message.shard]
@@ -207,14 +218,15 @@ class World:
             self.later(sender, self.rng.uniform(0.01, 0.2), SendFailed(to, message, gone=True))
             return
         self.happened["sent"] += 1
-        if self.rng.random() < self.drop or not self.connected(sender.name, to):
+        lag = self.settings.state_lag * self.lags.uniform(0.7, 1.3) if isinstance(message, State) else 0.0
+        if self.rng.random() < self.drop or not self.carries(sender.name, to):
             self.happened["lost"] += 1
             self.later(sender, 3.0, SendFailed(to, message, gone=False))
             return
         copies = 2 if self.rng.random() < self.duplicate else 1
         self.happened["doubled"] += copies - 1
         for copy in range(copies):
-            delay = self.rng.expovariate(1 / self.settings.delay_mean)
+            delay = lag + self.rng.expovariate(1 / self.settings.delay_mean)
             self.at(delay, lambda copy=copy: self._arrive(sender, target, message, answer=copy == 0))  # type: ignore[misc]
 
     def _arrive(self, sender: Process, target: Process, message: Message, answer: bool) -> None:
@@ -226,8 +238,10 @@ class World:
             self.at(target.frozen_until - self.now, lambda: self._arrive(sender, target, message, answer))
             return
         self.feed(target, Received(sender.name, message))
-        if answer:
+        if answer and self.carries(target.name, sender.name):
             self.later(sender, self.rng.expovariate(1 / self.settings.delay_mean), Delivered(target.name, message))
+        elif answer:
+            self.later(sender, 3.0, SendFailed(target.name, message, gone=False))
 
     # -- feeding events, carrying out effects
 
@@ -274,8 +288,8 @@ class World:
             case Apply(commit, meta):
                 present = store.present[commit.shard]
                 digest = store.propose(commit.shard, present.step(commit.payload), meta)
-                same = digest == commit.version.digest or self.flips
-                require(bool(same), "a", f"{process.name}: shard {commit.shard} epoch {commit.version.epoch}: {digest}")
+                same = digest == commit.version.digest or self._excused(process, commit)
+                require(same, "a", f"{process.name}: shard {commit.shard} epoch {commit.version.epoch}: {digest}")
                 self.later(process, rng.uniform(0, work), Applied(commit.shard, commit.base, digest))
             case Fill(state, meta):
                 digest = store.propose(state.shard, state.payload, meta)
@@ -380,7 +394,7 @@ class World:
 
     def _at_work(self, peer: str, seen_by: str) -> bool:
         process = self.alive.get(peer)
-        return process is not None and self.connected(peer, seen_by) and process.stalled_until <= self.now
+        return process is not None and self.carries(peer, seen_by) and process.stalled_until <= self.now
 
     def say(self, who: str, what: str) -> None:
         if self.lines is not None:
@@ -423,8 +437,15 @@ class World:
                 side = set(self.rng.sample(self.names, self.rng.randint(1, len(self.names) - 1)))
                 self.cut = {frozenset((a, b)) for a in side for b in self.names if b not in side}
                 self.say("net", f"cut off {sorted(side)}")
+            case "part" if len(self.names) > 1:
+                pairs = [frozenset(pair) for pair in itertools.combinations(self.names, 2)]
+                self.cut = {pair for pair in pairs if self.rng.random() < 0.4}
+                self.say("net", f"cut {sorted(map(sorted, self.cut))}")
+            case "mute" if len(self.names) > 1:
+                self.mute.add(tuple(self.rng.sample(self.names, 2)))  # type: ignore[arg-type]
+                self.say("net", f"mute {sorted(self.mute)}")
             case "heal":
-                self.cut = set()
+                self.cut, self.mute = set(), set()
                 self.say("net", "healed")
             case "freeze" if someone:
                 self.alive[someone].frozen_until = self.now + self.rng.uniform(0.5, 8)
@@ -450,7 +471,7 @@ class World:
 
     def heal(self) -> None:
         """All faults end; everybody is there again, or everybody who was not dead."""
-        self.cut, self.drop, self.duplicate = set(), 0.0, 0.0
+        self.cut, self.mute, self.drop, self.duplicate = set(), set(), 0.0, 0.0
         for name in self.names if self.settings.dead_return else ():
             if name in self.alive and self.alive[name].replica.departed:
                 self.crash(name)
@@ -469,15 +490,21 @@ class World:
                 require(not self._damaged(process, shard), "a", f"{name}: shard {shard} is not what its version says")
 
     def ended_damaged(self) -> bool:
-        """The run has ended, and what is left of it was changed in memory since: no commit comes to show or mend it."""
-        ended = [p for p in self.alive.values() if p.replica.finished]
-        return bool(ended) and all(any(self._damaged(p, s) for s in range(self.rules.shards)) for p in ended)
+        """The run has ended for all that hold its greatest state, and they were changed in memory since: no commit
+        comes to mend it, and nobody else can have it."""
+        greatest = max((p.replica.roster.mine.model for p in self.alive.values()), default=ModelVersion())
+        holders = [p for p in self.alive.values() if p.replica.roster.mine.model == greatest and p.replica.finished]
+        return bool(holders) and all(any(self._damaged(p, s) for s in range(self.rules.shards)) for p in holders)
 
     def _damaged(self, process: Process, shard: int) -> bool:
         state = process.replica.state(shard)
         damaged = process.store.present[shard].digest(meta_of(state)) != state.version.digest
         require(not damaged or self.flips > 0, "a", f"{process.name}: shard {shard} is not what its version says")
         return damaged
+
+    def _excused(self, process: Process, commit: Commit) -> bool:
+        """A commit may lead elsewhere on damaged tensors; and so may one of no contributions, made from such."""
+        return self._damaged(process, commit.shard) or not commit.contributions
 
     def account(self) -> Counter[str]:
         """(f): every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule.

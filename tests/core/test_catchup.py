@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Accept, Applied, Average, Changed, Fill, Filled, Note, Ready, Send, SendFailed
+from p2p_diloco.core.events import (
+    Accept,
+    Applied,
+    Average,
+    Changed,
+    Fill,
+    Filled,
+    Note,
+    Ready,
+    Restore,
+    Send,
+    SendFailed,
+)
 from p2p_diloco.core.messages import Commit, Fetch, Leave, Plan, Probe, State, Versions
 from p2p_diloco.core.shard import meta
 from p2p_diloco.core.version import ModelVersion, Version, model_version
@@ -172,6 +184,14 @@ def test_all_that_differs_is_sent_when_the_asker_knows_of_the_fork(peer: Any) ->
     assert effects == [Send("a", b.replica.state(1)), Send("a", b.replica.state(2))]
 
 
+def test_what_is_missing_is_sent_though_it_differs_no_more(peer: Any) -> None:
+    """The asker has begun to take the lineage as it was told: what it holds of it by now is part of that."""
+    b = peer("b", epoch=3, group="ab", fragments=((0,), (1,), (2,)))
+    have = (b.version(3), b.version(3, "other"), b.version(5, "other"))
+    effects = b.hear("a", Fetch(have, whole=True, shards=(0, 2)))
+    assert effects == [Send("a", b.replica.state(0)), Send("a", b.replica.state(2))]
+
+
 # -- asking
 
 
@@ -278,6 +298,23 @@ def test_a_state_whose_memory_does_not_reach_back_is_taken(peer: Any) -> None:
     b = peer("b", epoch=3, group="ab")
     state = b.state(0, 900, history=((800, "x"), (900, "d900")))
     assert b.hear("a", state) == [fill(b, state)]
+
+
+def test_a_state_whose_memory_does_not_reach_back_and_that_has_fewer_samples_is_not(peer: Any) -> None:
+    """Samples never fall along a lineage, so it is of another one."""
+    b = peer("b", epoch=3, group="ab")
+    history = ((800, "x"), (900, "d900"))
+    assert b.hear("a", b.state(0, 900, version=b.version(900, samples=29), history=history)) == []
+    level = b.state(0, 900, version=b.version(900, samples=30), history=history)
+    assert b.hear("a", level) == [fill(b, level)]
+
+
+@pytest.mark.parametrize("theirs", [Version(0, 29, 900, "x"), Version(0, 31, 1, "x")])
+def test_a_fork_older_than_the_memory_is_seen(peer: Any, theirs: Version) -> None:
+    """More epochs of fewer samples, or fewer epochs of more: whoever asks is told the whole model."""
+    b = peer("b", epoch=None, group="ab", live="a")
+    b.feed(Restore((b.state(0, 3, history=((2, "d2"), (3, "d3"))),)))
+    assert b.hear("a", Fetch((theirs,))) == [Send("a", Versions((b.version(3),), forked=True))]
 
 
 def test_a_state_overtaken_while_it_was_filled_in_is_void(peer: Any) -> None:
@@ -574,6 +611,56 @@ def test_a_staged_state_is_not_filled_in_twice(peer: Any) -> None:
     assert b.hear("a", one) == []
 
 
+def asked_again(b: Any, seconds: float) -> list[Fetch]:
+    """What is asked of the donor in this time, which says that it holds more."""
+    b.meet("a", model=model_version([Version(0, 99, 5, "other")] * 2), epochs=(5, 5))
+    return [message for to, message in fetches(b.pass_time(seconds)) if to == "a"]
+
+
+def test_what_is_missing_of_a_lineage_is_asked_for_again(peer: Any) -> None:
+    """A state may take longer than a fetch that stands still: what has come is kept, the rest comes all the same."""
+    b, theirs, (one, two) = fork(peer)
+    b.hear("a", theirs)
+    b.now += 20.0
+    b.hear("a", one)
+    filled(b, one)
+    assert asked_again(b, 29.0) == []
+    assert asked_again(b, 2.0) == [Fetch((b.version(3), b.version(3)), whole=True, shards=(1,))]
+    b.hear("a", two)
+    assert filled(b, two)[0] == Accept(((0, "other"), (1, "other")))
+
+
+def test_a_donor_of_a_lineage_is_asked_so_often(peer: Any) -> None:
+    """Then it is given up; whatever it sends begins the count anew."""
+    b, theirs, (one, _) = fork(peer, fetch_repeats=2)
+    b.hear("a", theirs)
+    assert [m.shards for m in asked_again(b, 65.0)] == [(0, 1), (0, 1)]
+    b.hear("a", one)
+    filled(b, one)
+    assert [m.shards for m in asked_again(b, 65.0)] == [(1,), (1,)]
+    assert b.replica.catchup.fetching is not None
+    assert not any(m.whole for m in asked_again(b, 30.0))
+    assert b.replica.catchup.fetching is None
+    assert not any(log.frozen for log in b.replica.logs)
+
+
+def test_a_donor_that_holds_no_more_than_this_peer_is_given_up(peer: Any) -> None:
+    """It has left the lineage that it told of."""
+    b, theirs, _ = fork(peer)
+    b.hear("a", theirs)
+    b.meet("a", model=ahead(b, 3), epochs=(3, 3))
+    assert fetches(b.pass_time(32.0)) == []
+    assert b.replica.catchup.fetching is None
+
+
+def test_the_donor_of_a_lineage_is_watched(peer: Any) -> None:
+    """So that its death shows as soon as that of anybody who is waited for."""
+    b, theirs, _ = fork(peer, live="acdefghij")
+    b.hear("a", theirs)
+    for _ in range(5):
+        assert Send("a", Probe(b.replica.roster.mine)) in b.feed_tick()
+
+
 def test_what_does_not_differ_need_not_be_sent(peer: Any) -> None:
     """A shard that both lineages hold alike is left as it is."""
     b, theirs, (one, _) = fork(peer)
@@ -662,16 +749,51 @@ def test_a_donor_that_went_on_is_taken_as_it_is(peer: Any) -> None:
 
 
 def test_a_donor_that_fell_back_is_not_followed(peer: Any) -> None:
-    """What arrives must be greater than what is held, or the change is called off."""
+    """What arrives must be what it told or newer; when it says itself that it holds less, the change is called off."""
     b, theirs, _ = fork(peer)
     b.hear("a", theirs)
     poor = [b.state(s, 1, version=Version(0, 1, 1, "poor"), history=((1, "poor"),)) for s in (0, 1)]
-    for state in poor:
-        b.hear("a", state)
-        effects = filled(b, state)
-    assert effects == []
+    assert [b.hear("a", state) for state in poor] == [[], []]
+    b.meet("a", model=ModelVersion(0, 2, 2, "poor"), epochs=(1, 1))
+    b.pass_time(32.0)
     assert b.replica.versions == (b.version(3), b.version(3))
     assert not any(log.frozen for log in b.replica.logs)
+
+
+def test_a_lineage_taken_must_be_greater(peer: Any) -> None:
+    """Or the change is called off: more samples in one shard don't make up for what another has lost."""
+    b, _, (one, _) = fork(peer)
+    b.hear("a", Versions((Version(0, 99, 5, "other"), Version(1, 0, 0, "new")), forked=True))
+    assert b.replica.catchup.fetching is not None
+    b.replica.logs[1].version = Version(1, 70, 9, "newer")
+    b.hear("a", one)
+    filled(b, one)
+    new = b.state(1, 0, version=Version(1, 0, 0, "new"))
+    b.hear("a", new)
+    assert filled(b, new) == []
+    assert not any(log.frozen for log in b.replica.logs)
+
+
+def test_a_state_that_comes_late_ends_no_fetch(peer: Any) -> None:
+    """It was asked for before its donor told what it holds now, and says nothing of its lineage."""
+    b, theirs, (one, _) = fork(peer)
+    b.hear("a", theirs)
+    old = b.state(0, 4, version=Version(0, 80, 4, "x4"), history=((2, "d2"), (3, "x3"), (4, "x4")))
+    assert b.hear("a", old) == []
+    assert b.hear("a", one) == [fill(b, one)]
+    n, _ = gathering(peer)
+    assert n.hear("a", n.state(0, 6)) == []  # whose ancestor it may be, it can't tell
+    assert n.replica.catchup.gathering is not None
+    assert n.hear("a", n.state(0, 7)) == [fill(n, n.state(0, 7))]
+    far = peer("n", epoch=1, fragments=FIVE)
+    far.now += 2.0
+    far.meet("a", model=ahead(far, 20), epochs=(20,) * 5)
+    far.now += 2.0
+    far.meet("a", model=ahead(far, 20), epochs=(20,) * 5)
+    far.hear("a", Versions((far.version(20),) * 5, forked=False))
+    assert far.replica.catchup.gathering.vector is not None
+    assert far.hear("a", far.state(0, 15)) == [fill(far, far.state(0, 15))]
+    assert far.replica.catchup.gathering is not None
 
 
 def test_a_newcomer_half_way_takes_one_lineage_whole(peer: Any) -> None:

@@ -43,6 +43,17 @@ def test_it_is_said_once_and_of_the_present_version(peer: Any) -> None:
     assert a.replica.logs[0].damaged == since
 
 
+def test_a_round_that_damage_holds_open_wakes_nobody(peer: Any) -> None:
+    """Its deadline passes, and nothing can be done before the tensors are there."""
+    a = peer("a", group="ab", round_timeout=0.3)
+    a.feed_tick()
+    tick = a.replica.next_wakeup()
+    a.contribute()
+    assert a.replica.next_wakeup() < tick
+    a.feed(Damaged(0, a.held), after=0.4)
+    assert a.replica.next_wakeup() == tick
+
+
 def test_another_is_asked_when_one_does_not_help(peer: Any) -> None:
     """Whoever is asked may have nothing better; the next time it is somebody else."""
     a = peer("a", group="abc")

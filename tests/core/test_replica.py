@@ -393,6 +393,23 @@ def test_a_transfer_that_goes_on_is_a_sign_of_life(peer: Any) -> None:
     assert a.replica.roster.live("b")
 
 
+def test_a_peer_that_left_before_it_was_met_comes_back(peer: Any) -> None:
+    """It is there at once, and is handed again what its earlier life was handed."""
+    b = peer("b", group="ab", live="", eligible=False)
+    (send,) = [e for e in b.contribute() if isinstance(e, Send)]
+    b.feed(Delivered("a", send.message))
+    b.hear("a", Leave())
+    assert not b.replica.roster.may_aggregate("a")
+    assert b.meet("a", incarnation=2) == [Note("joined", "a is there"), send]
+
+
+def test_a_peer_that_left_and_comes_back_has_joined(peer: Any) -> None:
+    b = peer("b", group="ab")
+    b.hear("a", Leave())
+    assert not b.meet("a")
+    assert b.meet("a", incarnation=2)[0] == Note("joined", "a is there")
+
+
 def test_a_broken_link_is_probed_at_once(peer: Any) -> None:
     """It is no verdict by itself; with a refused dial it is one. The link of a stranger means nothing."""
     a = peer("a", group="ab")

@@ -104,6 +104,17 @@ def test_who_has_left_stays_away_until_another_life() -> None:
     assert r.alive() == ["a", "b"]
 
 
+def test_who_left_before_it_was_met_is_met_in_another_life() -> None:
+    """No summary told the incarnation that left: the first one that comes is taken for another."""
+    r = roster()
+    r.discovered("a")
+    r.departed("a")
+    r.heard("a")
+    assert r.summarized("a", says())
+    assert r.alive() == ["a"]
+    assert not r.summarized("a", says())
+
+
 def test_the_gone_are_forgotten() -> None:
     """A peer that was dead or away for long is not remembered, so churn leaves nothing behind."""
     r = roster("abc")
@@ -165,6 +176,28 @@ def test_another_incarnation_has_forgotten() -> None:
     assert not r.summarized("a", says(7))
     assert not r.summarized("a", says(7, epochs=(2,)))
     assert r.summarized("a", says(8))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "model", "elsewhere"),
+    [
+        ((3, 1), ModelVersion(0, 80, 7), False),
+        ((3, 1), ModelVersion(0, 79, 7), True),
+        ((9, 9), ModelVersion(0, 79, 27), True),
+        ((9, 0), ModelVersion(0, 79, 18), False),  # behind in a shard
+        ((3, 1), ModelVersion(1, 80, 7), True),
+        ((), ModelVersion(), False),
+    ],
+)
+def test_another_lineage_shows_by_its_samples(epochs: tuple[int, ...], model: ModelVersion, elsewhere: bool) -> None:
+    """Along a lineage they never fall: who is as far in every shard, with fewer, is on another one."""
+    mine = replace(says(epochs=(3, 1)), model=ModelVersion(0, 80, 7))
+    theirs = replace(says(epochs=epochs), model=model)
+    rules = replace(RULES, fragments=((0, 1), (2,)))
+    assert Roster("me", rules, mine).elsewhere(theirs) == elsewhere
+    uneven = replace(mine, model=ModelVersion(0, 80, 8))
+    assert Roster("me", rules, uneven).elsewhere(theirs) == (model.generation == 1)
+    assert not Roster("me", rules, says(epochs=())).elsewhere(theirs)
 
 
 def test_silence_is_a_verdict_after_the_timeout() -> None:

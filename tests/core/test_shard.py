@@ -39,7 +39,7 @@ from p2p_diloco.core.messages import (
     Want,
 )
 from p2p_diloco.core.shard import meta
-from p2p_diloco.core.version import ContributionId, Version, model_version
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
 
 # -- the replicated state's canonical bytes
 
@@ -97,7 +97,7 @@ def test_min_peers_is_a_floor(peer: Any) -> None:
     """With fewer contributions than min_peers no outer step is taken, not even when the time is up."""
     a = peer("a", group="a", live="d", min_peers=2)
     assert a.contribute() == []
-    assert a.pass_time(60.0) == []
+    assert a.averages(a.pass_time(60.0)) == []
     assert isinstance(a.hear("d", a.contribution(a.held))[-1], Average)
 
 
@@ -107,7 +107,7 @@ def test_start_peers_opens_the_first_round(peer: Any) -> None:
     a.feed(Found(0, ("zero",)))
     assert a.contribute() == []
     a.meet("b", epochs=(0,))
-    assert a.pass_time(60.0) == []
+    assert a.averages(a.pass_time(60.0)) == []
     effects = a.hear("b", a.contribution(a.held))
     assert isinstance(effects[-1], Average)
     a.averaged(effects)
@@ -268,21 +268,46 @@ def test_an_aggregator_that_restarted_is_sent_the_contribution_again(peer: Any) 
 
 
 def test_missing_contributions_are_wanted(peer: Any) -> None:
-    """Once a round has been open for a while, who is still waited for is asked at every tick, oneself never."""
-    a = peer("a", group="abcd")
+    """Once a round has been open for a while, who is still waited for is asked, oneself never."""
+    a = peer("a", group="abcd", round_timeout=50.0)
     a.hear("b", a.contribution(a.held))
     assert a.pass_time(1.9) == []
     want = Want(0, a.held)
     assert a.pass_time(1.0) == [Send("c", want), Send("d", want)]
     a.contribute()
     a.meet("d", idle=True)
-    assert a.pass_time(1.0) == [Send("c", want)]
+    assert a.pass_time(5.0) == [Send("c", want)]
 
 
-@pytest.mark.parametrize("why", ["empty", "not mine", "no state"])
+def test_missing_contributions_are_wanted_ever_more_rarely(peer: Any) -> None:
+    """From the first, too: what was lost before the round began would else be waited for on and on. A round may take
+    minutes, in which nobody has anything to give."""
+    a = peer("a", group="ab")
+    asked, began = [], a.now
+    while a.now < began + 60.0:
+        asked += [a.now - began for _ in a.pass_time(1.0)]
+    assert asked == [2.0, 6.0, 14.0, 24.0, 34.0, 44.0, 54.0]
+    a.contribute()
+    assert a.pass_time(2.9) == [Send("b", Want(0, a.held))]
+
+
+def test_all_that_work_are_wanted_where_too_few_are_named(peer: Any) -> None:
+    """With the others of the plan gone, it takes one that it does not name."""
+    a = peer("a", group="ab", live="acdxz", min_peers=2)
+    a.meet("c", idle=True)
+    a.meet("d", role="aggregator")
+    a.meet("z", **a.blank())
+    for _ in range(2):
+        a.refuse("b")
+    a.contribute()
+    assert a.pass_time(2.9) == [Send("x", Want(0, a.held))]
+
+
+@pytest.mark.parametrize("why", ["ended", "not mine", "no state"])
 def test_nobody_else_wants_contributions(peer: Any, why: str) -> None:
-    """Who has none yet, who doesn't aggregate, and who holds no state asks for nothing."""
-    b = peer("b" if why == "not mine" else "a", epoch=None if why == "no state" else 1)
+    """Whose run has ended, who doesn't aggregate, and who holds no state asks for nothing."""
+    ends = 1 if why == "ended" else None
+    b = peer("b" if why == "not mine" else "a", epoch=None if why == "no state" else 1, stop_after_epochs=ends)
     if why == "not mine":
         b.hear("c", b.contribution(b.held))
     assert b.pass_time(4.0) == []
@@ -415,6 +440,14 @@ def test_a_contributor_is_up_to_date_whatever_it_said_last(peer: Any) -> None:
     plan = next_plan(a, "b", "c")
     assert plan.group == ("a", "b", "c")
     assert sorted(plan.succession) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("samples", "named"), [(10, True), (9, False)])
+def test_who_is_on_another_lineage_is_not_named(peer: Any, samples: int, named: bool) -> None:
+    """Ahead in epochs with fewer samples: nobody waits for it here."""
+    a = peer("a", group="ab", live="bz")
+    a.meet("z", epochs=(5,), model=ModelVersion(0, samples, 5, "other"))
+    assert ("z" in next_plan(a, "b").group) == named
 
 
 @pytest.mark.parametrize("gone", ["dead", "left"])
@@ -787,17 +820,20 @@ def test_relations(peer: Any) -> None:
     assert log.relation(version(3, "other")) == "fork"
     assert log.relation(version(5, "other")) == "fork"
     assert log.relation(version(6, "other")) == "ahead"
+    assert log.relation(version(6, samples=50)) == "ahead"  # an empty step
+    assert log.relation(version(6, samples=49)) == "fork"
     assert log.relation(version(3, generation=1)) == "fork"
     assert log.relation(version(7, generation=1)) == "fork"
     assert peer("a", epoch=None).replica.logs[0].relation(version(0)) == "ahead"
 
 
 def test_older_than_memory_counts_as_an_ancestor(peer: Any) -> None:
-    """What came before the remembered ancestors can't be told apart; what is missing between them is a fork."""
+    """What came before the remembered ancestors is told by its samples only; what is missing among them is a fork."""
     a = peer("a", epoch=None, group="")
     a.feed(Restore((a.state(0, 9, history=((5, "d5"), (7, "d7"), (9, "d9"))),)))
     log = a.replica.logs[0]
     assert log.relation(a.version(4, "any")) == "ancestor"
+    assert log.relation(a.version(4, samples=91)) == "fork"
     assert log.relation(a.version(6, "any")) == "fork"
     assert log.relation(a.version(5, "any")) == "fork"
 
@@ -992,11 +1028,29 @@ def test_what_came_early_on_a_base_passed_by_is_forgotten(peer: Any) -> None:
     other, future = Version(0, 30, 3, "other"), b.version(5)
     for name, base in (("a", b.version(2, "passed")), ("c", other), ("d", future)):
         b.hear(name, b.contribution(base))
-    b.hear("x", b.contribution(future))  # of whom nothing is known yet: it will come again
     assert set(b.replica.logs[0].early) == {"a", "c", "d"}
     b.hear("a", b.state(0, 3))
     b.feed(Filled(0, b.version(3), "d3"))
     assert set(b.replica.logs[0].early) == {"c", "d"}
+
+
+def test_what_came_early_from_a_stranger_is_kept_until_it_is_met(peer: Any) -> None:
+    """It was told that its contribution is here. A stranger that is found dead leaves nothing behind."""
+    b = peer("b", group="ab", succession="ba", live="a")
+    early = b.replica.logs[0].early
+    for name in "xyz":
+        b.hear(name, b.contribution(b.version(2)))
+    assert set(early) == {"x", "y", "z"}
+    b.meet("x")
+    b.hear("y", Leave())
+    assert set(early) == {"x", "z"}
+    b.hear("y", b.contribution(b.version(2)))
+    b.pass_time(12.0)
+    assert set(early) == {"x"}
+    b.lose("x")
+    b.hear("a", b.state(0, 2, plan=b.plan("bx")))
+    b.feed(Filled(0, b.version(2), "d2"))
+    assert set(b.replica.logs[0].inbox) == {"x"}
 
 
 def test_the_claimant_takes_the_old_aggregators_commit(peer: Any) -> None:

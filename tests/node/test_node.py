@@ -189,9 +189,16 @@ def test_a_state_leaves_as_it_is_then() -> None:
         table.wires.gate.set()
         await table.answered(Delivered, 10)
         assert table.states() == [(1, proposal.theta.tolist())]
+        table.wires.gate.clear()
         await table.carry_out(Send("b", state(1)))
+        await asyncio.sleep(0.01)
+        await table.carry_out(Send("b", state(1)))  # the first is on its way
+        assert await table.answered(SendFailed, 2) == [SendFailed("b", state(s), gone=False) for s in (0, 1)]
+        table.wires.gate.set()
         await table.answered(Delivered, 11)
-        assert len(table.states()) == 2
+        await table.carry_out(Send("b", state(1)))
+        await table.answered(Delivered, 12)
+        assert len(table.states()) == 3
 
     at_table(test)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2p_diloco.simulate.check import Outcome, check, drawn
-from p2p_diloco.simulate.world import World
+from p2p_diloco.simulate.world import Settings, World
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +18,7 @@ PRINT_TRACE = """
 import sys
 from hashlib import blake2b
 from p2p_diloco.simulate.check import check, drawn
-from p2p_diloco.simulate.world import World
+from p2p_diloco.simulate.world import Settings, World
 
 for seed in map(int, sys.argv[1:]):
     world = World(seed, drawn(seed), trace=True)
@@ -69,3 +69,14 @@ def test_seeds_differ() -> None:
     """Different seeds are different worlds, of different settings."""
     assert len({played(seed)[0].events for seed in range(6)}) == 6
     assert len({drawn(seed) for seed in range(50)}) == 50
+
+
+def test_half_of_the_worlds_are_harder() -> None:
+    """Each hardship is in some of them, beside faults of every kind; a state may outlast a fetch."""
+    worlds = [drawn(seed) for seed in range(60)]
+    plain = Settings()
+    for what in ("history", "forgotten", "state_lag"):
+        assert 5 < sum(getattr(world, what) != getattr(plain, what) for world in worlds) < 40
+    for fault in ("part", "mute"):
+        assert 5 < sum(fault in world.faults for world in worlds) < 40
+    assert max(world.state_lag for world in worlds) > World(0).rules.fetch_again

@@ -261,6 +261,27 @@ def test_one_fast_against_four_slow(fast: float, wins: str) -> None:
     assert kept.get(before[loser].epoch) != before[loser].digest
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1)])
+def test_a_split_longer_ago_than_ancestors_are_remembered(shape: tuple[int, int]) -> None:
+    """Alone, a fast peer makes more epochs than the others remember, of fewer samples: its lineage loses all the same,
+    and all shards come from the other one."""
+    world = calm(peers=5, fragments=shape[0], shards_per_fragment=shape[1], history=20)
+    world.run(8.0)
+    world.alive["p0"].step_time = 0.15
+    cut(world, "p0")
+    world.run(20.0 + 20.0 * shape[0])
+    alone, four = world.alive["p0"].replica.versions, world.alive["p1"].replica.versions
+    for mine, theirs in zip(alone, four, strict=True):
+        assert mine.epoch > theirs.epoch + 20
+        assert mine.samples < theirs.samples
+    world.cut = set()
+    world.run(world.now + 6.0)
+    kept = [log.history for log in world.alive["p0"].replica.logs]
+    assert all(history[v.epoch] == v.digest for history, v in zip(kept, four, strict=True))
+    world.run(world.now + 20.0)
+    settle(world)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_two_against_two(seed: int) -> None:
     """Afterwards there is one lineage, for all the shards of all fragments together."""
@@ -288,7 +309,7 @@ def test_a_cut_link_between_two_of_three() -> None:
     settle(world)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(1, 7))
 def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
     """Cut off below the floor with its contribution made, a peer adopts what the others have done meanwhile; its
     progress rides in its next contribution, and is counted once."""
@@ -312,12 +333,14 @@ def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
 
 
 class SlowState(World):
-    """A state takes two seconds on its way."""
+    """A state takes two seconds on its way, or as long as is said."""
+
+    lag = 2.0
 
     def send(self, sender: Process, to: str, message: Message) -> None:
-        if isinstance(message, State):
+        if isinstance(message, State) and to in self.alive:
             whole = replace(message, payload=sender.store.present[message.shard])
-            self.at(2.0, lambda: self._arrive(sender, self.alive[to], whole, answer=True))
+            self.at(self.lag, lambda: self._arrive(sender, self.alive[to], whole, answer=True))
         else:
             super().send(sender, to, message)
 
@@ -349,6 +372,20 @@ def test_a_joiner_whose_state_takes_longer_than_an_epoch() -> None:
     world.start("p1")
     world.run(120.0)
     assert "p1" in world.alive["p0"].replica.logs[0].counted
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_fork_ends_though_a_state_takes_longer_than_a_fetch_may_stand_still(shards: int) -> None:
+    """Its donor is asked again, and what has come is kept."""
+    world = calm(world=SlowState, peers=4, interval=4, shards_per_fragment=shards)
+    assert isinstance(world, SlowState)
+    world.lag = world.rules.fetch_again + 1.0
+    cut(world, "p0", "p1")
+    world.run(30.0)
+    assert len(world.lineage()) > 1
+    world.cut = set()
+    world.run(world.now + 2 * world.lag + 10.0)
+    settle(world)
 
 
 def test_a_trainer_that_stops_while_its_node_lives() -> None:
@@ -467,6 +504,9 @@ class Unlike(World):
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.flips = 1
+
+    def _excused(self, process: Process, commit: Commit) -> bool:
+        return True
 
     def _carry_out(self, process: Process, effect: Any) -> None:
         if process.name != self.names[-1] or not isinstance(effect, Average | Apply):
