@@ -6,6 +6,7 @@ from typing import Any
 
 from p2p_diloco.core.events import Accept, Applied, Average, Damaged, Filled, Note, Send
 from p2p_diloco.core.messages import Commit, Fetch, Plan, Versions
+from p2p_diloco.core.replica import meta_of
 
 FETCHING = "shard 0: the state of epoch 1 was changed in memory; fetching it anew"
 
@@ -28,7 +29,7 @@ def test_the_damaged_fetches_and_commits_nothing_meanwhile(peer: Any) -> None:
     accept, average = a.feed(Filled(0, state.version, "d1"))
     assert accept == Accept(((0, "d1"),))
     assert [who for who, _ in average.contributions] == ["a", "b"]
-    assert average.held is not None
+    assert average.held == meta_of(a.replica.state(0))
 
 
 def test_it_is_said_once_and_of_the_present_version(peer: Any) -> None:
@@ -68,6 +69,7 @@ def test_what_nobody_else_has_is_made_true(peer: Any) -> None:
     next term; the round goes on from it."""
     a = peer("a", group="ab", min_peers=2)
     a.lose("b")
+    a.contribute()
     told = a.feed(Damaged(0, a.held))
     alone = "shard 0 was changed in memory and nobody has it as it was: going on with what is there"
     assert notes(told) == [FETCHING, alone]

@@ -1068,3 +1068,9 @@ def test_nobody_is_refused_for_the_sake_of_its_own_claim(peer: Any) -> None:
     c.hear("b", TakeOver(0, c.held, 2))
     commit = Commit(0, c.held, c.version(2), 1, "b", (), Plan(("b", "c"), ("b", "c")))
     assert isinstance(c.hear("b", commit)[-1], Apply)
+
+
+def test_a_plan_names_who_takes_part() -> None:
+    """Whoever contributes, and whoever may aggregate."""
+    plan = Plan(("a", "b"), ("b", "c"))
+    assert [plan.names(peer) for peer in "abcd"] == [True, True, True, False]
