@@ -28,7 +28,8 @@ class Fetching:
     progress: float
     vector: tuple[Version, ...] | None = None
     staged: dict[int, State] = field(default_factory=dict)
-    repeats: int = 0  # how often it was asked again since it sent something
+    repeats: int = 0  # how often it, or another one, was asked again since something came
+    before: set[str] = field(default_factory=set)  # donors that were asked before it: what they send may be late
 
 
 def _late(state: State, told: Version) -> bool:
@@ -189,17 +190,18 @@ class CatchUp:
         return [*effects, *self._ask_more(now, but=donors), *self._ask_more(now)]
 
     def _insist(self, now: float) -> list[Effect]:
-        """A fetch in which nothing moves is given up; one of a whole lineage not before its donor was asked again for
-        what is missing, so that what is staged isn't lost to a slow link."""
+        """A fetch in which nothing moves is given up; one of a whole lineage not before what is missing was asked for
+        again, of each in turn that holds as much: a link may be slow, a donor unable; what is staged is not lost."""
         fetching = self.fetching
         if fetching is None or now - fetching.progress < self.rules.fetch_again:
             return []
-        donor = self.roster.summary(fetching.donor)
-        greater = donor is not None and donor.model > self.model()
-        if fetching.vector is None or not greater or fetching.repeats >= self.rules.fetch_repeats:
+        able = {p for p, s in self.roster.summaries().items() if s.model >= fetching.target > self.model()}
+        if fetching.vector is None or not able or fetching.repeats >= self.rules.fetch_repeats:
             self._abandon()
             return []
         fetching.repeats, fetching.progress = fetching.repeats + 1, now
+        fetching.before.add(fetching.donor)
+        fetching.donor = min((p for p in able if p > fetching.donor), default=min(able))
         missing = tuple(sorted(self._differing(fetching.vector) - set(fetching.staged)))
         return [Send(fetching.donor, Fetch(self.versions(), whole=True, shards=missing))]
 
@@ -208,7 +210,7 @@ class CatchUp:
 
     def touch(self, peer: str, now: float) -> None:
         """The donor sent something."""
-        if self.fetching is not None and self.fetching.donor == peer:
+        if self.fetching is not None and peer in (self.fetching.donor, *self.fetching.before):
             self.fetching.progress, self.fetching.repeats = now, 0
 
     # -- answering
@@ -315,7 +317,7 @@ class CatchUp:
     def _wanted(self, peer: str, state: State) -> bool:
         if self.fetching is None or self.fetching.vector is None:
             return self._descends(state) and self._of_what_is_gathered(state)
-        if peer != self.fetching.donor:
+        if peer not in (self.fetching.donor, *self.fetching.before):
             return False
         told = self.fetching.vector[state.shard]
         if _late(state, told):

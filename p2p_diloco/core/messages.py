@@ -54,7 +54,10 @@ class ProbeAck:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The sender leaves the run on purpose; nobody need wait for it or for a timeout."""
+    """The sender leaves the run on purpose; nobody need wait for it or for a timeout. Said of one life of it, for the
+    word may come late."""
+
+    incarnation: int
 
 
 # -- a round of one shard

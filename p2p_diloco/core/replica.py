@@ -218,7 +218,7 @@ class Replica:
                 return [effect for state in states for effect in self.logs[state.shard].adopt(state, now)]
             case Depart():
                 self.departed = True
-                return [Send(peer, Leave()) for peer in self.roster.alive()]
+                return [Send(peer, Leave(self.roster.mine.incarnation)) for peer in self.roster.alive()]
             case Wakeup():
                 return self._wakeup(now)
 
@@ -231,8 +231,9 @@ class Replica:
                 return [Send(sender, ProbeAck(self.roster.mine)), *self._summarized(sender, summary, back, now)]
             case ProbeAck(summary):
                 return self._summarized(sender, summary, back, now)
-            case Leave():
-                self.roster.departed(sender)
+            case Leave(incarnation):
+                if not self.roster.departed(sender, incarnation):
+                    return []
                 return [Note("left", f"{sender} left the run"), *self._lost(sender, now)]
         effects = self._probe(sender, now) if back else []
         match message:

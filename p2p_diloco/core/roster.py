@@ -25,17 +25,21 @@ class Member:
     unanswered: float | None = None  # when the oldest probe without an answer left
     suspect: bool = False
     dead: bool = False
-    left: bool = False
+    left: int | None = None  # the incarnation that said goodbye
     named: bool = False  # a commit names it, so it holds state and is alive unless it turns out otherwise
     gone_since: float | None = None  # when it was first found dead or departed
 
     @property
+    def here(self) -> bool:
+        return not self.dead and self.left is None
+
+    @property
     def live(self) -> bool:
-        return self.summary is not None and not self.dead and not self.left
+        return self.summary is not None and self.here
 
     @property
     def presumed(self) -> bool:
-        return self.named and self.summary is None and not self.dead and not self.left
+        return self.named and self.summary is None and self.here
 
 
 class Roster:
@@ -75,7 +79,7 @@ class Roster:
 
     def away(self, peer: str) -> bool:
         """Known to be dead or to have left."""
-        return peer in self.members and (self.members[peer].dead or self.members[peer].left)
+        return peer in self.members and not self.members[peer].here
 
     def holds_state(self, peer: str) -> bool:
         summary = self.summary(peer)
@@ -123,17 +127,14 @@ class Roster:
         member = self.members.setdefault(peer, Member())
         back = member.summary is None or member.dead
         member.unanswered, member.suspect, member.dead = None, False, False
-        return back and not member.left
+        return back and member.left is None
 
     def summarized(self, peer: str, summary: Summary) -> bool:
-        """True when the peer is another incarnation than before: it has forgotten what it was sent.
-
-        So is one that left without a word of itself. If it is the same after all, its silence will tell.
-        """
+        """True when the peer is another incarnation than before: it has forgotten what it was sent."""
         member = self.members[peer]
-        known, member.summary = member.summary, summary
-        restarted = member.left if known is None else summary.incarnation != known.incarnation
-        member.left = member.left and not restarted
+        known = member.left if member.summary is None else member.summary.incarnation
+        restarted = known not in (None, summary.incarnation)
+        member.summary, member.left = summary, None if restarted else member.left
         return restarted
 
     def failed(self, peer: str) -> bool:
@@ -148,14 +149,19 @@ class Roster:
     def suspected(self, peer: str) -> None:
         self.members.setdefault(peer, Member()).suspect = True
 
-    def departed(self, peer: str) -> None:
-        self.members.setdefault(peer, Member()).left = True
+    def departed(self, peer: str, incarnation: int) -> bool:
+        """A life of the peer said goodbye. False when another one is known: the word comes late, or early."""
+        member = self.members.setdefault(peer, Member())
+        if member.summary is not None and member.summary.incarnation != incarnation:
+            return False
+        member.left = incarnation
+        return True
 
     def expire(self, now: float) -> list[str]:
         """Peers that have just become dead by silence. Those gone for long are forgotten."""
         gone = []
         for peer, member in list(self.members.items()):
-            if not (member.dead or member.left):
+            if member.here:
                 member.gone_since = None
             elif member.gone_since is None:
                 member.gone_since = now
@@ -163,7 +169,7 @@ class Roster:
                 del self.members[peer]
         for peer, member in sorted(self.members.items()):
             silent = member.unanswered is not None and now - member.unanswered >= self.rules.dead_after
-            if silent and not member.dead and not member.left:
+            if silent and member.here:
                 member.dead = True
                 gone.append(peer)
         return gone
@@ -183,7 +189,7 @@ class Roster:
 
     def to_probe(self, watched: Collection[str], now: float) -> list[str]:
         """Those waited for, then the ones not probed for longest; the dead now and then, so that a cut can heal."""
-        others = [peer for peer, member in self.members.items() if peer not in watched and not member.left]
+        others = [peer for peer, member in self.members.items() if peer not in watched and member.left is None]
         others.sort(key=lambda peer: (self.members[peer].probed, peer))
         quiet = [peer for peer in others if not self.members[peer].dead]
         dead = [p for p in others if self.members[p].dead and now - self.members[p].probed >= self.rules.dead_after]

@@ -630,6 +630,20 @@ def test_what_is_missing_of_a_lineage_is_asked_for_again(peer: Any) -> None:
     assert filled(b, two)[0] == Accept(((0, "other"), (1, "other")))
 
 
+def test_what_one_does_not_send_another_is_asked_for(peer: Any) -> None:
+    """A donor may be unable: whoever holds as much is asked in turn, and what any of them sends is taken."""
+    b, theirs, (one, two) = fork(peer, live="ac")
+    b.hear("a", theirs)
+    b.hear("a", one)
+    filled(b, one)
+    for name in "ac":
+        b.meet(name, model=model_version(theirs.versions), epochs=(3, 3))
+    asked = fetches(b.pass_time(62.0))
+    assert [(to, message.shards) for to, message in asked] == [("c", (1,)), ("a", (1,))]
+    assert b.hear("c", two) == [fill(b, two)]
+    assert filled(b, two)[0] == Accept(((0, "other"), (1, "other")))
+
+
 def test_a_donor_of_a_lineage_is_asked_so_often(peer: Any) -> None:
     """Then it is given up; whatever it sends begins the count anew."""
     b, theirs, (one, _) = fork(peer, fetch_repeats=2)
@@ -867,7 +881,7 @@ def test_who_holds_only_a_part_compares_nothing(peer: Any) -> None:
 
 def test_a_donor_that_leaves_is_replaced(peer: Any) -> None:
     n = fetching(peer)
-    n.hear("a", Leave())
+    n.hear("a", Leave(1))
     assert n.replica.catchup.fetching is None
 
 

@@ -136,14 +136,14 @@ def test_leaving(peer: Any) -> None:
     a = peer("a", group="abc")
     a.lose("b")
     a.meet("d")
-    assert a.feed(Depart()) == [Send("c", Leave()), Send("d", Leave())]
+    assert a.feed(Depart()) == [Send("c", Leave(a.replica.incarnation)), Send("d", Leave(a.replica.incarnation))]
 
 
 def test_who_leaves_is_not_waited_for(peer: Any) -> None:
     """And its successor takes over at once."""
     b = peer("b", group="ab")
     b.contribute()
-    notes = b.hear("a", Leave())
+    notes = b.hear("a", Leave(1))
     assert [e.kind for e in notes if isinstance(e, Note)] == ["left", "takeover"]
     assert isinstance(notes[-1], Average)
 
@@ -398,14 +398,14 @@ def test_a_peer_that_left_before_it_was_met_comes_back(peer: Any) -> None:
     b = peer("b", group="ab", live="", eligible=False)
     (send,) = [e for e in b.contribute() if isinstance(e, Send)]
     b.feed(Delivered("a", send.message))
-    b.hear("a", Leave())
+    b.hear("a", Leave(1))
     assert not b.replica.roster.may_aggregate("a")
     assert b.meet("a", incarnation=2) == [Note("joined", "a is there"), send]
 
 
 def test_a_peer_that_left_and_comes_back_has_joined(peer: Any) -> None:
     b = peer("b", group="ab")
-    b.hear("a", Leave())
+    b.hear("a", Leave(1))
     assert not b.meet("a")
     assert b.meet("a", incarnation=2)[0] == Note("joined", "a is there")
 
@@ -691,7 +691,7 @@ def test_shards_and_payloads_go_in_pairs(peer: Any) -> None:
 def test_notes_are_sentences_that_name_whom_they_are_about(peer: Any) -> None:
     """Kinds are for counting, texts for people."""
     b = peer("b", live="acd", fragments=TWO, counted=(("c", ContributionId(1, 9)),))
-    notes = [*b.hear("c", b.contribution(b.version(1))), *b.lose("a"), *b.meet("a"), *b.hear("d", Leave())]
+    notes = [*b.hear("c", b.contribution(b.version(1))), *b.lose("a"), *b.meet("a"), *b.hear("d", Leave(1))]
     b.silent.add("c")
     b.contribute()
     notes += b.pass_time(25.0)

@@ -96,7 +96,7 @@ def test_who_has_left_stays_away_until_another_life() -> None:
     """What comes late from a peer that left doesn't bring it back; the same identity in a new life does."""
     r = roster("ab")
     known = says()
-    r.departed("b")
+    r.departed("b", 1)
     assert not r.heard("b")
     assert not r.summarized("b", known)
     assert r.alive() == ["a"]
@@ -105,14 +105,23 @@ def test_who_has_left_stays_away_until_another_life() -> None:
 
 
 def test_who_left_before_it_was_met_is_met_in_another_life() -> None:
-    """No summary told the incarnation that left: the first one that comes is taken for another."""
+    """The word tells which life left: that one's late summary doesn't bring it back."""
     r = roster()
     r.discovered("a")
-    r.departed("a")
+    assert r.departed("a", 1)
     r.heard("a")
-    assert r.summarized("a", says())
-    assert r.alive() == ["a"]
     assert not r.summarized("a", says())
+    assert r.alive() == []
+    assert r.summarized("a", says(incarnation=2))
+    assert r.alive() == ["a"]
+
+
+def test_a_goodbye_that_comes_late_means_the_life_before() -> None:
+    """Whoever has met the next life keeps it."""
+    r = roster("a")
+    assert r.summarized("a", says(incarnation=2))
+    assert not r.departed("a", 1)
+    assert r.alive() == ["a"]
 
 
 def test_the_gone_are_forgotten() -> None:
@@ -120,7 +129,7 @@ def test_the_gone_are_forgotten() -> None:
     r = roster("abc")
     r.failed("a")
     r.failed("a")
-    r.departed("b")
+    r.departed("b", 1)
     r.expire(1000.0)
     r.expire(999.0 + r.rules.forgotten_after)
     assert set(r.members) == {"a", "b", "c"}
@@ -145,7 +154,7 @@ def test_of_the_unknown() -> None:
     r.suspected("a")
     assert r.failed("a")
     assert not r.failed("b")
-    r.departed("c")
+    r.departed("c", 1)
     r.probe("d", 0.0)
     assert sorted(r.members) == ["a", "b", "c", "d"]
     assert r.alive() == []
@@ -156,7 +165,7 @@ def test_of_the_unknown() -> None:
 def test_the_dead_say_nothing() -> None:
     """The last summary of a peer that is gone is no ground for any decision."""
     r = roster("ab")
-    r.departed("a")
+    r.departed("a", 1)
     assert r.summary("a") is None
     assert not r.holds_state("a")
     assert sorted(r.summaries()) == ["b", "me"]
@@ -226,7 +235,7 @@ def test_who_left_does_not_die() -> None:
     """Leaving is no failure, and isn't reported as one."""
     r = roster("a")
     r.probe("a", 0.0)
-    r.departed("a")
+    r.departed("a", 1)
     assert r.expire(100.0) == []
 
 
@@ -292,5 +301,5 @@ def test_the_dead_are_probed_again_now_and_then() -> None:
 def test_who_left_is_not_probed(watched: tuple[str, ...]) -> None:
     """Unless something waits for it, nobody asks after who said goodbye."""
     r = roster("ab")
-    r.departed("a")
+    r.departed("a", 1)
     assert r.to_probe(watched, 1e9) == ["b"]

@@ -156,7 +156,7 @@ def test_nobody_waits_for_who_makes_no_progress(peer: Any, why: str) -> None:
         case "dead":
             effects = a.lose("c")
         case "left":
-            effects = a.hear("c", Leave())
+            effects = a.hear("c", Leave(1))
     assert isinstance(effects[-1], Average)
     assert [who for who, _ in effects[-1].contributions] == ["a", "b"]
 
@@ -455,7 +455,7 @@ def test_who_is_gone_is_not_named(peer: Any, gone: str) -> None:
     """Not even when its contribution, sent before, is counted."""
     a = peer("a", group="abc")
     a.hear("c", a.contribution(a.held))
-    a.lose("c") if gone == "dead" else a.hear("c", Leave())
+    a.lose("c") if gone == "dead" else a.hear("c", Leave(1))
     plan = next_plan(a, "b")
     assert plan.group == ("a", "b")
     assert sorted(plan.succession) == ["a", "b"]
@@ -1042,7 +1042,7 @@ def test_what_came_early_from_a_stranger_is_kept_until_it_is_met(peer: Any) -> N
         b.hear(name, b.contribution(b.version(2)))
     assert set(early) == {"x", "y", "z"}
     b.meet("x")
-    b.hear("y", Leave())
+    b.hear("y", Leave(1))
     assert set(early) == {"x", "z"}
     b.hear("y", b.contribution(b.version(2)))
     b.pass_time(12.0)

@@ -144,11 +144,11 @@ def test_every_message_is_answered(failure: Exception, gone: bool, caplog: pytes
 
     async def test(table: Table) -> None:
         table.wires.failure = failure
-        await table.carry_out(Send("b", Leave()), Send("b", state(0)))
+        await table.carry_out(Send("b", Leave(1)), Send("b", state(0)))
         assert [f.gone for f in await table.answered(SendFailed, 2)] == [gone, gone]
         table.wires.failure = None
-        await table.carry_out(Send("b", Leave()))
-        assert await table.answered(Delivered) == [Delivered("b", Leave())]
+        await table.carry_out(Send("b", Leave(1)))
+        assert await table.answered(Delivered) == [Delivered("b", Leave(1))]
 
     at_table(test)
     assert ("could not be sent" in caplog.text) == isinstance(failure, RuntimeError)
@@ -172,7 +172,7 @@ def test_a_state_leaves_as_it_is_then() -> None:
 
     async def test(table: Table) -> None:
         table.wires.gate.clear()
-        await table.carry_out(*(Send("b", Leave()) for _ in range(9)))  # no payloads: they hold nothing up
+        await table.carry_out(*(Send("b", Leave(1)) for _ in range(9)))  # no payloads: they hold nothing up
         table.node._outbox._rounds.__enter__()  # a payload of a round is under way
         await table.carry_out(Send("b", state(0)), Send("b", state(0)))
         assert await table.answered(SendFailed) == [SendFailed("b", state(0), gone=False)]
@@ -271,7 +271,7 @@ def test_who_waits_at_the_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
             with pytest.raises(Refusal, match="leaving"):
                 await asyncio.wait_for(task, 1.0)
         with pytest.raises(Refusal, match="leaving"):
-            await asyncio.wait_for(table.node.receive("b", Leave()), 1.0)
+            await asyncio.wait_for(table.node.receive("b", Leave(1)), 1.0)
 
     at_table(test)
     assert caplog.records == []

@@ -91,7 +91,7 @@ def forged(message: wire.AnyMessage, change: dict[int, object]) -> bytes:
         (wire.pack(PROBE, b"x" * 16), "another run"),
         (msgpack.packb([wire.PROTOCOL + 1, TOKEN, "Probe", []]), "protocol"),
         (msgpack.packb([wire.PROTOCOL, TOKEN, "Eval", ["1"]]), "unknown kind"),
-        (msgpack.packb([wire.PROTOCOL, TOKEN, "Leave", [1]]), "no list of 0"),
+        (msgpack.packb([wire.PROTOCOL, TOKEN, "Leave", [1, 2]]), "no list of 1"),
         (msgpack.packb({"kind": "Leave"}), "no message"),
         (forged(CONTRIBUTION, {0: True}), "no whole number"),
         (forged(CONTRIBUTION, {0: 2**63}), "out of range"),
@@ -129,4 +129,4 @@ def test_plain_forms_come_back_and_misfits_are_value_errors() -> None:
     assert wire.from_plain(State, wire.to_plain(state)) == state
     with pytest.raises(ValueError, match="no State"):
         wire.from_plain(State, [1, 2])
-    assert wire.from_plain(Leave, []) == Leave()
+    assert wire.from_plain(Leave, [7]) == Leave(7)
