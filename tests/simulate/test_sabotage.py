@@ -49,7 +49,7 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
         "filled",
         "if fetching is not None and fetching.vector is not None:",
         "if False:",
-        "bereaved",
+        "healed",
         20,
     ),
     (
