@@ -489,6 +489,10 @@ def test_a_donor_with_nothing_newer_says_so(peer: Any) -> None:
     told = Versions((n.version(7), *[n.version(20)] * 4), forked=False)
     assert [m.shards for _, m in fetches(n.hear("a", told))] == [(0, 1)]
     assert [m.shards for _, m in fetches(n.hear("a", told))] == [(2,)]  # 0 is as new as told
+    assert n.replica.catchup.gathering.of("a") == [1, 2]
+    older = Versions((n.version(7), n.version(5), *[n.version(20)] * 3), forked=False)
+    assert [m.shards for _, m in fetches(n.hear("a", older))] == [(3,)]  # of 1 it holds less
+    assert n.replica.catchup.gathering.of("a") == [2, 3]
 
 
 def test_no_two_lineages_mix(peer: Any) -> None:
