@@ -45,7 +45,8 @@ def measure(seed: int, epochs: int) -> dict[str, object]:
         try:
             swarm.bootstrap()
             first = joined(swarm, "first", {**run, "start_peers": 3, **trainer, "warm_start": WARM_START})
-            until(lambda: "founded the run" in first.log(), 300.0, "the first peer to found the run")
+            ready = lambda: "founded the run" in first.log() or first.process.poll() is not None  # noqa: E731
+            until(ready, 300.0, "the first peer to found the run")
             others = [joined(swarm, name, trainer) for name in ("second", "third")]
             together = [ended(member) for member in (first, *others)]
             settings = json.dumps({**trainer, "warm_start": WARM_START, "summary_json": True})

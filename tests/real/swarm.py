@@ -28,7 +28,7 @@ START_S = 180.0
 """A peer imports torch and hivemind twice, perhaps beside many others."""
 GONE_S = 5.0
 """Processes of a member that has ended must be gone after so long."""
-MARK = "P2P_DILOCO_TEST_SWARM"
+MARK = "SWARM_UNDER_TEST"
 LOG_TAIL = 2000
 
 Line = dict[str, Any]
