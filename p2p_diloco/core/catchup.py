@@ -124,10 +124,16 @@ class CatchUp:
         return [Send(peer, Fetch(have))]
 
     def doubt(self, shard: int, peer: str, now: float) -> list[Effect]:
-        """A commit led this replica to another digest than its author: its state of the shard is not to be trusted."""
+        """A commit led this replica to another digest than its author: its state of the shard is not to be trusted.
+        What the author holds is asked for, or, if it is gone, what anybody holds who is ahead."""
         self.doubted.add(shard)
         if self.fetching is not None and self.fetching.vector is None:
             self.fetching = None  # whatever it was, the answer would not mend this
+        if not self.roster.live(peer):
+            ahead = [p for p, s in self.roster.summaries().items() if s.model > self.model()]
+            if not ahead:
+                return []
+            peer = ahead[0]
         return self.fetch(peer, self.model(), now)
 
     def mend(self, now: float) -> list[Effect]:

@@ -863,6 +863,18 @@ def test_a_donor_that_brings_nothing_new_is_replaced(peer: Any) -> None:
     assert b.replica.catchup.fetching is None or not b.replica.catchup.fetching.staged
 
 
+def test_when_the_author_is_gone_another_is_asked(peer: Any) -> None:
+    """Whoever has taken its commit over holds what it led to; where nobody does, nothing is asked of the dead."""
+    b = peer("b", group="abc")
+    commit = Commit(0, b.version(1), b.version(2), 0, "a", (), Plan(("b", "c"), ("b", "c")))
+    b.lose("a")
+    b.hear("c", commit)
+    assert fetches(b.feed(Applied(0, commit.base, "astray"))) == []
+    b.meet("c", model=ahead(b, 2), epochs=(2,))
+    b.hear("c", commit)
+    assert fetches(b.feed(Applied(0, commit.base, "astray"))) == [("c", Fetch((None,)))]
+
+
 def test_after_a_mismatch_a_silent_donor_is_replaced_too(peer: Any) -> None:
     """The fetch that mends a replica gone astray is a fetch like any other."""
     b = peer("b", group="ab")

@@ -32,7 +32,12 @@ def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str, fi
 
 @pytest.mark.parametrize(
     ("kind", "seed"),
-    [*(("bereaved", seed) for seed in (185, 1225, 1317, 5107)), ("healed", 1814), ("patient", 2253)],
+    [
+        *(("bereaved", seed) for seed in (185, 1225, 1317, 5107)),
+        ("healed", 1814),
+        ("patient", 2253),
+        ("hesitant", 3439),
+    ],
 )
 def test_worlds_that_stood_still_once(kinds: dict[str, Callable[[int], None]], kind: str, seed: int) -> None:
     """In each the protocol once had somebody wait for ever, and no shorter run of seeds showed it."""
