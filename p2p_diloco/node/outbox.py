@@ -129,6 +129,7 @@ class Outbox:
 
         with self._late:
             while line:
+                await asyncio.sleep(0)  # what was put here in the same turn goes first
                 await self._rounds.none(self._patience_s.get(to, GIVE_WAY_S))
                 make, answer = line.pop(next(iter(line)))
                 began = clock()
