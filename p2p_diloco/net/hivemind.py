@@ -31,8 +31,9 @@ from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
+from p2p_diloco.addresses import by_reach
 from p2p_diloco.errors import ConfigError, P2PDilocoError, Refused
-from p2p_diloco.net.addresses import order_for_display, parse, peer_of
+from p2p_diloco.net.addresses import parse, peer_of
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import VERSION
 from p2p_diloco.net.identity import IdentityFile
@@ -343,7 +344,7 @@ class DhtPeer:
             visible = await self._p2p.get_visible_maddrs(latest=True)
         except ValueError:  # none: it doesn't listen
             visible = []
-        self._addresses = order_for_display(str(address) for address in visible)
+        self._addresses = by_reach([str(address) for address in visible])
 
     def addresses(self) -> list[str]:
         """The full multiaddrs, with /p2p/<peer id>, under which others may reach this peer: public ones

@@ -13,6 +13,7 @@ import pytest
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import restart
+from p2p_diloco.tensors import checkpoint
 
 
 def disk(folder: Path, name: str) -> dict[str, Any]:
@@ -127,6 +128,11 @@ def test_only_who_is_seen_to_train_shows_that_the_run_never_stopped(
     assert asyncio.run(waited(training, monkeypatch)) == still
 
 
+def saved_plans_name(peer: str, folder: Path) -> bool:
+    """Whether a checkpoint's plan has this peer in it."""
+    return any(f'"{peer}"' in manifest.read_text() for manifest in folder.rglob(checkpoint.MANIFEST))
+
+
 def test_a_helper_of_the_last_round_is_waited_for_too(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -134,13 +140,13 @@ def test_a_helper_of_the_last_round_is_waited_for_too(
 
     async def life() -> None:
         network = MemoryNetwork()
-        helper, a = memory_peer(network, "h", sizes=None), memory_peer(network, "a", quick, **disk(tmp_path, "a"))
+        helper = memory_peer(network, "h", sizes=None)
+        a = memory_peer(network, "a", quick, keep=99, **disk(tmp_path, "a"))
         await helper.start()
         await a.enter()
         await helper.hear("ready")
-        for _ in range(8):  # once a commit has named it, the helper is in the plan
+        while not saved_plans_name("h", tmp_path):
             await a.exchange(1.0)
-            await asyncio.sleep(0.05)
         for peer in (a, helper):
             await peer.stop()
         alone = memory_peer(MemoryNetwork(), "a", restart_wait=0.6, **disk(tmp_path, "a"))

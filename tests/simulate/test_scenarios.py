@@ -309,20 +309,21 @@ def test_a_cut_link_between_two_of_three() -> None:
     settle(world)
 
 
-@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("seed", range(30))
 def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
     """Cut off below the floor with its contribution made, a peer adopts what the others have done meanwhile; its
-    progress rides in its next contribution, and is counted once."""
-    world = calm(seed, peers=3, fragments=2, min_peers=2)
+    progress rides in its next contribution, and is counted once. (Where rounds are as short as a heartbeat interval it
+    may come too late for carry_rounds of them, and is dropped by that rule.)"""
+    world = calm(seed, peers=3, fragments=2, min_peers=2, interval=4)
     cut(world, "p0")
-    world.run(25.0)
+    world.run(35.0)
     waiting = world.alive["p0"]
     assert waiting.blocked
     flight, steps = waiting.replica.flight, waiting.trainer.taken
     ahead = world.alive["p1"].replica.versions
     assert all(a.epoch > b.epoch for a, b in zip(ahead, waiting.replica.versions, strict=True))
     world.cut = set()
-    world.run(45.0)
+    world.run(70.0)
     assert waiting.replica.flight != flight
     settle(world)
     counted = [waiting.store.present[shard].steps for shard in range(world.rules.shards)]
