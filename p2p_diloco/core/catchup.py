@@ -235,21 +235,14 @@ class CatchUp:
             return [Send(peer, log.state()) for log, r in zip(self.logs, relations, strict=True) if r != "equal"]
         if "fork" in relations:
             return [Send(peer, Versions(tuple(mine), forked=True))]
-        effects = [
-            effect
+        effects: list[Effect] = [
+            Send(peer, log.news(peer, have))
             for log, have, relation in zip(self.logs, request.have, relations, strict=True)
             if relation == "ancestor" and (request.shards is None or log.shard in request.shards)
-            for effect in self.newer(peer, log, have)
         ]
         if "ahead" in relations or (request.shards is not None and not effects):
             effects.append(Send(peer, Versions(tuple(mine), forked=False)))
         return effects
-
-    def newer(self, peer: str, log: ShardLog, base: Version | None) -> list[Effect]:
-        """The commit on ``base`` if it is the last one here, else the whole state."""
-        if log.last is not None and log.last.base == base:
-            return [Send(peer, log.last)]
-        return [Send(peer, log.state())]
 
     def forked(self, peer: str) -> list[Effect]:
         """The peer is on another lineage: tell it what this one holds."""

@@ -37,6 +37,7 @@ class Summary:
     epochs: tuple[int, ...]  # lowest epoch per fragment; empty while it holds no state
     idle: bool  # makes no progress of its own: paused, or its trainer is stuck
     bandwidth: float = 1.0  # relative weight in elections
+    unlike: bool = False  # it computes other outer steps: it gets states in place of commits, and is elected last
 
 
 # -- liveness

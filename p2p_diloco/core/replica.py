@@ -94,6 +94,7 @@ class Replica:
         self.flight: dict[int, Version] | None = None  # the shards being exchanged, with their bases
         self.step_time, self.last_step, self.paused = 0.0, now, False
         self.finished = self.departed = False
+        self.astray = 0  # commits in a row, of any shard, that led to another digest than they name
         self.silent_until, self.unsaid = now, 0  # of mismatches
         self.next_tick = self.planned = now
         self.held: tuple[Version | None, ...] = self.versions
@@ -278,7 +279,7 @@ class Replica:
             case "equal":
                 return log.collect(sender, contribution, now)
             case "ancestor":
-                return self.catchup.newer(sender, log, contribution.base)
+                return [Send(sender, log.news(sender, contribution.base))]
             case "fork":
                 log.stash(sender, contribution)  # its lineage may win
                 return self.catchup.forked(sender)
@@ -299,20 +300,27 @@ class Replica:
         log = self.logs[shard]
         wrong, effects = log.applied(base, digest, now)
         if wrong is None:
+            self.astray = 0 if effects else self.astray
             return effects
+        self.astray += 1
         text = f"shard {shard}: a commit on epoch {base.epoch} led to another digest than it names"
         return [*effects, *self._mismatch(text, now), *self.catchup.doubt(shard, wrong.aggregator, now)]
 
     def _mismatch(self, text: str, now: float) -> list[Effect]:
-        """Say so, but what lasts not at every commit."""
+        """Say so, but what lasts not at every commit. Where nothing else comes, ask for states in place of commits."""
+        if self.astray >= self.rules.astray_max and not self.roster.mine.unlike:
+            self.roster.mine = replace(self.roster.mine, unlike=True)
+            why = (
+                f"{text}, as did all of the last {self.astray}: this machine computes the outer step unlike those that "
+                "make the commits. It is sent whole states from now on, several times the bytes, and aggregates only "
+                "where all are unlike. outer_optimizer=sgd computes alike everywhere; if it is set, test the memory"
+            )
+            return [Note("mismatch", why)]
         if now < self.silent_until:
             self.unsaid += 1
             return []
         if self.unsaid:
-            text = (
-                f"{text}, as did {self.unsaid} commits before it: machines of this run compute the outer step "
-                "differently, and fetch whole shards after it; outer_optimizer=sgd computes alike everywhere"
-            )
+            text = f"{text}, as did {self.unsaid} others since it was last said"
         self.silent_until, self.unsaid = now + self.rules.say_again, 0
         return [Note("mismatch", text)]
 
@@ -326,7 +334,7 @@ class Replica:
         log = self.logs[request.shard]
         match log.relation(request.base):
             case "ancestor":
-                return self.catchup.newer(sender, log, request.base)
+                return [Send(sender, log.news(sender, request.base))]
             case "fork":
                 return self.catchup.forked(sender)
         return log.asked_by(sender, request, now)

@@ -24,6 +24,7 @@ class Rules:
     fetch_window: int = 2  # shards that are asked of one donor at a time
     commits_kept: int = 16  # per shard, on bases that are still being fetched
     fetch_repeats: int = 5  # of the question for what is missing of another lineage, while nothing comes
+    astray_max: int = 6  # commits in a row that lead a replica to other digests; then it computes unlike the others
     resends: int = 2  # of a commit or a state that did not reach a living peer; then it has to ask
 
     @property
@@ -52,6 +53,16 @@ class Rules:
     def dead_after(self) -> float:
         """A peer that leaves a probe unanswered for this long is dead until it is heard again."""
         return self.heartbeat_timeout
+
+    @property
+    def answers_within(self) -> float:
+        """A transfer that stands still, or an answer that stays out, for this long has failed."""
+        return self.heartbeat_timeout
+
+    @property
+    def dials_within(self) -> float:
+        """A dial that takes longer has failed."""
+        return self.heartbeat_timeout / 2
 
     @property
     def forgotten_after(self) -> float:

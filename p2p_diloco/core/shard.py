@@ -138,6 +138,13 @@ class ShardLog:
             self.shard, self.version, self.made_term, self.plan, tuple(sorted(self.counted.items())), tuple(newest)
         )
 
+    def news(self, peer: str, base: Version | None) -> Commit | State:
+        """What brings a peer from ``base`` to here: the last commit, if that does and the peer can apply it, or the
+        whole state."""
+        summary = self.roster.summary(peer)
+        unlike = summary is not None and summary.unlike
+        return self.state() if self.last is None or self.last.base != base or unlike else self.last
+
     # -- contributions
 
     def contribute(self, mine: Contribution, now: float) -> list[Effect]:
@@ -259,7 +266,7 @@ class ShardLog:
         commit = replace(draft, version=replace(draft.version, digest=digest), payload=payload)
         effects: list[Effect] = [Accept(((self.shard, digest),))]
         self._append(commit)
-        effects += [Send(p, commit) for p in self.roster.alive()]  # also to whoever still fetches: see `keep`
+        effects += [Send(p, self.news(p, base)) for p in self.roster.alive()]  # who still fetches, too: see `keep`
         return effects + self.begin(now)
 
     def found_damaged(self, base: Version, now: float) -> bool:
@@ -294,7 +301,7 @@ class ShardLog:
     def _next_plan(self, version: Version, contributors: set[str]) -> Plan:
         """Wait for every live worker that is up to date; let those aggregate that already took part."""
         base_epoch = version.epoch - 1
-        group, members = [], {}
+        group, members, unlike = [], dict[str, float](), dict[str, float]()
         for peer, s in self.roster.summaries().items():
             current = bool(s.epochs) and s.epochs[self.fragment] >= base_epoch and not self.roster.elsewhere(s)
             if not (current or peer in contributors):
@@ -303,9 +310,9 @@ class ShardLog:
                 group.append(peer)
             took_part = peer in contributors or peer == self.me or peer in self.line()
             if s.eligible and (took_part or s.role == "aggregator"):
-                members[peer] = s.bandwidth
+                (unlike if s.unlike else members)[peer] = s.bandwidth
         shards = self.rules.fragments[self.fragment]
-        order = assign(self.rules.run, version.epoch, shards, members or {self.me: 1.0})[self.shard]
+        order = assign(self.rules.run, version.epoch, shards, members or unlike or {self.me: 1.0})[self.shard]
         return Plan(tuple(group), order)
 
     # -- others' commits and states

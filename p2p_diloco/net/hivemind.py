@@ -78,10 +78,18 @@ class HivemindTransport:
 
     def __init__(self, dht: DhtPeer, exchange: Exchange, traffic: Traffic) -> None:
         self.peer_id = dht.peer_id
-        self.limits = exchange.limits
         self.traffic = traffic
         self._dht = dht
         self._exchange = exchange
+
+    @property
+    def limits(self) -> Limits:
+        """As `Transport.limits`."""
+        return self._exchange.limits
+
+    @limits.setter
+    def limits(self, limits: Limits) -> None:
+        self._exchange.limits = limits
 
     @classmethod
     async def create(
@@ -120,7 +128,7 @@ class HivemindTransport:
         protocol = f"/p2p-diloco/{VERSION}/{run_id}"
 
         async def dial(peer: str) -> Pipe:
-            return await dht.open_stream(peer, protocol, timeout_s=limits.connect_timeout_s)
+            return await dht.open_stream(peer, protocol, timeout_s=exchange.limits.connect_timeout_s)
 
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
         transport = cls(dht, exchange, traffic)

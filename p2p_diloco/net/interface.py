@@ -27,7 +27,7 @@ everyone."""
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a transport allows others to cost it. Bytes and seconds; every wait in `net` is bounded by one of
-    these.
+    these. The timeouts here are those of a peer that is in no run yet; a run has its own, by its ladder.
     """
 
     header_bytes_max: int = 64 * 1024
@@ -157,7 +157,8 @@ class Traffic:
 
 
 class Transport(Protocol):
-    """How a node speaks to the others. Every call is bounded by `limits`, and may be cancelled."""
+    """How a node speaks to the others. Every call is bounded by `limits`, which may be set anew, for what begins then,
+    and may be cancelled."""
 
     peer_id: str
     limits: Limits

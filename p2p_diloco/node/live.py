@@ -148,6 +148,7 @@ class Participation:
         self.local, self.joined, self.saved = setup.local, joined, saved
         self.run: Run = joined.run
         self.shared, self.transport, self.work = shared, transport, work
+        transport.limits = self.run.timed(transport.limits)
         self.last_group: set[str] = set()
         self.reconnections = 0
         self.leaving = False

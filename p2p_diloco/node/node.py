@@ -42,6 +42,8 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.node.work import TensorWork
 
 NOTES_KEPT = 50
+LOUD = ("mismatch", "fork")
+"""Kinds of notes that are warnings: something is wrong with a machine, or work is lost."""
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +184,7 @@ class Node:
             case Finished():
                 self._trainer.finished()
             case Note(kind, text):
-                log.info("%s: %s", kind, self.named(text))
+                log.log(logging.WARNING if kind in LOUD else logging.INFO, "%s: %s", kind, self.named(text))
                 self.notes.append((self._loop.time(), self.named(text)))
 
     def named(self, text: str) -> str:

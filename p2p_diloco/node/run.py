@@ -6,7 +6,7 @@ Law: derived once, when a run is found or founded, and never changed. Nothing he
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -68,6 +68,11 @@ class Run:
             config.nesterov,
             config.outer_options,
         )
+
+    def timed(self, limits: Limits) -> Limits:
+        """The same with the timeouts of the run's ladder."""
+        answer_s, dial_s = self.rules.answers_within, self.rules.dials_within
+        return replace(limits, connect_timeout_s=dial_s, read_timeout_s=answer_s, write_timeout_s=answer_s)
 
     def check(self, limits: Limits) -> None:
         """Hold the way in which the model is cut against what one message may carry.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from p2p_diloco.core.events import Accept, Applied, Average, Damaged, Filled, Note, Send
-from p2p_diloco.core.messages import Commit, Fetch, Plan, Versions
+from p2p_diloco.core.messages import Commit, Fetch, Plan, Probe, State, Versions
 from p2p_diloco.core.replica import meta_of
 
 FETCHING = "shard 0: the state of epoch 1 was changed in memory; fetching it anew"
@@ -13,6 +14,18 @@ FETCHING = "shard 0: the state of epoch 1 was changed in memory; fetching it ane
 
 def notes(effects: list[Any]) -> list[str]:
     return [effect.text for effect in effects if isinstance(effect, Note) and effect.kind == "mismatch"]
+
+
+def next_commit(b: Any) -> Commit:
+    """What "a" commits on what b holds."""
+    return Commit(0, b.held, b.version(b.held.epoch + 1), 0, "a", (), Plan(("a", "b"), ("a", "b")))
+
+
+def astray(b: Any) -> list[str]:
+    """A commit leads b to another digest than it names; what b says of it."""
+    commit = next_commit(b)
+    b.hear("a", commit)
+    return notes(b.feed(Applied(0, commit.base, "astray")))
 
 
 def test_the_damaged_fetches_and_commits_nothing_meanwhile(peer: Any) -> None:
@@ -113,19 +126,65 @@ def test_a_mismatch_that_lasts_is_counted(peer: Any) -> None:
     """The first is said at once, the next one a while later, with how many there were between."""
     b = peer("b", group="ab")
 
-    def astray() -> list[str]:
-        b.hear("a", Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b"))))
-        return notes(b.feed(Applied(0, b.held, "astray")))
-
     plain = "shard 0: a commit on epoch 1 led to another digest than it names"
-    assert astray() == [plain]
-    assert [astray() for _ in range(3)] == [[], [], []]
+    assert astray(b) == [plain]
+    assert [astray(b) for _ in range(3)] == [[], [], []]
     b.now += b.rules.say_again
-    (told,) = astray()
-    assert told.startswith(f"{plain}, as did 3 commits before it: ")
-    assert astray() == []
+    assert astray(b) == [f"{plain}, as did 3 others since it was last said"]
+    b.replica.astray = 0
+    assert astray(b) == []
     b.now += b.rules.say_again
-    (told,) = astray()
-    assert ", as did 1 commits" in told
+    assert astray(b) == [f"{plain}, as did 1 others since it was last said"]
     b.now += b.rules.say_again
-    assert astray() == [plain]
+    assert astray(b) == [plain]
+
+
+def test_who_is_led_astray_by_every_commit_is_unlike_the_others(peer: Any) -> None:
+    """So many in a row, and it says so to all; one that leads right begins the count anew. Said once."""
+    b = peer("b", group="ab")
+    most = b.rules.astray_max
+    for _ in range(most - 1):
+        astray(b)
+    right = next_commit(b)
+    b.hear("a", right)
+    b.feed(Applied(0, right.base, right.version.digest))
+    assert b.replica.epoch == 2
+    for _ in range(most - 1):
+        astray(b)
+    assert not b.replica.roster.mine.unlike
+    (told,) = astray(b)
+    assert f"as did all of the last {most}" in told
+    assert b.replica.roster.mine.unlike
+    b.now += 2 * b.rules.say_again
+    assert "others since it was last said" in "".join(astray(b))
+    assert astray(b) == []
+
+
+def committed(a: Any) -> list[Any]:
+    """All of a, b and c contribute, and a commits; its effects."""
+    for name in "bc":
+        a.hear(name, a.contribution(a.held, a.held.epoch))
+    return list(a.averaged(a.contribute(), f"d{a.held.epoch + 1}"))
+
+
+def test_who_is_unlike_gets_states_and_is_elected_last(peer: Any) -> None:
+    """In place of a commit that it could not apply, asked for or not. Where all are unlike, they are elected."""
+    a = peer("a", group="abc", succession="abc")
+    a.hear("b", Probe(a.about(unlike=True)))
+    base = a.held
+    told = committed(a)
+    sent = {e.to: e.message for e in told if isinstance(e, Send) and isinstance(e.message, (Commit, State))}
+    assert isinstance(sent["b"], State)
+    assert sent["b"] == a.replica.logs[0].state()
+    assert isinstance(sent["c"], Commit)
+    assert set(sent["c"].plan.group) == set("abc")
+    assert set(sent["c"].plan.succession) == set("ac")
+    assert a.hear("b", Fetch((base,))) == [Send("b", sent["b"])]
+    assert a.hear("c", Fetch((base,))) == [Send("c", sent["c"])]
+    a = peer("a", group="abc", succession="abc")
+    a.replica.roster.mine = replace(a.replica.roster.mine, unlike=True)
+    for name in "bc":
+        a.hear(name, Probe(a.about(unlike=True)))
+    told = committed(a)
+    states = [e.message for e in told if isinstance(e, Send) and isinstance(e.message, State)]
+    assert [set(state.plan.succession) for state in states] == [set("abc")] * 2

@@ -18,7 +18,8 @@ def test_every_wait_is_derived_from_two_numbers(interval: float, timeout: float)
     assert ladder.probe_every == interval
     assert ladder.settle == 2 * interval
     assert ladder.frozen_after == 2 * interval
-    assert ladder.dead_after == timeout
+    assert ladder.dead_after == ladder.answers_within == timeout
+    assert ladder.dials_within == timeout / 2
     assert ladder.fetch_again == 3 * timeout
     assert ladder.forgotten_after == 60 * timeout
     assert ladder.say_again == 6 * timeout

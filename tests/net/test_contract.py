@@ -9,6 +9,7 @@ import signal
 import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -358,7 +359,8 @@ def test_only_a_dial_that_is_refused_says_so(swarm: Any) -> None:
 
 
 def test_a_peer_that_never_answers_is_given_up(swarm: Any) -> None:
-    """An inbox that doesn't return makes `send` end at the deadline, with and without a payload."""
+    """An inbox that doesn't return makes `send` end at the deadline, with and without a payload; one that was set
+    later, for what begins then."""
 
     async def test() -> None:
         async with swarm() as s:
@@ -373,6 +375,11 @@ def test_a_peer_that_never_answers_is_given_up(swarm: Any) -> None:
             results = await asyncio.gather(*sends, return_exceptions=True)
             assert [type(result) for result in results] == [Unreachable, Unreachable]
             assert 0.9 * LIMITS.read_timeout_s < time.monotonic() - started < 2 * LIMITS.read_timeout_s
+            a.limits = replace(LIMITS, read_timeout_s=0.5)
+            started = time.monotonic()
+            with pytest.raises(Unreachable):
+                await a.send(b.peer_id, b"", memoryview(b"x"))
+            assert 0.4 < time.monotonic() - started < 0.75 * LIMITS.read_timeout_s
 
     run(test())
 

@@ -217,6 +217,21 @@ def test_a_forged_record_is_left_out(memory_peer: Any, quick: dict[str, Any]) ->
     asyncio.run(life())
 
 
+def test_the_transport_waits_as_the_run_does(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Its deadlines are steps of the run's ladder as soon as a peer is in; what it allows others is as it was."""
+
+    async def life() -> None:
+        peer = memory_peer(MemoryNetwork(), "a", quick)
+        before = peer.transport.limits
+        await peer.enter()
+        timeout_s = quick["heartbeat_timeout"]
+        waits = {"connect_timeout_s": timeout_s / 2, "read_timeout_s": timeout_s, "write_timeout_s": timeout_s}
+        assert peer.transport.limits == dataclasses.replace(before, **waits)
+        await peer.stop()
+
+    asyncio.run(life())
+
+
 @pytest.mark.parametrize(
     ("limits", "mend"), [({"payload_bytes_max": 31}, "smaller"), ({"header_bytes_max": 64 * 3}, "larger")]
 )

@@ -522,18 +522,36 @@ class Unlike(World):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_machine_unlike_the_others(seed: int) -> None:
-    """The run goes on at its pace, everybody's progress is counted, and shards are fetched once a commit at most. It is
-    said, but not at every commit."""
-    world = calm(seed, Unlike, peers=3, trace=True)
-    began = world.now
+    """The run goes on at its pace, everybody's progress is counted. It finds out by itself, says so once, gets states
+    in place of commits, and aggregates no more; from then on nobody fetches anything."""
+    world = calm(seed, Unlike, peers=4, trace=True)
+    began, odd = world.now, world.names[-1]
     world.run(began + 60.0)
     assert longest_gap(times(world, "p0"), began, world.now) < 3.0
-    epochs = world.alive["p0"].replica.epoch
-    assert epochs > 30
-    fetches = sum("→" in line and "Fetch" in line for line in world.lines or ())
-    assert fetches <= 2 * epochs
+    assert world.alive["p0"].replica.epoch > 30
     for name in world.names:
-        assert 1 <= noted(world, name, "another digest") <= 1 + 60 / world.rules.say_again
-        assert noted(world, name, "compute the outer step differently")
+        assert world.alive[name].replica.roster.mine.unlike == (name == odd)
+        assert noted(world, name, "computes the outer step unlike") == (name == odd)
+    lines, epoch = len(world.lines or ()), world.alive[odd].replica.epoch
+    world.run(world.now + 60.0)
+    assert world.alive[odd].replica.epoch > epoch + 30
+    later = (world.lines or [])[lines:]
+    assert not any("Fetch" in line or "another digest" in line for line in later)
+    assert not any(odd in log.plan.succession for log in world.alive["p0"].replica.logs)
+    settle(world)
+    world.intact()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_two_machines_unlike_each_other(seed: int) -> None:
+    """One of them finds out and the other one aggregates from then on; nothing stands still, nothing is fetched."""
+    world = calm(seed, Unlike, peers=2, trace=True)
+    world.run(world.now + 60.0)
+    unlike = [name for name in world.names if world.alive[name].replica.roster.mine.unlike]
+    assert unlike
+    lines, epoch = len(world.lines or ()), world.alive["p0"].replica.epoch
+    world.run(world.now + 30.0)
+    assert world.alive["p0"].replica.epoch > epoch + 15
+    assert not any("Fetch" in line for line in (world.lines or [])[lines:])
     settle(world)
     world.intact()
