@@ -51,13 +51,32 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_ke
         for number in early:
             child.send_signal(number)
         release = None if by_kernel else _watch(child.pid)
-        status = child.wait()
+        status = _wait(child)
         if release is not None:
             release()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     return 128 - status if status < 0 else status
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """Its return code. Signals wake us through a pipe: one that comes just before a system call begins would not
+    interrupt it, and would be passed on only once the command has ended by itself.
+    """
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    before = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+    pipe_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        while (status := child.poll()) is None:
+            os.read(woken, 4096)
+    finally:
+        signal.set_wakeup_fd(pipe_before)
+        signal.signal(signal.SIGCHLD, before)
+        os.close(woken)
+        os.close(wake)
+    return status
 
 
 def _typed_by_user() -> bool:

@@ -43,6 +43,8 @@ class TensorWork:
         """The weighted mean, rounded to the wire, and the outer step on exactly those bytes."""
         if effect.held is not None and self.store.digest(effect.shard, effect.held) != effect.base.digest:
             return Damaged(effect.shard, effect.base)
+        if not effect.contributions:
+            return self._restated(effect)
         try:
             return self._averaged(effect, effect.contributions)
         except ValueError as error:
@@ -62,6 +64,13 @@ class TensorWork:
         self._proposals[shard, proposal.digest] = proposal
         return Averaged(shard, effect.base, proposal.digest, payload)
 
+    def _restated(self, effect: Average) -> Averaged:
+        """Another version of the same tensors: what nobody has contributed to is no outer step."""
+        proposal = self.store.restate(effect.shard, effect.meta)
+        self._proposals[effect.shard, proposal.digest] = proposal
+        zeros = torch.zeros(self._run.layout.shards[effect.shard].numel)
+        return Averaged(effect.shard, effect.base, proposal.digest, codecs.encode(zeros, self._run.reply_codec))
+
     def damaged(self, state: State) -> bool:
         """Whether a present state's tensors are not what its version says."""
         return self.store.digest(state.shard, meta_of(state)) != state.version.digest
@@ -70,7 +79,10 @@ class TensorWork:
         """The outer step of a commit that another peer made."""
         commit = effect.commit
         try:
-            proposal = self.store.propose(commit.shard, commit.payload, self._run.reply_codec, effect.meta)
+            if commit.contributions:
+                proposal = self.store.propose(commit.shard, commit.payload, self._run.reply_codec, effect.meta)
+            else:
+                proposal = self.store.restate(commit.shard, effect.meta)
         except ValueError as error:
             log.warning("a commit on shard %d can't be applied: %s", commit.shard, error)
             return Applied(commit.shard, commit.base, NO_DIGEST)

@@ -70,6 +70,11 @@ class ShardStore:
         theta, state = self.outer.step(self.theta(shard), self._states[shard], grad)
         return _proposal(theta, state, meta)
 
+    def restate(self, shard: int, meta: bytes) -> Proposal:
+        """What the shard holds now, as a proposal with another `meta`. Raises ValueError for values that aren't
+        finite."""
+        return _proposal(self.theta(shard).clone(), self._states[shard], meta)
+
     def accept(self, shard: int, proposal: Proposal) -> None:
         """Make the proposal the shard's state."""
         self.theta(shard).copy_(proposal.theta)

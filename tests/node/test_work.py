@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.events import Average, Averaged, Damaged
+from p2p_diloco.core.events import Apply, Average, Averaged, Damaged
 from p2p_diloco.core.messages import Commit, Contribution, Plan, State
 from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import ContributionId, Version
@@ -94,6 +94,24 @@ def test_a_flipped_bit_is_found_before_the_next_commit(what: str, bit: int) -> N
     flip(made.store.theta(0) if what == "theta" else made.store._states[0]["m"], 2, bit)
     assert made.average(effect) == Damaged(0, base)
     assert isinstance(made.average(replace(effect, held=None)), Averaged)
+
+
+def test_what_nobody_contributed_to_is_no_outer_step() -> None:
+    """A commit of no contributions moves neither θ nor the momentum, where it is made and where it is applied."""
+    author, replica = work(outer_momentum=0.9), work(outer_momentum=0.9)
+    for made in (author, replica):
+        average(made, 0.5)
+    before = [author.store.theta(0).clone(), author.store.state(0)["m"].clone()]
+    averaged = author.average(Average(0, V, (), b"new", None))
+    assert isinstance(averaged, Averaged)
+    commit = Commit(0, V, replace(V, epoch=1), 0, "a", (), Plan(("a",), ("a",)), averaged.payload)
+    applied = replica.apply(Apply(commit, b"new"))
+    assert applied.digest == averaged.digest
+    for made in (author, replica):
+        made.accept([(0, averaged.digest)])
+        assert made.store.digest(0, b"new") == averaged.digest
+        assert torch.equal(made.store.theta(0), before[0])
+        assert torch.equal(made.store.state(0)["m"], before[1])
 
 
 def test_a_damaged_state_is_told_from_a_sound_one() -> None:
