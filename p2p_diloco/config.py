@@ -44,9 +44,6 @@ run that is going on comes in a later version.
 
 THIS_VERSION_HAS: Mapping[str, tuple[object, ...]] = {
     "mode": ("sync",),
-    "overlap_steps": (0,),
-    "merge": ("mix",),
-    "merge_alpha": (0.0,),
     "codec": ("bf16", "fp32"),
     "reply_codec": (None, "bf16", "fp32"),
     "successors": (1,),
@@ -233,6 +230,18 @@ class RunConfig(Settings):
                 key="sync_every",
                 value=self.sync_every,
                 mend=f"choose e.g. sync_every={below}",
+            )
+        interval = self.sync_every // self.num_fragments
+        if self.overlap_steps > interval:
+            raise ConfigError(
+                f"is more than the {interval} steps between two fragments (sync_every / num_fragments)",
+                key="overlap_steps",
+                value=self.overlap_steps,
+                mend=f"choose at most {interval}",
+            )
+        if self.merge == "rebase" and self.merge_alpha:
+            raise ConfigError(
+                "has no meaning for merge=rebase", key="merge_alpha", value=self.merge_alpha, mend="leave it out"
             )
         if self.heartbeat_timeout <= self.heartbeat_interval:
             raise ConfigError(

@@ -316,7 +316,7 @@ class Participation:
             return "joining"
         if self.trainer.paused:
             return "paused"
-        if self.trainer.contributing:
+        if self.trainer.stands:
             return "waiting"
         return "idle" if self.replica.roster.mine.idle else "training"
 

@@ -49,6 +49,8 @@ class Count(IntEnum):
     """Node: links that broke."""
     GOAL = 10
     """Node: the commits, summed over fragments, up to which a peer asks all to exchange at once."""
+    STANDS = 11
+    """Trainer: 1 while training stands still until an exchange is over."""
 
 
 class Level(IntEnum):

@@ -1,6 +1,6 @@
 """The trainer's side of a node: its requests, the answers, and what it should know.
 
-Law: the one place that speaks on the channel once training runs. A trainer has one request open at a time,
+Law: the one place that speaks on the channel once training runs. A trainer has one request of a kind open at a time,
 numbered ``n``; the answer carries the number, so that one that comes late is not taken for another.
 """
 
@@ -30,12 +30,12 @@ class TrainerSide:
         self.node: Node
         self.ready_at: float | None = None
         self.paused = False
-        self.contributing = False
         self.held_for = ""
         """What training waits for though the state is there; see `hold` and `let_go`."""
         self._held = self._came_ready = False
         self._channel, self._shared, self._on_nudge = channel, shared, on_nudge
-        self._n = 0
+        self._merging = self._contributing = 0  # the requests
+        self._began = 0.0
         self._not_reading = asyncio.Event()
         self._not_reading.set()
 
@@ -43,6 +43,11 @@ class TrainerSide:
     def commits(self) -> int:
         """Commits of the whole run, summed over fragments."""
         return sum(self.node.replica.roster.mine.epochs)
+
+    @property
+    def stands(self) -> bool:
+        """Whether training stands still until an exchange is over."""
+        return bool(self._shared.count(Count.STANDS))
 
     # -- requests
 
@@ -52,7 +57,7 @@ class TrainerSide:
             message = await messages.get()
             match message:
                 case {"kind": "merge", "n": n}:
-                    self._n = n
+                    self._merging = n
                     await self.node.feed(Merge())
                 case {"kind": "contribute"}:
                     await self._contribute(message)
@@ -70,7 +75,7 @@ class TrainerSide:
                     self._on_nudge(goal)
 
     async def _contribute(self, message: Message) -> None:
-        self._n, self.contributing = message["n"], True
+        self._contributing, self._began = message["n"], asyncio.get_running_loop().time()
         shards = tuple(message["shards"])
         payloads = tuple(self.node.work.encode(shard, self._shared.delta) for shard in shards)
         await self.node.feed(Contribute(shards, message["weight"], message["samples"], payloads))
@@ -96,12 +101,12 @@ class TrainerSide:
         """As `node.Trainer.load`; until the trainer says that it has read, θ stays as it is."""
         self._not_reading.clear()
         shards = [[loaded.shard, loaded.carry.value] for loaded in effect.shards]
-        self._channel.send("load", n=self._n, shards=shards, due=list(effect.due), commits=self.commits)
+        self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), commits=self.commits)
 
     def release(self, effect: Release) -> None:
         """As `node.Trainer.release`."""
-        self.contributing = False
-        self._channel.send("release", n=self._n, sent=effect.sent)
+        took_s = asyncio.get_running_loop().time() - self._began
+        self._channel.send("release", n=self._contributing, sent=effect.sent, took_s=took_s)
 
     def ready(self) -> None:
         """As `node.Trainer.ready`."""
@@ -155,7 +160,7 @@ class TrainerSide:
         """While the trainer waits, say what for."""
         while True:
             await asyncio.sleep(TELL_EVERY_S)
-            if self.ready_at is None or self.contributing:
+            if self.ready_at is None or self.stands:
                 text = self.node.named(self.held_for or self.node.replica.waiting())
                 self._channel.send("waiting", text=text)
 

@@ -1,7 +1,8 @@
 """What happens at `optimizer.step()`: count, merge what has changed, and when a fragment is due exchange it.
 
 Law: the one path from the optimizer to the run and back, and the only caller of what touches parameters.
-Nothing here decides which fragment is due or who averages it: the node's replica says so.
+Nothing here decides which fragment is due or who averages it: the node's replica says so. An exchange is sent, and
+lands (its result is merged) `overlap_steps` later; training goes on meanwhile. One is under way at a time.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Carry
@@ -17,13 +20,25 @@ from p2p_diloco.errors import ConfigError, GaveUpWaiting, P2PDilocoError
 from p2p_diloco.node.shared import Count, Level
 from p2p_diloco.peer.line import NodeLine
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.tally import Sent, Tally
 from p2p_diloco.tensors.layout import Layout
-from p2p_diloco.tensors.mean import WEIGHT_MIN
 
 STEP_TIME_SMOOTHING = 0.9
 """How much of the old estimate of a step's time stays when a new step has been made."""
 
 log = logging.getLogger("p2p_diloco")
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """An exchange under way: the request and what was sent, after which step, how many steps after the sending before
+    it, and how long training stood still for it."""
+
+    request: int
+    sent: Sent
+    at_step: int
+    steps: int
+    stood_s: float
 
 
 class Hook:
@@ -36,31 +51,29 @@ class Hook:
     ) -> None:
         self._node, self._memory, self._local = node, node.memory, local
         self._config, self._layout, self._wait_timeout_s = config, layout, wait_timeout_s
-        fragments = len(layout.fragments)
-        self._interval = fragment_interval(config.sync_every, fragments)
-        self.steps = 0
-        self.samples = 0
-        """Reported, since the start."""
+        self._interval = fragment_interval(config.sync_every, len(layout.fragments))
+        self._tally = Tally(config, layout)
         self.sync_count = 0
-        self.last_sync_time_s = self.total_sync_time_s = self.waiting_time_s = 0.0
-        self._dropped = 0.0
+        self.last_sync_time_s = self.total_sync_time_s = self.waiting_time_s = self.hidden_time_s = 0.0
         self._diverged = False  # the last progress was given up, for it was not finite
-        shards = len(layout.shards)
+        self._flight: Flight | None = None
         self._since = 0  # steps since the last sending
-        self._steps_sent = [0] * shards  # steps at each shard's last sending
-        self._samples_sent = [0] * shards  # samples reported until then
-        self._uncounted = [0] * shards  # samples whose progress was sent, and is counted by no commit yet
         self._seen = -1
         self._commits = 0  # over all fragments
         self._step_time_s = 0.0
         self._resumed_at: float | None = time.perf_counter()
 
     @property
+    def steps(self) -> int:
+        """Inner steps, since the start."""
+        return self._tally.steps
+
+    @property
     def global_step(self) -> int:
-        """Inner steps of the run: those that lead to its commits, and this peer's own since its last
-        sending.
+        """Inner steps of the run: those that lead to its commits and to the exchange under way, and this peer's own
+        since its last sending.
         """
-        return self._interval * self._commits + self._since
+        return self._interval * (self._commits + (self._flight is not None)) + self._since
 
     @property
     def step_time_s(self) -> float:
@@ -69,13 +82,19 @@ class Hook:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended for all."""
+        """Whether the run has ended for all, and the model has its last state: what is under way lands at the next
+        step.
+        """
+        return self._over and self._flight is None
+
+    @property
+    def _over(self) -> bool:
         return bool(self._memory.count(Count.FINISHED))
 
     @property
     def dropped_samples(self) -> int:
         """Samples whose progress was given up, by the share of the model that lost it."""
-        return round(self._dropped)
+        return self._tally.dropped_samples
 
     # -- what the trainer does
 
@@ -86,20 +105,23 @@ class Hook:
         if samples is not None:
             if samples < 0:
                 raise ConfigError("must be 0 or more", key="samples", value=samples, mend="report what was trained on")
-            self.samples += samples
-            self._memory.set_count(Count.SAMPLES, self.samples)
+            self._tally.samples += samples
+            self._memory.set_count(Count.SAMPLES, self._tally.samples)
 
     def step(self) -> None:
         """After each inner step."""
         self._measure()
-        self.steps += 1
+        self._tally.steps += 1
         self._since += 1
         self._memory.set_count(Count.STEPS, self.steps)
         self._memory.set_level(Level.STEP_TIME_S, self._step_time_s)
-        asked_for = self._memory.count(Count.GOAL) > self._commits
-        if (self._since >= self._interval or asked_for) and not self.finished:
-            self.exchange()
-        elif self._memory.count(Count.CHANGED) != self._seen:
+        asked_for = self._memory.count(Count.GOAL) > self._commits + (self._flight is not None)
+        due = asked_for or self._since >= self._interval
+        if self._flight is not None and (due or self._over or self._has_flown(self._flight)):
+            due = not self._land(self._flight) or due
+        if due and not self._over:
+            self.exchange(at_once=asked_for)
+        elif self._flight is None and self._memory.count(Count.CHANGED) != self._seen:
             self.merge()
         self._resumed_at = time.perf_counter()
 
@@ -109,68 +131,121 @@ class Hook:
 
     def synchronise(self) -> None:
         """Exchange the whole model now, and have the others do the same at their next step."""
+        if self._flight is not None:
+            self._land(self._flight)
         self.merge()
         goal = self._commits + len(self._layout.fragments)
         self._node.tell("nudge", goal=goal)
-        while self._commits < goal and self.exchange():
+        while self._commits < goal and self.exchange(at_once=True):
             pass
         self._resumed_at = time.perf_counter()
 
     # -- what follows
 
-    def exchange(self) -> bool:
-        """Contribute what is due, and wait for its commits; False if nothing is."""
-        began = time.perf_counter()
-        while due := self.merge():
+    def exchange(self, *, at_once: bool = False) -> bool:
+        """Contribute what is due; without overlap, or `at_once`, wait for its commits. False if nothing is due."""
+        while True:
+            began = time.perf_counter()
+            if not (due := self.merge()):
+                return False
             self._local.write_delta(due)
             if not self._local.may_be_sent(due):
                 self._give_up_progress()
                 return False
-            if self._contribute(due):
-                break
-        else:
-            return False
-        self.merge()
-        self.sync_count += 1
-        self.last_sync_time_s = time.perf_counter() - began
-        self.total_sync_time_s += self.last_sync_time_s
-        self.waiting_time_s += self.last_sync_time_s
-        self._memory.set_level(Level.WAITING_S, self.waiting_time_s)
-        return True
+            flight = self._flight = self._send(due, began)
+            if (self._config.overlap_steps and not at_once) or self._land(flight):
+                return True
 
-    def merge(self, *, afresh: bool = False) -> list[int]:
+    def merge(self, *, afresh: bool = False, landing: Collection[int] = ()) -> list[int]:
         """Merge whatever has changed into the model; the shards that are due next, if any. `afresh`: load all of
-        the global parameters, and keep nothing of the local ones.
+        the global parameters, and keep nothing of the local ones. `landing`: shards whose exchange is just over; what
+        is trained since they were sent is treated as `merge` says, if this peer's part of it was counted.
         """
         self._seen = self._memory.count(Count.CHANGED)
         load = self._node.ask("merge", "load")
         try:
-            carries = {shard: self._simplified(shard, Carry(carry)) for shard, carry in load["shards"]}
+            carries = {shard: Carry(carry) for shard, carry in load["shards"]}
+            for shard, carry in carries.items():
+                self._tally.merged(shard, carry)
+            mixed = self._mixed(landing, carries)
+            carries = {shard: self._simplified(shard, carry) for shard, carry in carries.items()}
             if afresh:
                 carries = dict.fromkeys(range(len(self._layout.shards)), Carry.DROP)
-            self._local.merge(carries)
+            self._local.merge(carries, mixed)
         finally:
             self._node.tell("have read")
         self._commits = load["commits"]
         due: list[int] = load["due"]
         return due
 
-    def _contribute(self, due: list[int]) -> bool:
-        """Send the pseudo-gradient of these shards, which is written, and wait until the exchange is over; False:
-        it never began.
-        """
-        steps = min(self.steps - self._steps_sent[shard] for shard in due)
-        samples = min(self.samples - self._samples_sent[shard] for shard in due)
-        weight = self._weight(steps, samples, min(self._uncounted[shard] for shard in due))
-        counted = samples or steps  # where none are reported, a step is one
-        n = self._node.request("contribute", shards=due, weight=weight, samples=counted)
-        if not self._wait_for_release(n):
+    # -- inside
+
+    def _send(self, due: list[int], began: float) -> Flight:
+        """Send the pseudo-gradient of these shards, which is written."""
+        sent = self._tally.send(due)
+        request = self._node.request("contribute", shards=due, weight=sent.weight, samples=sent.samples)
+        flight = Flight(request, sent, self.steps, self._since, time.perf_counter() - began)
+        self._since = 0
+        return flight
+
+    def _has_flown(self, flight: Flight) -> bool:
+        return self.steps - flight.at_step >= self._config.overlap_steps
+
+    def _land(self, flight: Flight) -> bool:
+        """Wait until the exchange is over, and merge its result; False: it never began, and all is as before it."""
+        began = time.perf_counter()
+        took_s = self._flown(flight)
+        waited_s, self._flight = time.perf_counter() - began, None
+        if took_s is None:
+            self._tally.unsend(flight.sent)
+            self._since += flight.steps
             return False
-        self._since, self._diverged = 0, False
-        for shard in due:
-            self._steps_sent[shard], self._samples_sent[shard] = self.steps, self.samples
-            self._uncounted[shard] += counted
+        self._diverged = False
+        self.merge(landing=flight.sent.shards)
+        stood_s = flight.stood_s + time.perf_counter() - began
+        hidden_s = max(0.0, took_s - waited_s)
+        self.sync_count += 1
+        self.last_sync_time_s = stood_s + hidden_s
+        self.total_sync_time_s += self.last_sync_time_s
+        self.waiting_time_s += stood_s
+        self.hidden_time_s += hidden_s
+        self._memory.set_level(Level.WAITING_S, self.waiting_time_s)
         return True
+
+    def _flown(self, flight: Flight) -> float | None:
+        """Wait for the others, however long they take; only for those that a run starts with, not for ever. How many
+        seconds the exchange took; None: it never began.
+        """
+        starting = self._config.start_peers > 1 and self._memory.count(Count.EPOCH) == 0
+        timeout_s = self._wait_timeout_s if starting else math.inf
+        self._memory.set_count(Count.STANDS, 1)
+        try:
+            release = self._node.wait_for("release", n=flight.request, timeout_s=timeout_s)
+        finally:
+            self._memory.set_count(Count.STANDS, 0)
+        if release is None:
+            raise GaveUpWaiting(
+                f"has passed, and fewer than start_peers={self._config.start_peers} peers have come",
+                key="wait_timeout",
+                value=self._wait_timeout_s,
+                mend="start the others, or lower start_peers",
+            )
+        return float(release["took_s"]) if release["sent"] else None
+
+    def _mixed(self, landing: Collection[int], carries: dict[int, Carry]) -> Collection[int]:
+        """The shards in which local and global values are weighed, where that is the rule of the run."""
+        if self._config.merge != "mix":
+            return ()
+        mixed = [shard for shard in landing if carries.get(shard) is Carry.SUBTRACT]
+        for shard in mixed:
+            self._tally.overwritten(shard, 1 - self._config.merge_alpha)
+        return mixed
+
+    def _simplified(self, shard: int, carry: Carry) -> Carry:
+        """Where nothing was trained since the sending, to take the contribution away leaves nothing: the global value
+        is loaded to the bit.
+        """
+        return Carry.DROP if carry is Carry.SUBTRACT and self._tally.idle_since_sending(shard) else carry
 
     def _give_up_progress(self) -> None:
         """Begin again from the global parameters: what was trained since can't be averaged. The next step's progress
@@ -188,60 +263,7 @@ class Hook:
         self._diverged = True
         self.merge(afresh=True)
         self._local.forget_deltas()
-        for shard, place in enumerate(self._layout.shards):
-            trained = self.samples - self._samples_sent[shard] or self.steps - self._steps_sent[shard]
-            self._dropped += place.numel / self._layout.numel * (trained + self._uncounted[shard])
-            self._steps_sent[shard], self._samples_sent[shard] = self.steps, self.samples
-            self._uncounted[shard] = 0
-
-    def _wait_for_release(self, n: int) -> bool:
-        """Wait for the others, however long they take; only for those that a run starts with, not for
-        ever.
-        """
-        starting = self._config.start_peers > 1 and self._memory.count(Count.EPOCH) == 0
-        timeout_s = self._wait_timeout_s if starting else math.inf
-        release = self._node.wait_for("release", n=n, timeout_s=timeout_s)
-        if release is None:
-            raise GaveUpWaiting(
-                f"has passed, and fewer than start_peers={self._config.start_peers} peers have come",
-                key="wait_timeout",
-                value=self._wait_timeout_s,
-                mend="start the others, or lower start_peers",
-            )
-        return bool(release["sent"])
-
-    def _simplified(self, shard: int, carry: Carry) -> Carry:
-        """The carry of a shard, accounted for. Where nothing was trained since the sending, to take the
-        contribution away leaves nothing: the global value is loaded to the bit.
-        """
-        match carry:
-            case Carry.SUBTRACT:
-                self._uncounted[shard] = 0
-                return Carry.DROP if self._steps_sent[shard] == self.steps else carry
-            case Carry.DROP:
-                share = self._layout.shards[shard].numel / self._layout.numel
-                self._dropped += share * self._uncounted[shard]
-                self._uncounted[shard] = 0
-        return carry
-
-    def _weight(self, steps: int, samples: int, carried: int) -> float:
-        """`carried`: samples whose progress was sent before, and is sent again for no commit counts it."""
-        if not steps and not carried:
-            return WEIGHT_MIN  # nothing was trained: the mean is not to be diluted by that
-        match self._config.weighting:
-            case "steps":
-                return float(max(1, steps))
-            case "uniform":
-                return 1.0
-            case "samples":
-                if steps and not samples:
-                    raise ConfigError(
-                        "needs to be told the samples of each step",
-                        key="weighting",
-                        value="samples",
-                        mend="call peer.report(samples=...) before optimizer.step()",
-                    )
-                return float(samples or carried)
+        self._tally.give_up()
 
     def _measure(self) -> None:
         if self._resumed_at is None:

@@ -1,7 +1,7 @@
 """The trainer's conversation with its node: requests, answers, and what the node waits for.
 
-Law: one request at a time, each with a number; no call waits for ever, except for an answer that depends on
-other peers, and that wait ends with the node.
+Law: requests have numbers; an answer that comes while another one is waited for is kept. No call waits for ever, except
+for an answer that depends on other peers, and that wait ends with the node.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class NodeLine:
         self._channel, self._how_it_ended = channel, how_it_ended
         self._n = 0
         self._told, self._told_at = "", 0.0
+        self._kept: dict[int, Message] = {}  # answers, by request, that nobody has waited for yet
 
     def tell(self, kind: str, **values: object) -> None:
         """Send a message that has no answer.
@@ -73,6 +74,8 @@ class NodeLine:
         Raises:
             P2PDilocoError: the node has ended; says why.
         """
+        if n is not None and n in self._kept:
+            return self._kept.pop(n)
         give_up_at = time.monotonic() + timeout_s
         while (left_s := give_up_at - time.monotonic()) > 0:
             try:
@@ -88,6 +91,8 @@ class NodeLine:
                     self._say(text)
                 case {"kind": found} if found == kind and (n is None or message.get("n") == n):
                     return message
+                case {"kind": "release", "n": other}:
+                    self._kept[other] = message
         return None
 
     def _say(self, text: str) -> None:

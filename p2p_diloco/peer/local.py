@@ -25,8 +25,10 @@ class LocalModel:
     sent.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, theta: Tensor, delta: Tensor) -> None:
-        self._layout, self._theta, self._delta = layout, theta, delta
+    def __init__(
+        self, model: nn.Module, layout: Layout, theta: Tensor, delta: Tensor, merge_alpha: float = 0.0
+    ) -> None:
+        self._layout, self._theta, self._delta, self._alpha = layout, theta, delta, merge_alpha
         self._named: dict[str, nn.Parameter] = trainable(model)
         self._params = layout.arrange(self._named)
         self._starts = [layout.offset(index) for fragment in layout.fragments for index in fragment]
@@ -37,15 +39,20 @@ class LocalModel:
         gather(self._params, self._theta)
         self._base.copy_(self._theta)
 
-    def merge(self, loads: Mapping[int, Carry]) -> None:
+    def merge(self, loads: Mapping[int, Carry], mixed: Collection[int] = ()) -> None:
         """Load shards of θ, and carry over what was trained on top of the old ones, as each one's `Carry`
-        says.
+        says; into those that are `mixed`, a share `merge_alpha` of the local values (Streaming DiLoCo, arXiv
+        2501.18512).
         """
         for param, start, pieces in self._touched(loads):
             local = torch.empty(param.numel())
             gather([param], local)
             for shard, a, b in pieces:
-                self._carry(local[a - start : b - start], slice(a, b), loads[shard])
+                values = local[a - start : b - start]
+                if shard in mixed:
+                    torch.lerp(self._theta[a:b], values, self._alpha, out=values)
+                else:
+                    self._carry(values, slice(a, b), loads[shard])
             scatter(local, [param])
             for _, a, b in pieces:
                 self._base[a:b] = self._theta[a:b].to(param.dtype)  # as it was loaded

@@ -157,7 +157,8 @@ class Peer:
         layout = Layout.from_wire(run["layout"])
         self._plan = FragmentPlan.of(layout, self._config.sync_every)
         if self._model is not None:
-            self._local = LocalModel(self._model, layout, node.line.memory.theta, node.line.memory.delta)
+            memory, alpha = node.line.memory, self._config.merge_alpha
+            self._local = LocalModel(self._model, layout, memory.theta, memory.delta, alpha)
             self._local.write_theta()
             node.line.tell("theta")
         self._awaited(node, "ready", within_s)
@@ -226,8 +227,8 @@ class Peer:
         it.
         """
         metrics = self.metrics
-        names = ("sync_count", "local_step", "total_sync_time_s", "waiting_time_s", "dropped_samples")
-        return {name: getattr(metrics, name) for name in names}
+        times = ("total_sync_time_s", "waiting_time_s", "hidden_time_s")
+        return {name: getattr(metrics, name) for name in ("sync_count", "local_step", *times, "dropped_samples")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from what `state_dict` gave."""
@@ -264,7 +265,7 @@ class Peer:
     def finished(self) -> bool:
         """Whether the run has ended for all."""
         node = self._running
-        over = bool(node.line.memory.count(Count.FINISHED))
+        over = bool(node.line.memory.count(Count.FINISHED)) if self._hook is None else self._hook.finished
         if not over and not node.alive:
             raise NodeDied(node.how_it_ended(), mend="see its log above, and start this peer again")
         return over
@@ -299,6 +300,7 @@ class Peer:
             last_sync_time_s=hook.last_sync_time_s,
             total_sync_time_s=hook.total_sync_time_s + before.get("total_sync_time_s", 0.0),
             waiting_time_s=hook.waiting_time_s + before.get("waiting_time_s", 0.0),
+            hidden_time_s=hook.hidden_time_s + before.get("hidden_time_s", 0.0),
             steps_per_second=1 / hook.step_time_s if hook.step_time_s else 0.0,
             dropped_samples=hook.dropped_samples + before.get("dropped_samples", 0),
             **node,

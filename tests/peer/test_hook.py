@@ -19,7 +19,9 @@ from p2p_diloco.tensors.mean import weighted_mean
 
 
 class ScriptedLine:
-    """A node that commits at once what is contributed, alone: η=1, μ=0. `releases` scripts what becomes of each."""
+    """A node that commits at once what is contributed, alone: η=`lr`, μ=0. `releases` scripts what becomes of each."""
+
+    lr = 1.0
 
     def __init__(self, numel: int) -> None:
         fd = create(numel)
@@ -50,39 +52,42 @@ class ScriptedLine:
         return len(self.log)
 
     def wait_for(self, kind: str, *, n: int | None = None, timeout_s: float) -> dict[str, Any] | None:
-        assert (kind, n) == ("release", len(self.log))
+        assert kind == "release"
+        assert n is not None
+        assert self.log[n - 1][0] == "contribute"
+        assert self.memory.count(Count.STANDS)
         sent = self.releases.pop(0) if self.releases else True
         if sent:
-            shards = self.log[-1][1]["shards"]
+            shards = self.log[n - 1][1]["shards"]
             for shard in shards:
                 part = slice(self.layout.shards[shard].start, self.layout.shards[shard].stop)
-                self.memory.theta[part] -= self.memory.delta[part]
+                self.memory.theta[part] -= self.lr * self.memory.delta[part]
                 self.fresh[shard] = "subtract"
             self.epochs[self.layout.shards[shards[0]].fragment] += 1
             self.memory.set_count(Count.CHANGED, self.memory.count(Count.CHANGED) + 1)
-        return None if sent is None else {"kind": "release", "n": n, "sent": sent}
+        return None if sent is None else {"kind": "release", "n": n, "sent": sent, "took_s": 0.5}
 
     def contributed(self) -> list[dict[str, Any]]:
         return [values for kind, values in self.log if kind == "contribute"]
 
 
-def hooked(fragments: int = 1, **settings: Any) -> tuple[Hook, ScriptedLine, nn.Module]:
+def hooked(fragments: int = 1, theta: float = 0.0, **settings: Any) -> tuple[Hook, ScriptedLine, nn.Module]:
     model = nn.Module()
-    model.u, model.v = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
+    model.u, model.v = nn.Parameter(torch.full((2,), theta)), nn.Parameter(torch.full((2,), theta))
     config = RunConfig(**{"sync_every": 4, "num_fragments": fragments, **settings})
     layout = Layout.build(specs_of(model), fragments)
     line = ScriptedLine(layout.numel)
     line.begin(layout)
-    local = LocalModel(model, layout, line.memory.theta, line.memory.delta)
+    local = LocalModel(model, layout, line.memory.theta, line.memory.delta, config.merge_alpha)
     local.write_theta()
     return Hook(line, local, config, layout, 5.0), line, model  # type: ignore[arg-type]
 
 
-def step(hook: Hook, model: nn.Module, times: int = 1) -> None:
+def step(hook: Hook, model: nn.Module, times: int = 1, by: float = 1.0) -> None:
     for _ in range(times):
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.add_(1.0)
+                parameter.add_(by)
         hook.step()
 
 
@@ -109,6 +114,105 @@ def test_fragments_take_turns() -> None:
     assert line.memory.delta.tolist() == [-4.0] * 4
     assert model.v.tolist() == [10.0, 10.0]  # 8 of them global
     assert hook.global_step == 10
+
+
+TABLE: dict[tuple[int, str, float], tuple[list[tuple[float, float]], list[float]]] = {
+    # overlap_steps, merge, merge_alpha: the local values after the step of each merge, the value that each commit made
+    (0, "mix", 0.0): ([(-11, -5), (-17, -23), (-35, -29), (-41, -47), (-59, -53)], [-11, -23, -35, -47, -59]),
+    (0, "mix", 0.5): ([(-8, -5), (-14, -17), (-24.5, -23), (-30.5, -32), (-40.25, -38)], [-11, -23, -29, -35, -44]),
+    (1, "mix", 0.0): ([(-11, -7), (-17, -23), (-31, -29), (-37, -43), (-51, -49)], [-11, -23, -31, -43, -51]),
+    (1, "mix", 0.5): ([(-9, -7), (-15, -18), (-24, -24), (-30, -31.5), (-38.5, -37.5)], [-11, -23, -27, -33, -41]),
+    (1, "rebase", 0.0): ([(-13, -7), (-19, -25), (-37, -31), (-43, -49), (-61, -55)], [-11, -23, -35, -47, -59]),
+}
+
+
+@pytest.mark.parametrize(("overlap_steps", "merge", "merge_alpha"), TABLE)
+def test_the_numbers_of_streaming(overlap_steps: int, merge: str, merge_alpha: float) -> None:
+    """Two fragments, H = 6, every step takes 2 off, the outer step doubles it: the values after each merge."""
+    settings = {"overlap_steps": overlap_steps, "merge": merge, "merge_alpha": merge_alpha}
+    hook, line, model = hooked(fragments=2, theta=1.0, sync_every=6, **settings)
+    line.lr = 2.0
+    locals_, commits = TABLE[overlap_steps, merge, merge_alpha]
+    for number, (u, v) in enumerate(locals_):
+        step(hook, model, 3 if number else 3 + overlap_steps, by=-2.0)
+        assert (model.u.tolist(), model.v.tolist()) == ([u] * 2, [v] * 2)
+        assert line.memory.theta[2 * (number % 2)].item() == commits[number]
+        assert hook.sync_count == number + 1
+        assert hook.global_step == hook.steps == 3 * (number + 1) + overlap_steps
+
+
+def test_training_goes_on_while_an_exchange_is_under_way() -> None:
+    """The result is merged `overlap_steps` later, and not looked at before; the weight is that of the sending. What of
+    the flight was not waited for is hidden time."""
+    hook, line, model = hooked(overlap_steps=3, merge="rebase")
+    step(hook, model, 4)
+    (sent,) = line.contributed()
+    assert (sent["weight"], hook.sync_count) == (4.0, 0)
+    line.memory.set_count(Count.CHANGED, 9)
+    said = list(line.log)
+    step(hook, model, 2)
+    assert line.log == said
+    step(hook, model)
+    assert hook.sync_count == 1
+    assert hook.hidden_time_s == pytest.approx(0.5, abs=0.1)
+    assert hook.last_sync_time_s == pytest.approx(hook.hidden_time_s + hook.waiting_time_s)
+    assert model.u.tolist() == [7.0, 7.0]
+    step(hook, model)
+    assert [c["weight"] for c in line.contributed()] == [4.0, 4.0]
+    assert hook.global_step == 8
+
+
+def test_with_mix_the_steps_made_meanwhile_are_counted_as_dropped() -> None:
+    """α of them stay in the local values; the rest is gone, by the run's rule, and shown."""
+    hook, _, model = hooked(overlap_steps=4, merge_alpha=0.25)
+    step(hook, model, 8)
+    assert model.u.tolist() == [4.0 + 0.25 * 4.0] * 2
+    assert hook.dropped_samples == 3
+
+
+def test_the_next_fragment_waits_for_the_one_under_way() -> None:
+    """An exchange that falls due during a flight lets the flight land first; so does one that a peer asks for, which
+    is then made at once."""
+    hook, line, model = hooked(fragments=2, overlap_steps=2, merge="rebase")
+    step(hook, model, 4)
+    assert [c["shards"] for c in line.contributed()] == [[0], [1]]
+    assert hook.sync_count == 1
+    line.memory.set_count(Count.GOAL, 3)
+    step(hook, model)
+    assert [c["shards"] for c in line.contributed()] == [[0], [1], [0]]
+    assert hook.sync_count == 3
+    step(hook, model)
+    assert len(line.contributed()) == 3
+    step(hook, model)
+    hook.synchronise()
+    assert [c["shards"] for c in line.contributed()][3:] == [[1], [0], [1]]
+    assert hook.sync_count == 6
+    assert model.u.tolist() == model.v.tolist() == line.memory.theta.tolist()[:2] == [7.0, 7.0]
+
+
+def test_a_flight_that_never_began_is_sent_again_when_it_lands() -> None:
+    """With all that was trained since; nothing is lost, and the weight is that of all these steps."""
+    hook, line, model = hooked(overlap_steps=2, merge="rebase")
+    line.releases = [False, True]
+    step(hook, model, 8)
+    assert [c["weight"] for c in line.contributed()] == [4.0, 6.0]
+    assert hook.sync_count == 1
+    assert model.u.tolist() == [8.0, 8.0]
+    assert line.memory.theta.tolist() == [6.0] * 4
+    assert hook.global_step == 6  # what the run counts: H for the commit, and two since
+
+
+def test_the_end_of_the_run_lands_what_is_under_way() -> None:
+    """The model of a finished run is the run's, however long the overlap."""
+    hook, line, model = hooked(overlap_steps=4, merge="mix")
+    step(hook, model, 5)
+    line.memory.set_count(Count.FINISHED, 1)
+    assert not hook.finished
+    step(hook, model)
+    assert hook.finished
+    assert model.u.tolist() == [4.0, 4.0]
+    step(hook, model, 9)
+    assert len(line.contributed()) == 1
 
 
 def test_an_exchange_that_never_began_is_tried_again() -> None:
@@ -199,7 +303,7 @@ def test_what_is_dropped_is_counted() -> None:
     assert hook.dropped_samples == 0
     hook.report(None, 10)
     step(hook, model, 4)
-    hook._uncounted[0] = 20
+    hook._tally._uncounted[0] = 20
     line.fresh = {0: "drop"}
     hook.merge()
     assert hook.dropped_samples == 10
@@ -291,7 +395,7 @@ def test_progress_sent_again_keeps_its_weight() -> None:
     for _ in range(4):
         hook.report(None, 3)
         step(hook, model)
-    hook._uncounted[0] = 12
+    hook._tally._uncounted[0] = 12
     line.fresh = {}
     hook.synchronise()
     assert line.contributed()[-1]["weight"] == 12.0

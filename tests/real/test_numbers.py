@@ -60,11 +60,24 @@ CASES["fragments"] = {  # two of one element each take turns: H = 6, so that one
     "deltas": {"a": [12.0, 12.0], "b": [12.0, 12.0]},
     "expected": [],
 }
+STREAMING: dict[str, tuple[dict[str, Any], list[list[float]], list[float]]] = {
+    # the same with the result merged so many steps later, in so many ways: locals after each merge, what was committed
+    "mixed": ({"merge_alpha": 0.5}, [[-8, -5], [-14, -17], [-24.5, -23], [-30.5, -32], [-40.25, -38]],
+              [-11, -23, -29, -35, -44]),
+    "overwritten later": ({"overlap_steps": 1}, [[-11, -7], [-17, -23], [-31, -29], [-37, -43], [-51, -49]],
+                          [-11, -23, -31, -43, -51]),
+    "mixed later": ({"overlap_steps": 1, "merge_alpha": 0.5}, [[-9, -7], [-15, -18], [-24, -24], [-30, -31.5],
+                    [-38.5, -37.5]], [-11, -23, -27, -33, -41]),
+    "rebased later": ({"overlap_steps": 1, "merge": "rebase"}, [[-13, -7], [-19, -25], [-37, -31], [-43, -49],
+                      [-61, -55]], [-11, -23, -35, -47, -59]),
+}  # fmt: skip
+for streaming, (settings, _, _) in STREAMING.items():
+    CASES[streaming] = {**CASES["fragments"], "outer": {**CASES["fragments"]["outer"], **settings}}
 LOCALS = [[-11, -5], [-17, -23], [-35, -29], [-41, -47], [-59, -53], [-65, -71]]
 GLOBALS = [[-11, 1], [-11, -23], [-35, -23], [-35, -47], [-59, -47], [-59, -71]]
 CODECS = {"means": ("fp32", "bf16"), "weights 1 and 3": ("fp32", "bf16"), "Nesterov": ("fp32", "bf16")}
 RUNS = [(name, codec) for name in CASES for codec in CODECS.get(name, ("fp32",))]
-PARAMETERS = [(name, codec) for name, codec in RUNS if name != "fragments"]
+PARAMETERS = [(name, codec) for name, codec in RUNS if name != "fragments" and name not in STREAMING]
 
 
 def options_of(name: str, codec: str, peer: str) -> dict[str, Any]:
@@ -119,6 +132,21 @@ def test_fragments_take_turns(pair: list[Member]) -> None:
         assert [line["epoch"] for line in lines] == [0, 1, 1, 2, 2, 3]
     digests = [[line["digest"] for line in peer.lines("epoch", run=run_id)] for peer in pair]
     assert digests[0] == digests[1]
+
+
+@pytest.mark.parametrize("name", STREAMING)
+def test_training_goes_on_while_fragments_travel(pair: list[Member], name: str) -> None:
+    """The tables of streaming: what each peer has after each merge, and the value that each commit made."""
+    run_id = options_of(name, "fp32", "a")["run_id"]
+    settings, values, commits = STREAMING[name]
+    for peer in pair:
+        peer.wait_for("done", run=run_id)
+        lines = peer.lines("epoch", run=run_id)
+        assert [line["values"] for line in lines[: len(values)]] == values
+        assert [line["known"][number % 2] for number, line in enumerate(lines[: len(commits)])] == commits
+        steps = [3 * (number + 1) + settings.get("overlap_steps", 0) for number in range(len(values))]
+        assert [line["step"] for line in lines[: len(steps)]] == steps
+        assert len(lines) == 6
 
 
 def test_one_peer_alone(swarm: Swarm) -> None:

@@ -34,14 +34,15 @@ def run(case: dict[str, Any], options: dict[str, Any]) -> None:
         config=case["config"],
         local=local,
     ) as peer:
-        every = peer.config.sync_every
+        every, exchanges = peer.config.sync_every, 0
         while not peer.finished:
             for element, delta in zip(elements, case["deltas"], strict=True):
                 element.grad = torch.tensor([delta]) / every
             if case.get("samples"):
                 peer.report(samples=case["samples"] // every)
             optimizer.step()
-            if peer.metrics.local_step % (every // peer.config.num_fragments) == 0:
+            if peer.metrics.sync_count > exchanges:
+                exchanges = peer.metrics.sync_count
                 known = [value.item() for value in peer.global_state_dict().values()]
                 say(
                     "epoch",

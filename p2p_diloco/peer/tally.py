@@ -1,0 +1,115 @@
+"""What a peer has trained, and what became of it, shard by shard.
+
+Law: whole numbers of steps and samples; nothing is exchanged or measured here. Where no samples are reported, a step
+counts as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core.events import Carry
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors.layout import Layout
+from p2p_diloco.tensors.mean import WEIGHT_MIN
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What went into one sending of some shards: its weight, its samples, and what had been sent before it."""
+
+    shards: Sequence[int]
+    weight: float
+    samples: int
+    before: tuple[tuple[int, int], ...]
+
+
+class Tally:
+    """Totals since the start, and per shard what they were at its last sending."""
+
+    def __init__(self, config: RunConfig, layout: Layout) -> None:
+        self.steps = 0
+        self.samples = 0
+        """Reported."""
+        self._weighting = config.weighting
+        self._shares = [shard.numel / layout.numel for shard in layout.shards]
+        self._sent = [(0, 0)] * len(layout.shards)  # steps and samples at each shard's last sending
+        self._uncounted = [0] * len(layout.shards)  # samples whose progress was sent, and is counted by no commit yet
+        self._dropped = 0.0
+
+    @property
+    def dropped_samples(self) -> int:
+        """Samples whose progress was given up, by the share of the model that lost it."""
+        return round(self._dropped)
+
+    def idle_since_sending(self, shard: int) -> bool:
+        """Whether no step was made since the shard was last sent."""
+        return self._sent[shard][0] == self.steps
+
+    # -- what happens
+
+    def send(self, shards: Sequence[int]) -> Sent:
+        """These shards' progress leaves.
+
+        Raises:
+            ConfigError: it is to be weighed by samples, and none were reported.
+        """
+        before = tuple(self._sent[shard] for shard in shards)
+        steps = min(self.steps - steps for steps, _ in before)
+        samples = min(self.samples - samples for _, samples in before)
+        weight = self._weight(steps, samples, min(self._uncounted[shard] for shard in shards))
+        sent = Sent(shards, weight, samples or steps, before)
+        for shard in shards:
+            self._sent[shard] = self.steps, self.samples
+            self._uncounted[shard] += sent.samples
+        return sent
+
+    def unsend(self, sent: Sent) -> None:
+        """It did not leave after all."""
+        for shard, before in zip(sent.shards, sent.before, strict=True):
+            self._sent[shard] = before
+            self._uncounted[shard] -= sent.samples
+
+    def merged(self, shard: int, carry: Carry) -> None:
+        """A newer value of the shard was merged, in this way."""
+        if carry is Carry.DROP:
+            self._dropped += self._shares[shard] * self._uncounted[shard]
+        if carry in (Carry.DROP, Carry.SUBTRACT):
+            self._uncounted[shard] = 0
+
+    def overwritten(self, shard: int, share: float) -> None:
+        """That share of what was trained since the shard's last sending is gone, by the rule of merge=mix."""
+        self._dropped += self._shares[shard] * share * self._since(shard)
+
+    def give_up(self) -> None:
+        """All progress that no commit counts is gone."""
+        for shard, share in enumerate(self._shares):
+            self._dropped += share * (self._since(shard) + self._uncounted[shard])
+            self._sent[shard], self._uncounted[shard] = (self.steps, self.samples), 0
+
+    # -- inside
+
+    def _since(self, shard: int) -> int:
+        steps, samples = self._sent[shard]
+        return self.samples - samples or self.steps - steps
+
+    def _weight(self, steps: int, samples: int, carried: int) -> float:
+        """`carried`: samples whose progress was sent before, and is sent again for no commit counts it."""
+        if not steps and not carried:
+            return WEIGHT_MIN  # nothing was trained: the mean is not to be diluted by that
+        match self._weighting:
+            case "steps":
+                return float(max(1, steps))
+            case "uniform":
+                return 1.0
+            case "samples":
+                if steps and not samples:
+                    raise ConfigError(
+                        "needs to be told the samples of each step",
+                        key="weighting",
+                        value="samples",
+                        mend="call peer.report(samples=...) before optimizer.step()",
+                    )
+                return float(samples or carried)
