@@ -135,7 +135,7 @@ def simulate(
     kind: Annotated[
         str | None,
         typer.Option(
-            help="Kind of the worlds; unset: a mix, by seed.", metavar="[healed|patient|bereaved|hesitant]"
+            help="Kind of the worlds; unset: a mix, by seed.", metavar="[healed|patient|bereaved|hesitant|overlapped]"
         ),
     ] = None,
     jobs: Annotated[

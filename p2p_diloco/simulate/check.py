@@ -21,8 +21,9 @@ KINDS = {
     "patient": "the same, with a round_timeout that never passes",
     "bereaved": "as patient, and the dead stay dead",
     "hesitant": "as bereaved, and bases change while pseudo-gradients are made",
+    "overlapped": "as healed, and training goes on while exchanges are under way",
 }
-_MIX = ("healed", "patient", "healed", "bereaved", "healed", "patient", "healed", "hesitant")
+_MIX = ("healed", "patient", "healed", "bereaved", "healed", "patient", "overlapped", "hesitant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,10 @@ def kind_of(seed: int) -> str:
 
 def drawn(seed: int, kind: str = "healed") -> Settings:
     """What a world of a kind is made of. Raises KeyError for a kind that there is not."""
-    settings = {"healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant}
-    return _harder(settings[kind](Random(f"settings {seed}")), Random(f"harder {seed}"))
+    kinds = {
+        "healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant, "overlapped": _overlapped,
+    }  # fmt: skip
+    return _harder(kinds[kind](Random(f"settings {seed}")), Random(f"harder {seed}"))
 
 
 def _harder(settings: Settings, rng: Random) -> Settings:
@@ -102,6 +105,11 @@ def _bereaved(rng: Random) -> Settings:
 def _hesitant(rng: Random) -> Settings:
     settings = _bereaved(rng)
     return replace(settings, hesitation=1.0, faults=(*settings.faults, "flip"))
+
+
+def _overlapped(rng: Random) -> Settings:
+    settings = _healed(rng)
+    return replace(settings, overlap=rng.randint(1, settings.interval))
 
 
 def check(world: World) -> Outcome:

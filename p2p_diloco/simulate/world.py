@@ -57,6 +57,7 @@ class Settings:
     fragments: int = 1
     shards_per_fragment: int = 1
     interval: int = 3  # inner steps between sendings
+    overlap: int = 0  # inner steps that go on between sending and merging
     min_peers: int = 1
     start_peers: int = 1
     stop_after_epochs: int | None = None
@@ -93,7 +94,9 @@ class Process:
         self.trainer = Trainer(shards)
         self.step_time = world.rng.uniform(*world.settings.step_times)
         self.stalled_until = self.frozen_until = 0.0
-        self.training = self.blocked = self.changed = False
+        self.training = self.changed = False
+        self.blocked = self.released = False  # an exchange is under way; it is over, and its result not merged yet
+        self.flown = 0  # steps since it was sent
         self.waiting_for: dict[str, float] = {}  # peers that it waits for though they are not at work; since when
         self.best = ModelVersion()
         self.woken_for = float("inf")
@@ -310,8 +313,8 @@ class World:
             case Changed():
                 process.changed = True
             case Release():
-                process.blocked = False
-                self.feed(process, Merge())
+                process.released = True
+                self._land(process)
             case Note(kind):
                 self.happened[f"note {kind}"] += 1
 
@@ -326,14 +329,28 @@ class World:
             return
         self.at(process.step_time, lambda: self._step(process))
         trainer = process.trainer
-        if process.blocked or process.replica.finished:
+        if self._waits(process) or process.replica.finished:
+            self._land(process)
             return
         if not trainer.loaded:
             self.feed(process, Merge())
         trainer.step(1 << self.bits)
         self.bits += 1
+        process.flown += 1
         self.feed(process, Progress(process.step_time))
-        if process.changed or trainer.since_sending >= self.settings.interval:
+        if process.blocked:
+            self._land(process)
+        elif process.changed or trainer.since_sending >= self.settings.interval:
+            self.feed(process, Merge())
+
+    def _waits(self, process: Process) -> bool:
+        """Whether training stands still until the exchange is over."""
+        due = process.trainer.since_sending >= self.settings.interval
+        return process.blocked and (due or process.flown >= self.settings.overlap or process.replica.finished)
+
+    def _land(self, process: Process) -> None:
+        if process.released and self._waits(process):
+            process.blocked = process.released = False
             self.feed(process, Merge())
 
     def _load(self, process: Process, load: Load) -> None:
@@ -349,7 +366,7 @@ class World:
         if load.due and trainer.since_sending >= self.settings.interval and not process.blocked:
             for s in load.due:
                 trainer.delta[s] = trainer.pending(s)
-            process.blocked = True
+            process.blocked, process.flown = True, 0
             weight, trainer.since_sending = trainer.since_sending, 0
             event = Contribute(load.due, weight, weight, tuple(trainer.delta[s] for s in load.due))
             hesitation = self.settings.hesitation
@@ -512,6 +529,7 @@ class World:
         How many became what, summed over all shards.
         """
         for process in self.alive.values():
+            process.blocked = process.blocked and not process.released
             if not process.blocked:
                 self.feed(process, Merge())
         blocked = {id(p.trainer) for p in self.alive.values() if p.blocked}

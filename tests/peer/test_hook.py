@@ -58,14 +58,16 @@ class ScriptedLine:
         assert self.memory.count(Count.STANDS)
         sent = self.releases.pop(0) if self.releases else True
         if sent:
-            shards = self.log[n - 1][1]["shards"]
-            for shard in shards:
-                part = slice(self.layout.shards[shard].start, self.layout.shards[shard].stop)
-                self.memory.theta[part] -= self.lr * self.memory.delta[part]
-                self.fresh[shard] = "subtract"
-            self.epochs[self.layout.shards[shards[0]].fragment] += 1
+            self.commit(self.log[n - 1][1])
             self.memory.set_count(Count.CHANGED, self.memory.count(Count.CHANGED) + 1)
         return None if sent is None else {"kind": "release", "n": n, "sent": sent, "took_s": 0.5}
+
+    def commit(self, request: dict[str, Any]) -> None:
+        for shard in request["shards"]:
+            part = slice(self.layout.shards[shard].start, self.layout.shards[shard].stop)
+            self.memory.theta[part] -= self.lr * self.memory.delta[part]
+            self.fresh[shard] = "subtract"
+        self.epochs[self.layout.shards[request["shards"][0]].fragment] += 1
 
     def contributed(self) -> list[dict[str, Any]]:
         return [values for kind, values in self.log if kind == "contribute"]
@@ -188,6 +190,21 @@ def test_the_next_fragment_waits_for_the_one_under_way() -> None:
     assert [c["shards"] for c in line.contributed()][3:] == [[1], [0], [1]]
     assert hook.sync_count == 6
     assert model.u.tolist() == model.v.tolist() == line.memory.theta.tolist()[:2] == [7.0, 7.0]
+
+
+def test_what_the_result_does_not_count_is_carried_whatever_the_merge() -> None:
+    """The rule of `merge` is for progress that is counted; a contribution that missed its commit rides in the next one,
+    with all that was trained meanwhile."""
+    hook, line, model = hooked(overlap_steps=2, merge_alpha=0.0)
+    step(hook, model, 4)
+    committed, line.commit = line.commit, lambda request: line.fresh.update({0: "keep"})
+    line.memory.theta.fill_(10.0)
+    step(hook, model, 2)
+    assert model.u.tolist() == [16.0, 16.0]
+    assert hook.dropped_samples == 0
+    line.commit = committed
+    step(hook, model, 4)
+    assert line.memory.theta.tolist() == [18.0] * 4
 
 
 def test_a_flight_that_never_began_is_sent_again_when_it_lands() -> None:

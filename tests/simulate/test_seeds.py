@@ -17,6 +17,7 @@ CHUNK = 10
         *(("patient", first) for first in range(200, 240, CHUNK)),
         *(("bereaved", first) for first in range(0, 40, CHUNK)),
         *(("hesitant", first) for first in range(0, 40, CHUNK)),
+        *(("overlapped", first) for first in range(0, 40, CHUNK)),
     ],
 )
 def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str, first: int) -> None:
