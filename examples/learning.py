@@ -1,9 +1,11 @@
 """What peers gain from each other: the built-in model, trained by several replicas in this one process.
 
-No network, no codec and no node: each replica makes its inner steps, then the mean pseudo-gradient takes one outer
-step, as in a run in which nothing goes wrong. Prints rows of docs/results.md; 3 x 400 steps take about a minute a seed.
+No network, no codec and no node: each replica makes its inner steps, then the mean pseudo-gradient of the fragment that
+is due takes one outer step, and is merged some steps later if asked, as in a run in which nothing goes wrong. Prints
+rows of docs/results.md; 3 x 400 steps take about a minute a seed.
 
 python examples/learning.py --peers 3 --steps 400 --sync-every 20 --warm-start 100 --seeds 0 1 2
+python examples/learning.py --peers 3 --fragments 2 --overlap-steps 1 --merge-alpha 0.5 --seeds 0 1 2
 python examples/learning.py --peers 1 --steps 400 --warm-start 100 --seeds 0 1 2
 """
 
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
+from p2p_diloco.tensors.layout import FragmentPlan, Layout, specs_of
 from p2p_diloco.tensors.outer import OuterOptimizer
 from p2p_diloco.trainer.blocks import load_text
 from p2p_diloco.trainer.config import TrainerConfig
@@ -72,27 +75,65 @@ def inner_steps(model: GPT, batches: Batches, steps: int, horizon: int) -> Itera
         yield
 
 
+class Outer:
+    """The global parameters, and the fragment that is under way between them and the replicas."""
+
+    def __init__(self, asked: argparse.Namespace, models: list[GPT], theta: Tensor) -> None:
+        layout = Layout.build(specs_of(models[0]), asked.fragments)
+        self.theta, self.models, self.asked = theta, models, asked
+        self.bases = [theta.clone() for _ in models]
+        self.plan = FragmentPlan.of(layout, asked.sync_every)
+        self.optimizer = OuterOptimizer(lr=asked.outer_lr, momentum=asked.outer_momentum)
+        self.places = [slice(*layout.fragment_range(number)) for number in range(asked.fragments)]
+        self.states = [self.optimizer.init_state(len(theta[place])) for place in self.places]
+        self.under_way: tuple[int, slice, list[Tensor]] | None = None  # the step of merging, where, locals at sending
+
+    def stepped(self, step: int) -> None:
+        """After each inner step of all: merge what lands, send what is due."""
+        self.land(step)
+        if (fragment := self.plan.due(step)) is None:
+            return
+        place = self.places[fragment]
+        sent = [flat(model)[place].clone() for model in self.models]
+        gradient = torch.stack([base[place] - local for base, local in zip(self.bases, sent, strict=True)]).mean(0)
+        new, self.states[fragment] = self.optimizer.step(self.theta[place], self.states[fragment], gradient)
+        self.theta[place] = new
+        self.under_way = step + self.asked.overlap_steps, place, sent
+        self.land(step)
+
+    def land(self, step: int) -> None:
+        """Merge what was sent, if it is time."""
+        if self.under_way is None or self.under_way[0] > step:
+            return
+        _, place, sent = self.under_way
+        self.under_way = None
+        for model, base, then in zip(self.models, self.bases, sent, strict=True):
+            local = flat(model).clone()
+            if self.asked.merge == "mix":
+                local[place] = torch.lerp(self.theta[place], local[place], self.asked.merge_alpha)
+            else:
+                local[place] = self.theta[place] + (local[place] - then)
+            base[place] = self.theta[place]
+            load(model, local)
+
+
 def held_out_loss(asked: argparse.Namespace, seed: int) -> float:
     """Held-out loss of the global parameters (of a replica alone: its own) at the end, nats a byte."""
     theta = warmed(seed, asked.warm_start)
-    outer = OuterOptimizer(lr=asked.outer_lr, momentum=asked.outer_momentum)
-    state = outer.init_state(len(theta))
     models = [GPT(GPTConfig(seed=seed)) for _ in range(asked.peers)]
     for model in models:
         load(model, theta)
+    outer = Outer(asked, models, theta)
     training = [
         inner_steps(model, draw(seed, f"peer{index}"), asked.steps, asked.steps) for index, model in enumerate(models)
     ]
     for step in range(1, asked.steps + 1):
         for replica in training:
             next(replica)
-        if asked.peers > 1 and step % asked.sync_every == 0:
-            gradient = torch.stack([theta - flat(model) for model in models]).mean(0)
-            theta, state = outer.step(theta, state, gradient)
-            for model in models:
-                load(model, theta)
+        if asked.peers > 1:
+            outer.stepped(step)
     if asked.peers > 1:
-        load(models[0], theta)
+        load(models[0], outer.theta)
     return mean_loss(models[0], HELD_OUT)
 
 
@@ -102,6 +143,10 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=3, help="replicas; 1: no outer step at all")
     parser.add_argument("--steps", type=int, default=400, help="inner steps of each")
     parser.add_argument("--sync-every", type=int, default=20, help="inner steps between two outer steps")
+    parser.add_argument("--fragments", type=int, default=1, help="parts of the model that are sent in turn")
+    parser.add_argument("--overlap-steps", type=int, default=0, help="inner steps between sending and merging")
+    parser.add_argument("--merge", choices=("mix", "rebase"), default="mix")
+    parser.add_argument("--merge-alpha", type=float, default=0.0, help="share of the local values in mix")
     parser.add_argument("--warm-start", type=int, default=100, help="steps made once, before all start from there")
     parser.add_argument("--outer-lr", type=float, default=0.7)
     parser.add_argument("--outer-momentum", type=float, default=0.9)
@@ -111,6 +156,11 @@ def main() -> None:
     losses = [held_out_loss(asked, seed) for seed in asked.seeds]
     spread = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
     how = f"H={asked.sync_every}, {asked.outer_lr}/{asked.outer_momentum}" if asked.peers > 1 else "alone"
+    if asked.fragments > 1:
+        how += f", {asked.fragments} fragments"
+    if asked.overlap_steps:
+        way = "rebase" if asked.merge == "rebase" else f"mix {asked.merge_alpha}"
+        how += f", merged {asked.overlap_steps} steps later by {way}"
     who = f"{asked.peers} peers" if asked.peers > 1 else "one peer"
     row = (f"{who}, {how}", asked.warm_start, asked.steps, f"{statistics.mean(losses):.3f}{spread}")
     sys.stdout.write(f"| {' | '.join(map(str, row))} |\n")
