@@ -13,6 +13,7 @@ import secrets
 import socket
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.events import Closed, Depart, Discovered, Found, Moving, Restore
 from p2p_diloco.core.replica import Replica, founding_meta
 from p2p_diloco.core.version import SALT_BITS, incarnation
-from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied
+from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied, Refused
 from p2p_diloco.net.addresses import listen_for
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport
@@ -44,6 +45,9 @@ LEAVE_S = 1.0
 """How long the last words may take."""
 CLOSE_S = 2.0
 """How long the transport may take to end."""
+LIVES_ON_S = 6.0
+"""A record that an earlier process with this identity has written so long after this one's start was not left behind:
+clocks in a DHT agree within half of that."""
 LIMITS = Limits(header_bytes_max=2**20)
 """Longer headers than usual: a fetch lists every shard."""
 
@@ -150,6 +154,8 @@ class Participation:
         self.shared, self.transport, self.work = shared, transport, work
         transport.limits = self.run.timed(transport.limits)
         self.last_group: set[str] = set()
+        self.life_began = time.time()
+        self.life = incarnation(int(self.life_began * 1000), secrets.randbits(SALT_BITS))
         self.reconnections = 0
         self.leaving = False
         self.outbox = Outbox(transport)
@@ -159,7 +165,7 @@ class Participation:
             self.run.rules,
             role=setup.local.role,
             eligible=not setup.local.client_mode,
-            incarnation=incarnation(time.time_ns() // 1_000_000, secrets.randbits(SALT_BITS)),
+            incarnation=self.life,
             now=clock(),
         )
         self.trainer = TrainerSide(channel, shared, self._nudge_others)
@@ -190,6 +196,7 @@ class Participation:
                 self._discovered,
                 lambda: len(self.replica.roster.alive()),
                 lambda addresses: remember(run_id, addresses),
+                self._is_this_one,
             ),
         )
         try:
@@ -257,6 +264,22 @@ class Participation:
         self.node.names[peer] = name
         self.node.post(Discovered(peer))
 
+    def _is_this_one(self, record: dict[str, Any]) -> None:
+        """Look at the record under this peer's id.
+
+        Raises:
+            Refused: an earlier process with this identity goes on.
+        """
+        match record:
+            case {"life": int(life), "time": float(when), "host": str(host)}:
+                if life < self.life and when > self.life_began + LIVES_ON_S:
+                    raise Refused(
+                        f"is the identity of a peer that is in the run already, on the machine {host[:64]}",
+                        key="identity_path",
+                        value=self.local.identity_path,
+                        mend="give each peer an identity of its own: a copied file is none",
+                    )
+
     def _closed(self, peer: str) -> None:
         self.reconnections += 1
         self.node.post(Closed(peer))
@@ -303,6 +326,7 @@ class Participation:
             agg_n=len(aggregates),
             round=None if round_now is None else list(round_now),
             addrs=self.transport.addresses()[: records.ADDRESSES_MAX],
+            life=self.life,
             time=time.time(),
             events=[[round(wall + when, 1), text] for when, text in list(self.node.notes)[-records.EVENTS_MAX :]],
         )

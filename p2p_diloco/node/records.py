@@ -66,6 +66,8 @@ class PeerRecord:
     round: list[int] | None
     """[fragment, contributions that came, contributions expected] of a round that it aggregates."""
     addrs: list[str]
+    life: int
+    """What tells this start of the peer from any other; greater is later, as clocks go."""
     time: float
     """When it was written, in seconds since 1970."""
     events: list[list[Any]]
@@ -151,11 +153,13 @@ async def look_around(
     discovered: Callable[[str, str], None],
     known: Callable[[], int],
     seen: Callable[[list[str]], None] = lambda addresses: None,
+    own: Callable[[dict[str, Any]], None] = lambda record: None,
 ) -> None:
     """Report whoever has a record, by id and name, at every look until cancelled: it may have been forgotten since the
     last one. Addresses that are new are introduced to the transport first.
 
-    `known` tells how many live peers this one knows; `seen` hears of addresses that are new.
+    `known` tells how many live peers this one knows; `seen` hears of addresses that are new, `own` of the record under
+    this peer's own id, and may raise.
     """
     clock = asyncio.get_running_loop().time
     young_until = clock() + YOUNG_S
@@ -164,6 +168,7 @@ async def look_around(
         for peer_id, record in (await read_peers(transport, run_id)).items():
             addresses = addresses_in(record)
             if peer_id == transport.peer_id:
+                own(record)
                 continue
             if addresses_of.get(peer_id) != addresses:
                 seen(addresses)

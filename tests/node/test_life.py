@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelMismatch
+from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused
 from p2p_diloco.net.memory import MemoryNetwork, MemoryTransport
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.life import holders_of, keep_record
-from p2p_diloco.node.records import look_around, publish
+from p2p_diloco.node.live import LIVES_ON_S
+from p2p_diloco.node.records import PeerRecord, key_of, look_around, publish, read_peers
 from p2p_diloco.node.run import RunRecord, name_of
 
 
@@ -215,6 +216,38 @@ def test_a_forged_record_is_left_out(memory_peer: Any, quick: dict[str, Any]) ->
             await peer.stop()
 
     asyncio.run(life())
+
+
+@pytest.mark.parametrize(
+    ("life", "after_s", "refused"),
+    [(-1, 2 * LIVES_ON_S, True), (-1, LIVES_ON_S / 2, False), (1, 2 * LIVES_ON_S, False), (0, 2 * LIVES_ON_S, False)],
+)
+def test_the_second_process_with_an_identity_is_refused(
+    memory_peer: Any, quick: dict[str, Any], life: int, after_s: float, refused: bool
+) -> None:
+    """A record of its own id that an earlier start writes, well after this one: a copied identity. What an earlier
+    life has left behind, or a later one writes, is no reason."""
+
+    async def found() -> None:
+        peer = memory_peer(MemoryNetwork(), "a", quick)
+        await peer.enter()
+        own = {}
+        while not own:  # its first record
+            own = (await read_peers(peer.transport, "r")).get("a", {})
+            await asyncio.sleep(0.01)
+        record = PeerRecord(**{**own, "life": own["life"] + life, "time": own["time"] + after_s, "host": "elsewhere"})
+        until = asyncio.get_running_loop().time() + 3.0
+        while not peer.task.done() and asyncio.get_running_loop().time() < until:
+            await peer.transport.store(key_of("r", "a"), "a", record.pack(), 30.0)
+            await asyncio.sleep(0.02)
+        ended = peer.task.done()
+        await peer.stop()
+        assert ended == refused
+        if refused:
+            with pytest.raises(Refused, match=r"identity_path.*in the run already, on the machine elsewhere"):
+                peer.task.result()
+
+    asyncio.run(found())
 
 
 def test_the_transport_waits_as_the_run_does(memory_peer: Any, quick: dict[str, Any]) -> None:

@@ -34,6 +34,7 @@ ALICE = PeerRecord(
     agg_n=1,
     round=[0, 1, 2],
     addrs=["/ip4/1.2.3.4"],
+    life=7,
     time=time.time(),
     events=[[time.time(), "founded the run"]],
 )
