@@ -33,7 +33,7 @@ from typing_extensions import Self
 from p2p_diloco.addresses import check_listen_address, check_peer_address, split_addresses
 from p2p_diloco.errors import ConfigError, P2PDilocoError, Refused, shown
 
-Codec = Literal["bf16", "fp32", "fp16", "int8", "int4", "topk"]
+Codec = Literal["bf16", "fp32", "fp16", "int8", "int4", "e3m0", "topk"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -44,8 +44,6 @@ run that is going on comes in a later version.
 
 THIS_VERSION_HAS: Mapping[str, tuple[object, ...]] = {
     "mode": ("sync",),
-    "codec": ("bf16", "fp32"),
-    "reply_codec": (None, "bf16", "fp32"),
     "successors": (1,),
     "dn_buffer_size": (0,),
     "dn_variant": ("paper",),
@@ -149,7 +147,13 @@ class RunConfig(Settings):
     )
     codec: Codec = Field(default="bf16", description="How pseudo-gradients are written on the wire.")
     reply_codec: Codec | None = Field(
-        default=None, description="How the averaged result is written on the wire; unset: as codec."
+        default=None,
+        description="How the averaged result is written on the wire, not as topk; unset: as codec where "
+        "that is fp32, bf16 or fp16, else bf16.",
+    )
+    rounding: Literal["nearest", "stochastic"] = Field(
+        default="nearest",
+        description="How pseudo-gradients are rounded; stochastic: at random, right on average. For codec=bf16.",
     )
     outer_optimizer: Annotated[str, StringConstraints(min_length=1)] = Field(
         default="sgd",
@@ -249,6 +253,20 @@ class RunConfig(Settings):
                 key="heartbeat_timeout",
                 value=self.heartbeat_timeout,
                 mend="choose several times the interval",
+            )
+        if self.reply_codec == "topk":
+            raise ConfigError(
+                "leaves most of an averaged result out, for good: nobody keeps it for the next",
+                key="reply_codec",
+                value=self.reply_codec,
+                mend="choose bf16, or leave it out",
+            )
+        if self.rounding == "stochastic" and self.codec != "bf16":
+            raise ConfigError(
+                f"is for codec=bf16, and codec is {self.codec}",
+                key="rounding",
+                value=self.rounding,
+                mend="choose codec=bf16, or leave it out",
             )
         return self
 

@@ -22,7 +22,7 @@ def test_defaults_are_the_documented_ones() -> None:
     assert RunConfig().model_dump() == {
         "mode": "sync", "sync_every": 500, "num_fragments": 1, "fragment_layout": "contiguous",
         "shard_elements": 2**20, "overlap_steps": 0, "merge": "mix", "merge_alpha": 0.0, "codec": "bf16",
-        "reply_codec": None, "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7,
+        "reply_codec": None, "rounding": "nearest", "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7,
         "outer_momentum": 0.9, "nesterov": True, "weighting": "steps", "min_peers": 1, "start_peers": 1,
         "round_timeout": 600.0,
         "heartbeat_interval": 1.0, "heartbeat_timeout": 10.0, "successors": 1, "dn_buffer_size": 0,
@@ -47,6 +47,11 @@ def test_every_field_is_documented(model: type[RunConfig] | type[PeerConfig]) ->
         ({"sync_every": 10, "num_fragments": 3}, "sync_every", "is not a multiple of num_fragments=3"),
         ({"num_fragments": 0}, "num_fragments", "must be at least 1"),
         ({"codec": "zip"}, "codec", "is not known"),
+        ({"reply_codec": "zip"}, "reply_codec", "is not known"),
+        ({"reply_codec": "topk"}, "reply_codec", "leaves most of an averaged result out"),
+        ({"rounding": "stochastic", "codec": "int8"}, "rounding", "is for codec=bf16, and codec is int8"),
+        ({"rounding": "stochastic", "codec": "fp32"}, "rounding", "is for codec=bf16, and codec is fp32"),
+        ({"rounding": "up"}, "rounding", "is not known"),
         ({"outer_lr": -0.1}, "outer_lr", "must be at least 0"),
         ({"outer_lr": float("nan")}, "outer_lr", "is not a finite number"),
         ({"outer_lr": float("inf")}, "outer_lr", "is not a finite number"),
@@ -79,8 +84,6 @@ def test_a_bad_run_config_is_one_sentence(values: dict[str, Any], key: str, wron
     "values",
     [
         {"mode": "async"},
-        {"codec": "int8"},
-        {"reply_codec": "fp16"},
         {"successors": 2},
         {"dn_buffer_size": 2},
         {"dn_variant": "buffered"},
@@ -119,7 +122,7 @@ runs = st.builds(
     st.integers(1, 9),
     st.integers(1, 999),
     st.floats(0, 10),
-    st.sampled_from(["bf16", "fp32"]),
+    st.sampled_from(["bf16", "fp32", "fp16", "int8", "int4", "e3m0", "topk"]),
     st.none() | st.integers(1, 10**9),
 )
 
@@ -136,13 +139,14 @@ def test_a_run_config_survives_the_wire(config: RunConfig) -> None:
 
 def test_the_fingerprint_is_stable() -> None:
     """The same settings have the same fingerprint in every process and version that knows the same fields."""
-    assert RunConfig().fingerprint() == "51595524f6c90a5ab692e7c5e76d1e6a"
+    assert RunConfig().fingerprint() == "951e440b862f8c0bbba9dc2c81b14fe0"
 
 
 @pytest.mark.parametrize(
     "values",
     [
         {"sync_every": 100}, {"codec": "fp32"}, {"reply_codec": "fp32"}, {"nesterov": False},
+        {"rounding": "stochastic"},
         {"min_peers": 2}, {"shard_elements": 7}, {"fragment_layout": "strided"}, {"weighting": "samples"},
         {"round_timeout": 5.0},
     ],

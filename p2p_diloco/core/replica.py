@@ -118,6 +118,15 @@ class Replica:
         """A shard's replicated state, to be saved."""
         return self.logs[shard].state()
 
+    def counted(self, shard: int) -> ContributionId | None:
+        """This peer's newest contribution that the shard's state counts."""
+        return self.logs[shard].counted.get(self.me)
+
+    @property
+    def next_contribution(self) -> ContributionId:
+        """The id of what the trainer contributes next, unless this peer's incarnation has to rise before."""
+        return ContributionId(self.incarnation, self.sequence + 1)
+
     def aggregates(self) -> tuple[int, ...]:
         """The shards whose next commit this peer would write, as it sees it."""
         return tuple(log.shard for log in self.logs if log.version is not None and log.target()[1] == self.me)
@@ -408,7 +417,7 @@ class Replica:
         loads = []
         for log, carried in zip(self.logs, self.carried, strict=True):
             if log.version is not None and log.version != carried.base:
-                carry = carried.merge(log.version, log.counted.get(self.me), self.rules.carry_rounds)
+                carry = carried.merge(log.version, self.counted(log.shard), self.rules.carry_rounds)
                 loads.append(Loaded(log.shard, log.version, carry))
         return Load(tuple(loads), self._due())
 

@@ -18,6 +18,7 @@ from p2p_diloco.core.rules import Rules
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import VALUE_BYTES_MAX, Limits
 from p2p_diloco.node.wire import PROTOCOL, TOKEN_BYTES
+from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.outer import OuterOptimizer
 
@@ -91,8 +92,11 @@ class Run:
 
     @property
     def reply_codec(self) -> str:
-        """How the averaged result is written."""
-        return self.config.reply_codec or self.config.codec
+        """How the averaged result is written. By itself in no codec that loses what somebody would have to keep: an
+        aggregator is another one each round.
+        """
+        asked, sent = self.config.reply_codec, self.config.codec
+        return asked or ("bf16" if codecs.feeds_back(sent) else sent)
 
 
 @dataclass(frozen=True, slots=True)

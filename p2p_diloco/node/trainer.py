@@ -15,6 +15,7 @@ from p2p_diloco.core.events import Contribute, Load, Merge, Pause, Progress, Rel
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.shared import Count, Level, SharedMemory
+from p2p_diloco.tensors.mean import WEIGHT_MIN
 
 HEADER_EVERY_S = 0.25
 """How often the trainer's header is looked at."""
@@ -76,8 +77,9 @@ class TrainerSide:
 
     async def _contribute(self, message: Message) -> None:
         self._contributing, self._began = message["n"], asyncio.get_running_loop().time()
-        shards = tuple(message["shards"])
-        payloads = tuple(self.node.work.encode(shard, self._shared.delta) for shard in shards)
+        shards, replica, delta = tuple(message["shards"]), self.node.replica, self._shared.delta
+        id, weighs = replica.next_contribution, message["weight"] > WEIGHT_MIN
+        payloads = tuple(self.node.work.encode(shard, delta, id, weighs=weighs) for shard in shards)
         await self.node.feed(Contribute(shards, message["weight"], message["samples"], payloads))
 
     def _told(self) -> dict[str, Any]:
@@ -100,6 +102,8 @@ class TrainerSide:
     def load(self, effect: Load) -> None:
         """As `node.Trainer.load`; until the trainer says that it has read, θ stays as it is."""
         self._not_reading.clear()
+        for loaded in effect.shards:
+            self.node.work.merge(loaded.shard, loaded.carry, self.node.replica.counted(loaded.shard))
         shards = [[loaded.shard, loaded.carry.value] for loaded in effect.shards]
         self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), commits=self.commits)
 

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 import torch
 from torch import Tensor
 
-from p2p_diloco.core.events import Applied, Apply, Average, Averaged, Damaged, Fill, Filled
+from p2p_diloco.core.events import Applied, Apply, Average, Averaged, Carry, Damaged, Fill, Filled
 from p2p_diloco.core.messages import Commit, Contribution, Message, State
 from p2p_diloco.core.replica import meta_of
+from p2p_diloco.core.version import ContributionId
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.run import Run
 from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.feedback import Feedback
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX, weighted_mean
 from p2p_diloco.tensors.store import Proposal, ShardStore
 
@@ -36,6 +39,7 @@ class TensorWork:
         self._run = run
         self.store = ShardStore(run.layout, run.outer, theta)
         self._proposals: dict[tuple[int, str], Proposal] = {}
+        self._feedback: dict[int, Feedback] = {}  # by shard, where something was sent that needs it
 
     # -- what the core asks for
 
@@ -56,7 +60,7 @@ class TensorWork:
             raise P2PDilocoError(f"the run has diverged: {error}", mend=mend) from None
 
     def _averaged(self, effect: Average, contributions: Sequence[tuple[str, Contribution]]) -> Averaged:
-        shard, codec, numel = effect.shard, self._run.reply_codec, self._run.layout.shards[effect.shard].numel
+        shard, codec, numel = effect.shard, self._run.reply_codec, self._numel(effect.shard)
         parts = [(peer, c.weight, c.payload) for peer, c in contributions]
         mean = weighted_mean(parts, self._run.config.codec, numel) if parts else torch.zeros(numel)
         payload = codecs.encode(mean, codec)
@@ -113,9 +117,9 @@ class TensorWork:
         """How long a message's payload is; 0: it has none."""
         match message:
             case Contribution(shard=shard):
-                return codecs.nbytes(self._run.config.codec, self._run.layout.shards[shard].numel)
+                return codecs.nbytes(self._run.config.codec, self._numel(shard))
             case Commit(shard=shard):
-                return codecs.nbytes(self._run.reply_codec, self._run.layout.shards[shard].numel)
+                return codecs.nbytes(self._run.reply_codec, self._numel(shard))
             case State(shard=shard):
                 return self.store.state_nbytes(shard)
             case _:
@@ -126,35 +130,62 @@ class TensorWork:
         that sums of it won't be.
         """
         match message:
-            case Contribution():
-                return _unfit(payload, self._run.config.codec, MAGNITUDE_MAX)
-            case Commit():
-                return _unfit(payload, self._run.reply_codec)
+            case Contribution(shard=shard):
+                return _unfit(payload, self._run.config.codec, self._numel(shard), MAGNITUDE_MAX)
+            case Commit(shard=shard):
+                return _unfit(payload, self._run.reply_codec, self._numel(shard))
             case _:
-                return _unfit(payload, "fp32")
+                return _unfit(payload, "fp32", payload.nbytes // 4)
 
     def export(self, shard: int) -> memoryview:
         """The payload of a shard's state that leaves now."""
         return memoryview(b"".join(self.store.export(shard)))
 
-    def encode(self, shard: int, delta: Tensor) -> memoryview:
-        """A shard's pseudo-gradient out of `delta` [numel], as it travels; none of that memory is kept.
+    def encode(self, shard: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
+        """A shard's pseudo-gradient out of `delta` [numel], as it travels under `id`; none of that memory is kept.
 
-        What no peer would take leaves as zeros: refused, it would be sent again for ever.
+        What a codec of few bits loses is added to what is sent next, unless that weighs nothing. What no peer would
+        take leaves as zeros: refused, it would be sent again for ever.
         """
-        place, codec = self._run.layout.shards[shard], self._run.config.codec
-        payload = memoryview(bytearray(codecs.encode(delta[place.start : place.stop], codec)))
-        if objection := _unfit(payload, codec, MAGNITUDE_MAX):
+        place, codec, numel = self._run.layout.shards[shard], self._run.config.codec, self._numel(shard)
+        values, feedback = delta[place.start : place.stop], None
+        if codecs.feeds_back(codec):
+            feedback = self._feedback[shard] = self._feedback.get(shard) or Feedback(numel)
+            values = feedback.added(values) if weighs else values
+        payload = memoryview(bytearray(self._encoded(values, shard, id)))
+        if objection := _unfit(payload, codec, numel, MAGNITUDE_MAX):
             log.error("this peer's contribution to shard %d is sent as zeros: %s", shard, objection)
-            return memoryview(bytearray(payload.nbytes))
+            payload = memoryview(bytearray(codecs.encode(torch.zeros(numel), codec)))
+            if feedback is not None:
+                feedback.sent_nothing(id)
+        elif feedback is not None and weighs:
+            feedback.sent(id, codecs.decode_blocks(payload, codec, numel))
+        elif feedback is not None:
+            feedback.sent_apart(id)
         return payload
 
+    def merge(self, shard: int, carry: Carry, counted: ContributionId | None) -> None:
+        """The trainer merges a shard, and carries its progress over so; `counted` is its contribution that is."""
+        if (feedback := self._feedback.get(shard)) is not None:
+            feedback.merge(carry, counted)
 
-def _unfit(payload: memoryview, codec: str, magnitude_max: float = FINITE_MAX) -> str:
+    def _encoded(self, values: Tensor, shard: int, id: ContributionId) -> memoryview:
+        """In the run's codec and rounding. A contribution's id is nobody else's, and so is what is drawn for it."""
+        config = self._run.config
+        if config.rounding == "nearest":
+            return codecs.encode(values, config.codec)
+        drawn = blake2b(repr((id.incarnation, id.sequence, shard)).encode(), digest_size=8).digest()
+        return codecs.encode_stochastically(values, config.codec, int.from_bytes(drawn, "little", signed=True))
+
+    def _numel(self, shard: int) -> int:
+        return self._run.layout.shards[shard].numel
+
+
+def _unfit(payload: memoryview, codec: str, numel: int, magnitude_max: float = FINITE_MAX) -> str:
     """Why the values in a payload can't be used, or nothing."""
-    if not payload.nbytes:
-        return ""
-    low, high = torch.aminmax(codecs.decode(payload, codec, payload.nbytes // codecs.nbytes(codec, 1)))
-    if low.item() >= -magnitude_max and high.item() <= magnitude_max:  # NaN compares as false
-        return ""
+    try:
+        if codecs.peak(payload, codec, numel) <= magnitude_max:  # NaN compares as false
+            return ""
+    except ValueError as error:
+        return f"its payload means nothing: {error}"
     return "its payload holds values that are not finite, or huge"

@@ -29,9 +29,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from p2p_diloco.errors import CheckpointError
-from p2p_diloco.tensors.codec import as_bytes
 from p2p_diloco.tensors.packing import pack as pack
 from p2p_diloco.tensors.packing import unpack as unpack
+from p2p_diloco.tensors.raw import as_bytes
 
 FORMAT = 1
 """Version of what is described above. A reader refuses a greater one."""

@@ -1,60 +1,60 @@
 """Between flat fp32 vectors and the bytes that travel.
 
 Law: a codec is one row of a table; whoever encodes or decodes names it and needs to know nothing else of it.
-Bytes are little-endian. What arrives from elsewhere is checked here for length and for values that aren't
-finite, and is never written to.
+How many bytes there are follows from the number of elements alone. Bytes are little-endian and in host memory,
+the same for the same values. What arrives from elsewhere is checked here, for its length and for bytes that mean
+nothing, and is never written to; values that aren't finite, or huge, are the caller's to refuse (`peak`).
 """
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors.blockwise import EXPONENTS, INT4, INT8
+from p2p_diloco.tensors.cast import Cast
 from p2p_diloco.tensors.flat import blocks
+from p2p_diloco.tensors.raw import Buffer, tensor_over
+from p2p_diloco.tensors.stochastic import to_bf16
+from p2p_diloco.tensors.topk import TopK
 
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
-assert sys.byteorder == "little", "tensors travel as they lie in memory, little-endian"
+class Codec(Protocol):
+    """What a row of the table is. `raw` is uint8, as long as `nbytes` says."""
 
-
-@dataclass(frozen=True, slots=True)
-class Codec:
-    """Each element cast to `dtype`, one after another."""
-
-    dtype: torch.dtype
+    @property
+    def feeds_back(self) -> bool:
+        """Whether so much is lost that the sender keeps it for its next contribution (`feedback`)."""
 
     def nbytes(self, numel: int) -> int:
         """Bytes of `numel` elements."""
-        return numel * self.dtype.itemsize
 
     def encode(self, flat: Tensor) -> memoryview:
-        """The bytes of `flat`: one cast at most, no copy."""
-        return as_bytes(flat.to(self.dtype))
+        """The bytes of `flat` [numel] fp32, on any device."""
 
-    def decode(self, buffer: Buffer) -> Tensor:
-        """The elements as fp32; without a copy where the bytes are fp32 already."""
-        return self._view(buffer).to(torch.float32)
+    def peak(self, raw: Tensor, numel: int) -> float:
+        """No value is larger in magnitude; NaN or infinite unless all are finite. ValueError for bytes that mean
+        nothing."""
 
-    def decode_blocks(self, buffer: Buffer) -> Iterator[Tensor]:
-        """`decode`, a block at a time."""
-        return (values.to(torch.float32) for (values,) in blocks(self._view(buffer)))
-
-    def finite(self, buffer: Buffer) -> bool:
-        """Whether every value is finite."""
-        return all_finite(self._view(buffer))
-
-    def _view(self, buffer: Buffer) -> Tensor:
-        return _tensor_over(buffer).view(self.dtype)
+    def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
+        """The values as fp32, cut as `flat.blocks` cuts. ValueError, before the first, for bytes that mean nothing,
+        which may include what isn't finite."""
 
 
-CODECS = {"fp32": Codec(torch.float32), "bf16": Codec(torch.bfloat16)}
+CODECS: dict[str, Codec] = {
+    "fp32": Cast(torch.float32),
+    "bf16": Cast(torch.bfloat16),
+    "fp16": Cast(torch.float16),
+    "int8": INT8,
+    "int4": INT4,
+    "e3m0": EXPONENTS,
+    "topk": TopK(),
+}
 """The codecs by the name that the run config gives them."""
 
 
@@ -63,28 +63,53 @@ def nbytes(codec: str, numel: int) -> int:
     return _codec(codec).nbytes(numel)
 
 
+def feeds_back(codec: str) -> bool:
+    """Whether who sends in this codec keeps what it loses, and adds it to what is sent next."""
+    return _codec(codec).feeds_back
+
+
 def encode(flat: Tensor, codec: str) -> memoryview:
     """The bytes of a flat fp32 vector. For fp32 they are the vector's own: send them before it changes."""
-    if flat.dtype != torch.float32 or flat.dim() != 1:
-        raise ValueError(f"expected a flat fp32 vector, found {flat.dtype} {tuple(flat.shape)}")
+    _check_flat(flat)
     return _codec(codec).encode(flat)
 
 
+def encode_stochastically(flat: Tensor, codec: str, seed: int) -> memoryview:
+    """`encode`, each value rounded up or down at random, right on average; of the casts to 16 bits only bf16."""
+    _check_flat(flat)
+    if codec != "bf16":
+        raise ConfigError("has no stochastic rounding", key="codec", value=codec, mend="use codec=bf16")
+    return CODECS[codec].encode(to_bf16(flat, seed))
+
+
 def decode(buffer: Buffer, codec: str, numel: int) -> Tensor:
-    """The fp32 vector [numel] in `buffer`; a view if fp32: don't write it. ValueError for a wrong length."""
+    """The fp32 vector [numel] in `buffer`; a view if fp32: don't write it. ValueError for what is none."""
     check_length(buffer, codec, numel)
-    return _codec(codec).decode(buffer)
+    row, raw = _codec(codec), tensor_over(buffer)
+    if isinstance(row, Cast):
+        return row.decode(raw)
+    values = torch.empty(numel)
+    for (part,), block in zip(blocks(values), row.decode_blocks(raw, numel), strict=True):
+        part.copy_(block)
+    return values
 
 
 def decode_blocks(buffer: Buffer, codec: str, numel: int) -> Iterator[Tensor]:
-    """`decode` in blocks of `flat.BLOCK`, each decoded as it is asked for."""
+    """`decode` in blocks of `flat.BLOCK`, each decoded as it is asked for. A wrong length is refused at once."""
     check_length(buffer, codec, numel)
-    return _codec(codec).decode_blocks(buffer)
+    return _codec(codec).decode_blocks(tensor_over(buffer), numel)
 
 
-def finite(buffer: Buffer, codec: str) -> bool:
-    """Whether every value in `buffer` is finite. Whoever asks has checked the length."""
-    return _codec(codec).finite(buffer)
+def peak(buffer: Buffer, codec: str, numel: int) -> float:
+    """What no value in `buffer` exceeds in magnitude; NaN or infinite unless all are finite. ValueError as for
+    `decode`."""
+    check_length(buffer, codec, numel)
+    return _codec(codec).peak(tensor_over(buffer), numel)
+
+
+def finite(buffer: Buffer, codec: str, numel: int) -> bool:
+    """Whether every value in `buffer` is finite. ValueError as for `decode`."""
+    return math.isfinite(peak(buffer, codec, numel))
 
 
 def check_length(buffer: Buffer, codec: str, numel: int) -> None:
@@ -94,47 +119,9 @@ def check_length(buffer: Buffer, codec: str, numel: int) -> None:
         raise ValueError(f"{numel} elements in {codec} are {expected} bytes, found {found}")
 
 
-def all_finite(values: Tensor) -> bool:
-    """Whether no element is NaN or infinite: one pass, no temporaries, for extremes carry any NaN along."""
-    if not values.numel():
-        return True
-    low, high = torch.aminmax(values)
-    return bool(torch.isfinite(low) & torch.isfinite(high))
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor in host memory, uncopied if it is contiguous; the view keeps them alive."""
-    raw: memoryview = tensor.detach().reshape(-1).view(torch.uint8).numpy().data
-    return raw
-
-
-class _Lent:
-    """Bytes of another object, offered to numpy as writable.
-
-    `torch.frombuffer` warns about read-only memory, once per process and from whichever thread comes first.
-    Nothing here writes to such a tensor, so the memory is lent without its flag. numpy keeps this object, and
-    it the bytes.
-    """
-
-    def __init__(self, owner: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
-        self.owner = owner
-        address = owner.__array_interface__["data"][0]
-        self.__array_interface__ = {
-            "version": 3,
-            "data": (address, False),
-            "shape": owner.shape,
-            "typestr": "|u1",
-        }
-
-
-def _tensor_over(buffer: Buffer) -> Tensor:
-    """A uint8 tensor over `buffer`, without a copy if it lies on a multiple of 4 bytes."""
-    owner = np.frombuffer(buffer, dtype=np.uint8)
-    if not owner.size:
-        return torch.empty(0, dtype=torch.uint8)  # numpy's empty array has a stride that torch can't view
-    if owner.__array_interface__["data"][0] % 4:
-        return torch.from_numpy(owner.copy())
-    return torch.from_numpy(np.asarray(_Lent(owner)))
+def _check_flat(flat: Tensor) -> None:
+    if flat.dtype != torch.float32 or flat.dim() != 1:
+        raise ValueError(f"expected a flat fp32 vector, found {flat.dtype} {tuple(flat.shape)}")
 
 
 def _codec(name: str) -> Codec:

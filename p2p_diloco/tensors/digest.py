@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import xxhash
 from torch import Tensor
 
-from p2p_diloco.tensors.codec import as_bytes
+from p2p_diloco.tensors.raw import as_bytes
 
 
 def digest(theta: Tensor, state: Mapping[str, Tensor], meta: bytes) -> str:

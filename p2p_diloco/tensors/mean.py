@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors.codec import Buffer
 from p2p_diloco.tensors.flat import blocks
+from p2p_diloco.tensors.raw import Buffer
 
 MAGNITUDE_MAX = 2.0**30
 """The largest element of a contribution. A power of two, so that no codec rounds what is within over it."""

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors.codec import Buffer, all_finite, as_bytes
 from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.outer import OuterOptimizer, State
+from p2p_diloco.tensors.raw import Buffer, all_finite, as_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,7 @@ class ShardStore:
         `meta` is the rest of the state that the proposal leads to. Raises ValueError for a wrong length, for
         values that aren't finite, and for a step whose result isn't (no replica could load it).
         """
-        codecs.check_length(mean, codec, self.layout.shards[shard].numel)
-        if not codecs.finite(mean, codec):
+        if not codecs.finite(mean, codec, self.layout.shards[shard].numel):
             raise ValueError("the mean holds values that are not finite")
         grad = codecs.decode(mean, codec, self.layout.shards[shard].numel)
         theta, state = self.outer.step(self.theta(shard), self._states[shard], grad)

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.events import Apply, Average, Averaged, Damaged
+from p2p_diloco.core.events import Apply, Average, Averaged, Carry, Damaged
 from p2p_diloco.core.messages import Commit, Contribution, Plan, State
 from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.work import TensorWork
+from p2p_diloco.tensors.codec import decode, encode, nbytes
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 
 V, ID = Version(0, 0, 0, "d"), ContributionId(1, 1)
@@ -52,17 +53,101 @@ def test_a_state_that_can_make_no_step_is_a_sentence() -> None:
         average(made, 1.0)
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4", "e3m0", "topk"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -(2.0**31)])
 def test_what_nobody_would_take_does_not_leave(codec: str, value: float) -> None:
     """A pseudo-gradient that the others would refuse goes out as zeros; the largest that they take as it is."""
     made = work(codec)
     message = Contribution(0, V, ID, ID, 1.0, 1)
-    bad = made.encode(0, torch.tensor([1.0, value, 1.0, 1.0]))
-    assert bytes(bad) == bytes(made.nbytes(message))
+    bad = made.encode(0, torch.tensor([1.0, value, 1.0, 1.0]), ID)
+    assert bad.nbytes == made.nbytes(message)
+    assert decode(bad, codec, 4).tolist() == [0.0] * 4
+    assert made.objection(message, bad) == ""
     most = torch.tensor([1.0, 2.0**30 - 64, -(2.0**30), 1.0])
-    assert bytes(made.encode(0, most)) != bytes(made.nbytes(message))
-    assert made.objection(message, made.encode(0, most)) == ""
+    largest = made.encode(0, most, ID)
+    assert 0.98 * 2.0**30 < decode(largest, codec, 4).abs().max() <= 2.0**30
+    assert made.objection(message, largest) == ""
+
+
+def test_fp16_sends_its_largest_for_what_is_larger() -> None:
+    """Which the others take; a value that is not finite stays one."""
+    made = work("fp16")
+    sent = made.encode(0, torch.tensor([1.0, 1e9, -1e9, 0.5]), ID)
+    assert decode(sent, "fp16", 4).tolist() == [1.0, 65504.0, -65504.0, 0.5]
+    assert not made.encode(0, torch.tensor([1.0, float("inf"), 1.0, 1.0]), ID).tobytes().strip(b"\0")
+
+
+LOSSY = ["int8", "int4", "e3m0", "topk"]
+NUMBERS = torch.tensor([1.0, -0.3, 0.004, 0.1])
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_what_is_lost_is_sent_with_the_next_once_it_is_counted(codec: str) -> None:
+    """Until then the same is lost again: the progress is sent again as well."""
+    made = work(codec)
+    first = decode(made.encode(0, NUMBERS, ID), codec, 4)
+    made.merge(0, Carry.KEEP, None)
+    assert torch.equal(decode(made.encode(0, NUMBERS, ContributionId(1, 2)), codec, 4), first)
+    made.merge(0, Carry.SUBTRACT, ContributionId(1, 2))
+    second = made.encode(0, NUMBERS, ContributionId(1, 3))
+    assert bytes(second) == bytes(encode(NUMBERS + (NUMBERS - first), codec))
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_a_residual_begins_anew_after_zeros_were_sent(codec: str) -> None:
+    """It may be why they had to be."""
+    made = work(codec)
+    made.encode(0, NUMBERS, ID)
+    made.merge(0, Carry.SUBTRACT, ID)
+    made.encode(0, torch.full((4,), float("nan")), ContributionId(1, 2))
+    made.merge(0, Carry.SUBTRACT, ContributionId(1, 2))
+    assert bytes(made.encode(0, NUMBERS, ContributionId(1, 3))) == bytes(encode(NUMBERS, codec))
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+def test_a_contribution_that_weighs_nothing_takes_no_residual_along(codec: str) -> None:
+    """Counted with a weight of next to nothing it would be lost."""
+    made = work(codec)
+    first = decode(made.encode(0, NUMBERS, ID), codec, 4)
+    made.merge(0, Carry.SUBTRACT, ID)
+    idle = made.encode(0, torch.zeros(4), ContributionId(1, 2), weighs=False)
+    assert decode(idle, codec, 4).tolist() == [0.0] * 4
+    made.merge(0, Carry.SUBTRACT, ContributionId(1, 2))
+    third = made.encode(0, NUMBERS, ContributionId(1, 3))
+    assert bytes(third) == bytes(encode(NUMBERS + (NUMBERS - first), codec))
+
+
+def test_rounding_at_random_is_each_contributions_own() -> None:
+    """Of one contribution the same bytes, of another one others; on average what was to be sent."""
+    config = RunConfig(rounding="stochastic")
+    layout = Layout.build((ParamSpec("p", (4000,), "float32"),), 1, "contiguous", 2000)
+    made, delta = TensorWork(Run("r", config, layout), torch.zeros(4000)), torch.full((4000,), 1.0 + 2.0**-9)
+    once = bytes(made.encode(0, delta, ID))
+    later, elsewhere = ContributionId(1, 2), ContributionId(2, 1)
+    others = [made.encode(shard, delta, id) for shard, id in ((1, ID), (0, later), (0, elsewhere))]
+    assert once == bytes(made.encode(0, delta, ID))
+    assert len({once, *map(bytes, others)}) == 4
+    assert decode(once, "bf16", 2000).mean().item() == pytest.approx(1.0 + 2.0**-9, abs=3e-4)
+    assert made.objection(Contribution(0, V, ID, ID, 1.0, 1), memoryview(once)) == ""
+
+
+@pytest.mark.parametrize(
+    ("codec", "asked", "reply"),
+    [
+        ("fp32", None, "fp32"), ("bf16", None, "bf16"), ("fp16", None, "fp16"), ("topk", None, "bf16"),
+        ("int8", None, "bf16"), ("int4", None, "bf16"), ("e3m0", None, "bf16"), ("e3m0", "int8", "int8"),
+        ("fp32", "e3m0", "e3m0"),
+    ],
+)  # fmt: skip
+def test_the_mean_travels_in_a_codec_of_its_own(codec: str, asked: str | None, reply: str) -> None:
+    """As asked; by itself in no codec whose losses somebody would have to keep."""
+    made = work(codec, reply_codec=asked, outer_lr=1.0, outer_momentum=0.0)
+    part = Contribution(0, V, ID, ID, 1.0, 1, made.encode(0, NUMBERS, ID))
+    averaged = made.average(Average(0, V, (("a", part),), b"meta", None))
+    assert isinstance(averaged, Averaged)
+    assert averaged.payload.nbytes == nbytes(reply, 4) == made.nbytes(Commit(0, V, V, 0, "a", (), Plan(("a",), ("a",))))
+    made.accept([(0, averaged.digest)])
+    assert torch.equal(made.store.theta(0), torch.ones(4) - decode(averaged.payload, reply, 4))
 
 
 def test_a_states_values_need_only_be_finite() -> None:
@@ -71,10 +156,10 @@ def test_a_states_values_need_only_be_finite() -> None:
     state = State(0, V, 0, Plan(("a",), ("a",)), (), ((0, "d"),))
     commit = Commit(0, V, V, 0, "a", (), state.plan)
     contribution = Contribution(0, V, ID, ID, 1.0, 1)
-    assert made.objection(state, large) == made.objection(commit, large) == ""
-    assert "huge" in made.objection(contribution, large)
+    assert made.objection(state, large) == made.objection(commit, large[:16]) == ""
+    assert "huge" in made.objection(contribution, large[:16])
     for message in (state, commit, replace(contribution, weight=2.0)):
-        assert "not finite" in made.objection(message, payload(torch.tensor([1.0, float("nan")])))
+        assert "not finite" in made.objection(message, payload(torch.tensor([1.0, 1.0, 1.0, float("nan")])))
 
 
 def flip(values: Tensor, element: int, bit: int) -> None:

@@ -54,6 +54,11 @@ CASES: dict[str, dict[str, Any]] = {
         "expected": [[1.0], [1.0]],
     },
 }
+CASES["four bits"] = {  # 0.375 is sent as 0.5, then what is left, 0.25, then as 0.5 again; 0.75 of 2 as 1, 0.5, 1
+    "outer": {"outer_lr": 1.0, "outer_momentum": 0.0},
+    "deltas": {"a": [1.0, 0.375], "b": [2.0, 0.75]},
+    "expected": [[-1.5, -0.75], [-3.0, -1.125], [-4.5, -1.875]],
+}
 CASES["fragments"] = {  # two of one element each take turns: H = 6, so that one of them is due at every third step
     "outer": {"outer_lr": 2.0, "outer_momentum": 0.0, "num_fragments": 2, "sync_every": 6, "stop_after_epochs": 3},
     "theta": 1.0,
@@ -75,7 +80,12 @@ for streaming, (settings, _, _) in STREAMING.items():
     CASES[streaming] = {**CASES["fragments"], "outer": {**CASES["fragments"]["outer"], **settings}}
 LOCALS = [[-11, -5], [-17, -23], [-35, -29], [-41, -47], [-59, -53], [-65, -71]]
 GLOBALS = [[-11, 1], [-11, -23], [-35, -23], [-35, -47], [-59, -47], [-59, -71]]
-CODECS = {"means": ("fp32", "bf16"), "weights 1 and 3": ("fp32", "bf16"), "Nesterov": ("fp32", "bf16")}
+CODECS = {
+    "means": ("fp32", "bf16"),
+    "weights 1 and 3": ("fp32", "bf16"),
+    "Nesterov": ("fp32", "bf16"),
+    "four bits": ("e3m0",),
+}
 RUNS = [(name, codec) for name in CASES for codec in CODECS.get(name, ("fp32",))]
 PARAMETERS = [(name, codec) for name, codec in RUNS if name != "fragments" and name not in STREAMING]
 

@@ -47,7 +47,7 @@ def main() -> None:
 
     def average(shard: int) -> None:
         base = Version(0, 0, 0, work.store.digest(shard, META))
-        encoded = [work.encode(shard, delta) for _ in range(PEERS)]
+        encoded = [work.encode(shard, delta, id) for _ in range(PEERS)]
         parts = tuple((str(n), Contribution(shard, base, id, id, 1.0, 1, e)) for n, e in enumerate(encoded))
         began = time.perf_counter()
         work.average(Average(shard, base, parts, META, META))

@@ -73,23 +73,28 @@ def test_any_buffer_is_read_without_a_warning_and_kept_alive(kind, name):
     del trash
 
 
-@pytest.mark.parametrize("name", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", codec.CODECS)
 @pytest.mark.parametrize("length", [1, 7, 64, 1000, 100_003])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_one_value_that_is_not_finite_is_found_wherever_it_is(name, length, bad):
     """The largest finite values pass; both signs, mixed with a NaN, don't."""
-    vector = torch.full((length,), torch.finfo(torch.bfloat16).max)
+    largest = torch.finfo(torch.float16 if name == "fp16" else torch.bfloat16).max
+    vector = torch.full((length,), largest)
     vector[::2] *= -1
-    assert codec.finite(codec.encode(vector, name), name)
+    assert codec.finite(codec.encode(vector, name), name, length)
     for place in {0, length // 2, length - 1}:
         spoiled = vector.clone()
         spoiled[place] = bad
-        assert not codec.finite(codec.encode(spoiled, name), name)
+        assert not codec.finite(codec.encode(spoiled, name), name, length)
 
 
-def test_an_empty_vector_is_finite():
-    assert codec.finite(b"", "bf16")
-    assert codec.decode(b"", "fp32", 0).numel() == 0
+@pytest.mark.parametrize("name", codec.CODECS)
+def test_an_empty_vector_is_finite(name):
+    assert codec.nbytes(name, 0) == codec.encode(torch.empty(0), name).nbytes == 0
+    assert codec.finite(b"", name, 0)
+    assert codec.peak(b"", name, 0) == 0.0
+    assert codec.decode(b"", name, 0).numel() == 0
+    assert [len(block) for block in codec.decode_blocks(b"", name, 0)] == [0]
 
 
 @pytest.mark.parametrize(("name", "length"), [("fp32", 11), ("fp32", 16), ("bf16", 5), ("bf16", 12), ("bf16", 0)])
@@ -100,18 +105,21 @@ def test_a_wrong_length_is_refused(name, length):
 
 @pytest.mark.parametrize("name", codec.CODECS)
 def test_blocks_joined_are_the_whole(name, monkeypatch):
-    values = torch.randn(50)
+    """Each block decodes to what it is in the whole vector, whatever the size of the blocks that are worked on."""
+    values = torch.randn(10_000)
     raw = codec.encode(values, name)
-    monkeypatch.setattr(flat, "BLOCK", 13)
-    pieces = list(codec.decode_blocks(raw, name, 50))
-    assert [len(piece) for piece in pieces] == [13, 13, 13, 11]
-    assert torch.equal(torch.cat(pieces), codec.decode(raw, name, 50))
-    with pytest.raises(ValueError, match="51 elements"):
-        codec.decode_blocks(raw, name, 51)
+    whole = codec.decode(raw, name, 10_000)
+    monkeypatch.setattr(flat, "BLOCK", 4096)
+    pieces = list(codec.decode_blocks(raw, name, 10_000))
+    assert [len(piece) for piece in pieces] == [4096, 4096, 1808]
+    assert torch.equal(torch.cat(pieces), whole)
+    assert bytes(codec.encode(values, name)) == bytes(raw)
+    with pytest.raises(ValueError, match="10128 elements"):
+        codec.decode_blocks(raw, name, 10_128)
 
 
 def test_an_unknown_codec_is_refused_by_name():
-    with pytest.raises(ConfigError, match="codec=fp8 is unknown; use one of fp32, bf16"):
+    with pytest.raises(ConfigError, match="codec=fp8 is unknown; use one of fp32, bf16, fp16"):
         codec.nbytes("fp8", 1)
 
 

@@ -1,0 +1,36 @@
+"""Rounding that is right on average: up or down at random, the nearer value the likelier.
+
+Law: the same values and the same seed give the same bits, on one kind of device; a value that can be written
+exactly stays as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from p2p_diloco.tensors import flat as flats
+from p2p_diloco.tensors.flat import blocks
+from p2p_diloco.tensors.raw import all_finite
+
+_DROPPED = 16
+"""Bits of an fp32's fraction that a bf16 has not."""
+
+
+def to_bf16(flat: Tensor, seed: int) -> Tensor:
+    """`flat` [numel] fp32 with every value one that bf16 has: of the two about it, x is rounded to the upper one with
+    probability (x − lower) / (upper − lower). What isn't finite stays.
+
+    The dropped bits, as a whole number, are that probability in units of 2⁻¹⁶: a random number of as many bits is
+    added to them, and they are cut off.
+    """
+    rounded = torch.empty_like(flat)
+    source = torch.Generator(device=flat.device)
+    source.manual_seed(seed)
+    words = torch.empty((min(flats.BLOCK, flat.numel()) + 3) // 4, dtype=torch.int64, device=flat.device)
+    for values, out in blocks(flat, rounded):
+        words.random_(-(2**63), None, generator=source)
+        noise = words.view(torch.int16)[: values.numel()].to(torch.int32).bitwise_and_((1 << _DROPPED) - 1)
+        bits = noise.add_(values.contiguous().view(torch.int32)).bitwise_and_(-(1 << _DROPPED))
+        out.copy_(bits.view(torch.float32) if all_finite(values) else values.to(torch.bfloat16))
+    return rounded

@@ -1,0 +1,111 @@
+"""A codec that sends few elements of many: of each chunk those of the largest magnitude.
+
+Law: the same number of every chunk, one of each 64 elements that it has (rounded up), so that the length is known
+beforehand. All places first, little-endian uint16, rising within a chunk; then their values, bf16. Of equal
+magnitudes the first are sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2p_diloco.tensors import flat as flats
+from p2p_diloco.tensors.raw import as_bytes, magnitude
+
+CHUNK = 4096
+"""Elements of which some are sent; a part of `flat.BLOCK`. A place takes 12 of its 16 bits."""
+ONE_OF = 64
+KEPT = CHUNK // ONE_OF
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """The largest elements of each chunk; all others are 0."""
+
+    @property
+    def feeds_back(self) -> bool:
+        """What isn't sent has to come another time."""
+        return True
+
+    def nbytes(self, numel: int) -> int:
+        """As `codec.Codec.nbytes`."""
+        return 4 * _kept(numel)
+
+    def encode(self, flat: Tensor) -> memoryview:
+        """As `codec.Codec.encode`."""
+        numel = flat.numel()
+        raw = torch.empty(self.nbytes(numel), dtype=torch.uint8, device=flat.device)
+        places, values = _parts(raw)
+        step = flats.BLOCK if flat.device.type == "cpu" else max(numel, 1)
+        for start in range(0, numel, step):
+            here = flat[start : start + step]
+            whole = len(here) // CHUNK * CHUNK
+            for part, at in ((here[:whole].reshape(-1, CHUNK), start), (here[whole:].unsqueeze(0), start + whole)):
+                if part.numel():
+                    found = _largest(part)
+                    place = slice(_kept(at), _kept(at) + found.numel())
+                    places[place] = found.reshape(-1).to(torch.int16)
+                    values[place] = part.gather(1, found).reshape(-1).to(torch.bfloat16)
+        return as_bytes(raw)
+
+    def peak(self, raw: Tensor, numel: int) -> float:
+        """As `codec.Codec.peak`, and no more than it has to be."""
+        places, values = _parts(raw)
+        _check(places, numel)
+        return magnitude(values)
+
+    def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
+        """As `codec.Codec.decode_blocks`."""
+        places, values = _parts(raw)
+        _check(places, numel)
+        return _decoded(places, values, numel)
+
+
+def _decoded(places: Tensor, values: Tensor, numel: int) -> Iterator[Tensor]:
+    assert flats.BLOCK % CHUNK == 0, "blocks of work are whole chunks"
+    if not numel:
+        yield torch.empty(0)  # as there is one block of nothing
+    for start in range(0, numel, flats.BLOCK):
+        length = min(flats.BLOCK, numel - start)
+        here = slice(_kept(start), _kept(start + length))
+        chunks = torch.arange(here.stop - here.start).div_(KEPT, rounding_mode="floor").mul_(CHUNK)
+        out = torch.zeros(length)
+        out[places[here] + chunks] = values[here].to(torch.float32)
+        yield out
+
+
+def _largest(chunks: Tensor) -> Tensor:
+    """The places [chunks, kept] int64, rising, of the largest elements of `chunks` [chunks, length].
+
+    They are told by one whole number each, so that no two are equal: the magnitude's bits, then how far the element
+    is from the end. NaN is above all numbers.
+    """
+    length = chunks.shape[1]
+    from_end = torch.arange(length - 1, -1, -1, device=chunks.device)
+    keys = chunks.contiguous().view(torch.int32).bitwise_and(0x7FFFFFFF).to(torch.int64)
+    keys = keys.mul_(CHUNK).add_(from_end).topk(_kept(length), dim=1, sorted=False).values
+    return keys.bitwise_and_(CHUNK - 1).neg_().add_(length - 1).sort(dim=1).values
+
+
+def _kept(numel: int) -> int:
+    """How many of so many elements are sent."""
+    return -(-numel // ONE_OF)
+
+
+def _parts(raw: Tensor) -> tuple[Tensor, Tensor]:
+    """Places int16 and values bf16 in `raw`."""
+    half = len(raw) // 2
+    return raw[:half].view(torch.int16), raw[half:].view(torch.bfloat16)
+
+
+def _check(places: Tensor, numel: int) -> None:
+    """ValueError unless places rise within their chunks."""
+    whole = numel // CHUNK * KEPT
+    for chunks, length in ((places[:whole].view(-1, KEPT), CHUNK), (places[whole:].unsqueeze(0), numel % CHUNK)):
+        within = not chunks.numel() or bool((chunks[:, 0] >= 0).all() & (chunks[:, -1] < length).all())
+        if not (within and bool((chunks[:, 1:] > chunks[:, :-1]).all())):  # a difference may wrap round
+            raise ValueError("the places of elements do not rise within their chunk")

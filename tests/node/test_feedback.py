@@ -1,0 +1,58 @@
+"""Codecs of few bits between nodes: rounds over the in-memory swarm, with the test in the trainers' place."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from p2p_diloco.net.memory import MemoryNetwork
+
+ROUNDS, NUMEL = 12, 300
+SHARDS = {"shard_elements": 150, "outer_momentum": 0.0, "start_peers": 3}
+
+
+def constant(peer: int) -> Tensor:
+    """A pseudo-gradient whose smallest elements are far below what 4 bits tell of its largest."""
+    source = torch.Generator().manual_seed(peer)
+    return torch.randn(NUMEL, generator=source) * torch.logspace(0, -4, NUMEL)
+
+
+async def exchange(peer: Any, delta: Tensor) -> None:
+    due = (await peer.merge())["due"]
+    peer.memory.delta.copy_(delta)
+    release = await peer.ask("contribute", "release", shards=due, weight=1.0, samples=1)
+    assert release["sent"]
+    await peer.merge()
+
+
+async def trained(memory_peer: Any, config: dict[str, Any]) -> list[Tensor]:
+    """θ of three peers after rounds in which each contributes the same every time."""
+    network = MemoryNetwork()
+    peers = [memory_peer(network, name, config, sizes=(NUMEL,)) for name in "abc"]
+    for peer in peers:
+        await peer.enter()
+    for _ in range(ROUNDS):
+        await asyncio.gather(*(exchange(peer, constant(index)) for index, peer in enumerate(peers)))
+    thetas = [peer.memory.theta.clone() for peer in peers]
+    for peer in peers:
+        await peer.stop()
+    return thetas
+
+
+@pytest.mark.parametrize(("codec", "bound"), [("int8", 0.004), ("int4", 0.08), ("e3m0", 0.5), ("topk", 4.0)])
+def test_three_peers_arrive_where_fp32_does(
+    memory_peer: Any, quick: dict[str, Any], codec: str, bound: float
+) -> None:
+    """All have the same θ to the bit, and are off by what the residuals of one round hold, not of all."""
+    config = {**quick, **SHARDS, "codec": codec, "reply_codec": "fp32"}
+    thetas = asyncio.run(trained(memory_peer, config))
+    assert torch.equal(thetas[0], thetas[1])
+    assert torch.equal(thetas[0], thetas[2])
+    mean = sum((constant(index) for index in range(3)), torch.zeros(NUMEL)) / 3
+    missing = (thetas[0] + ROUNDS * mean).abs()
+    largest = max(constant(index).abs().max().item() for index in range(3))
+    assert missing.max().item() < bound * largest

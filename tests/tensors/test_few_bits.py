@@ -1,0 +1,199 @@
+"""Codecs of 16 bits and fewer: what each may lose, how long it is, and what it makes of bytes that mean nothing."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from p2p_diloco.tensors import codec
+from p2p_diloco.tensors.blockwise import BLOCK, EXPONENTS, INT4, INT8, LEAST_PEAK
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX
+from p2p_diloco.tensors.topk import CHUNK, ONE_OF
+
+FEW_BITS = ("int8", "int4", "e3m0")
+LENGTHS = [1, 2, 3, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 77, 2**15, 2**15 + 5, 100_003]
+
+lengths = st.sampled_from(LENGTHS) | st.integers(1, 3 * CHUNK)
+values = st.builds(
+    lambda length, seed, scale, spread, zeros: vector(length, seed, scale, spread, zeros),
+    lengths,
+    st.integers(0, 10**6),
+    st.sampled_from([2.0**-140, 2.0**-126, 2.0**-101, 2.0**-98, 1e-6, 1.0, 1e4, MAGNITUDE_MAX]),
+    st.sampled_from([0.0, 1.0, 6.0]),
+    st.booleans(),
+)
+
+
+def vector(length: int, seed: int, scale: float, spread: float, zeros: bool) -> Tensor:
+    """At most `scale` in magnitude, over `spread` decades or so; with whole blocks of zeros on request."""
+    source = torch.Generator().manual_seed(seed)
+    made = torch.rand(length, generator=source) ** (1 + spread)
+    made *= torch.randint(0, 2, (length,), generator=source) * 2 - 1
+    if zeros:
+        made *= (torch.arange(length) // BLOCK % 3 != 1).float()
+    return made * scale
+
+
+def twice(flat: Tensor, name: str) -> Tensor:
+    """Through the codec, having looked that nothing but the values decides about the bytes."""
+    raw = bytes(codec.encode(flat, name))
+    assert len(raw) == codec.nbytes(name, len(flat))
+    assert raw == bytes(codec.encode(flat.clone(), name))
+    decoded = codec.decode(raw, name, len(flat))
+    assert decoded.dtype == torch.float32
+    assert decoded.abs().max().item() <= codec.peak(raw, name, len(flat)) <= MAGNITUDE_MAX
+    return decoded
+
+
+def peaks_of(flat: Tensor) -> Tensor:
+    """The largest magnitude in each element's block, fp64."""
+    padded = torch.nn.functional.pad(flat.double().abs(), (0, -len(flat) % BLOCK)).view(-1, BLOCK)
+    return padded.amax(1, keepdim=True).expand(-1, BLOCK).reshape(-1)[: len(flat)]
+
+
+@settings(deadline=None, max_examples=60)
+@given(values)
+def test_fp16_rounds_to_nearest_and_no_further_than_its_largest(flat: Tensor) -> None:
+    expected = flat.clamp(-65504, 65504).numpy().astype(np.float16).astype(np.float32)
+    assert torch.equal(twice(flat, "fp16"), torch.from_numpy(expected))
+
+
+@settings(deadline=None, max_examples=60)
+@given(values, st.sampled_from([("int8", 127), ("int4", 7)]))
+def test_whole_numbers_lose_at_most_half_a_step(flat: Tensor, kind: tuple[str, int]) -> None:
+    """A step is a share of the block's peak, which as a bf16 may be 2⁻⁷ larger."""
+    name, levels = kind
+    error = (twice(flat, name).double() - flat.double()).abs()
+    assert torch.all(error <= peaks_of(flat) * (1 + 2**-7) / levels * 0.5001 + LEAST_PEAK)
+
+
+@settings(deadline=None, max_examples=60)
+@given(values)
+def test_powers_of_two_lose_at_most_a_third(flat: Tensor) -> None:
+    """... of a value, or, of small ones, half the least step."""
+    decoded, magnitudes = twice(flat, "e3m0").double(), flat.double().abs()
+    error, peaks = (decoded - flat.double()).abs(), peaks_of(flat)
+    small = magnitudes < peaks / 64
+    assert torch.all(error <= torch.where(small, peaks * (1 + 2**-7) / 128, magnitudes / 3) * 1.0001 + LEAST_PEAK)
+    assert torch.all((decoded == 0) | (decoded.sign() == flat.double().sign()))
+
+
+@pytest.mark.parametrize(("name", "row"), [("int8", INT8), ("int4", INT4), ("e3m0", EXPONENTS)])
+def test_the_bytes_are_those_that_the_documents_tell(name: str, row: object) -> None:
+    """Peaks first, then codes, written out by hand from docs/math.md."""
+    flat = torch.zeros(BLOCK + 3)
+    flat[0], flat[1], flat[5] = 4.0, -2.0, 0.25
+    flat[BLOCK], flat[BLOCK + 2] = -1.0, 1.0
+    raw = bytes(codec.encode(flat, name))
+    assert raw[:4] == bytes.fromhex("8040 803f")  # 4 and 1, as bf16
+    codes = raw[4:]
+    match name:
+        case "int8":
+            expected = {0: 127, 1: 256 - 64, 5: 8, BLOCK: 256 - 127, BLOCK + 2: 127}  # 63.5 and 7.9
+            assert {place: code for place, code in enumerate(codes) if code} == expected
+        case "int4":
+            expected = {0: 0x7 | (16 - 4) << 4, 64: 16 - 7, 65: 0x7}  # 3.5 to even; 0.25 is nothing
+            assert {place: code for place, code in enumerate(codes) if code} == expected
+        case "e3m0":
+            expected = {0: 0x7 | (0x8 | 6) << 4, 2: 3 << 4, 64: 0x8 | 7, 65: 0x7}
+            assert {place: code for place, code in enumerate(codes) if code} == expected
+
+
+def test_every_code_has_its_value() -> None:
+    """All 16 codes of 4 bits, in both halves of a byte, and all 256 of 8."""
+    peak = torch.tensor([3.0], dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    signed = [*range(8), -7, *range(-7, 0)]  # -8 is never written
+    assert codec.decode(peak + bytes(n | n << 4 for n in range(16)), "int4", 32).tolist() == pytest.approx(
+        [3 * n / 7 for n in signed for _ in "ab"]
+    )
+    powers = [0.0, *(3 / 2 ** (7 - n) for n in range(1, 8))]
+    expected = [value for value in (*powers, *(-value for value in powers)) for _ in "ab"]
+    assert codec.decode(peak + bytes(n | n << 4 for n in range(16)), "e3m0", 32).tolist() == expected
+    eight = codec.decode(2 * peak + bytes(range(256)), "int8", 256)
+    assert eight.tolist() == pytest.approx([3 * n / 127 for n in (*range(128), -127, *range(-127, 0))])
+
+
+@settings(deadline=None, max_examples=60)
+@given(values)
+def test_topk_sends_the_largest_of_each_chunk(flat: Tensor) -> None:
+    """As many as documented; what is sent is a bf16's rounding off, what isn't is no larger than anything that is."""
+    decoded = twice(flat, "topk")
+    for start in range(0, len(flat), CHUNK):
+        chunk, got = flat[start : start + CHUNK], decoded[start : start + CHUNK]
+        kept = -(-len(chunk) // ONE_OF)
+        least = chunk.abs().sort(descending=True).values[kept - 1]
+        sent = got != 0
+        assert int(sent.sum()) <= kept
+        assert torch.equal(got[sent], chunk[sent].to(torch.bfloat16).float())
+        assert torch.all(sent[chunk.abs() > max(least.item(), 2.0**-120)])
+        assert torch.all(chunk[sent].abs() >= least)
+
+
+def test_topk_sends_the_first_of_equals() -> None:
+    flat = torch.full((CHUNK + 130,), -2.0)
+    decoded = codec.decode(codec.encode(flat, "topk"), "topk", len(flat))
+    assert decoded.nonzero().flatten().tolist() == [*range(64), CHUNK, CHUNK + 1, CHUNK + 2]
+
+
+@pytest.mark.parametrize("name", ["fp16", *FEW_BITS, "topk"])
+def test_what_is_small_or_huge_travels(name: str) -> None:
+    """Denormals and zeros become no NaN; the largest that may be sent is not rounded over the limit."""
+    for length in LENGTHS:
+        for value in (0.0, 1e-45, -1e-40, 2.0**-100, MAGNITUDE_MAX, -(MAGNITUDE_MAX - 64)):
+            flat = torch.full((length,), value)
+            flat[: length // 2] = 0.0
+            decoded = twice(flat, name)
+            assert torch.all(decoded[: length // 2] == 0)
+            if name in FEW_BITS and abs(value) > 1e-20:
+                assert decoded[-1].item() == pytest.approx(value, rel=2**-6)
+
+
+@pytest.mark.parametrize("name", ["int4", "e3m0"])
+def test_four_bits_take_3_8_times_fewer_bytes_than_bf16(name: str) -> None:
+    """Of a shard of the usual size, peaks included."""
+    assert codec.nbytes("bf16", 2**20) / codec.nbytes(name, 2**20) >= 3.8
+
+
+garbage = st.binary(max_size=400)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.sampled_from(sorted(codec.CODECS)), st.integers(0, 300), garbage, st.booleans())
+@example("topk", 128, b"\x01\x00\x01\x00" + bytes(4), True)
+@example("int8", 2, b"\x80\xbf\x01\x01", True)
+def test_garbage_is_refused_or_decoded(name: str, numel: int, raw: bytes, fitting: bool) -> None:
+    """Whatever comes: ValueError, or as many values as were asked for, none of which exceeds what was said."""
+    if fitting:
+        length = codec.nbytes(name, numel)
+        raw = (raw * (length // max(len(raw), 1) + 1))[:length] if raw else bytes(length)
+    try:
+        said = codec.peak(raw, name, numel)
+        decoded = codec.decode(raw, name, numel)
+    except ValueError:
+        return
+    assert len(decoded) == numel
+    assert not numel or math.isnan(said) or decoded.abs().max().item() <= said
+
+
+@pytest.mark.parametrize("places", [[1, 1], [2, 1], [-1, 1], [0, 128], [5, 32767], [256, -32768]])
+def test_places_that_do_not_rise_within_their_chunk_are_refused(places: list[int]) -> None:
+    raw = np.array(places, dtype="<i2").tobytes() + bytes(4)
+    for read in (codec.decode, codec.peak, codec.decode_blocks):
+        with pytest.raises(ValueError, match="do not rise"):
+            read(raw, "topk", 128)
+    assert codec.decode(np.array([0, 127], dtype="<i2").tobytes() + bytes(4), "topk", 128).tolist() == [0.0] * 128
+
+
+@pytest.mark.parametrize("name", FEW_BITS)
+@pytest.mark.parametrize("peak", [math.nan, math.inf, -math.inf, -1.0])
+def test_a_peak_that_is_none_is_refused(name: str, peak: float) -> None:
+    raw = bytearray(codec.encode(torch.ones(3 * BLOCK), name))
+    raw[2:4] = torch.tensor([peak], dtype=torch.bfloat16).view(torch.uint8).numpy().tobytes()
+    with pytest.raises(ValueError, match="peak of a block"):
+        codec.decode(raw, name, 3 * BLOCK)
