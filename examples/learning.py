@@ -1,10 +1,11 @@
 """What peers gain from each other: the built-in model, trained by several replicas in this one process.
 
-No network, no codec and no node: each replica makes its inner steps, then the mean pseudo-gradient of the fragment that
+No network and no node: each replica makes its inner steps, then the mean pseudo-gradient of the fragment that
 is due takes one outer step, and is merged some steps later if asked, as in a run in which nothing goes wrong. Prints
 rows of docs/results.md; 3 x 400 steps take about a minute a seed.
 
 python examples/learning.py --peers 3 --steps 400 --sync-every 20 --warm-start 100 --seeds 0 1 2
+python examples/learning.py --peers 3 --codec e3m0 --reply-codec bf16 --seeds 0 1 2
 python examples/learning.py --peers 3 --fragments 2 --overlap-steps 1 --merge-alpha 0.5 --seeds 0 1 2
 python examples/learning.py --peers 1 --steps 400 --warm-start 100 --seeds 0 1 2
 """
@@ -18,6 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, parameters_to_vector, vector_to_parameters
 
+from p2p_diloco.core.events import Carry
+from p2p_diloco.core.version import ContributionId
+from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.feedback import Feedback
+from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.layout import FragmentPlan, Layout, specs_of
 from p2p_diloco.tensors.outer import OuterOptimizer
 from p2p_diloco.trainer.blocks import load_text
@@ -75,6 +81,30 @@ def inner_steps(model: GPT, batches: Batches, steps: int, horizon: int) -> Itera
         yield
 
 
+class Sender:
+    """What a replica contributes to a fragment, as others decode it, and the residual of what they don't."""
+
+    def __init__(self, numel: int, codec: str, *, residual: bool) -> None:
+        self._codec, self._sent = codec, 0
+        self._feedback = Feedback(numel) if residual and codecs.feeds_back(codec) else None
+
+    def decoded(self, gradient: Tensor) -> Tensor:
+        """Of a pseudo-gradient [parameters] that is counted."""
+        if self._feedback is not None:
+            gradient = self._feedback.added(gradient)
+        sent = through(gradient, self._codec)
+        if self._feedback is not None:
+            self._sent += 1
+            self._feedback.sent(id := ContributionId(1, self._sent), sent.split(BLOCK))
+            self._feedback.merge(Carry.SUBTRACT, id)
+        return sent
+
+
+def through(flat: Tensor, codec: str) -> Tensor:
+    """What is decoded of a vector."""
+    return codecs.decode(bytes(codecs.encode(flat, codec)), codec, len(flat))
+
+
 class Outer:
     """The global parameters, and the fragment that is under way between them and the replicas."""
 
@@ -85,6 +115,9 @@ class Outer:
         self.plan = FragmentPlan.of(layout, asked.sync_every)
         self.optimizer = OuterOptimizer(lr=asked.outer_lr, momentum=asked.outer_momentum)
         self.places = [slice(*layout.fragment_range(number)) for number in range(asked.fragments)]
+        self.senders = [
+            [Sender(len(theta[place]), asked.codec, residual=asked.residual) for _ in models] for place in self.places
+        ]
         self.states = [self.optimizer.init_state(len(theta[place])) for place in self.places]
         self.under_way: tuple[int, slice, list[Tensor]] | None = None  # the step of merging, where, locals at sending
 
@@ -95,8 +128,12 @@ class Outer:
             return
         place = self.places[fragment]
         sent = [flat(model)[place].clone() for model in self.models]
-        gradient = torch.stack([base[place] - local for base, local in zip(self.bases, sent, strict=True)]).mean(0)
-        new, self.states[fragment] = self.optimizer.step(self.theta[place], self.states[fragment], gradient)
+        decoded = [
+            sender.decoded(base[place] - local)
+            for sender, base, local in zip(self.senders[fragment], self.bases, sent, strict=True)
+        ]
+        mean = through(torch.stack(decoded).mean(0), self.asked.reply_codec)
+        new, self.states[fragment] = self.optimizer.step(self.theta[place], self.states[fragment], mean)
         self.theta[place] = new
         self.under_way = step + self.asked.overlap_steps, place, sent
         self.land(step)
@@ -150,6 +187,9 @@ def main() -> None:
     parser.add_argument("--warm-start", type=int, default=100, help="steps made once, before all start from there")
     parser.add_argument("--outer-lr", type=float, default=0.7)
     parser.add_argument("--outer-momentum", type=float, default=0.9)
+    parser.add_argument("--codec", default="fp32", choices=codecs.CODECS, help="of pseudo-gradients")
+    parser.add_argument("--reply-codec", default="fp32", choices=codecs.CODECS, help="of their mean")
+    parser.add_argument("--no-residual", dest="residual", action="store_false", help="forget what a codec loses")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     asked = parser.parse_args()
     torch.set_num_threads(1)
@@ -161,6 +201,8 @@ def main() -> None:
     if asked.overlap_steps:
         way = "rebase" if asked.merge == "rebase" else f"mix {asked.merge_alpha}"
         how += f", merged {asked.overlap_steps} steps later by {way}"
+    if asked.codec != "fp32" or asked.reply_codec != "fp32":
+        how += f", {asked.codec}{'' if asked.residual else ' without residual'}, reply {asked.reply_codec}"
     who = f"{asked.peers} peers" if asked.peers > 1 else "one peer"
     row = (f"{who}, {how}", asked.warm_start, asked.steps, f"{statistics.mean(losses):.3f}{spread}")
     sys.stdout.write(f"| {' | '.join(map(str, row))} |\n")

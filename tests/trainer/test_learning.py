@@ -29,7 +29,11 @@ def learning() -> ModuleType:
 
 def _asked(**changes: object) -> Namespace:
     return Namespace(
-        **{"peers": 2, "steps": 4, "sync_every": 2, "warm_start": 1, "outer_lr": 0.7, "outer_momentum": 0.9, **changes}
+        **{
+            "peers": 2, "steps": 4, "sync_every": 2, "warm_start": 1, "outer_lr": 0.7, "outer_momentum": 0.9,
+            "fragments": 1, "overlap_steps": 0, "merge": "mix", "merge_alpha": 0.0,
+            "codec": "fp32", "reply_codec": "fp32", "residual": True, **changes,
+        }
     )
 
 
@@ -55,6 +59,15 @@ def test_plain_averaging_of_one_step_is_the_mean_of_the_replicas(learning: Modul
     mean = GPT(GPTConfig(seed=0))
     learning.load(mean, torch.stack(models).mean(0))
     assert learning.held_out_loss(asked, 0) == pytest.approx(mean_loss(mean, learning.HELD_OUT), abs=1e-6)
+
+
+def test_what_a_codec_loses_is_lost_in_the_example_too(learning: ModuleType) -> None:
+    """Codecs change the outcome, and the residual does: neither is left out of the figures."""
+    losses = [
+        learning.held_out_loss(_asked(**changes), 0)
+        for changes in ({}, {"codec": "topk"}, {"codec": "topk", "residual": False}, {"reply_codec": "e3m0"})
+    ]
+    assert len({*losses}) == 4
 
 
 def test_it_prints_a_row(
