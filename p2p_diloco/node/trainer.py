@@ -79,8 +79,11 @@ class TrainerSide:
         self._contributing, self._began = message["n"], asyncio.get_running_loop().time()
         shards, replica, delta = tuple(message["shards"]), self.node.replica, self._shared.delta
         id, weighs = replica.next_contribution, message["weight"] > WEIGHT_MIN
-        payloads = tuple(self.node.work.encode(shard, delta, id, weighs=weighs) for shard in shards)
-        await self.node.feed(Contribute(shards, message["weight"], message["samples"], payloads))
+        payloads = []
+        for shard in shards:
+            payloads.append(self.node.work.encode(shard, delta, id, weighs=weighs))
+            await asyncio.sleep(0)  # of a large model this takes seconds, in which others ask whether this peer lives
+        await self.node.feed(Contribute(shards, message["weight"], message["samples"], tuple(payloads)))
 
     def _told(self) -> dict[str, Any]:
         replica = self.node.replica

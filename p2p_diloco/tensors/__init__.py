@@ -6,7 +6,10 @@ layers above call a version or a plan reaches this one as plain integers, string
 
     layout, partition   which parameter sits where in the flat vector; fragments and shards
     flat                between a model's parameters and the flat vector
-    codec               between fp32 and the bytes that travel
+    codec               between fp32 and the bytes that travel; cast, blockwise, topk: its rows
+    stochastic          rounding that is right on average
+    feedback            what a codec loses, kept for the next contribution
+    raw                 between tensors and the bytes that they are made of
     mean                the weighted mean of an averaging group
     outer               the outer optimizer, one shard at a time
     digest              one hash over a shard's outer state
