@@ -95,14 +95,14 @@ class PowersOfTwo:
     def nearest(self, values: Tensor, inverse: Tensor) -> Tensor:
         """As `Shares.nearest`; what lies in the middle goes up.
 
-        In the bits of an fp32, half a power of two more carries what lies above the middle into the next exponent.
+        The uppermost bits of an fp32 are its sign, its exponent, and whether it has come to the middle between two
+        powers of two. Counted in such halves of the way from one to the next, and from just below half of the least
+        point, 2 and 3 are the least point, 4 and 5 the next, ...; and 1 is the least point as well.
         """
-        shares = values.mul(inverse).view(torch.int32)
-        sign = (shares >> 28).bitwise_and_(0x8)
-        shares = shares.bitwise_and_(0x7FFFFFFF)
-        seen = (shares >= (127 - 7) << 23).to(torch.int32)  # from half of the least point on, 1 rather than 0
-        exponents = shares.add_(1 << 22).bitwise_right_shift_(23).sub_(127 - 7)
-        return torch.maximum(exponents, seen).clamp_(max=7).bitwise_or_(sign).to(torch.uint8)
+        upper = (values.mul(inverse).view(torch.int32) >> 22).to(torch.int16)
+        halves = (upper & 0x1FF).sub_(2 * (127 - 7) - 1).clamp_(0, 15)
+        codes = torch.maximum(halves >> 1, halves.clamp_(max=1))
+        return codes.bitwise_or_(upper.bitwise_right_shift_(12).bitwise_and_(0x8)).to(torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -121,19 +121,20 @@ class Blockwise:
         return PEAK_BYTES * _blocks(numel) + (numel * self.shares.bits + 7) // 8
 
     def encode(self, flat: Tensor) -> memoryview:
-        """As `codec.Codec.encode`."""
+        """As `codec.Codec.encode`: first all peaks, for their few elements together, then the codes."""
         numel = flat.numel()
         raw = torch.empty(self.nbytes(numel), dtype=torch.uint8, device=flat.device)
         peaks, codes = self._parts(raw, numel)
-        step = flats.BLOCK if flat.device.type == "cpu" else max(numel, 1)
-        for start in range(0, numel, step):
-            values = flat[start : start + step]
-            if missing := -values.numel() % BLOCK:
-                values = pad(values, (0, missing))
-            found, written = self._encoded(values.reshape(-1, BLOCK))
-            first = start // BLOCK
-            peaks[first : first + len(found)] = found
-            place = codes[start * self.shares.bits // 8 :][: len(written)]
+        rows = list(_rows(flat))
+        largest = torch.empty(len(peaks), device=flat.device)
+        for row, found in zip(rows, largest.split([len(row) for row in rows]), strict=True):
+            torch.amax(row.abs(), 1, out=found)
+        peaks.copy_(_rounded_up(largest))
+        inverse = torch.where(peaks == 0, 0.0, peaks.to(torch.float32).reciprocal_()).unsqueeze(1)
+        for row, scale in zip(rows, inverse.split([len(row) for row in rows]), strict=True):
+            written = self.shares.nearest(row, scale).view(-1)
+            written = written if self.shares.bits == 8 else _paired(written)
+            place, codes = codes[: len(written)], codes[len(written) :]
             place.copy_(written[: len(place)])
         return as_bytes(raw)
 
@@ -164,14 +165,6 @@ class Blockwise:
             values.view(-1, BLOCK).mul_(units.unsqueeze(1))
             yield values[:length]
 
-    def _encoded(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Peaks bf16 [blocks] and the bytes of the codes, of values [blocks, BLOCK]."""
-        peaks = _rounded_up(values.abs().amax(1))
-        inverse = peaks.to(torch.float32).reciprocal_()
-        inverse[peaks == 0] = 0.0
-        codes = self.shares.nearest(values, inverse.unsqueeze(1)).reshape(-1)
-        return peaks, codes if self.shares.bits == 8 else _paired(codes)
-
     def _points(self, codes: Tensor, out: Tensor) -> None:
         """Write the code points, in units, of bytes of codes into `out`."""
         if self.shares.bits == 8:
@@ -193,6 +186,15 @@ class Blockwise:
 
 def _blocks(numel: int) -> int:
     return -(-numel // BLOCK)
+
+
+def _rows(flat: Tensor) -> Iterator[Tensor]:
+    """Views [blocks, BLOCK] of `flat`, few enough to stay in a cache (on a CPU); the last block filled up with 0."""
+    whole = flat.numel() // BLOCK * BLOCK
+    at_once = flats.BLOCK // BLOCK if flat.device.type == "cpu" else max(whole, 1)
+    yield from flat[:whole].reshape(-1, BLOCK).split(at_once)
+    if missing := -flat.numel() % BLOCK:
+        yield pad(flat[whole:], (0, missing)).view(1, BLOCK)
 
 
 def _rounded_up(largest: Tensor) -> Tensor:
