@@ -126,12 +126,13 @@ class Blockwise:
         raw = torch.empty(self.nbytes(numel), dtype=torch.uint8, device=flat.device)
         peaks, codes = self._parts(raw, numel)
         rows = list(_rows(flat))
+        counts = [len(row) for row in rows]
         largest = torch.empty(len(peaks), device=flat.device)
-        for row, found in zip(rows, largest.split([len(row) for row in rows]), strict=True):
+        for row, found in zip(rows, torch.split(largest, counts), strict=True):
             torch.amax(row.abs(), 1, out=found)
         peaks.copy_(_rounded_up(largest))
         inverse = torch.where(peaks == 0, 0.0, peaks.to(torch.float32).reciprocal_()).unsqueeze(1)
-        for row, scale in zip(rows, inverse.split([len(row) for row in rows]), strict=True):
+        for row, scale in zip(rows, torch.split(inverse, counts), strict=True):
             written = self.shares.nearest(row, scale).view(-1)
             written = written if self.shares.bits == 8 else _paired(written)
             place, codes = codes[: len(written)], codes[len(written) :]
@@ -192,7 +193,7 @@ def _rows(flat: Tensor) -> Iterator[Tensor]:
     """Views [blocks, BLOCK] of `flat`, few enough to stay in a cache (on a CPU); the last block filled up with 0."""
     whole = flat.numel() // BLOCK * BLOCK
     at_once = flats.BLOCK // BLOCK if flat.device.type == "cpu" else max(whole, 1)
-    yield from flat[:whole].reshape(-1, BLOCK).split(at_once)
+    yield from torch.split(flat[:whole].reshape(-1, BLOCK), at_once)
     if missing := -flat.numel() % BLOCK:
         yield pad(flat[whole:], (0, missing)).view(1, BLOCK)
 

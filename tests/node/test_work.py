@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from p2p_diloco.config import RunConfig
@@ -16,7 +18,7 @@ from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.work import TensorWork
-from p2p_diloco.tensors.codec import decode, encode, nbytes
+from p2p_diloco.tensors.codec import CODECS, decode, encode, nbytes
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 
 V, ID = Version(0, 0, 0, "d"), ContributionId(1, 1)
@@ -67,6 +69,20 @@ def test_what_nobody_would_take_does_not_leave(codec: str, value: float) -> None
     largest = made.encode(0, most, ID)
     assert 0.98 * 2.0**30 < decode(largest, codec, 4).abs().max() <= 2.0**30
     assert made.objection(message, largest) == ""
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.sampled_from(sorted(CODECS)), st.binary(min_size=16, max_size=16))
+def test_garbage_is_objected_to_or_averaged(codec: str, raw: bytes) -> None:
+    """What passes as a contribution makes the step that its values say."""
+    made = work(codec, reply_codec="fp32", outer_lr=1.0, outer_momentum=0.0)
+    message = Contribution(0, V, ID, ID, 1.0, 1)
+    payload = memoryview(raw)[: made.nbytes(message)]
+    if not made.objection(message, payload):
+        averaged = made.average(Average(0, V, (("a", replace(message, payload=payload)),), b"meta", None))
+        assert isinstance(averaged, Averaged)
+        made.accept([(0, averaged.digest)])
+        assert torch.equal(made.store.theta(0), 1 - decode(payload, codec, 4))
 
 
 def test_fp16_sends_its_largest_for_what_is_larger() -> None:
