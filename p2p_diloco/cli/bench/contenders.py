@@ -128,13 +128,15 @@ class Bench:
         return self.machines[name]
 
 
-
-
 class Contender:
-    """One of those who take turns. `sent_bytes`: that a peer of it sends in a round."""
+    """One of those who take turns. `sent_bytes`: that a peer of it sends in a round. In a `ring` each member is told
+    who the next one is.
+    """
 
-    def __init__(self, bench: Bench, name: str, what: str, members: Sequence[Member], sent_bytes: int) -> None:
-        self.name, self.what, self.members, self.sent_bytes = name, what, list(members), sent_bytes
+    def __init__(
+        self, bench: Bench, name: str, members: Sequence[Member], sent_bytes: int, *, ring: bool = False
+    ) -> None:
+        self.name, self.members, self.sent_bytes, self.ring = name, list(members), sent_bytes, ring
         self.rounds: list[Round] = []
         self.failed = ""
         self.idle = Memory({})
@@ -174,9 +176,7 @@ class Contender:
         highest = max(peaks, key=lambda memory: memory.total, default=Memory({}))
         counted = tuple(self.rounds[warm_up:])
         failed = self.failed or ("" if counted else "no round of it counts")
-        return Result(
-            self.name, self.what, counted, self.sent_bytes, len(self.members), self.idle, highest, failed
-        )
+        return Result(self.name, counted, self.sent_bytes, len(self.members), self.idle, highest, failed)
 
 
 def all_of(bench: Bench) -> list[Contender]:
@@ -193,7 +193,7 @@ def all_of(bench: Bench) -> list[Contender]:
     addresses = bench.heard([seed], "ready")[0]["addresses"]
     ours = [_peer(bench, f"peer-{rank}", f"m{rank}", rank, addresses) for rank in range(plan.peers)]
     sent = round(plan.share * wire_bytes)
-    run = Contender(bench, "p2p_diloco", f"a run, {plan.codec}", ours, sent)
+    run = Contender(bench, f"p2p_diloco {plan.codec}", ours, sent)
     for contender in beside:
         contender.sent_bytes = contender.sent_bytes or sent
     for contender in (run, *beside):
@@ -204,7 +204,7 @@ def all_of(bench: Bench) -> list[Contender]:
         for member in contender.members:
             member.tell("make", nbytes=sent)
         ready = bench.heard(contender.members, "ready")
-        if contender.name == RAW:
+        if contender.ring:
             _close_ring(bench, contender.members, ready)
     return [run, *beside]
 
@@ -230,16 +230,15 @@ def _beside(bench: Bench) -> list[Contender]:
     plan, found = bench.plan, []
     if RAW in plan.beside:
         members = [bench.start(f"raw-{rank}", "raw", f"m{rank}", {}) for rank in range(plan.peers)]
-        found.append(Contender(bench, RAW, "a libp2p stream, the same bytes", members, 0))
+        found.append(Contender(bench, "raw libp2p", members, 0, ring=True))
     if GLOO in plan.beside:
         for wire in WIDTHS[GLOO]:
             members = _replicas(bench, GLOO, wire, {"meeting": str(bench.children.folder / f"meeting-{wire}")})
-            found.append(Contender(bench, f"gloo {wire}", "all-reduce, TCP", members, plan.reduced_bytes(GLOO, wire)))
+            found.append(Contender(bench, f"gloo {wire}", members, plan.reduced_bytes(GLOO, wire)))
     if AVERAGER in plan.beside:
         wire = "fp32" if plan.codec == "fp32" else "fp16"  # of bf16 it would make fp32
         members = _replicas(bench, AVERAGER, wire, {})
-        sent = plan.reduced_bytes(AVERAGER, wire)
-        found.append(Contender(bench, AVERAGER, f"Hivemind's, {wire}", members, sent))
+        found.append(Contender(bench, f"averager {wire}", members, plan.reduced_bytes(AVERAGER, wire)))
     return found
 
 

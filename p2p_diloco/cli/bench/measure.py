@@ -53,7 +53,6 @@ class Result:
     """What a contender came to. `sent_bytes`: that a peer sends in a round, by calculation, without headers."""
 
     name: str
-    what: str
     rounds: tuple[Round, ...]
     sent_bytes: int
     peers: int

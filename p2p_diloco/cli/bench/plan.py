@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from p2p_diloco.cli.demo.facts import ring_bytes
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import UsageError
 
@@ -58,9 +59,7 @@ class Plan:
         if numel < fragments:
             mend = "choose more parameters or fewer fragments"
             raise UsageError("are fewer than --fragments", key="--parameters", value=parameters, mend=mend)
-        plan = cls(
-            peers, numel, codec, fragments, rounds, None if link is None else mbit_of(link), names_of(beside)
-        )
+        plan = cls(peers, numel, codec, fragments, rounds, None if link is None else mbit_of(link), names_of(beside))
         plan.config()
         return plan
 
@@ -86,7 +85,7 @@ class Plan:
 
     def reduced_bytes(self, name: str, wire: str) -> int:
         """Bytes that a peer sends in an all-reduce of the whole model: parts to be added, then sums."""
-        return round(2 * self.share * WIDTHS[name][wire] * self.parameters)
+        return ring_bytes(self.parameters, WIDTHS[name][wire], self.peers)
 
     @property
     def round_s_max(self) -> float:

@@ -5,9 +5,10 @@ Law: draws what it is given; measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -27,50 +28,59 @@ def headline(plan: Plan) -> str:
 
 
 def drawn(plan: Plan, results: Sequence[Result]) -> RenderableType:
-    """Two tables: what a round took, and where it went."""
-    rounds = Table(title=headline(plan), title_justify="left", title_style="bold", pad_edge=False)
-    for title, right in (
-        ("", False), ("what it is", False), ("round, s", True), ("best", True), ("sent, MB", True),
-        ("CPU s/GB", True), ("of it", False), ("memory, MB", True), ("stood still, s", True), ("hidden, s", True),
-    ):  # fmt: skip
-        rounds.add_column(title, justify="right" if right else "left", overflow="fold")
-    parts = Table(title="where a round goes, s", title_justify="left", title_style="bold", pad_edge=False)
-    names = list(dict.fromkeys(name for result in results for name in result.parts))
-    for title in ("", *names):
-        parts.add_column(title, justify="right" if title else "left")
-    notes = []
-    for result in results:
-        if result.failed:
-            rounds.add_row(result.name, result.what, *[NONE] * 8)
-            notes.append(Text(f"{result.name} failed: {result.failed}", "red"))
-            continue
-        rounds.add_row(*_cells(result))
-        parts.add_row(result.name, *(seconds(result.parts[n]) if n in result.parts else NONE for n in names))
-    notes.append(
-        Text(
-            f"median and best of {plan.rounds} rounds in turns, after {WARM_UP} that don't count; the slowest peer of "
-            "each round; memory: of a peer, over its idle processes",
-            "dim",
-        )
+    """Three tables: what a round took, where it went, and whose processor time it was."""
+    sound = [result for result in results if not result.failed]
+    rounds = _table(TITLES, {result.name: _cells(result) for result in sound})
+    parts = _by_name({result.name: result.parts for result in sound}, seconds)
+    cpu = _by_name({result.name: result.cpu_s_per_gb for result in sound}, lambda value: f"{value:.1f}")
+    how = f"median and best of {plan.rounds} rounds in turns, after {WARM_UP} more; of each the slowest peer"
+    notes = [
+        Text(how, "dim"),
+        Text("memory: a peer's, over that of its processes without a model", "dim"),
+        Text("wait, hidden: how long training stands still in a round, or goes on meanwhile", "dim"),
+    ]
+    failures = [Text(f"{result.name} failed: {result.failed}", "red") for result in results if result.failed]
+    tables = (
+        (headline(plan), rounds),
+        ("where a round goes, s", parts),
+        ("processor seconds for each GB sent, by process", cpu),
     )
-    return Group(rounds, "", parts, "", *notes)
+    told = [part for title, table in tables for part in (Text(title, "bold"), table, "")]
+    return Group(*told, *notes, *failures)
+
+
+TITLES = ("round, s", "best", "sent, MB", "CPU s/GB", "mem., MB", "wait, s", "hidden")
 
 
 def _cells(result: Result) -> list[str]:
-    per_gb = result.cpu_s_per_gb
-    listed = ", ".join(f"{role} {value:.1f}" for role, value in per_gb.items())
     return [
-        result.name,
-        result.what,
         seconds(result.median_s),
         seconds(result.best_s),
         f"{result.sent_bytes / 1e6:.1f}",
-        f"{sum(per_gb.values()):.1f}",
-        listed if len(per_gb) > 1 else "",
+        f"{sum(result.cpu_s_per_gb.values()):.1f}",
         f"{result.over_idle / 1e6:.0f}",
         seconds(result.waiting_s),
         seconds(result.hidden_s),
     ]
+
+
+def _by_name(figures: Mapping[str, Mapping[str, float]], shown: Callable[[float], str]) -> Table:
+    """A column for each name that any row has."""
+    names = list(dict.fromkeys(name for row in figures.values() for name in row))
+    cells = {
+        row: [shown(values[name]) if name in values else NONE for name in names] for row, values in figures.items()
+    }
+    return _table(names, cells)
+
+
+def _table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+    table = Table(pad_edge=False, padding=(0, 1, 0, 0), box=SIMPLE_HEAD, show_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, cells in rows.items():
+        table.add_row(name, *cells)
+    return table
 
 
 def as_object(plan: Plan, results: Sequence[Result], machine: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +100,7 @@ def as_object(plan: Plan, results: Sequence[Result], machine: dict[str, Any]) ->
 
 
 def _result(result: Result) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": result.name, "what": result.what, "failed": result.failed or None}
+    told: dict[str, Any] = {"name": result.name, "failed": result.failed or None}
     if result.failed:
         return told
     return {
