@@ -21,6 +21,7 @@ from p2p_diloco.cli.bench import command
 from p2p_diloco.cli.bench.contenders import Bench, Contender, Failed, Interrupted, Member
 from p2p_diloco.cli.bench.measure import Memory, Result, Round, held, less, medians, peak, round_of
 from p2p_diloco.cli.bench.network import NoNetwork
+from p2p_diloco.cli.bench.node import Times, read_times
 from p2p_diloco.cli.bench.plan import Plan, count_of, mbit_of, names_of
 from p2p_diloco.cli.bench.table import as_object, drawn
 from p2p_diloco.cli.demo.processes import Child, Children, Signals
@@ -194,6 +195,25 @@ def test_programs_get_every_round() -> None:
     }
 
 
+def test_parts_come_in_the_order_of_a_round() -> None:
+    told = text_of([RESULT])
+    assert told.index("exchange") < told.index("merge")
+
+
+def test_a_nodes_times_add_up(tmp_path: Path) -> None:
+    """Each part's calls are added up where another process can read them, at any moment."""
+    path = tmp_path / "times"
+    assert read_times(path) == {}
+    times = Times(str(path))
+    assert read_times(path) == {"codec": 0.0, "outer step": 0.0}
+    slow = times.timed(time.sleep, "codec")
+    for _ in range(2):
+        slow(0.05)
+    told = read_times(path)
+    assert told["codec"] >= 0.1
+    assert told["outer step"] == 0.0
+
+
 # -- turns
 
 ECHO = """
@@ -312,6 +332,8 @@ def test_two_real_peers_are_measured(tmp_path: Path) -> None:
         assert sum(one["parts_s"].values()) == pytest.approx(one["median_s"], rel=0.5, abs=0.05)
         assert one["memory_over_idle_bytes"] > 0
     assert set(ours["cpu_s_per_gb"]) == {"process", "node", "p2pd"}
+    assert set(ours["parts_s"]) == {"pseudo-gradient", "codec", "exchange", "outer step", "merge"}
+    assert min(ours["parts_s"].values()) > 0
     assert set(fp32["parts_s"]) == {"pseudo-gradient", "exchange", "outer step", "merge"}
     assert 0 < ours["waiting_s"] <= ours["median_s"]
     assert log.count("round ") >= 3

@@ -15,10 +15,10 @@ import torch
 from hivemind.averaging.control import AveragingStage
 from hivemind.compression import Float16Compression, NoCompression
 
+from p2p_diloco.cli.bench.parts import EXCHANGE, SEARCH
 from p2p_diloco.cli.bench.side import Clock, options, say, serve
-from p2p_diloco.cli.bench.work import EXCHANGE, Replica
+from p2p_diloco.cli.bench.work import Replica
 
-SEARCH = "search for a group"
 SEARCH_S = 2.0
 """Seconds that a group may take to form; Hivemind's own default is 5."""
 LOOK_EVERY_S = 0.002

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from p2p_diloco.cli.bench.parts import EXCHANGE
 from p2p_diloco.cli.bench.side import Clock, options, serve
-from p2p_diloco.cli.bench.work import EXCHANGE, Replica
+from p2p_diloco.cli.bench.work import Replica
 
 
 class Rank:

@@ -17,6 +17,7 @@ from p2p_diloco.cli.demo.processes import Child
 
 MAIN, NODE, DAEMON, FORKED = "process", "node", "p2pd", "forked"
 """What a process of a peer is: the one that was started, our node, libp2p's daemon, what Hivemind forks."""
+NODE_PROGRAM = "p2p_diloco.cli.bench.node"
 Figures = dict[str, float]
 
 
@@ -189,4 +190,4 @@ def _role(process: psutil.Process, child: Child) -> str:
         return MAIN
     if process.name() == "p2pd":
         return DAEMON
-    return NODE if "p2p_diloco.node" in process.cmdline() else FORKED
+    return NODE if NODE_PROGRAM in process.cmdline() else FORKED

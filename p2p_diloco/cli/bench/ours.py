@@ -10,19 +10,23 @@ import logging
 import sys
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from p2p_diloco.cli.bench.node import read_times
+from p2p_diloco.cli.bench.parts import EXCHANGE, MERGE, PSEUDO_GRADIENT
 from p2p_diloco.cli.bench.side import Clock, options, say, serve
-from p2p_diloco.cli.bench.work import EXCHANGE, MERGE, PSEUDO_GRADIENT, Synthetic, model_of
+from p2p_diloco.cli.bench.work import Synthetic, model_of
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError
-from p2p_diloco.peer import Peer
+from p2p_diloco.peer import Peer, process
 from p2p_diloco.tensors import codec as codecs
 
 PART_OF = {"write_delta": PSEUDO_GRADIENT, "may_be_sent": PSEUDO_GRADIENT, "merge": MERGE}
 """What the hook asks of the local model, by the part of a round that it is."""
+NODE = "p2p_diloco.cli.bench.node"
 
 
 class Still(torch.optim.Optimizer):
@@ -55,10 +59,12 @@ class Measured:
 
     def __init__(self, asked: dict[str, Any], leaving: ExitStack) -> None:
         self._asked, self._leaving, self._clock = asked, leaving, Clock()
+        self._times = Path(asked["times"])
 
     def make(self, _: dict[str, Any]) -> dict[str, Any]:
         """Join the run, or found it."""
         asked = self._asked
+        _time_the_node(self._times)
         config = RunConfig(**asked["config"])
         model = model_of(asked["parameters"], config.num_fragments)
         self._train = Synthetic(model, asked["rank"]).train
@@ -78,11 +84,13 @@ class Measured:
 
     def round(self, _: dict[str, Any]) -> dict[str, Any]:
         """Exchange every fragment once."""
-        before, began = self._peer.metrics, time.perf_counter()
+        before, times, began = self._peer.metrics, read_times(self._times), time.perf_counter()
         for _fragment in range(self._peer.config.num_fragments):
             self._optimizer.step()
         took_s, after = time.perf_counter() - began, self._peer.metrics
-        self._clock.parts[EXCHANGE] = took_s - sum(self._clock.parts.values())
+        parts = self._clock.parts
+        parts.update({part: seconds - times[part] for part, seconds in read_times(self._times).items()})
+        parts[EXCHANGE] = took_s - sum(parts.values())
         return self._clock.round(
             took_s,
             exchanges=after.sync_count - before.sync_count,
@@ -90,6 +98,17 @@ class Measured:
             hidden_s=after.hidden_time_s - before.hidden_time_s,
             digest=self._peer.digest,
         )
+
+
+def _time_the_node(into: Path) -> None:
+    """Have the peer's node be one whose arithmetic is timed."""
+    command = process._command
+
+    def timed(*arguments: Any) -> list[str]:
+        python, _, _, *rest = command(*arguments)
+        return [python, "-m", NODE, str(into), *rest]
+
+    process._command = timed  # type: ignore[assignment]  # whatever the arguments are, they are handed on
 
 
 def wire_bytes(config: RunConfig, parameters: int) -> int:

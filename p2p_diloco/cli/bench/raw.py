@@ -11,8 +11,8 @@ import json
 import sys
 from typing import Any
 
+from p2p_diloco.cli.bench.parts import EXCHANGE
 from p2p_diloco.cli.bench.side import SAID, Clock, options, say
-from p2p_diloco.cli.bench.work import EXCHANGE
 from p2p_diloco.net.hivemind import DhtPeer
 from p2p_diloco.net.pipe import Pipe
 

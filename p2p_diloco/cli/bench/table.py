@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2p_diloco.cli.bench.measure import Memory, Result
+from p2p_diloco.cli.bench.parts import ORDER
 from p2p_diloco.cli.bench.plan import WARM_UP, Plan
 
 SCHEMA_VERSION = 1
@@ -65,8 +66,9 @@ def _cells(result: Result) -> list[str]:
 
 
 def _by_name(figures: Mapping[str, Mapping[str, float]], shown: Callable[[float], str]) -> Table:
-    """A column for each name that any row has."""
-    names = list(dict.fromkeys(name for row in figures.values() for name in row))
+    """A column for each name that any row has; the parts of a round in their order."""
+    found = dict.fromkeys(name for row in figures.values() for name in row)
+    names = sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
     cells = {
         row: [shown(values[name]) if name in values else NONE for name in names] for row, values in figures.items()
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from p2p_diloco.cli.bench.parts import MERGE, OUTER_STEP, PSEUDO_GRADIENT
 from p2p_diloco.cli.bench.plan import SHARD_ELEMENTS
 from p2p_diloco.cli.bench.side import Clock
 from p2p_diloco.config import RunConfig
@@ -18,9 +19,6 @@ from p2p_diloco.tensors.outer import OuterOptimizer
 PIECES = 8
 SIZE = 1e-3
 """Of a synthetic pseudo-gradient's elements."""
-
-PSEUDO_GRADIENT, OUTER_STEP, MERGE, EXCHANGE = "pseudo-gradient", "outer step", "merge", "exchange"
-"""The parts of a round, as they are called everywhere."""
 
 
 def model_of(numel: int, fragments: int) -> nn.Module:
@@ -60,7 +58,8 @@ class Replica:
         config = RunConfig()
         self._outer = OuterOptimizer(config.outer_optimizer, config.outer_lr, config.outer_momentum, config.nesterov)
         self._theta, self._base = torch.zeros(numel), torch.zeros(numel)
-        self._state = self._outer.init_state(numel)
+        self._places = [slice(start, min(start + SHARD_ELEMENTS, numel)) for start in range(0, numel, SHARD_ELEMENTS)]
+        self._states = [self._outer.init_state(place.stop - place.start) for place in self._places]
 
     def write_pseudo_gradient(self, clock: Clock, out: Tensor | None = None) -> None:
         """Base − local, into `out` or `mean`."""
@@ -71,13 +70,9 @@ class Replica:
         """The outer step on `mean`, shard by shard as a run takes it, and its result into the model."""
         mean = self.mean if mean is None else mean
         with clock.part(OUTER_STEP):
-            for start in range(0, mean.numel(), SHARD_ELEMENTS):
-                place = slice(start, start + SHARD_ELEMENTS)
-                held = {name: values[place] for name, values in self._state.items()}
-                theta, state = self._outer.step(self._theta[place], held, mean[place])
+            for index, place in enumerate(self._places):
+                theta, self._states[index] = self._outer.step(self._theta[place], self._states[index], mean[place])
                 self._theta[place] = theta
-                for name, values in state.items():
-                    self._state[name][place] = values
         with clock.part(MERGE):
             scatter(self._theta, self._params)
             gather(self._params, self._base)
