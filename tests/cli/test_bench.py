@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -93,6 +94,14 @@ def test_no_links_without_the_right_to_make_them(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(command, "Network", fail)
     with pytest.raises(UsageError, match=r"--link can't be made here .*not permitted.*root"):
         command.measured(Plan.of(2, "1k", "bf16", 1, 1, "100mbit", ""))
+
+
+def test_memory_that_is_not_there_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before anything is started; less beside takes less."""
+    monkeypatch.setattr(command.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**10))
+    with pytest.raises(UsageError, match=r"--parameters=25M takes about 1\d.\d GB .*10.0 GB are free"):
+        command.measured(Plan.of(4, "25M", "bf16", 1, 1, None, "raw,gloo"))
+    assert Plan.of(4, "25M", "bf16", 1, 1, None, "none").memory_bytes < 10**10
 
 
 # -- figures
@@ -338,6 +347,26 @@ def test_two_real_peers_are_measured(tmp_path: Path) -> None:
     assert 0 < ours["waiting_s"] <= ours["median_s"]
     assert log.count("round ") >= 3
     assert left(str(tmp_path)) == []
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+def test_a_link_is_as_slow_as_was_asked_for(tmp_path: Path) -> None:
+    """Nobody's round takes less than its bytes need at 50 Mbit/s, but for the bytes that a link lets through at once;
+    and no machine is left.
+    """
+    process = started(str(tmp_path), "--parameters", "1M", "--link", "50mbit", "--beside", "raw,gloo", "--json")
+    told, log = process.communicate(timeout=240)
+    if process.returncode == 2 and "can't be made here" in log:
+        pytest.skip(log.strip().splitlines()[-1])
+    assert process.returncode == 0, log
+    for one in json.loads(told)["results"]:
+        at_once = 4 * 128 * 1024
+        assert one["best_s"] >= (one["sent_bytes_per_peer"] - at_once) * 8 / 50e6, one
+    assert left(str(tmp_path)) == []
+    assert f"p2pd{process.pid}-" not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
 
 
 @pytest.mark.real

@@ -17,15 +17,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import psutil
 import typer
 
 from p2p_diloco.cli.bench.contenders import Bench, Contender, Failed, Interrupted, all_of
 from p2p_diloco.cli.bench.measure import Result
 from p2p_diloco.cli.bench.network import Network, NoNetwork
 from p2p_diloco.cli.bench.plan import WARM_UP, Plan
-from p2p_diloco.cli.bench.table import as_object, drawn, headline, seconds
+from p2p_diloco.cli.bench.table import as_object, drawn, headline, seconds, size
 from p2p_diloco.cli.demo.processes import Children, Signals
-from p2p_diloco.errors import UsageError
+from p2p_diloco.errors import P2PDilocoError, UsageError
 
 WIDTH = 140
 """Columns of a table that is no terminal's."""
@@ -37,7 +38,8 @@ def bench(plan: Plan, *, as_json: bool) -> int:
     """Measure, and tell; the exit status: 1 if somebody failed, 128 + n after signal n.
 
     Raises:
-        UsageError: this machine can't give the links that were asked for. Failed: nothing could be measured.
+        UsageError: this machine can't give the links that were asked for.
+        P2PDilocoError: the processes don't start.
     """
     machine = _machine()
     try:
@@ -45,6 +47,8 @@ def bench(plan: Plan, *, as_json: bool) -> int:
     except Interrupted as interrupted:
         sys.stderr.write("p2p-diloco: interrupted; every process is ended\n")
         return 128 + int(interrupted.args[0])
+    except Failed as failed:
+        raise P2PDilocoError(f"the processes don't start: {failed}", mend="try fewer peers or parameters") from None
     if as_json:
         typer.echo(json.dumps(as_object(plan, results, machine), indent=2))
     else:
@@ -53,7 +57,12 @@ def bench(plan: Plan, *, as_json: bool) -> int:
 
 
 def measured(plan: Plan) -> list[Result]:
-    """What each contender came to."""
+    """What each contender came to.
+
+    Raises:
+        UsageError: as `bench`. Failed: a process didn't start. Interrupted: a signal came.
+    """
+    _check_memory(plan)
     tell(f"measuring {headline(plan)}; starting processes")
     with ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="p2p-diloco-bench-")))
@@ -79,7 +88,7 @@ def _turn(contenders: Sequence[Contender], name: str) -> None:
         try:
             told.append(f"{contender.name} {seconds(contender.play().took_s)}")
         except Failed as failed:
-            contender.failed = failed.sentence
+            contender.failed = str(failed)
             told.append(f"{contender.name} failed")
     tell(f"{name}: {', '.join(told)}")
 
@@ -96,6 +105,19 @@ def _leave(children: Children) -> None:
 def tell(text: str) -> None:
     """A line of progress."""
     typer.echo(text, err=True)
+
+
+def _check_memory(plan: Plan) -> None:
+    """All contenders are there at once; a machine whose memory is full measures nothing, and harms others.
+
+    Raises:
+        UsageError: there is not enough.
+    """
+    needed_gb, free_gb = plan.memory_bytes / 1e9, psutil.virtual_memory().available / 1e9
+    if needed_gb > free_gb:
+        wrong = f"takes about {needed_gb:.1f} GB of memory with {plan.peers} peers and all that is measured beside"
+        mend = f"{free_gb:.1f} GB are free: choose fewer, or less with --beside"
+        raise UsageError(wrong, key="--parameters", value=size(plan.parameters), mend=mend)
 
 
 def _network() -> Network:

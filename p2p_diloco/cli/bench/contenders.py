@@ -7,6 +7,7 @@ of who didn't answer. Nothing here computes a figure.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from p2p_diloco.cli.bench.measure import Memory, Result, Round
 from p2p_diloco.cli.bench.network import Network
 from p2p_diloco.cli.bench.plan import AVERAGER, GLOO, RAW, WIDTHS, Plan
 from p2p_diloco.cli.demo.processes import Child, Children, Signals
-from p2p_diloco.errors import P2PDilocoError
 
 START_S = 180.0
 """How long processes may take to import torch, all at once on few cores."""
@@ -31,8 +31,8 @@ class Interrupted(Exception):
     """A signal asked us to end; its number."""
 
 
-class Failed(P2PDilocoError):
-    """A process ended, or didn't answer in time."""
+class Failed(Exception):
+    """A process ended, didn't answer in time, or answered what can't be; the sentence says which and what."""
 
 
 class Member:
@@ -78,14 +78,15 @@ class Bench:
     def start(self, name: str, module: str, machine: str, options: Mapping[str, Any]) -> Member:
         """Start a process on a machine."""
         common = {"name": name, "host_maddrs": [self.listens(machine)], "round_s_max": self.plan.round_s_max}
-        device = {} if self.network is None else {"GLOO_SOCKET_IFNAME": "eth0"}
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        device = loopback if self.network is None else "eth0"
         child = self.children.start(
             name,
             f"p2p_diloco.cli.bench.{module}",
             json.dumps({**common, **options}),
             on=self._machine(machine),
             listens=True,
-            environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **device},
+            environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": device},
         )
         return Member(child)
 

@@ -18,6 +18,8 @@ RAW, GLOO, AVERAGER = BESIDE = ("raw", "gloo", "averager")
 """What may be measured beside a run."""
 WIDTHS = {GLOO: {"fp32": 4, "bf16": 2}, AVERAGER: {"fp32": 4, "fp16": 2}}
 """Bytes of an element on each one's wires."""
+MEMORY = {"": (4e8, 36), RAW: (2e8, 5), GLOO: (3e8, 52), AVERAGER: (4e8, 64)}
+"""What a peer of each takes, as it was measured: bytes, and bytes for each parameter; "" is the run itself."""
 SHARD_ELEMENTS = 2**20
 PEERS_MAX = 32
 PARAMETERS_MAX = 10**10
@@ -86,6 +88,12 @@ class Plan:
     def reduced_bytes(self, name: str, wire: str) -> int:
         """Bytes that a peer sends in an all-reduce of the whole model: parts to be added, then sums."""
         return ring_bytes(self.parameters, WIDTHS[name][wire], self.peers)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What all processes take together, about."""
+        each = [MEMORY[name] for name in ("", *self.beside)]
+        return round(self.peers * sum(fixed + by_parameter * self.parameters for fixed, by_parameter in each))
 
     @property
     def round_s_max(self) -> float:
