@@ -43,6 +43,7 @@ def loaded_and_told(code: str) -> tuple[set[str], str]:
         "from p2p_diloco.cli import main; main(['join', '--help'])",
         "from p2p_diloco.cli import main; main(['status', '--help'])",
         "from p2p_diloco.cli import main; main(['bootstrap', '--port', '99999'])",
+        "from p2p_diloco.cli import main; main(['bench', '--peers', '1'])",
         "from p2p_diloco.cli import main; main(['join', '--initial-peers', 'x'])",
     ],
 )

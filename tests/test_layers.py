@@ -32,6 +32,12 @@ PURE = frozenset(sys.stdlib_module_names) - {
 """What core may import: it has no clock, no randomness, no log, no loop and no network."""
 
 
+COUNTERPARTS = {f"cli/bench/{name}.py" for name in ("work", "ours", "gloo", "averager")}
+"""What `bench` measures runs in processes of its own, and is what others would have without us: gloo's all-reduce,
+Hivemind's averager. Nobody imports these modules (`test_counterparts_are_programs`).
+"""
+
+
 def modules() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
@@ -82,8 +88,8 @@ def test_core_is_pure(path: Path) -> None:
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
-        ("hivemind", {"net/hivemind.py"}),
-        ("torch", {"tensors", "node", "peer", "trainer"}),
+        ("hivemind", {"net/hivemind.py", "cli/bench/averager.py"}),
+        ("torch", {"tensors", "node", "peer", "trainer", *COUNTERPARTS}),
         ("typer", {"cli"}),
         ("rich", {"cli", "observe"}),
     ],
@@ -97,6 +103,13 @@ def test_a_heavy_library_has_one_home(library: str, homes: set[str]) -> None:
         if library in {name.split(".")[0] for name in imports(path)}
     }
     assert {user for user in users if user not in homes and user.split("/")[0] not in homes} == set()
+
+
+def test_counterparts_are_programs() -> None:
+    """The exceptions above weigh on nothing: outside of these modules nobody imports them."""
+    names = {f"p2p_diloco.cli.bench.{Path(name).stem}" for name in COUNTERPARTS}
+    users = {str(path.relative_to(PACKAGE)) for path in modules() if names & set(imports(path))}
+    assert users <= {*COUNTERPARTS, "cli/bench/raw.py"}
 
 
 def test_siblings_never_meet() -> None:

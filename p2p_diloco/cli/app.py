@@ -153,6 +153,34 @@ def simulate(
     raise typer.Exit(play(seeds, first, seed, kind, jobs, trace=trace))
 
 
+@app.command()
+def bench(
+    peers: Annotated[int, typer.Option(help="Peers of the run.", metavar="K")] = 2,
+    parameters: Annotated[str, typer.Option(help="Parameters of the model: 25M, 100k.", metavar="N")] = "10M",
+    codec: Annotated[str, typer.Option(help="How pseudo-gradients are written on the wire.", metavar="CODEC")] = "bf16",
+    fragments: Annotated[int, typer.Option(help="Fragments that the model is sent in.", metavar="F")] = 1,
+    rounds: Annotated[int, typer.Option(help="Rounds that count.", metavar="R")] = 7,
+    link: Annotated[
+        str | None,
+        typer.Option(help="Speed of each peer's link, e.g. 100mbit (Linux, as root); unset: loopback.", metavar="RATE"),
+    ] = None,
+    beside: Annotated[
+        str, typer.Option(help="What is measured beside it.", metavar="[raw,gloo,averager|none]")
+    ] = "raw,gloo",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+) -> None:
+    """Measure a whole round between real processes on this machine, and what else could do it.
+
+    No training: pseudo-gradients are made up. Beside it, in turns: a plain libp2p stream of the same bytes, gloo's
+    all-reduce, Hivemind's averager, the last two with the same outer step.
+    """
+    from p2p_diloco.cli.bench.command import bench as measure
+    from p2p_diloco.cli.bench.plan import Plan
+
+    plan = Plan.of(peers, parameters, codec, fragments, rounds, link, beside)
+    raise typer.Exit(measure(plan, as_json=as_json))
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
 def demo(ctx: typer.Context) -> None:
     """Watch peers on this machine train together, while one of them is killed."""

@@ -1,4 +1,4 @@
-"""The demo's processes: started, read and ended, and none left behind.
+"""The processes of a command that needs many (`demo`, `bench`): started, read and ended, and none left behind.
 
 Law: knows processes, their files and signals, and nothing of runs. What a process writes goes to files: its
 data to NAME.out, its log to NAME.log; nothing here blocks, but for ending, which is bounded.
@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -73,9 +73,17 @@ class Lines:
 
 
 class Child:
-    """A process of ours."""
+    """A process of ours. One that `listens` reads lines from us."""
 
-    def __init__(self, name: str, command: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        folder: Path,
+        *,
+        listens: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.name = name
         self.log, self.out = folder / f"{name}.log", folder / f"{name}.out"
         self.printed = Lines(self.out)
@@ -83,10 +91,10 @@ class Child:
         with self.out.open("wb") as out, self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if listens else subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
-                env={**without_ours(os.environ), "PYTHONUNBUFFERED": "1"},
+                env={**without_ours(os.environ), "PYTHONUNBUFFERED": "1", **(environment or {})},
                 start_new_session=True,  # the terminal's ^C is for us: we end them, and they leave the run in order
             )
 
@@ -94,6 +102,17 @@ class Child:
     def status(self) -> int | None:
         """Its exit status; None while it runs."""
         return self.process.poll()
+
+    def tell(self, line: str) -> None:
+        """A line to a process that listens; one that has ended hears nothing."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(f"{line}\n".encode())
+            self.process.stdin.flush()
+
+    def family(self) -> list[psutil.Process]:
+        """It and all that it has started, while it runs."""
+        return _family([self])
 
     def last_words(self) -> str:
         """The last line of its log."""
@@ -112,7 +131,7 @@ class Child:
 
 
 class Children:
-    """All processes of the demo; when this is left they are ended, whatever happened. `hurried` says whether there
+    """All processes of a command; when this is left they are ended, whatever happened. `hurried` says whether there
     is no time for goodbyes.
     """
 
@@ -123,9 +142,18 @@ class Children:
             [sys.executable, "-m", WARDEN], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )
 
-    def start(self, name: str, module: str, *arguments: str) -> Child:
-        """Start a Python module with our interpreter."""
-        child = Child(name, [sys.executable, "-m", module, *arguments], self.folder)
+    def start(
+        self,
+        name: str,
+        module: str,
+        *arguments: str,
+        on: Sequence[str] = (),
+        listens: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> Child:
+        """Start a Python module with our interpreter; `on` begins a command line that runs on another machine."""
+        command = [*on, sys.executable, "-m", module, *arguments]
+        child = Child(name, command, self.folder, listens=listens, environment=environment)
         self.all.append(child)
         self._tell_warden(f"{child.process.pid}")
         return child
@@ -153,6 +181,9 @@ class Children:
         for child in self.all:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(GONE_S)
+            if child.process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    child.process.stdin.close()
         self._tell_warden("done")
         assert self._warden.stdin is not None
         self._warden.stdin.close()

@@ -1,4 +1,4 @@
-"""`python -m p2p_diloco.cli.demo.warden`: kills the demo's processes if the demo itself is killed.
+"""`python -m p2p_diloco.cli.demo.warden`: kills a command's processes if the command itself is killed.
 
 Law: reads process ids from stdin, one a line. If that ends without a last line "done", nobody is left to end them,
 and so they are killed, each with its process group; a peer's node and daemon follow it by themselves.

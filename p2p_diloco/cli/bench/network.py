@@ -1,0 +1,90 @@
+"""Machines on a switch of their own: network namespaces, whose links can be cut, healed and throttled. Linux, as root.
+
+Law: everything is made by `ip` and `tc` under names of this process, and taken down in `close`, whatever happened.
+A cut is silent: packets vanish, no connection is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+
+SWITCH, AWAY = "br0", "br1"
+"""Bridges: the one that all machines are on, and the one for those cut off from it, who still see each other."""
+_numbers = itertools.count(1)
+
+
+class NoNetwork(Exception):
+    """This machine doesn't let us make network namespaces."""
+
+
+def _run(*words: str) -> None:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+    except OSError as error:
+        raise NoNetwork(f"{words[0]}: {error.strerror}") from None
+    if done.returncode:
+        raise NoNetwork(f"{' '.join(words)}: {done.stderr.strip()}")
+
+
+class Network:
+    """A switch and its machines."""
+
+    def __init__(self) -> None:
+        """Raises NoNetwork."""
+        self.switch = f"p2pd{os.getpid()}-{next(_numbers)}"
+        self.machines: dict[str, str] = {}
+        _run("ip", "netns", "add", self.switch)
+        try:
+            for bridge in (SWITCH, AWAY):
+                self._at_switch("link", "add", bridge, "type", "bridge")
+                self._at_switch("link", "set", bridge, "up")
+        except NoNetwork:
+            self.close()
+            raise
+
+    def machine(self, name: str) -> list[str]:
+        """Add a machine; the beginning of a command line that runs on it."""
+        number = len(self.machines) + 1
+        space = f"{self.switch}-{number}"
+        self.machines[name] = f"10.77.0.{number}"
+        _run("ip", "netns", "add", space)
+        self._at_switch("link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", space)
+        self._at_switch("link", "set", f"port{number}", "master", SWITCH, "up")
+        _run("ip", "-n", space, "addr", "add", f"{self.machines[name]}/24", "dev", "eth0")
+        for link in ("lo", "eth0"):
+            _run("ip", "-n", space, "link", "set", link, "up")
+        return ["ip", "netns", "exec", space]
+
+    def throttle(self, name: str, mbit: float) -> None:
+        """Let a machine send and receive so many Mbit/s, each way."""
+        rate = ("root", "tbf", "rate", f"{round(1000 * mbit)}kbit", "burst", "128kb", "latency", "50ms")
+        number = self._number(name)
+        _run("tc", "-n", f"{self.switch}-{number}", "qdisc", "replace", "dev", "eth0", *rate)
+        _run("tc", "-n", self.switch, "qdisc", "replace", "dev", f"port{number}", *rate)
+
+    def cut(self, *names: str) -> None:
+        """Cut these machines off from the others, not from each other."""
+        for name in names:
+            self._at_switch("link", "set", f"port{self._number(name)}", "master", AWAY)
+
+    def heal(self) -> None:
+        """All machines see each other again."""
+        for name in self.machines:
+            self._at_switch("link", "set", f"port{self._number(name)}", "master", SWITCH)
+
+    def close(self) -> None:
+        """Take everything down; links end with their namespaces."""
+        for number in range(1, len(self.machines) + 1):
+            with contextlib.suppress(NoNetwork):
+                _run("ip", "netns", "del", f"{self.switch}-{number}")
+        with contextlib.suppress(NoNetwork):
+            _run("ip", "netns", "del", self.switch)
+
+    def _number(self, name: str) -> int:
+        return list(self.machines).index(name) + 1
+
+    def _at_switch(self, *words: str) -> None:
+        _run("ip", "-n", self.switch, *words)

@@ -1,0 +1,137 @@
+"""`python -m p2p_diloco.cli.bench.ours OPTIONS`: a peer of a run that is measured, with its node and its p2pd.
+
+Law: a `Peer` as any script would use it. Its optimizer does nothing, for training is none of what is measured: what
+`optimizer.step()` takes is the exchange.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from p2p_diloco.cli.bench.node import read_times
+from p2p_diloco.cli.bench.parts import EXCHANGE, MERGE, PSEUDO_GRADIENT
+from p2p_diloco.cli.bench.side import Clock, options, say, serve
+from p2p_diloco.cli.bench.work import Synthetic, model_of
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.peer import Peer, process
+from p2p_diloco.tensors import codec as codecs
+
+PART_OF = {"write_delta": PSEUDO_GRADIENT, "may_be_sent": PSEUDO_GRADIENT, "merge": MERGE}
+"""What the hook asks of the local model, by the part of a round that it is."""
+NODE = "p2p_diloco.cli.bench.node"
+
+
+class Still(torch.optim.Optimizer):
+    """An optimizer whose steps change nothing."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # there is no loss to give back
+        """No step at all; a peer's hook follows it."""
+
+
+class Timed:
+    """Stands before an object, and times what `PART_OF` names."""
+
+    def __init__(self, behind: Any, clock: Clock) -> None:
+        self._behind, self._clock = behind, clock
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._behind, name)
+        if name not in PART_OF:
+            return found
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            with self._clock.part(PART_OF[name]):
+                return found(*arguments, **named)
+
+        return timed
+
+
+class Measured:
+    """A peer, and the answers to what it is asked to do."""
+
+    def __init__(self, asked: dict[str, Any], leaving: ExitStack) -> None:
+        self._asked, self._leaving, self._clock = asked, leaving, Clock()
+        self._times = Path(asked["times"])
+
+    def make(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Join the run, or found it."""
+        asked = self._asked
+        _time_the_node(self._times)
+        config = RunConfig(**asked["config"])
+        model = model_of(asked["parameters"], config.num_fragments)
+        self._train = Synthetic(model, asked["rank"]).train
+        self._optimizer = Still(model.parameters(), {})
+        local = PeerConfig(name=asked["name"], **asked["local"])
+        run_id, initial_peers = asked["run_id"], asked["initial_peers"]
+        peer = Peer(model, self._optimizer, run_id=run_id, initial_peers=initial_peers, config=config, local=local)
+        self._peer = self._leaving.enter_context(peer)
+        hook: Any = peer._hook
+        hook._local = Timed(hook._local, self._clock)
+        return {"addresses": list(self._peer.addresses)}
+
+    def train(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Move the parameters."""
+        self._train()
+        return {}
+
+    def round(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Exchange every fragment once."""
+        before, times, began = self._peer.metrics, read_times(self._times), time.perf_counter()
+        for _fragment in range(self._peer.config.num_fragments):
+            self._optimizer.step()
+        took_s, after = time.perf_counter() - began, self._peer.metrics
+        parts = self._clock.parts
+        parts.update({part: seconds - times[part] for part, seconds in read_times(self._times).items()})
+        parts[EXCHANGE] = took_s - sum(parts.values())
+        return self._clock.round(
+            took_s,
+            exchanges=after.sync_count - before.sync_count,
+            waiting_s=after.waiting_time_s - before.waiting_time_s,
+            hidden_s=after.hidden_time_s - before.hidden_time_s,
+            digest=self._peer.digest,
+        )
+
+
+def _time_the_node(into: Path) -> None:
+    """Have the peer's node be one whose arithmetic is timed."""
+    command = process._command
+
+    def timed(*arguments: Any) -> list[str]:
+        python, _, _, *rest = command(*arguments)
+        return [python, "-m", NODE, str(into), *rest]
+
+    process._command = timed  # type: ignore[assignment]  # whatever the arguments are, they are handed on
+
+
+def wire_bytes(config: RunConfig, parameters: int) -> int:
+    """Bytes of one contribution and one commit of the whole model."""
+    reply = config.reply_codec or config.codec
+    return codecs.nbytes(config.codec, parameters) + codecs.nbytes(reply, parameters)
+
+
+def main() -> int:
+    """Take part until told to end; the exit status."""
+    asked = options()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    torch.set_num_threads(1)
+    say("sizes", wire_bytes=wire_bytes(RunConfig(**asked["config"]), asked["of"]))
+    try:
+        with ExitStack() as leaving:
+            one = Measured(asked, leaving)
+            serve({"make": one.make, "train": one.train, "round": one.round})
+    except P2PDilocoError as error:
+        sys.stderr.write(f"{error.sentence}\n")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

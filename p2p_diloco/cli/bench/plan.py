@@ -1,0 +1,144 @@
+"""What is to be measured: the flags of `bench`, read and found fit.
+
+Law: values and their limits; nothing is started or looked up here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from p2p_diloco.cli.demo.facts import ring_bytes
+from p2p_diloco.config import RunConfig
+from p2p_diloco.errors import UsageError
+
+WARM_UP = 2
+"""Rounds before those that count: connections are made in them, and memory is touched for the first time."""
+RAW, GLOO, AVERAGER = BESIDE = ("raw", "gloo", "averager")
+"""What may be measured beside a run."""
+WIDTHS = {GLOO: {"fp32": 4, "bf16": 2}, AVERAGER: {"fp32": 4, "fp16": 2}}
+"""Bytes of an element on each one's wires."""
+MEMORY = {"": (4e8, 36), RAW: (2e8, 5), GLOO: (3e8, 52), AVERAGER: (4e8, 64)}
+"""What a peer of each takes, as it was measured: bytes, and bytes for each parameter; "" is the run itself."""
+SHARD_ELEMENTS = 2**20
+PEERS_MAX = 32
+PARAMETERS_MAX = 10**10
+RATE_B_S = 5e6
+"""Bytes a second that all peers of one machine move together at the very least; else a round is given up."""
+_SIZES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
+_RATES = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One measurement. `link_mbit`: what each peer's link carries each way; None: loopback."""
+
+    peers: int
+    parameters: int
+    codec: str
+    fragments: int
+    rounds: int
+    link_mbit: float | None
+    beside: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls, peers: int, parameters: str, codec: str, fragments: int, rounds: int, link: str | None, beside: str
+    ) -> Plan:
+        """The plan that the flags describe.
+
+        Raises:
+            UsageError: a flag can't be read. ConfigError: a setting can't be used.
+        """
+        for key, value, least, most in (
+            ("--peers", peers, 2, PEERS_MAX),
+            ("--fragments", fragments, 1, 1000),
+            ("--rounds", rounds, 1, 10_000),
+        ):
+            if not least <= value <= most:
+                raise UsageError(f"must be {least} to {most}", key=key, value=value, mend=f"choose e.g. {least}")
+        numel = count_of(parameters)
+        if numel < fragments:
+            mend = "choose more parameters or fewer fragments"
+            raise UsageError("are fewer than --fragments", key="--parameters", value=parameters, mend=mend)
+        plan = cls(peers, numel, codec, fragments, rounds, None if link is None else mbit_of(link), names_of(beside))
+        plan.config()
+        return plan
+
+    def config(self, peers: int | None = None) -> RunConfig:
+        """The settings of a run that is measured: one inner step for each fragment, every peer in every round, and
+        nobody taken for dead or idle while others have their turn.
+        """
+        peers = peers or self.peers
+        return RunConfig(
+            sync_every=self.fragments,
+            num_fragments=self.fragments,
+            codec=self.codec,  # type: ignore[arg-type]  # it is judged there
+            min_peers=peers,
+            start_peers=peers,
+            heartbeat_timeout=max(60.0, self.round_s_max),
+            round_timeout=2 * max(60.0, self.round_s_max),
+        )
+
+    @property
+    def share(self) -> float:
+        """Of each vector that is averaged what one peer sends: to each other one its part."""
+        return (self.peers - 1) / self.peers
+
+    def reduced_bytes(self, name: str, wire: str) -> int:
+        """Bytes that a peer sends in an all-reduce of the whole model: parts to be added, then sums."""
+        return ring_bytes(self.parameters, WIDTHS[name][wire], self.peers)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What all processes take together, about."""
+        each = [MEMORY[name] for name in ("", *self.beside)]
+        return round(self.peers * sum(fixed + by_parameter * self.parameters for fixed, by_parameter in each))
+
+    @property
+    def round_s_max(self) -> float:
+        """How long a round may take before it is given up."""
+        all_bytes = 2 * 4 * self.parameters * self.peers
+        link_b_s = RATE_B_S if self.link_mbit is None else self.link_mbit * 1e6 / 8
+        return 60.0 + all_bytes / RATE_B_S + 10 * all_bytes / self.peers / link_b_s
+
+
+def count_of(text: str) -> int:
+    """A number of parameters: 25M, 100k, 1.5b, 1000.
+
+    Raises:
+        UsageError: it can't be read, or is out of bounds.
+    """
+    read = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbg]?)", text.strip().lower().replace("_", ""))
+    count = 0 if read is None else round(float(read[1]) * _SIZES[read[2]])
+    if not 1 <= count <= PARAMETERS_MAX:
+        mend = "write e.g. 25M, 100k or 1000"
+        raise UsageError("is no number of parameters", key="--parameters", value=text, mend=mend)
+    return count
+
+
+def mbit_of(text: str) -> float:
+    """What a link carries, in Mbit/s: 100mbit, 1gbit, 500kbit.
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    read = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text.strip().lower())
+    rate = 0.0 if read is None else float(read[1]) * _RATES[read[2]]
+    if rate < 0.01:
+        raise UsageError("is no speed of a link", key="--link", value=text, mend="write e.g. 100mbit, 1gbit or 500kbit")
+    return rate
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """What is measured beside, in one order whatever the order of the flag; "none" or nothing: nothing.
+
+    Raises:
+        UsageError: a name is not known.
+    """
+    given = [name for name in re.split(r"[\s,]+", text.strip().lower()) if name not in ("", "none")]
+    for name in given:
+        if name not in BESIDE:
+            mend = f"choose among {', '.join(BESIDE)}, or none"
+            raise UsageError(f"names {name!r}, which is not known", key="--beside", value=text, mend=mend)
+    return tuple(name for name in BESIDE if name in given)

@@ -1,0 +1,78 @@
+"""What a peer computes in a round, apart from talking: a model without training, and the outer step.
+
+Law: the project's own arithmetic (`tensors`), in the project's own pieces, so that counterparts differ from a run in
+how bytes travel and in nothing else. One thread.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from p2p_diloco.cli.bench.parts import MERGE, OUTER_STEP, PSEUDO_GRADIENT
+from p2p_diloco.cli.bench.plan import SHARD_ELEMENTS
+from p2p_diloco.cli.bench.side import Clock
+from p2p_diloco.config import RunConfig
+from p2p_diloco.tensors.flat import BLOCK, gather, pseudo_gradient, scatter
+from p2p_diloco.tensors.outer import OuterOptimizer
+
+PIECES = 8
+SIZE = 1e-3
+"""Of a synthetic pseudo-gradient's elements."""
+
+
+def model_of(numel: int, fragments: int) -> nn.Module:
+    """A model of so many parameters, in pieces of about one size, all zero."""
+    pieces = min(numel, max(PIECES, fragments))
+    model = nn.Module()
+    for index in range(pieces):
+        length = (index + 1) * numel // pieces - index * numel // pieces
+        model.register_parameter(f"w{index:04}", nn.Parameter(torch.zeros(length)))
+    return model
+
+
+class Synthetic:
+    """In place of training: the same small numbers taken away every time, other ones for each peer."""
+
+    def __init__(self, model: nn.Module, rank: int) -> None:
+        self._params = list(model.parameters())
+        self._numbers = SIZE * torch.randn(BLOCK, generator=torch.Generator().manual_seed(rank))
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Move every parameter."""
+        for param in self._params:
+            for piece in torch.split(param.view(-1), BLOCK):
+                piece.sub_(self._numbers[: piece.numel()])
+
+
+class Replica:
+    """The outer state of a counterpart, which takes every outer step itself, and its model."""
+
+    def __init__(self, numel: int, fragments: int, rank: int) -> None:
+        self.model = model_of(numel, fragments)
+        self.train = Synthetic(self.model, rank).train
+        self.mean = torch.zeros(numel)
+        """[numel] fp32; the pseudo-gradient, then the mean of all."""
+        self._params = list(self.model.parameters())
+        config = RunConfig()
+        self._outer = OuterOptimizer(config.outer_optimizer, config.outer_lr, config.outer_momentum, config.nesterov)
+        self._theta, self._base = torch.zeros(numel), torch.zeros(numel)
+        self._places = [slice(start, min(start + SHARD_ELEMENTS, numel)) for start in range(0, numel, SHARD_ELEMENTS)]
+        self._states = [self._outer.init_state(place.stop - place.start) for place in self._places]
+
+    def write_pseudo_gradient(self, clock: Clock, out: Tensor | None = None) -> None:
+        """Base − local, into `out` or `mean`."""
+        with clock.part(PSEUDO_GRADIENT):
+            pseudo_gradient(self._base, self._params, self.mean if out is None else out)
+
+    def take(self, clock: Clock, mean: Tensor | None = None) -> None:
+        """The outer step on `mean`, shard by shard as a run takes it, and its result into the model."""
+        mean = self.mean if mean is None else mean
+        with clock.part(OUTER_STEP):
+            for index, place in enumerate(self._places):
+                theta, self._states[index] = self._outer.step(self._theta[place], self._states[index], mean[place])
+                self._theta[place] = theta
+        with clock.part(MERGE):
+            scatter(self._theta, self._params)
+            gather(self._params, self._base)

@@ -1,0 +1,388 @@
+"""`bench`: its flags, its figures, its tables, and a small measurement with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from rich.console import Console
+
+from p2p_diloco.cli.bench import command
+from p2p_diloco.cli.bench.contenders import Bench, Contender, Failed, Interrupted, Member
+from p2p_diloco.cli.bench.measure import Memory, Result, Round, held, less, medians, peak, round_of
+from p2p_diloco.cli.bench.network import NoNetwork
+from p2p_diloco.cli.bench.node import Times, read_times
+from p2p_diloco.cli.bench.plan import Plan, count_of, mbit_of, names_of
+from p2p_diloco.cli.bench.table import as_object, drawn
+from p2p_diloco.cli.demo.processes import Child, Children, Signals
+from p2p_diloco.errors import ConfigError, UsageError
+
+PLAN = Plan.of(2, "25M", "bf16", 1, 3, None, "gloo")
+
+# -- flags
+
+
+def test_flags_as_people_write_them() -> None:
+    """Sizes and speeds may have units; what is measured beside comes in one order."""
+    assert [count_of(text) for text in ("25M", "1.5k", "7", "1_000", "2b")] == [25_000_000, 1500, 7, 1000, 2 * 10**9]
+    assert [mbit_of(text) for text in ("100mbit", "1Gbit", "500kbit")] == [100.0, 1000.0, 0.5]
+    assert names_of("averager, raw") == ("raw", "averager")
+    assert names_of("none") == names_of("") == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "key"),
+    [
+        ({"peers": 1}, "--peers"),
+        ({"parameters": "many"}, "--parameters"),
+        ({"parameters": "0"}, "--parameters"),
+        ({"fragments": 0}, "--fragments"),
+        ({"fragments": 30, "parameters": "20"}, "--parameters"),
+        ({"rounds": 0}, "--rounds"),
+        ({"link": "fast"}, "--link"),
+        ({"link": "0mbit"}, "--link"),
+        ({"beside": "nccl"}, "--beside"),
+    ],
+)
+def test_a_flag_that_cannot_be_used_is_named(flags: dict[str, Any], key: str) -> None:
+    values = {"peers": 2, "parameters": "1k", "codec": "bf16", "fragments": 1, "rounds": 1, "link": None, "beside": ""}
+    with pytest.raises(UsageError) as caught:
+        Plan.of(**{**values, **flags})
+    assert caught.value.key == key
+
+
+def test_the_codec_is_the_runs() -> None:
+    """What the settings don't take, nothing measures."""
+    with pytest.raises(ConfigError, match="codec=morse"):
+        Plan.of(2, "1k", "morse", 1, 1, None, "")
+
+
+def test_a_plan_says_how_much_a_peer_sends() -> None:
+    """2·P·b·(K−1)/K for an all-reduce."""
+    four = Plan.of(4, "1000", "bf16", 1, 1, None, "")
+    assert four.reduced_bytes("gloo", "fp32") == 2 * 1000 * 4 * 3 // 4
+    assert four.reduced_bytes("gloo", "bf16") == 2 * 1000 * 2 * 3 // 4
+
+
+def test_nobody_is_left_out_of_a_round() -> None:
+    """A round needs every peer, and has one exchange for each fragment; a slow link gives everybody longer."""
+    plan = Plan.of(3, "1M", "fp32", 4, 1, None, "")
+    config = plan.config()
+    assert (config.min_peers, config.start_peers, config.num_fragments, config.sync_every) == (3, 3, 4, 4)
+    slow = Plan.of(3, "1M", "fp32", 4, 1, "1mbit", "")
+    assert slow.round_s_max > plan.round_s_max + 8e6 * 8 / 1e6
+    assert slow.config().heartbeat_timeout >= slow.round_s_max
+
+
+def test_no_links_without_the_right_to_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the flag and what it takes."""
+
+    def fail() -> None:
+        raise NoNetwork("ip netns add x: Operation not permitted")
+
+    monkeypatch.setattr(command, "Network", fail)
+    with pytest.raises(UsageError, match=r"--link can't be made here .*not permitted.*root"):
+        command.measured(Plan.of(2, "1k", "bf16", 1, 1, "100mbit", ""))
+
+
+def test_memory_that_is_not_there_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Said before anything is started; less beside takes less."""
+    monkeypatch.setattr(command.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**10))
+    with pytest.raises(UsageError, match=r"--parameters=25M takes about 1\d.\d GB .*10.0 GB are free"):
+        command.measured(Plan.of(4, "25M", "bf16", 1, 1, None, "raw,gloo"))
+    assert Plan.of(4, "25M", "bf16", 1, 1, None, "none").memory_bytes < 10**10
+
+
+# -- figures
+
+
+def a_round(took_s: float, **cpu_s: float) -> Round:
+    return Round(took_s, {"exchange": took_s - 0.5, "merge": 0.5}, cpu_s, took_s, 0.0)
+
+
+RESULT = Result(
+    "p2p_diloco bf16",
+    (a_round(3.0, node=2.0), a_round(1.0, node=1.0, p2pd=3.0), a_round(2.0, node=1.0)),
+    sent_bytes=10**9,
+    peers=2,
+    idle=Memory({"process": 10**8, "node": 10**8}),
+    peak=Memory({"process": 5 * 10**8, "node": 4 * 10**8}, shared=2 * 10**8),
+)
+
+
+def test_a_result_is_the_median_and_the_best() -> None:
+    assert (RESULT.median_s, RESULT.best_s, RESULT.waiting_s, RESULT.hidden_s) == (2.0, 1.0, 2.0, 0.0)
+    assert RESULT.parts == {"exchange": 1.5, "merge": 0.5}
+
+
+def test_processor_time_is_for_each_byte_that_anybody_sends() -> None:
+    """Three rounds of two peers that send 1 GB each: 6 GB."""
+    assert RESULT.cpu_s_per_gb == {"node": 4.0 / 6, "p2pd": 3.0 / 6}
+
+
+def test_memory_is_what_the_model_takes() -> None:
+    """Over the idle processes, and what two of them share counted once."""
+    assert RESULT.over_idle == 5 * 10**8
+
+
+def test_a_round_is_its_slowest_peers() -> None:
+    """Who is early waits for the others; waiting and hidden time are a mean peer's; who doesn't tell stood still."""
+    lines = [
+        {"took_s": 2.0, "parts": {"exchange": 2.0}, "waiting_s": 1.0, "hidden_s": 1.0},
+        {"took_s": 3.0, "parts": {"exchange": 3.0}, "waiting_s": 2.0, "hidden_s": 0.0},
+    ]
+    assert round_of(lines, {"node": 1.0}) == Round(3.0, {"exchange": 3.0}, {"node": 1.0}, 1.5, 0.5)
+    assert round_of([{"took_s": 2.0, "parts": {}}], {}).waiting_s == 2.0
+
+
+def test_medians_and_differences_by_name() -> None:
+    assert medians([{"a": 1.0}, {"a": 3.0, "b": 9.0}, {"a": 2.0}]) == {"a": 2.0, "b": 0.0}
+    assert less({"a": 3.0, "b": 1.0}, {"a": 1.0}) == {"a": 2.0, "b": 1.0}
+
+
+def test_memory_is_what_the_system_tells(tmp_path: Path) -> None:
+    """Of a process that held 64 MB and gave it back, the peak still tells."""
+    program = "import sys\nx = bytearray(64 << 20)\ndel x\nprint('{}', flush=True)\nsys.stdin.read()"
+    child = Child("x", [sys.executable, "-c", program], tmp_path, listens=True)
+    try:
+        give_up_at = time.monotonic() + 20.0
+        while not child.printed.new():
+            assert time.monotonic() < give_up_at
+            time.sleep(0.02)
+        now, most = held(child), peak(child)
+        if Path("/proc/self/status").exists():
+            assert most.total - now.total > 60 << 20
+        assert most.total >= now.total > 0
+    finally:
+        child.kill()
+
+
+# -- tables
+
+
+def text_of(results: list[Result], width: int = 80) -> str:
+    out = StringIO()
+    Console(file=out, width=width).print(drawn(PLAN, results))
+    return out.getvalue()
+
+
+def test_the_tables_fit_a_terminal() -> None:
+    """Eighty columns hold every figure on one line."""
+    told = text_of([RESULT])
+    assert "2 peers, 25M parameters, bf16, on loopback" in told
+    row = next(line for line in told.splitlines() if "p2p_diloco bf16" in line)
+    assert row.split()[2:] == ["2.000", "1.000", "1000.0", "1.2", "500", "2.000", "0.000"]
+
+
+def test_who_failed_is_told_and_does_not_hide_the_rest() -> None:
+    failed = Result("gloo fp32", (), 1, 2, failed="gloo-fp32-1 ended with status 1: out of memory")
+    told = text_of([RESULT, failed])
+    assert "p2p_diloco bf16" in told
+    assert "gloo fp32 failed: gloo-fp32-1 ended with status 1: out of memory" in " ".join(told.split())
+    assert as_object(PLAN, [failed], {})["results"] == [{"name": "gloo fp32", "failed": failed.failed}]
+
+
+def test_programs_get_every_round() -> None:
+    (told,) = as_object(PLAN, [RESULT], {})["results"]
+    assert told["rounds_s"] == [3.0, 1.0, 2.0]
+    assert told["memory_peak_bytes"] == {
+        "process": 5 * 10**8,
+        "node": 4 * 10**8,
+        "shared": 2 * 10**8,
+        "total": 7 * 10**8,
+    }
+
+
+def test_parts_come_in_the_order_of_a_round() -> None:
+    told = text_of([RESULT])
+    assert told.index("exchange") < told.index("merge")
+
+
+def test_a_nodes_times_add_up(tmp_path: Path) -> None:
+    """Each part's calls are added up where another process can read them, at any moment."""
+    path = tmp_path / "times"
+    assert read_times(path) == {}
+    times = Times(str(path))
+    assert read_times(path) == {"codec": 0.0, "outer step": 0.0}
+    slow = times.timed(time.sleep, "codec")
+    for _ in range(2):
+        slow(0.05)
+    told = read_times(path)
+    assert told["codec"] >= 0.1
+    assert told["outer step"] == 0.0
+
+
+# -- turns
+
+ECHO = """
+import json, sys
+for line in sys.stdin:
+    do = json.loads(line)["do"]
+    if do == "round" and sys.argv[1] == "mute":
+        continue
+    if do == "round" and sys.argv[1] == "dies":
+        sys.exit("no memory left")
+    values = {"took_s": 1.5, "parts": {}, "exchanges": 1, "digest": sys.argv[1]}
+    print(json.dumps({"what": {"train": "trained", "round": "round"}[do], **values}), flush=True)
+"""
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setattr(Plan, "round_s_max", 1.0)
+    with Signals() as signals, Children(tmp_path, lambda: True) as children:
+        yield Bench(PLAN, children, signals, None)
+
+
+def contender(bench: Bench, *says: str) -> Contender:
+    """Processes that answer what they are given to say."""
+    members = []
+    for number, word in enumerate(says):
+        child = Child(f"p{number}", [sys.executable, "-c", ECHO, word], bench.children.folder, listens=True)
+        bench.children.all.append(child)
+        members.append(Member(child))
+    return Contender(bench, "x", members, 100)
+
+
+def test_a_round_is_played(bench: Bench) -> None:
+    one = contender(bench, "same", "same")
+    assert one.play().took_s == 1.5
+    assert [r.took_s for r in one.result(0).rounds] == [1.5]
+    assert "no round of it counts" in one.result(1).failed
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        (("same", "other"), "peers differ after a round"),
+        (("same", "mute"), "p1 did not say 'round' within 1 s"),
+        (("same", "dies"), "p1 ended with status 1: no memory left"),
+    ],
+)
+def test_a_round_that_is_none_fails(bench: Bench, says: tuple[str, ...], told: str) -> None:
+    """Different states, silence, a death: said with a name, in bounded time; the others' turns go on."""
+    bad, good = contender(bench, *says), contender(bench, "same")
+    command._turn([bad, good], "round 1")
+    assert told in bad.failed
+    assert len(good.rounds) == 1
+    command._turn([bad, good], "round 2")
+    assert len(good.rounds) == 2
+
+
+def test_a_signal_ends_every_wait(bench: Bench) -> None:
+    one = contender(bench, "same")
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(Interrupted):
+        one.play()
+
+
+def test_silence_is_no_answer(bench: Bench) -> None:
+    """Lines of another kind are passed over."""
+    one = contender(bench, "same")
+    one.members[0].tell("train")
+    with pytest.raises(Failed):
+        bench.heard(one.members, "ready", 0.5)
+
+
+# -- the whole of it
+
+MARK = "BENCH_UNDER_TEST"
+
+
+def left(mark: str) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(" ".join(process.cmdline())[:80])
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def started(mark: str, *flags: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "p2p_diloco", "bench", "--parameters", "100k", "--rounds", "3", *flags],
+        env={**os.environ, MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_two_real_peers_are_measured(tmp_path: Path) -> None:
+    """A run and gloo beside it, in turns: every figure is there and makes sense, and no process is left."""
+    process = started(str(tmp_path), "--peers", "2", "--beside", "gloo", "--json")
+    told, log = process.communicate(timeout=240)
+    assert process.returncode == 0, log
+    result = json.loads(told)
+    assert (result["schema_version"], result["peers"], result["parameters"], result["rounds"]) == (1, 2, 100_000, 3)
+    ours, fp32, bf16 = result["results"]
+    assert [one["name"] for one in (ours, fp32, bf16)] == ["p2p_diloco bf16", "gloo fp32", "gloo bf16"]
+    assert [one["sent_bytes_per_peer"] for one in (ours, fp32, bf16)] == [200_000, 400_000, 200_000]
+    for one in (ours, fp32, bf16):
+        assert one["failed"] is None
+        assert len(one["rounds_s"]) == 3
+        assert 0 < one["best_s"] <= one["median_s"] < 60
+        assert sum(one["parts_s"].values()) == pytest.approx(one["median_s"], rel=0.5, abs=0.05)
+        assert one["memory_over_idle_bytes"] > 0
+    assert set(ours["cpu_s_per_gb"]) == {"process", "node", "p2pd"}
+    assert set(ours["parts_s"]) == {"pseudo-gradient", "codec", "exchange", "outer step", "merge"}
+    assert min(ours["parts_s"].values()) > 0
+    assert set(fp32["parts_s"]) == {"pseudo-gradient", "exchange", "outer step", "merge"}
+    assert 0 < ours["waiting_s"] <= ours["median_s"]
+    assert log.count("round ") >= 3
+    assert left(str(tmp_path)) == []
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.chaos
+@pytest.mark.timeout(300)
+def test_a_link_is_as_slow_as_was_asked_for(tmp_path: Path) -> None:
+    """Nobody's round takes less than its bytes need at 50 Mbit/s, but for the bytes that a link lets through at once;
+    and no machine is left.
+    """
+    process = started(str(tmp_path), "--parameters", "1M", "--link", "50mbit", "--beside", "raw,gloo", "--json")
+    told, log = process.communicate(timeout=240)
+    if process.returncode == 2 and "can't be made here" in log:
+        pytest.skip(log.strip().splitlines()[-1])
+    assert process.returncode == 0, log
+    for one in json.loads(told)["results"]:
+        at_once = 4 * 128 * 1024
+        assert one["best_s"] >= (one["sent_bytes_per_peer"] - at_once) * 8 / 50e6, one
+    assert left(str(tmp_path)) == []
+    assert f"p2pd{process.pid}-" not in subprocess.run(["ip", "netns"], capture_output=True, text=True).stdout
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("after", ["starting processes", "warm-up"])
+def test_an_interrupt_leaves_nothing(tmp_path: Path, after: str) -> None:
+    """^C while processes start, or while they take turns: exit code 130, soon, and every process is gone."""
+    process = started(str(tmp_path), "--rounds", "1000", "--beside", "raw")
+    assert process.stderr is not None
+    for line in process.stderr:
+        if after in line:
+            break
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, log = process.communicate(timeout=30)
+    assert process.returncode == 130, log
+    assert "interrupted" in log
+    assert left(str(tmp_path)) == []
