@@ -31,9 +31,10 @@ from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
-from p2p_diloco.addresses import by_reach
+from p2p_diloco.addresses import by_reach, host
 from p2p_diloco.errors import ConfigError, P2PDilocoError, Refused
 from p2p_diloco.net.addresses import parse, peer_of
+from p2p_diloco.net.direct import DirectChannel
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import VERSION
 from p2p_diloco.net.identity import IdentityFile
@@ -68,6 +69,8 @@ CLOSE_S = 3.0
 REAP_S = 0.1
 """How long asyncio may take to notice that a daemon which failed to start has ended."""
 ADDRESSES_PER_PEER_MAX = 16
+DIRECT = "/direct"
+"""What the name of the protocol has more where peers talk about direct connections."""
 
 _SIGNATURE_BYTES = 400  # of a 2048-bit RSA key in base64, with its marker
 _OWNER_BYTES = 420  # the public key in OpenSSH's form, with its marker
@@ -76,11 +79,12 @@ _OWNER_BYTES = 420  # the public key in OpenSSH's form, with its marker
 class HivemindTransport:
     """A peer of a run, over libp2p; a `Transport`. Made by `create`, ended by `close`."""
 
-    def __init__(self, dht: DhtPeer, exchange: Exchange, traffic: Traffic) -> None:
+    def __init__(self, dht: DhtPeer, exchange: Exchange, traffic: Traffic, direct: DirectChannel | None) -> None:
         self.peer_id = dht.peer_id
         self.traffic = traffic
         self._dht = dht
         self._exchange = exchange
+        self._direct = direct
 
     @property
     def limits(self) -> Limits:
@@ -90,6 +94,8 @@ class HivemindTransport:
     @limits.setter
     def limits(self, limits: Limits) -> None:
         self._exchange.limits = limits
+        if self._exchange.direct is not None:
+            self._exchange.direct.limits = limits
 
     @classmethod
     async def create(
@@ -102,12 +108,13 @@ class HivemindTransport:
         announce_maddrs: Sequence[str] = (),
         identity_path: str | None = None,
         client_mode: bool = False,
+        direct: bool = True,
         limits: Limits | None = None,
         startup_timeout_s: float = 60.0,
         on_daemon_death: Callable[[str], None] | None = None,
     ) -> HivemindTransport:
         """Start a daemon, join the DHT of the initial peers (or found one), and listen for the run's
-        messages.
+        messages. `direct`: payloads go over connections of our own wherever one can be made.
 
         Raises:
             AddressError: an initial peer's address can't be read.
@@ -116,6 +123,15 @@ class HivemindTransport:
             ConfigError: the identity or the listening address can't be used.
         """
         limits, traffic = limits or Limits(), Traffic()
+        channel: DirectChannel | None = None
+
+        def daemon_died(why: str) -> None:
+            """Without its daemon this peer is dead to the others, and nothing is to say otherwise."""
+            if channel is not None:
+                channel.end()
+            if on_daemon_death is not None:
+                on_daemon_death(why)
+
         dht = await DhtPeer.create(
             initial_peers=initial_peers,
             host_maddrs=host_maddrs,
@@ -123,17 +139,34 @@ class HivemindTransport:
             identity_path=identity_path,
             client_mode=client_mode,
             startup_timeout_s=startup_timeout_s,
-            on_daemon_death=on_daemon_death,
+            on_daemon_death=daemon_died,
         )
         protocol = f"/p2p-diloco/{VERSION}/{run_id}"
 
         async def dial(peer: str) -> Pipe:
-            return await dht.open_stream(peer, protocol, timeout_s=exchange.limits.connect_timeout_s)
+            return (await dht.open_stream(peer, protocol, timeout_s=exchange.limits.connect_timeout_s))[0]
+
+        async def ask(peer: str) -> tuple[Pipe, str]:
+            return await dht.open_stream(peer, protocol + DIRECT, timeout_s=exchange.limits.connect_timeout_s)
+
+        async def serve(peer: str, pipe: Pipe, seen_at: str) -> None:
+            await exchange.serve(peer, pipe)
 
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
-        transport = cls(dht, exchange, traffic)
+        if direct:
+            channel = exchange.direct = DirectChannel(
+                limits=limits,
+                traffic=traffic,
+                open_stream=ask,
+                addresses=dht.known_at,
+                serve=exchange.serve_direct,
+                hosts=[] if client_mode else [host(address) for address in host_maddrs],
+            )
+        transport = cls(dht, exchange, traffic, channel)
         try:
-            await dht.serve_streams(protocol, exchange.serve)
+            await dht.serve_streams(protocol, serve)
+            if channel is not None:
+                await dht.serve_streams(protocol + DIRECT, channel.answer)
         except BaseException:
             await transport.close()
             raise
@@ -162,6 +195,8 @@ class HivemindTransport:
     async def close(self) -> None:
         """As `Transport.close`."""
         await self._exchange.close()
+        if self._direct is not None:
+            await self._direct.close()
         await self._dht.close()
 
 
@@ -375,8 +410,12 @@ class DhtPeer:
         if known:
             self._known[peer] = tuple(known)
 
-    async def open_stream(self, peer: str, protocol: str, *, timeout_s: float) -> Pipe:
-        """A stream to a peer that serves the protocol.
+    def known_at(self, peer: str) -> list[str]:
+        """The multiaddrs at which a peer was said to be."""
+        return [str(address) for address in self._known.get(peer, ())]
+
+    async def open_stream(self, peer: str, protocol: str, *, timeout_s: float) -> tuple[Pipe, str]:
+        """A stream to a peer that serves the protocol, and the multiaddr at which it was found.
 
         Raises:
             Unreachable: it can't be had in time; says why.
@@ -392,25 +431,25 @@ class DhtPeer:
         except Exception as error:  # whatever Hivemind makes of its daemon's words
             raise Unreachable(f"{peer}: {likely_reason(error)}") from None
 
-    async def _open_stream(self, peer: str, protocol: str) -> Pipe:
+    async def _open_stream(self, peer: str, protocol: str) -> tuple[Pipe, str]:
         peer_id = PeerID.from_base58(peer)
         known = self._known.get(peer)
         try:
             if known is not None:
                 await self._p2p._client.connect(peer_id, known)  # returns at once if connected
-            _, reader, writer = await self._p2p.call_binary_stream_handler(peer_id, protocol)
+            stream, reader, writer = await self._p2p.call_binary_stream_handler(peer_id, protocol)
         except P2PDaemonError as error:
             refused = nobody_listens(error) or (tells_nothing(error) and await _all_refuse(known or ()))
             raise Unreachable(f"{peer}: {likely_reason(error)}", refused=refused) from None
-        return await Pipe.adopt(reader, writer)
+        return await Pipe.adopt(reader, writer), str(stream.addr)
 
-    async def serve_streams(self, protocol: str, serve: Callable[[str, Pipe], Any]) -> None:
-        """Hand every stream that others open for the protocol to `serve(peer id, pipe)`, a coroutine
-        function.
+    async def serve_streams(self, protocol: str, serve: Callable[[str, Pipe, str], Any]) -> None:
+        """Hand every stream that others open for the protocol to `serve(peer id, pipe, the peer's multiaddr)`, a
+        coroutine function.
         """
 
         async def take(stream: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await serve(str(stream.peer_id), await Pipe.adopt(reader, writer))
+            await serve(str(stream.peer_id), await Pipe.adopt(reader, writer), str(stream.addr))
 
         await self._p2p.add_binary_stream_handler(protocol, take)
 

@@ -79,6 +79,7 @@ async def live(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd: in
             announce_maddrs=local.announce_maddrs,
             identity_path=None if local.identity_path is None else str(local.identity_path),
             client_mode=local.client_mode,
+            direct=local.direct,
             limits=LIMITS,
             on_daemon_death=daemon_died,
         )
