@@ -81,7 +81,10 @@ class DirectChannel:
     """Direct connections of one peer, in both directions.
 
     `open_stream` opens a stream to a peer's `answer`; `addresses` gives the multiaddrs at which a peer is known;
-    `serve` takes the payloads that come on a connection.
+    `serve` takes the payloads that come on a connection; `hosts` are the IP addresses to listen on.
+
+    Raises:
+        OSError: the port can't be listened on.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class DirectChannel:
         addresses: Callable[[str], Sequence[str]],
         serve: Callable[[str, Pipe], Awaitable[None]],
         hosts: Sequence[str],
+        port: int = 0,
     ) -> None:
         self.limits, self._traffic = limits, traffic
         self._open_stream, self._addresses, self._serve = open_stream, addresses, serve
@@ -102,7 +106,7 @@ class DirectChannel:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self.listener = Listener(serve=serve, lend=self._keep)
-        self.listener.listen(hosts)
+        self.listener.listen(hosts, port)
 
     # -- for whoever sends
 

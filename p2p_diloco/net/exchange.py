@@ -54,7 +54,7 @@ class Exchange:
     ) -> None:
         self.limits = limits
         self._inbox = inbox
-        self._traffic = traffic
+        self.traffic = traffic
         self._dial = dial
         self.direct: DirectChannel | None = None
         """Where payloads go first, if there is one."""
@@ -120,7 +120,7 @@ class Exchange:
         if pipe is not None and await self._sent_directly(peer, pipe, header, payload):
             return
         stream = await self._open(peer)
-        self._traffic.went(peer, "libp2p")
+        self.traffic.went(peer, "libp2p")
         try:
             verdict, _ = await self._transfer(stream, header, payload)
         finally:
@@ -136,9 +136,9 @@ class Exchange:
     async def _sent_directly(self, peer: str, pipe: Pipe, header: bytes, payload: memoryview) -> bool:
         """Whether a payload came to its verdict on a direct connection; if not, that broke."""
         assert self.direct is not None
-        stream, whole = FrameStream(pipe, peer, self.limits, self._traffic), False
+        stream, whole = FrameStream(pipe, peer, self.limits, self.traffic), False
         self._pipes.add(pipe)
-        self._traffic.went(peer, "direct")
+        self.traffic.went(peer, "direct")
         try:
             verdict, written = await self._transfer(stream, header, payload)
             whole = verdict is not None and written and not stream.decoder.midway
@@ -186,7 +186,7 @@ class Exchange:
         stream.write(Bulk(header, len(payload)))
         with contextlib.suppress(PipeBroken):
             await stream.pipe.write_view(payload)
-            self._traffic.sent(stream.peer, len(payload))
+            self.traffic.sent(stream.peer, len(payload))
 
     async def _read_verdict(self, peer: str, stream: FrameStream, payload_bytes: int) -> Accepted | Refused | None:
         """The answer to a payload, or None if the stream ended; the receiver must show progress until
@@ -209,7 +209,7 @@ class Exchange:
             pipe.abort()
             raise Unreachable("this peer is closing")
         self._pipes.add(pipe)
-        return FrameStream(pipe, peer, self.limits, self._traffic)
+        return FrameStream(pipe, peer, self.limits, self.traffic)
 
     # -- receiving
 
@@ -245,7 +245,7 @@ class Exchange:
         assert task is not None
         self._tasks.add(task)
         self._pipes.add(pipe)
-        stream = FrameStream(pipe, peer, self.limits, self._traffic)
+        stream = FrameStream(pipe, peer, self.limits, self.traffic)
         try:
             yield stream
         except (FrameError, PipeStalled) as error:
@@ -329,7 +329,7 @@ class Exchange:
             await pipe.read_into(payload[early_bytes:], stall_s=self.limits.read_timeout_s, total_s=total_s)
         finally:
             timer.cancel()
-            self._traffic.received(stream.peer, pipe.filled_bytes)
+            self.traffic.received(stream.peer, pipe.filled_bytes)
 
     async def _take(self, stream: FrameStream, header: bytes, payload: memoryview | None) -> None:
         """Let the inbox judge and take a message, and answer it."""
@@ -358,7 +358,7 @@ class Exchange:
 
     def _refuse(self, stream: FrameStream, reason: str) -> None:
         log.log(self._level_of_refusal(stream.peer), "refused a message of %s: %s", stream.peer, reason)
-        self._traffic.refuse(stream.peer)
+        self.traffic.refuse(stream.peer)
         stream.write(Refused(reason))
 
     def _level_of_refusal(self, peer: str) -> int:
@@ -385,7 +385,7 @@ class Exchange:
                 count -= len(data)
                 if not (data := await stream.pipe.read_some(max(0.0, until - clock()))):
                     return False
-                self._traffic.received(stream.peer, len(data))
+                self.traffic.received(stream.peer, len(data))
             stream.decoder.feed(data[count:])
             return True
         return False

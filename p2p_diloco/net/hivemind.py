@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -79,12 +79,11 @@ _OWNER_BYTES = 420  # the public key in OpenSSH's form, with its marker
 class HivemindTransport:
     """A peer of a run, over libp2p; a `Transport`. Made by `create`, ended by `close`."""
 
-    def __init__(self, dht: DhtPeer, exchange: Exchange, traffic: Traffic, direct: DirectChannel | None) -> None:
+    def __init__(self, dht: DhtPeer, exchange: Exchange, traffic: Traffic) -> None:
         self.peer_id = dht.peer_id
         self.traffic = traffic
         self._dht = dht
         self._exchange = exchange
-        self._direct = direct
 
     @property
     def limits(self) -> Limits:
@@ -109,6 +108,7 @@ class HivemindTransport:
         identity_path: str | None = None,
         client_mode: bool = False,
         direct: bool = True,
+        direct_port: int = 0,
         limits: Limits | None = None,
         startup_timeout_s: float = 60.0,
         on_daemon_death: Callable[[str], None] | None = None,
@@ -120,7 +120,7 @@ class HivemindTransport:
             AddressError: an initial peer's address can't be read.
             NoBootstrapReached: none of the initial peers answered; says what became of each.
             Refused: this clock differs from the initial peers' by more than the DHT puts up with.
-            ConfigError: the identity or the listening address can't be used.
+            ConfigError: the identity or an address or port to listen on can't be used.
         """
         limits, traffic = limits or Limits(), Traffic()
         channel: DirectChannel | None = None
@@ -153,20 +153,13 @@ class HivemindTransport:
             await exchange.serve(peer, pipe)
 
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
-        if direct:
-            channel = exchange.direct = DirectChannel(
-                limits=limits,
-                traffic=traffic,
-                open_stream=ask,
-                addresses=dht.known_at,
-                serve=exchange.serve_direct,
-                hosts=[] if client_mode else [host(address) for address in host_maddrs],
-            )
-        transport = cls(dht, exchange, traffic, channel)
+        transport = cls(dht, exchange, traffic)
         try:
-            await dht.serve_streams(protocol, serve)
-            if channel is not None:
+            if direct:
+                hosts = [] if client_mode else [host(address) for address in host_maddrs]
+                channel = exchange.direct = _channel(exchange, ask, dht.known_at, hosts, direct_port)
                 await dht.serve_streams(protocol + DIRECT, channel.answer)
+            await dht.serve_streams(protocol, serve)
         except BaseException:
             await transport.close()
             raise
@@ -195,8 +188,8 @@ class HivemindTransport:
     async def close(self) -> None:
         """As `Transport.close`."""
         await self._exchange.close()
-        if self._direct is not None:
-            await self._direct.close()
+        if self._exchange.direct is not None:
+            await self._exchange.direct.close()
         await self._dht.close()
 
 
@@ -525,6 +518,33 @@ class SignedRecords(RSASignatureValidator):  # type: ignore[misc]  # Hivemind ha
     def _decodes(self, record: DHTRecord) -> bool:
         name, value = msgpack.unpackb(record.subkey), msgpack.unpackb(self.strip_value(record))
         return isinstance(name, bytes) and isinstance(value, bytes) and len(value) <= VALUE_BYTES_MAX
+
+
+def _channel(
+    exchange: Exchange,
+    ask: Callable[[str], Awaitable[tuple[Pipe, str]]],
+    known_at: Callable[[str], Sequence[str]],
+    hosts: Sequence[str],
+    port: int,
+) -> DirectChannel:
+    """Direct connections for what an exchange sends and takes.
+
+    Raises:
+        ConfigError: the port can't be listened on.
+    """
+    try:
+        return DirectChannel(
+            limits=exchange.limits,
+            traffic=exchange.traffic,
+            open_stream=ask,
+            addresses=known_at,
+            serve=exchange.serve_direct,
+            hosts=hosts,
+            port=port,
+        )
+    except OSError as error:
+        mend = "choose another port, or 0 to let the system choose"
+        raise ConfigError(f"can't be listened on ({error})", key="direct_port", value=port, mend=mend) from None
 
 
 async def _all_refuse(addresses: Sequence[Multiaddr]) -> bool:

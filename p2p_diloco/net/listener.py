@@ -55,15 +55,20 @@ class Listener:
         self.turned_away = 0
         """Connections that proved no ticket, or were too many."""
 
-    def listen(self, hosts: Sequence[str]) -> None:
-        """Listen on these IP addresses, on ports that the system chooses; what can't be listened on is told and left
-        out.
+    def listen(self, hosts: Sequence[str], port: int) -> None:
+        """Listen on these IP addresses, at a port or, if that is 0, wherever the system chooses; there an address that
+        can't be used is told and left out.
+
+        Raises:
+            OSError: the port can't be listened on.
         """
         for host in dict.fromkeys(hosts):
             family = socket.AF_INET if ip_address(host).version == 4 else socket.AF_INET6
             try:
-                sock = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+                sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
             except OSError as error:
+                if port:
+                    raise
                 log.warning("no direct connections come in on %s: %s", host, error)
                 continue
             sock.setblocking(False)

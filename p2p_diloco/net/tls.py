@@ -92,13 +92,10 @@ async def connect(host: str, port: int, family: int, certificate: bytes) -> ssl.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies chain and name
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=certificate)
-    found = await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
-    if not found:
-        raise OSError(f"{host} has no such address")
-    plain = socket.socket(found[0][0], socket.SOCK_STREAM)
+    plain = socket.socket(family, socket.SOCK_STREAM)
     try:
         plain.setblocking(False)
-        await loop.sock_connect(plain, found[0][4])
+        await loop.sock_connect(plain, (host, port))  # looks names up
         sock = context.wrap_socket(plain, server_hostname=_NAME, do_handshake_on_connect=False)
     except BaseException:
         plain.close()

@@ -80,6 +80,7 @@ async def live(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd: in
             identity_path=None if local.identity_path is None else str(local.identity_path),
             client_mode=local.client_mode,
             direct=local.direct,
+            direct_port=local.direct_port,
             limits=LIMITS,
             on_daemon_death=daemon_died,
         )
