@@ -103,8 +103,10 @@ class HivemindSwarm:
 
 
 @pytest.fixture(params=["memory", *(pytest.param(way, marks=pytest.mark.real) for way in ("libp2p", "direct"))])
-def swarm(request: pytest.FixtureRequest) -> Callable[[], Any]:
-    """A context manager that gives a swarm of the adapter in question, and ends all of it."""
+def swarm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """A context manager that gives a swarm of the adapter in question, and ends all of it. Payloads wait for their
+    direct connections, however busy this machine is."""
+    monkeypatch.setattr("p2p_diloco.net.direct.PATIENCE_PART", 5.0)
 
     @contextlib.asynccontextmanager
     async def open_swarm() -> AsyncIterator[MemorySwarm | HivemindSwarm]:

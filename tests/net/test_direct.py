@@ -36,6 +36,12 @@ LIMITS = Limits(
 HERE = "/ip4/127.0.0.1/tcp/1"
 
 
+@pytest.fixture(autouse=True)
+def patient_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload waits for its direct connection, however busy this machine is."""
+    monkeypatch.setattr(direct_module, "PATIENCE_PART", 2.0)
+
+
 class Box:
     def __init__(self) -> None:
         self.got: list[tuple[str, bytes, bytes]] = []
@@ -576,6 +582,7 @@ def test_where_nothing_is_direct_libp2p_carries_all() -> None:
 def test_a_black_hole_delays_one_payload_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address that swallows everything costs the first payload a tenth of the time to connect, later ones nothing;
     once it is known to fail it is tried again after a while, and not waited for."""
+    monkeypatch.setattr(direct_module, "PATIENCE_PART", 0.1)
     monkeypatch.setattr(direct_module, "DIAL_S", 1.0)
     monkeypatch.setattr(direct_module, "RETRY_S", 0.5)
 

@@ -405,8 +405,8 @@ def test_a_client_has_direct_connections_too(sender_is_client: bool) -> None:
         sender, receiver = (client, seed) if sender_is_client else (seed, client)
         await sender.introduce(plain.peer_id, plain.addresses())
         for other in (receiver, plain):
-            await other.send(sender.peer_id, b"hello")
             await sender.send(other.peer_id, b"bulk", memoryview(bytes(1000)))
+            await other.send(sender.peer_id, b"hello")
         assert sender.traffic.ways() == {receiver.peer_id: "direct", plain.peer_id: "libp2p"}
         for transport in (plain, client, seed):
             await transport.close()
@@ -554,6 +554,12 @@ def test_importing_hivemind_leaves_logging_as_it_was() -> None:
     assert result.returncode == 0, result.stderr
     assert "p2p_diloco.net.hivemind|hivemind: careful" in result.stderr
     assert "chatter" not in result.stderr
+
+
+@pytest.fixture(autouse=True)
+def patient_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload waits for its direct connection, however busy this machine is."""
+    monkeypatch.setattr("p2p_diloco.net.direct.PATIENCE_PART", 5.0)
 
 
 @pytest.fixture(autouse=True)
