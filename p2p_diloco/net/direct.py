@@ -71,9 +71,10 @@ class _Way:
     def pop(self) -> Pipe | None:
         """A connection that is open and has nothing to do: the one used last, for its window is widest."""
         while self.idle:
-            if (pipe := self.idle.pop()).ended is None:
+            if (pipe := self.idle.pop()).quiet:  # what came unasked is no answer to what is sent next
                 return pipe
             self.carried.pop(pipe, None)
+            pipe.abort()
         return None
 
 

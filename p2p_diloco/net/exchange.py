@@ -230,9 +230,9 @@ class Exchange:
 
     async def serve_direct(self, peer: str, pipe: Pipe) -> None:
         """Take payloads, one after the other, on a direct connection, until that ends."""
-        frame_s, in_step = self.limits.read_timeout_s, True
+        in_step = True
         async with self._served(peer, pipe) as stream:
-            while in_step and (frame := await stream.read(idle_s=None, frame_s=frame_s)) is not None:
+            while in_step and (frame := await stream.read(idle_s=None, frame_s=self.limits.read_timeout_s)) is not None:
                 if not isinstance(frame, Bulk):
                     raise FrameError(f"a {type(frame).__name__} frame has no place on a direct connection")
                 taken = await self._serve_payload(stream, frame.header, frame.payload_bytes)

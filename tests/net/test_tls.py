@@ -264,6 +264,8 @@ def test_garbage_in_the_stream_breaks_it() -> None:
 
 def test_nothing_is_left(recwarn: pytest.WarningsRecorder) -> None:
     """Neither sockets nor threads, however connections end."""
+    gc.collect()  # what other tests left
+    recwarn.clear()
     threads = threading.active_count()
 
     async def test() -> None:
@@ -274,5 +276,5 @@ def test_nothing_is_left(recwarn: pytest.WarningsRecorder) -> None:
 
     run(test())
     gc.collect()
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
     assert [str(w.message) for w in recwarn if w.category is ResourceWarning] == []
