@@ -125,6 +125,7 @@ class DirectChannel:
             return None
         if not way.connecting:
             way.patient_until = now + PATIENCE_PART * self.limits.connect_timeout_s
+        way.connecting += 1
         attempt = self._start(self._attempt(peer, way))
         if not way.failures:
             await asyncio.wait({attempt}, timeout=max(0.0, way.patient_until - self._clock()))
@@ -218,7 +219,6 @@ class DirectChannel:
     # -- connecting
 
     async def _attempt(self, peer: str, way: _Way) -> None:
-        way.connecting += 1
         try:
             await self._connect(peer)
         except _FAILURES as error:
@@ -305,9 +305,9 @@ class DirectChannel:
         way = self._ways.get(peer)
         if way is None:
             if len(self._ways) >= PEERS_COUNTED_MAX:
-                unused = next((p for p, w in self._ways.items() if not w.carried and not w.connecting), None)
-                if unused is not None:
-                    del self._ways[unused]
+                unused = (p for p, w in self._ways.items() if not w.connecting and all(c.ended for c in w.carried))
+                if (forgotten := next(unused, None)) is not None:
+                    del self._ways[forgotten]
             way = self._ways[peer] = _Way()
         return way
 

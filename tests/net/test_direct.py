@@ -206,6 +206,17 @@ def test_many_payloads_at_once_all_arrive() -> None:
     run(test)
 
 
+def test_connections_to_a_peer_are_limited() -> None:
+    """Of many payloads in the same turn no more than that try to make one; the others go over libp2p at once."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await asyncio.gather(*(a.send("b", b"x") for _ in range(PER_PEER_MAX + 3)))
+        assert (a.talks, a.libp2p_streams, len(b.box.got)) == (PER_PEER_MAX, 3, PER_PEER_MAX + 3)
+
+    run(test)
+
+
 def test_a_refusal_keeps_the_connection() -> None:
     """Refused before it was read or after: the reason comes back, and what follows is in step."""
 
