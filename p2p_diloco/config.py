@@ -346,6 +346,13 @@ class PeerConfig(Settings):
         default=False,
         description="Take no incoming connections: such a peer contributes but never aggregates.",
     )
+    direct: bool = Field(
+        default=True,
+        description="Send payloads over TLS connections of our own where one can be made; else all goes over libp2p.",
+    )
+    direct_port: int = Field(
+        default=0, ge=0, le=65535, description="TCP port for direct connections; 0: the system chooses one."
+    )
     checkpoint_dir: Path | None = Field(default=None, description="Folder for checkpoints; unset: none are kept.")
     save_every: int = Field(default=10, ge=1, description="Outer steps between two checkpoints.")
     keep: int = Field(default=2, ge=1, description="Checkpoints to keep; older ones are deleted.")

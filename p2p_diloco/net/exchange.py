@@ -11,8 +11,9 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
+from p2p_diloco.net.direct import DirectChannel
 from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameError, Message, Progress, Refused
 from p2p_diloco.net.interface import (
     PEERS_COUNTED_MAX,
@@ -53,8 +54,10 @@ class Exchange:
     ) -> None:
         self.limits = limits
         self._inbox = inbox
-        self._traffic = traffic
+        self.traffic = traffic
         self._dial = dial
+        self.direct: DirectChannel | None = None
+        """Where payloads go first, if there is one."""
         self._links: dict[str, asyncio.Task[Link]] = {}
         self._incoming_links: dict[str, Pipe] = {}
         self._pipes: set[Pipe] = set()
@@ -112,17 +115,15 @@ class Exchange:
             self._lost(peer)
 
     async def _send_payload(self, peer: str, header: bytes, payload: memoryview) -> None:
+        """Over a direct connection if there is one, and over libp2p if there is none, or it breaks."""
+        pipe = None if self.direct is None else await self.direct.take(peer)
+        if pipe is not None and await self._sent_directly(peer, pipe, header, payload):
+            return
         stream = await self._open(peer)
-        pumping = asyncio.create_task(self._pump(stream, header, payload))
-        total_s = self.limits.transfer_timeout_s(len(payload))
+        self.traffic.went(peer, "libp2p")
         try:
-            verdict = await asyncio.wait_for(self._read_verdict(peer, stream, len(payload)), total_s)
-        except asyncio.TimeoutError:
-            raise Unreachable(f"{peer}: the payload took longer than {total_s:g} s") from None
-        except (FrameError, PipeStalled) as error:
-            raise Unreachable(f"{peer}: {error}") from None
+            verdict, _ = await self._transfer(stream, header, payload)
         finally:
-            pumping.cancel()
             self._pipes.discard(stream.pipe)
             stream.pipe.abort()
         match verdict:
@@ -132,12 +133,60 @@ class Exchange:
             case Refused(reason):
                 raise Refusal(reason)
 
+    async def _sent_directly(self, peer: str, pipe: Pipe, header: bytes, payload: memoryview) -> bool:
+        """Whether a payload came to its verdict on a direct connection; if not, that broke."""
+        assert self.direct is not None
+        stream, whole = FrameStream(pipe, peer, self.limits, self.traffic), False
+        self._pipes.add(pipe)
+        self.traffic.went(peer, "direct")
+        try:
+            verdict, written = await self._transfer(stream, header, payload)
+            whole = verdict is not None and written and not stream.decoder.midway
+        except Unreachable as error:
+            self.direct.failed(peer, str(error))
+            raise
+        finally:
+            self._pipes.discard(pipe)
+            self.direct.give_back(peer, pipe, len(payload), whole=whole)
+        match verdict:
+            case None:
+                self._lost(peer)
+                self.direct.failed(peer, "the direct connection broke")
+                if self._closing:
+                    raise Unreachable("this peer is closing")
+            case Refused(reason):
+                raise Refusal(reason)
+        return verdict is not None
+
+    async def _transfer(
+        self, stream: FrameStream, header: bytes, payload: memoryview
+    ) -> tuple[Accepted | Refused | None, bool]:
+        """Write a message; the receiver's verdict, or None if the stream ended, and whether all was written by then.
+
+        Raises:
+            Unreachable: a deadline passed, or what came is no answer.
+        """
+        peer = stream.peer
+        pumping = asyncio.create_task(self._pump(stream, header, payload))
+        total_s = self.limits.transfer_timeout_s(len(payload))
+        try:
+            verdict = await asyncio.wait_for(self._read_verdict(peer, stream, len(payload)), total_s)
+            if isinstance(verdict, Accepted):
+                await asyncio.wait({pumping}, timeout=self.limits.write_timeout_s)
+            return verdict, pumping.done()
+        except asyncio.TimeoutError:
+            raise Unreachable(f"{peer}: the payload took longer than {total_s:g} s") from None
+        except (FrameError, PipeStalled) as error:
+            raise Unreachable(f"{peer}: {error}") from None
+        finally:
+            pumping.cancel()
+
     async def _pump(self, stream: FrameStream, header: bytes, payload: memoryview) -> None:
         """Write the whole message. A stream that breaks is noticed by whoever reads the verdict."""
         stream.write(Bulk(header, len(payload)))
         with contextlib.suppress(PipeBroken):
             await stream.pipe.write_view(payload)
-            self._traffic.sent(stream.peer, len(payload))
+            self.traffic.sent(stream.peer, len(payload))
 
     async def _read_verdict(self, peer: str, stream: FrameStream, payload_bytes: int) -> Accepted | Refused | None:
         """The answer to a payload, or None if the stream ended; the receiver must show progress until
@@ -160,28 +209,45 @@ class Exchange:
             pipe.abort()
             raise Unreachable("this peer is closing")
         self._pipes.add(pipe)
-        return FrameStream(pipe, peer, self.limits, self._traffic)
+        return FrameStream(pipe, peer, self.limits, self.traffic)
 
     # -- receiving
 
     async def serve(self, peer: str, pipe: Pipe) -> None:
         """Take whatever a peer sends on a stream that it opened, until that ends."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self._pipes.add(pipe)
-        stream = FrameStream(pipe, peer, self.limits, self._traffic)
         read_s = self.limits.read_timeout_s
-        try:
+        async with self._served(peer, pipe) as stream:
             match await stream.read(idle_s=read_s, frame_s=read_s):
                 case Message(header):
                     await self._serve_link(stream, header)
                 case Bulk(header, payload_bytes):
                     await self._serve_payload(stream, header, payload_bytes)
+                    await self._linger(stream)
                 case None:
                     pass
                 case frame:
                     raise FrameError(f"a stream can't begin with a {type(frame).__name__} frame")
+
+    async def serve_direct(self, peer: str, pipe: Pipe) -> None:
+        """Take payloads, one after the other, on a direct connection, until that ends."""
+        in_step = True
+        async with self._served(peer, pipe) as stream:
+            while in_step and (frame := await stream.read(idle_s=None, frame_s=self.limits.read_timeout_s)) is not None:
+                if not isinstance(frame, Bulk):
+                    raise FrameError(f"a {type(frame).__name__} frame has no place on a direct connection")
+                taken = await self._serve_payload(stream, frame.header, frame.payload_bytes)
+                in_step = taken or await self._read_off(stream, frame.payload_bytes)
+
+    @contextlib.asynccontextmanager
+    async def _served(self, peer: str, pipe: Pipe) -> AsyncIterator[FrameStream]:
+        """Frames of a peer for as long as it behaves; at the end the stream is closed."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._pipes.add(pipe)
+        stream = FrameStream(pipe, peer, self.limits, self.traffic)
+        try:
+            yield stream
         except (FrameError, PipeStalled) as error:
             await self._refuse_and_linger(stream, str(error))
         except PipeBroken:
@@ -219,17 +285,18 @@ class Exchange:
                 del self._incoming_links[peer]
                 self._lost(peer)
 
-    async def _serve_payload(self, stream: FrameStream, header: bytes, payload_bytes: int) -> None:
-        """Take one payload. Memory is set aside for it only once header, size and turn are granted."""
+    async def _serve_payload(self, stream: FrameStream, header: bytes, payload_bytes: int) -> bool:
+        """Take one payload, or refuse it before it is read; whether it was read. Memory is set aside for it only once
+        header, size and turn are granted.
+        """
         if (reason := self._objection(stream.peer, header, payload_bytes)) is not None:
-            await self._refuse_and_linger(stream, reason)
-            return
+            self._refuse(stream, reason)
+            return False
         try:
             await asyncio.wait_for(self._receiving.acquire(), self.limits.read_timeout_s / 2)
         except asyncio.TimeoutError:
-            reason = f"busy: {self.limits.streams_max} payloads are under way"
-            await self._refuse_and_linger(stream, reason)
-            return
+            self._refuse(stream, f"busy: {self.limits.streams_max} payloads are under way")
+            return False
         try:
             payload = memoryview(bytearray(payload_bytes))
             early = stream.decoder.rest()
@@ -240,7 +307,7 @@ class Exchange:
         finally:
             self._receiving.release()
         await self._take(stream, header, payload)
-        await self._linger(stream)
+        return True
 
     async def _receive(self, stream: FrameStream, payload: memoryview, early_bytes: int) -> None:
         """Fill the rest of the payload, and tell the sender how far it has come."""
@@ -262,7 +329,7 @@ class Exchange:
             await pipe.read_into(payload[early_bytes:], stall_s=self.limits.read_timeout_s, total_s=total_s)
         finally:
             timer.cancel()
-            self._traffic.received(stream.peer, pipe.filled_bytes)
+            self.traffic.received(stream.peer, pipe.filled_bytes)
 
     async def _take(self, stream: FrameStream, header: bytes, payload: memoryview | None) -> None:
         """Let the inbox judge and take a message, and answer it."""
@@ -291,7 +358,7 @@ class Exchange:
 
     def _refuse(self, stream: FrameStream, reason: str) -> None:
         log.log(self._level_of_refusal(stream.peer), "refused a message of %s: %s", stream.peer, reason)
-        self._traffic.refuse(stream.peer)
+        self.traffic.refuse(stream.peer)
         stream.write(Refused(reason))
 
     def _level_of_refusal(self, peer: str) -> int:
@@ -308,6 +375,20 @@ class Exchange:
         """Refuse what ends the stream."""
         self._refuse(stream, reason)
         await self._linger(stream)
+
+    async def _read_off(self, stream: FrameStream, count: int) -> bool:
+        """Read a refused payload off unseen, so that the next may follow; False if it ends or takes long."""
+        clock = asyncio.get_running_loop().time
+        until, data = clock() + LINGER_S, stream.decoder.rest()
+        with contextlib.suppress(PipeStalled):
+            while len(data) < count:
+                count -= len(data)
+                if not (data := await stream.pipe.read_some(max(0.0, until - clock()))):
+                    return False
+                self.traffic.received(stream.peer, len(data))
+            stream.decoder.feed(data[count:])
+            return True
+        return False
 
     async def _linger(self, stream: FrameStream) -> None:
         """Read a stream off unseen until the sender, which has its answer, hangs up."""

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -31,9 +31,10 @@ from hivemind.utils.crypto import RSAPrivateKey
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 
-from p2p_diloco.addresses import by_reach
+from p2p_diloco.addresses import by_reach, host
 from p2p_diloco.errors import ConfigError, P2PDilocoError, Refused
 from p2p_diloco.net.addresses import parse, peer_of
+from p2p_diloco.net.direct import DirectChannel
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import VERSION
 from p2p_diloco.net.identity import IdentityFile
@@ -68,6 +69,8 @@ CLOSE_S = 3.0
 REAP_S = 0.1
 """How long asyncio may take to notice that a daemon which failed to start has ended."""
 ADDRESSES_PER_PEER_MAX = 16
+DIRECT = "/direct"
+"""What the name of the protocol has more where peers talk about direct connections."""
 
 _SIGNATURE_BYTES = 400  # of a 2048-bit RSA key in base64, with its marker
 _OWNER_BYTES = 420  # the public key in OpenSSH's form, with its marker
@@ -90,6 +93,8 @@ class HivemindTransport:
     @limits.setter
     def limits(self, limits: Limits) -> None:
         self._exchange.limits = limits
+        if self._exchange.direct is not None:
+            self._exchange.direct.limits = limits
 
     @classmethod
     async def create(
@@ -102,20 +107,31 @@ class HivemindTransport:
         announce_maddrs: Sequence[str] = (),
         identity_path: str | None = None,
         client_mode: bool = False,
+        direct: bool = True,
+        direct_port: int = 0,
         limits: Limits | None = None,
         startup_timeout_s: float = 60.0,
         on_daemon_death: Callable[[str], None] | None = None,
     ) -> HivemindTransport:
         """Start a daemon, join the DHT of the initial peers (or found one), and listen for the run's
-        messages.
+        messages. `direct`: payloads go over connections of our own wherever one can be made.
 
         Raises:
             AddressError: an initial peer's address can't be read.
             NoBootstrapReached: none of the initial peers answered; says what became of each.
             Refused: this clock differs from the initial peers' by more than the DHT puts up with.
-            ConfigError: the identity or the listening address can't be used.
+            ConfigError: the identity or an address or port to listen on can't be used.
         """
         limits, traffic = limits or Limits(), Traffic()
+        channel: DirectChannel | None = None
+
+        def daemon_died(why: str) -> None:
+            """Without its daemon this peer is dead to the others, and nothing is to say otherwise."""
+            if channel is not None:
+                channel.end()
+            if on_daemon_death is not None:
+                on_daemon_death(why)
+
         dht = await DhtPeer.create(
             initial_peers=initial_peers,
             host_maddrs=host_maddrs,
@@ -123,17 +139,27 @@ class HivemindTransport:
             identity_path=identity_path,
             client_mode=client_mode,
             startup_timeout_s=startup_timeout_s,
-            on_daemon_death=on_daemon_death,
+            on_daemon_death=daemon_died,
         )
         protocol = f"/p2p-diloco/{VERSION}/{run_id}"
 
         async def dial(peer: str) -> Pipe:
-            return await dht.open_stream(peer, protocol, timeout_s=exchange.limits.connect_timeout_s)
+            return (await dht.open_stream(peer, protocol, timeout_s=exchange.limits.connect_timeout_s))[0]
+
+        async def ask(peer: str) -> tuple[Pipe, str]:
+            return await dht.open_stream(peer, protocol + DIRECT, timeout_s=exchange.limits.connect_timeout_s)
+
+        async def serve(peer: str, pipe: Pipe, seen_at: str) -> None:
+            await exchange.serve(peer, pipe)
 
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
         transport = cls(dht, exchange, traffic)
         try:
-            await dht.serve_streams(protocol, exchange.serve)
+            if direct:
+                hosts = [] if client_mode else [host(address) for address in host_maddrs]
+                channel = exchange.direct = _channel(exchange, ask, dht.known_at, hosts, direct_port)
+                await dht.serve_streams(protocol + DIRECT, channel.answer)
+            await dht.serve_streams(protocol, serve)
         except BaseException:
             await transport.close()
             raise
@@ -162,6 +188,8 @@ class HivemindTransport:
     async def close(self) -> None:
         """As `Transport.close`."""
         await self._exchange.close()
+        if self._exchange.direct is not None:
+            await self._exchange.direct.close()
         await self._dht.close()
 
 
@@ -375,8 +403,12 @@ class DhtPeer:
         if known:
             self._known[peer] = tuple(known)
 
-    async def open_stream(self, peer: str, protocol: str, *, timeout_s: float) -> Pipe:
-        """A stream to a peer that serves the protocol.
+    def known_at(self, peer: str) -> list[str]:
+        """The multiaddrs at which a peer was said to be."""
+        return [str(address) for address in self._known.get(peer, ())]
+
+    async def open_stream(self, peer: str, protocol: str, *, timeout_s: float) -> tuple[Pipe, str]:
+        """A stream to a peer that serves the protocol, and the multiaddr at which it was found.
 
         Raises:
             Unreachable: it can't be had in time; says why.
@@ -392,25 +424,25 @@ class DhtPeer:
         except Exception as error:  # whatever Hivemind makes of its daemon's words
             raise Unreachable(f"{peer}: {likely_reason(error)}") from None
 
-    async def _open_stream(self, peer: str, protocol: str) -> Pipe:
+    async def _open_stream(self, peer: str, protocol: str) -> tuple[Pipe, str]:
         peer_id = PeerID.from_base58(peer)
         known = self._known.get(peer)
         try:
             if known is not None:
                 await self._p2p._client.connect(peer_id, known)  # returns at once if connected
-            _, reader, writer = await self._p2p.call_binary_stream_handler(peer_id, protocol)
+            stream, reader, writer = await self._p2p.call_binary_stream_handler(peer_id, protocol)
         except P2PDaemonError as error:
             refused = nobody_listens(error) or (tells_nothing(error) and await _all_refuse(known or ()))
             raise Unreachable(f"{peer}: {likely_reason(error)}", refused=refused) from None
-        return await Pipe.adopt(reader, writer)
+        return await Pipe.adopt(reader, writer), str(stream.addr)
 
-    async def serve_streams(self, protocol: str, serve: Callable[[str, Pipe], Any]) -> None:
-        """Hand every stream that others open for the protocol to `serve(peer id, pipe)`, a coroutine
-        function.
+    async def serve_streams(self, protocol: str, serve: Callable[[str, Pipe, str], Any]) -> None:
+        """Hand every stream that others open for the protocol to `serve(peer id, pipe, the peer's multiaddr)`, a
+        coroutine function.
         """
 
         async def take(stream: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await serve(str(stream.peer_id), await Pipe.adopt(reader, writer))
+            await serve(str(stream.peer_id), await Pipe.adopt(reader, writer), str(stream.addr))
 
         await self._p2p.add_binary_stream_handler(protocol, take)
 
@@ -486,6 +518,33 @@ class SignedRecords(RSASignatureValidator):  # type: ignore[misc]  # Hivemind ha
     def _decodes(self, record: DHTRecord) -> bool:
         name, value = msgpack.unpackb(record.subkey), msgpack.unpackb(self.strip_value(record))
         return isinstance(name, bytes) and isinstance(value, bytes) and len(value) <= VALUE_BYTES_MAX
+
+
+def _channel(
+    exchange: Exchange,
+    ask: Callable[[str], Awaitable[tuple[Pipe, str]]],
+    known_at: Callable[[str], Sequence[str]],
+    hosts: Sequence[str],
+    port: int,
+) -> DirectChannel:
+    """Direct connections for what an exchange sends and takes.
+
+    Raises:
+        ConfigError: the port can't be listened on.
+    """
+    try:
+        return DirectChannel(
+            limits=exchange.limits,
+            traffic=exchange.traffic,
+            open_stream=ask,
+            addresses=known_at,
+            serve=exchange.serve_direct,
+            hosts=hosts,
+            port=port,
+        )
+    except OSError as error:
+        mend = "choose another port, or 0 to let the system choose"
+        raise ConfigError(f"can't be listened on ({error})", key="direct_port", value=port, mend=mend) from None
 
 
 async def _all_refuse(addresses: Sequence[Multiaddr]) -> bool:

@@ -120,6 +120,8 @@ class PeerTraffic:
     bytes_sent: int = 0
     bytes_received: int = 0
     refused: int = 0
+    way: str | None = None
+    """How the newest payload went to it: "direct" or "libp2p"; None: there was none."""
 
 
 @dataclass(slots=True)
@@ -142,6 +144,15 @@ class Traffic:
         self.bytes_received += count
         if (entry := self._of(peer)) is not None:
             entry.bytes_received += count
+
+    def went(self, peer: str, way: str) -> None:
+        """Note which way a payload goes to a peer."""
+        if (entry := self._of(peer)) is not None:
+            entry.way = way
+
+    def ways(self) -> dict[str, str]:
+        """How the newest payload went, for each peer that was sent one."""
+        return {peer: entry.way for peer, entry in self.peers.items() if entry.way is not None}
 
     def refuse(self, peer: str) -> None:
         """Count a message of a peer that was refused here."""

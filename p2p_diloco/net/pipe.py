@@ -193,6 +193,11 @@ class Pipe(asyncio.BufferedProtocol):
         """Why the stream is over, or None."""
         return self._ended
 
+    @property
+    def quiet(self) -> bool:
+        """Whether it is open, and nothing has come that nobody has read."""
+        return self._ended is None and not self._backlog
+
     def close(self) -> None:
         """Close once what was written has gone out."""
         self._end("closed by this peer")

@@ -12,6 +12,7 @@ import logging
 import secrets
 import socket
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -79,6 +80,8 @@ async def live(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd: in
             announce_maddrs=local.announce_maddrs,
             identity_path=None if local.identity_path is None else str(local.identity_path),
             client_mode=local.client_mode,
+            direct=local.direct,
+            direct_port=local.direct_port,
             limits=LIMITS,
             on_daemon_death=daemon_died,
         )
@@ -305,7 +308,7 @@ class Participation:
         replica, shared = self.replica, self.shared
         sent, received = self._traffic()
         step_time_s, loss = shared.level(Level.STEP_TIME_S), shared.level(Level.LOSS)
-        aggregates, round_now = replica.aggregates(), replica.round()
+        aggregates, round_now, alive = replica.aggregates(), replica.round(), set(replica.roster.alive())
         wall = time.time() - asyncio.get_running_loop().time()
         return PeerRecord(
             v=wire.PROTOCOL,
@@ -322,6 +325,7 @@ class Participation:
             sent=sent,
             recv=received,
             wait_s=round(shared.level(Level.WAITING_S), 3),
+            ways=dict(Counter(way for peer, way in self.transport.traffic.ways().items() if peer in alive)),
             agg=list(aggregates[: records.AGG_MAX]),
             agg_n=len(aggregates),
             round=None if round_now is None else list(round_now),

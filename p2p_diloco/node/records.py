@@ -60,6 +60,8 @@ class PeerRecord:
     recv: int
     """Bytes."""
     wait_s: float
+    ways: dict[str, int]
+    """To how many of the live peers the newest payload went "direct", and to how many over "libp2p"."""
     agg: list[int]
     """Shards that it aggregates now, at most AGG_MAX; `agg_n`: all of them."""
     agg_n: int

@@ -41,7 +41,7 @@ async def open_eyes(run_id: str, initial_peers: Sequence[str]) -> Transport:
     from p2p_diloco.net.hivemind import HivemindTransport
 
     return await HivemindTransport.create(
-        DeafInbox(), run_id=run_id, initial_peers=initial_peers, host_maddrs=(), client_mode=True
+        DeafInbox(), run_id=run_id, initial_peers=initial_peers, host_maddrs=(), client_mode=True, direct=False
     )
 
 

@@ -30,6 +30,14 @@ class RoundProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Ways:
+    """To how many of the live peers a peer's newest payload went each way."""
+
+    direct: int
+    libp2p: int
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """Something that a peer thought worth telling."""
 
@@ -76,6 +84,8 @@ class PeerStatus:
     bytes_received: int | None
     waiting_s: float | None
     """Seconds that it has spent waiting for others, in all."""
+    ways: Ways | None
+    """How its payloads go; None if it doesn't tell."""
     aggregates: tuple[int, ...]
     """Shards that it aggregates now, at most 16 of them."""
     aggregates_count: int
@@ -145,10 +155,18 @@ def _peer(record: Mapping[str, object], now: float) -> PeerStatus:
         bytes_sent=_count(record, "sent"),
         bytes_received=_count(record, "recv"),
         waiting_s=_number(record, "wait_s"),
+        ways=_ways(record),
         aggregates=tuple(shard for shard in aggregates if isinstance(shard, int)),
         aggregates_count=_count(record, "agg_n") or len(aggregates),
         addresses=tuple(_clean(address) for address in _items(record, "addrs") if isinstance(address, str)),
     )
+
+
+def _ways(record: Mapping[str, object]) -> Ways | None:
+    match record.get("ways"):
+        case Mapping() as ways:
+            return Ways(_count(ways, "direct") or 0, _count(ways, "libp2p") or 0)
+    return None
 
 
 def _round(records: Iterable[Mapping[str, object]]) -> RoundProgress | None:

@@ -29,7 +29,7 @@ SETTINGS_SHOWN = (
     "stop_after_samples",
 )
 """What of the run's config is worth a line; `--json` has all."""
-TITLES = ("epoch", "step", "steps/s", "loss", "samples", "waited", "sent", "received", "shards", "seen")
+TITLES = ("epoch", "step", "steps/s", "loss", "samples", "waited", "sent", "received", "direct", "shards", "seen")
 
 
 def drawn(snapshot: Snapshot) -> RenderableType:
@@ -105,9 +105,16 @@ def _cells(peer: PeerStatus) -> tuple[str, ...]:
         _seconds(peer.waiting_s),
         _bytes(peer.bytes_sent),
         _bytes(peer.bytes_received),
+        _direct(peer),
         _shards(peer),
         _seconds(peer.last_seen_s),
     )
+
+
+def _direct(peer: PeerStatus) -> str:
+    """To how many of those that it sends payloads they go directly."""
+    total = peer.ways.direct + peer.ways.libp2p if peer.ways is not None else 0
+    return f"{peer.ways.direct}/{total}" if peer.ways is not None and total else UNKNOWN
 
 
 def _shards(peer: PeerStatus) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import subprocess
@@ -51,6 +52,7 @@ def behind(swarm: Swarm) -> Iterator[dict[str, Proxy]]:
         local = {
             "host_maddrs": [f"/ip4/127.0.0.1/tcp/{port}"],
             "announce_maddrs": [f"/ip4/127.0.0.1/tcp/{proxy.port}"],
+            "direct": False,  # it would go around the proxies
         }
         swarm.start(name, delta=1.0 + seed, local=local, **TRAINING)
     yield proxies
@@ -83,12 +85,13 @@ def test_a_spoilt_wire_harms_one_peer_at_most(swarm: Swarm, behind: dict[str, Pr
 def test_noise_at_the_door_harms_nobody(swarm: Swarm) -> None:
     """A stranger that connects to a peer's port and talks nonsense is not noticed in the run."""
     swarm.bootstrap()
-    a, b = (swarm.start(name, **{**TRAINING, "config": {**CONFIG, "start_peers": 2}}) for name in "ab")
+    direct, training = free_port(), {**TRAINING, "config": {**CONFIG, "start_peers": 2}}
+    a, b = (swarm.start(name, local=local, **training) for name, local in (("a", {"direct_port": direct}), ("b", {})))
     settled([a, b])
     port = int(a.wait_for("in")["addresses"][0].split("/tcp/")[1].split("/")[0])
     began = time.time()
-    for size in (1, 100, 1 << 20):
-        with socket.create_connection(("127.0.0.1", port), 5.0) as stranger:
+    for at, size in itertools.product((port, direct), (1, 100, 1 << 20)):
+        with socket.create_connection(("127.0.0.1", at), 5.0) as stranger:
             try:
                 stranger.sendall(os.urandom(size))
             except OSError:

@@ -79,6 +79,7 @@ def test_a_run_from_its_founding_to_its_end(swarm: Swarm) -> None:
     seen = seen_until(looks, lambda seen: seen["run"]["epoch"] >= 1 and ready(seen) == everyone)
     assert seen["run"]["config"]["sync_every"] == 5
     assert {peer["name"]: peer["role"] for peer in seen["peers"]}["broad-shoulders"] == "aggregator"
+    seen_until(looks, lambda seen: any(peer["ways"] and peer["ways"]["direct"] for peer in seen["peers"]))
     for peer in (founder, aggregator, trainer):
         _, err = peer.communicate(timeout=120)
         assert peer.returncode == 0, err

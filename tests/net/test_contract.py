@@ -52,6 +52,8 @@ class Box:
 
 
 class MemorySwarm:
+    way = None
+
     def __init__(self) -> None:
         self.network = MemoryNetwork()
 
@@ -70,8 +72,9 @@ class MemorySwarm:
 class HivemindSwarm:
     """Peers in this process, each with a daemon of its own; the first is the others' initial peer."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: str) -> None:
         self.peers: list[Any] = []
+        self.way = way
 
     async def join(self) -> tuple[Transport, Box]:
         from p2p_diloco.net.hivemind import HivemindTransport
@@ -82,6 +85,7 @@ class HivemindSwarm:
             run_id="contract",
             initial_peers=self.peers[0].addresses() if self.peers else [],
             host_maddrs=["/ip4/127.0.0.1/tcp/0"],
+            direct=self.way == "direct",
             limits=LIMITS,
         )
         for other in self.peers:
@@ -98,13 +102,15 @@ class HivemindSwarm:
             await transport.close()
 
 
-@pytest.fixture(params=["memory", pytest.param("hivemind", marks=pytest.mark.real)])
-def swarm(request: pytest.FixtureRequest) -> Callable[[], Any]:
-    """A context manager that gives a swarm of the adapter in question, and ends all of it."""
+@pytest.fixture(params=["memory", *(pytest.param(way, marks=pytest.mark.real) for way in ("libp2p", "direct"))])
+def swarm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
+    """A context manager that gives a swarm of the adapter in question, and ends all of it. Payloads wait for their
+    direct connections, however busy this machine is."""
+    monkeypatch.setattr("p2p_diloco.net.direct.PATIENCE_PART", 5.0)
 
     @contextlib.asynccontextmanager
     async def open_swarm() -> AsyncIterator[MemorySwarm | HivemindSwarm]:
-        swarm = MemorySwarm() if request.param == "memory" else HivemindSwarm()
+        swarm = MemorySwarm() if request.param == "memory" else HivemindSwarm(request.param)
         try:
             yield swarm
         finally:
@@ -160,6 +166,7 @@ def test_a_large_payload_arrives_whole(swarm: Any) -> None:
             assert a.traffic.peers[b.peer_id].bytes_sent >= len(payload)
             assert b.traffic.peers[a.peer_id].bytes_received >= len(payload)
             assert a.traffic.bytes_sent < len(payload) + 1000
+            assert a.traffic.ways() == ({b.peer_id: s.way} if s.way else {})
 
     run(test())
 

@@ -377,6 +377,64 @@ def test_a_port_that_is_taken_is_said() -> None:
     run(test())
 
 
+def test_a_direct_port_that_is_taken_is_said() -> None:
+    """As that of libp2p; one that is free is the one that direct connections come to."""
+
+    async def test() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(ConfigError, match=str(port)) as error:
+                await join(direct_port=port)
+        assert error.value.key == "direct_port"
+        transport = await join(direct_port=port)
+        assert transport._exchange.direct.listener.ports == ((4, port),)
+        await transport.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("sender_is_client", [True, False])
+def test_a_client_has_direct_connections_too(sender_is_client: bool) -> None:
+    """It dials, whoever of the two is to send; where direct connections are switched off nobody does."""
+
+    async def test() -> None:
+        box = Box()
+        seed = await join(box)
+        client = await join(box, initial_peers=seed.addresses(), client_mode=True)
+        plain = await join(box, initial_peers=seed.addresses(), direct=False)
+        sender, receiver = (client, seed) if sender_is_client else (seed, client)
+        await sender.introduce(plain.peer_id, plain.addresses())
+        for other in (receiver, plain):
+            await sender.send(other.peer_id, b"bulk", memoryview(bytes(1000)))
+            await other.send(sender.peer_id, b"hello")
+        assert sender.traffic.ways() == {receiver.peer_id: "direct", plain.peer_id: "libp2p"}
+        for transport in (plain, client, seed):
+            await transport.close()
+
+    run(test())
+
+
+def test_direct_connections_die_with_the_daemon() -> None:
+    """A peer without its daemon is dead to others: a payload under way to it ends, as does one from it."""
+
+    async def test() -> None:
+        box = Box()
+        a, b = await join(), await join(box)
+        await a.introduce(b.peer_id, b.addresses())
+        await a.send(b.peer_id, b"first", memoryview(bytes(1000)))
+        assert a.traffic.ways() == {b.peer_id: "direct"}
+        listener = b._exchange.direct.listener
+        os.kill(b._dht._p2p._child.pid, signal.SIGKILL)
+        await until(lambda: not listener.ports and not listener._serving, 1.0)
+        with pytest.raises(Unreachable) as caught:
+            await asyncio.wait_for(a.send(b.peer_id, b"second", memoryview(bytes(1000))), 2.0)
+        assert caught.value.refused
+        await a.close()
+        await b.close()
+
+    run(test())
+
+
 def test_announced_addresses_are_the_ones_shown() -> None:
     """Behind a forwarded port others are told the outer address; one without a port is an error."""
 
@@ -496,6 +554,12 @@ def test_importing_hivemind_leaves_logging_as_it_was() -> None:
     assert result.returncode == 0, result.stderr
     assert "p2p_diloco.net.hivemind|hivemind: careful" in result.stderr
     assert "chatter" not in result.stderr
+
+
+@pytest.fixture(autouse=True)
+def patient_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload waits for its direct connection, however busy this machine is."""
+    monkeypatch.setattr("p2p_diloco.net.direct.PATIENCE_PART", 5.0)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node.records import PeerRecord, key_of
 from p2p_diloco.node.run import RunRecord, name_of
 from p2p_diloco.observe.look import DeafInbox, look
+from p2p_diloco.observe.snapshot import Ways
 
 ALICE = PeerRecord(
     v=1,
@@ -30,6 +31,7 @@ ALICE = PeerRecord(
     sent=10,
     recv=20,
     wait_s=3.0,
+    ways={"direct": 2},
     agg=[0],
     agg_n=1,
     round=[0, 1, 2],
@@ -60,6 +62,7 @@ def test_what_peers_publish_is_what_is_seen() -> None:
             2.0,
             1.5,
         )
+        assert peer.ways == Ways(direct=2, libp2p=0)
         assert (peer.bytes_sent, peer.bytes_received, peer.waiting_s, peer.aggregates) == (10, 20, 3.0, (0,))
         assert (seen.run.mode, seen.run.shards, seen.run.epoch) == ("sync", 3, 7)
         assert seen.run.config == RunConfig(sync_every=10).to_wire()

@@ -18,7 +18,7 @@ def seen() -> Snapshot:
         "peer_id": "id-a", "name": "alice", "host": "box1", "role": "worker", "state": "training",
         "epoch": 12,
         "step": 6100, "sps": 3.5, "loss": 2.25, "samples": 48800, "sent": 1_500_000, "recv": 999,
-        "wait_s": 700.0,
+        "wait_s": 700.0, "ways": {"direct": 4, "libp2p": 3},
         "agg": [0], "agg_n": 1, "round": [0, 1, 2], "time": NOW - 2, "events": [[NOW, "bob has [joined]"]],
     }  # fmt: skip
     bob = {
@@ -45,7 +45,7 @@ def test_the_table_shows_every_peer_and_the_round() -> None:
     text = screen(seen())
     assert "run main, sync, epoch 12, 2 peers, 1 shard, round 1 of 2" in text
     (row,) = [line for line in text.splitlines() if "alice" in line and "box1" in line]
-    for cell in ("training", "12", "6,100", "3.50", "2.2500", "48,800", "12min", "1.5MB", "999B", "2s"):
+    for cell in ("training", "12", "6,100", "3.50", "2.2500", "48,800", "12min", "1.5MB", "999B", "4/7", "2s"):
         assert cell in row
     assert "sync_every=500 codec=bf16 min_peers=2" in text
     assert "██████████░░░░░░░░░░ fragment 0: 1 of 2 contributions" in text
@@ -67,7 +67,7 @@ def test_lines_say_the_same() -> None:
     assert bob.startswith("  [red]bob joining worker on - epoch=- step=- ")
     assert alice == (
         "  alice training worker on box1 epoch=12 step=6,100 steps/s=3.50 loss=2.2500 samples=48,800 "
-        "waited=12min sent=1.5MB received=999B shards=0 seen=2s"
+        "waited=12min sent=1.5MB received=999B direct=4/7 shards=0 seen=2s"
     )
 
 

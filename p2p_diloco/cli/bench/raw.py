@@ -36,7 +36,7 @@ class Link:
         """Open the stream to the next; the one before opens its own."""
         within_s = self._asked["round_s_max"]
         self._dht.introduce(command["peer_id"], command["addresses"])
-        self._next = await self._dht.open_stream(command["peer_id"], PROTOCOL, timeout_s=within_s)
+        self._next, _ = await self._dht.open_stream(command["peer_id"], PROTOCOL, timeout_s=within_s)
         self._next.write(b"!")  # a stream is there for the other end once something is said on it
         await asyncio.wait_for(asyncio.shield(self._before), within_s)
         return {}

@@ -1,0 +1,190 @@
+"""Where others connect to directly: sockets, the certificate that they pin, and the tickets that they must show.
+
+Law: a connection costs next to nothing before it has proved a ticket. Nobody is listened to while no ticket is out;
+handshakes are few and short; of what an unproved connection says a fixed number of bytes is read and nothing parsed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from ipaddress import ip_address
+
+from p2p_diloco.net.offer import TICKET_BYTES, Offer, Tickets
+from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.tls import Certificate, TlsTransport, read_exactly, shake_hands, write_all
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 3.0
+"""Until a connection must have proved its ticket."""
+HANDSHAKES_MAX = 64
+"""Connections that haven't yet."""
+CONNECTIONS_MAX = 256
+"""Connections that have, and on which others send."""
+CONNECTIONS_PER_PEER_MAX = 8
+TELL_EVERY_S = 60.0
+"""How often the log has how many were turned away."""
+
+I_SEND, YOU_SEND = b"S", b"R"
+"""Who sends payloads on a connection: whoever dialled, or whoever was dialled."""
+WELCOME = b"W"
+
+_BACKLOG = 64
+_PAUSE_S = 1.0
+
+
+class Listener:
+    """Accepts direct connections. `serve(peer, pipe)` takes payloads from those on which others send, and
+    `lend(peer, pipe)` gets those on which this peer may send.
+    """
+
+    def __init__(self, *, serve: Callable[[str, Pipe], Awaitable[None]], lend: Callable[[str, Pipe], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._serve, self._lend = serve, lend
+        self._certificate = Certificate()
+        self._tickets = Tickets(self._loop.time)
+        self._sockets: list[socket.socket] = []
+        self._greeting: set[asyncio.Task[None]] = set()
+        self._serving: dict[Pipe, str] = {}
+        self._told_at, self._untold = -TELL_EVERY_S, 0
+        self.turned_away = 0
+        """Connections that proved no ticket, or were too many."""
+
+    def listen(self, hosts: Sequence[str], port: int) -> None:
+        """Listen on these IP addresses, at a port or, if that is 0, wherever the system chooses; there an address that
+        can't be used is told and left out.
+
+        Raises:
+            OSError: the port can't be listened on.
+        """
+        for host in dict.fromkeys(hosts):
+            family = socket.AF_INET if ip_address(host).version == 4 else socket.AF_INET6
+            try:
+                sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            except OSError as error:
+                if port:
+                    raise
+                log.warning("no direct connections come in on %s: %s", host, error)
+                continue
+            sock.setblocking(False)
+            self._sockets.append(sock)
+            self._loop.add_reader(sock, self._accept, sock)
+
+    @property
+    def ports(self) -> tuple[tuple[int, int], ...]:
+        """(IP version, port) of each socket."""
+        return tuple((4 if s.family == socket.AF_INET else 6, int(s.getsockname()[1])) for s in self._sockets)
+
+    def offer(self, peer: str) -> Offer | None:
+        """A way in for one connection of this peer; None if nobody can connect."""
+        if not self._sockets:
+            return None
+        return Offer(self.ports, self._certificate.der, self._tickets.draw(peer))
+
+    def end(self) -> None:
+        """End every socket and connection."""
+        for sock in self._sockets:
+            self._loop.remove_reader(sock)
+            sock.close()
+        self._sockets.clear()
+        for task in self._greeting:
+            task.cancel()
+        for pipe in list(self._serving):
+            pipe.abort()
+
+    async def ended(self) -> None:
+        """Wait until nothing is left of them."""
+        await asyncio.gather(*self._greeting, return_exceptions=True)
+
+    # -- inside
+
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            sock, _ = listening.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                log.warning("direct connections have to wait: %s", error)
+                self._loop.remove_reader(listening)
+                self._loop.call_later(_PAUSE_S, self._listen_again, listening)
+            return
+        if not self._tickets or len(self._greeting) >= HANDSHAKES_MAX:
+            sock.close()
+            self._turn_away("nobody was expected" if not self._tickets else "too many at once")
+            return
+        task = asyncio.ensure_future(self._greet(sock))
+        self._greeting.add(task)
+        task.add_done_callback(self._greeting.discard)
+
+    def _listen_again(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    async def _greet(self, plain: socket.socket) -> None:
+        """Let a connection prove its ticket, and hand it on."""
+        sock: socket.socket = plain
+        try:
+            plain.setblocking(False)
+            sock = secured = self._certificate.take(plain)
+            peer, role = await asyncio.wait_for(self._proved(secured), HANDSHAKE_S)
+            if role == I_SEND and not self._has_room(peer):
+                raise PermissionError("too many connections")
+            await asyncio.wait_for(write_all(secured, WELCOME), HANDSHAKE_S)
+        except (OSError, asyncio.TimeoutError) as error:
+            sock.close()
+            self._turn_away(str(error) or "it took too long")
+            return
+        except BaseException:
+            sock.close()
+            raise
+        pipe = pipe_over(secured)
+        if role == YOU_SEND:
+            self._lend(peer, pipe)
+        else:
+            self._serving[pipe] = peer
+            serving = asyncio.ensure_future(self._serve(peer, pipe))
+            serving.add_done_callback(lambda _: self._serving.pop(pipe, None))
+
+    async def _proved(self, sock: ssl.SSLSocket) -> tuple[str, bytes]:
+        """The peer at the other end, and who is to send."""
+        await shake_hands(sock)
+        hello = await read_exactly(sock, TICKET_BYTES + 1)
+        peer, role = self._tickets.redeem(hello[:TICKET_BYTES]), hello[TICKET_BYTES:]
+        if peer is None or role not in (I_SEND, YOU_SEND):
+            raise PermissionError("no valid ticket")
+        return peer, role
+
+    def _has_room(self, peer: str) -> bool:
+        theirs = sum(other == peer for other in self._serving.values())
+        return len(self._serving) < CONNECTIONS_MAX and theirs < CONNECTIONS_PER_PEER_MAX
+
+    def _turn_away(self, why: str) -> None:
+        self.turned_away += 1
+        self._untold += 1
+        log.debug("a direct connection was turned away: %s", why)
+        if self._loop.time() - self._told_at >= TELL_EVERY_S:
+            log.info("turned away %d direct connections that proved nothing (%s)", self._untold, why)
+            self._told_at, self._untold = self._loop.time(), 0
+
+
+def pipe_over(sock: ssl.SSLSocket) -> Pipe:
+    """A pipe over a connection whose handshake is over."""
+    transport = TlsTransport(sock)
+    pipe = Pipe(transport)
+    transport.set_protocol(pipe)
+    return pipe
+
+
+async def present(sock: ssl.SSLSocket, ticket: bytes, role: bytes) -> None:
+    """The dialler's part: prove the ticket, say who sends, and wait for the welcome.
+
+    Raises:
+        OSError: the listener didn't let this connection in.
+    """
+    await write_all(sock, ticket + role)
+    if await read_exactly(sock, len(WELCOME)) != WELCOME:
+        raise PermissionError("the listener didn't let this connection in")

@@ -1,0 +1,870 @@
+"""Direct connections between exchanges: what goes over them, who is let in, and what happens when they fail.
+
+The talk over libp2p is over socket pairs here; all else is as in a run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import psutil
+import pytest
+
+from p2p_diloco.net import direct as direct_module
+from p2p_diloco.net.direct import PER_PEER_MAX, DirectChannel
+from p2p_diloco.net.exchange import Exchange
+from p2p_diloco.net.framing import Accepted, Bulk, FrameDecoder, Message, Refused, encode
+from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
+from p2p_diloco.net.listener import I_SEND, WELCOME, Listener
+from p2p_diloco.net.offer import TICKET_BYTES, Offer
+from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.tls import Certificate, connect, read_exactly, write_all
+
+LIMITS = Limits(
+    connect_timeout_s=5.0, read_timeout_s=1.0, write_timeout_s=1.0, payload_bytes_max=64 << 20, streams_max=16
+)
+HERE = "/ip4/127.0.0.1/tcp/1"
+
+
+@pytest.fixture(autouse=True)
+def patient_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload waits for its direct connection, however busy this machine is."""
+    monkeypatch.setattr(direct_module, "PATIENCE_PART", 2.0)
+
+
+class Box:
+    def __init__(self) -> None:
+        self.got: list[tuple[str, bytes, bytes]] = []
+        self.closed_peers: list[str] = []
+        self.admitted_bytes = 64 << 20
+        self.on_deliver: Callable[[], Awaitable[None]] | None = None
+
+    def admit(self, sender: str, header: bytes) -> int:
+        return self.admitted_bytes
+
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+        if self.on_deliver is not None:
+            await self.on_deliver()
+        self.got.append((sender, header, bytes(payload or b"")))
+
+    def moving(self, peer: str) -> None:
+        pass
+
+    def closed(self, peer: str) -> None:
+        self.closed_peers.append(peer)
+
+
+class Peer:
+    """An exchange with direct connections, in a small world of such."""
+
+    def __init__(self, world: dict[str, Peer], name: str, hosts: tuple[str, ...], limits: Limits) -> None:
+        self.world, self.name, self.box, self.traffic, self.limits = world, name, Box(), Traffic(), limits
+        self.known_at, self.libp2p_streams, self.talks = HERE, 0, 0
+        self.told: Callable[[Offer], Offer] = lambda offer: offer
+        """What becomes of the offers that this peer hears."""
+        self.serving: set[asyncio.Task[None]] = set()
+        self.exchange = Exchange(self.box, limits=limits, traffic=self.traffic, dial=self.dial)
+        self.direct = self.exchange.direct = DirectChannel(
+            limits=limits,
+            traffic=self.traffic,
+            open_stream=self.ask,
+            addresses=lambda peer: [world[peer].known_at],
+            serve=self.exchange.serve_direct,
+            hosts=hosts,
+        )
+        world[name] = self
+
+    async def dial(self, peer: str) -> Pipe:
+        self.libp2p_streams += 1
+        near, far = await pair()
+        there = self.world[peer]
+        there.start(there.exchange.serve(self.name, far))
+        return near
+
+    async def ask(self, peer: str) -> tuple[Pipe, str]:
+        if peer not in self.world:
+            raise Unreachable(f"{peer}: nobody is there")
+        self.talks += 1
+        near, far = await pair()
+        there = self.world[peer]
+        there.start(there.direct.answer(self.name, far, self.known_at))
+        return near, there.known_at
+
+    def start(self, coroutine: Any) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self.serving.add(task)
+        task.add_done_callback(self.serving.discard)
+
+    async def send(self, peer: str, payload: bytes, header: bytes = b"h") -> None:
+        await self.exchange.send(peer, header, memoryview(payload))
+
+    def connections(self, peer: str) -> int:
+        return len(self.direct._way(peer).carried)
+
+    @property
+    def port(self) -> int:
+        return self.direct.listener.ports[0][1]
+
+    async def close(self) -> None:
+        await self.exchange.close()
+        await self.direct.close()
+        await asyncio.gather(*self.serving, return_exceptions=True)
+
+
+async def pair() -> tuple[Pipe, Pipe]:
+    near, far = socket.socketpair()
+    return tuple([await Pipe.adopt(*await asyncio.open_connection(sock=end)) for end in (near, far)])  # type: ignore[return-value]
+
+
+Start = Callable[..., Peer]
+
+
+def run(test: Callable[[Start], Awaitable[None]]) -> None:
+    """Run a test in a world that it fills; afterwards no task, thread or socket may be left of it."""
+
+    async def bounded() -> None:
+        world: dict[str, Peer] = {}
+
+        def start(name: str, *, hosts: tuple[str, ...] = ("127.0.0.1",), limits: Limits = LIMITS) -> Peer:
+            return Peer(world, name, hosts, limits)
+
+        try:
+            await asyncio.wait_for(test(start), 40)
+        finally:
+            for peer in list(world.values()):
+                await peer.close()
+        await asyncio.sleep(0.01)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    threads, files = threading.active_count(), psutil.Process().num_fds()
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(bounded())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+    gc.collect()
+    assert threading.active_count() <= threads
+    assert psutil.Process().num_fds() <= files
+
+
+async def until(condition: Callable[[], object], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        await asyncio.sleep(0.005)
+
+
+# -- what goes well
+
+
+def test_payloads_of_a_peer_share_a_connection() -> None:
+    """One handshake serves them all, libp2p carries none; each way has its own."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        for number in range(5):
+            await a.send("b", bytes([number]) * 100_000)
+        await b.send("a", b"back")
+        assert [payload[:1] for _, _, payload in b.box.got] == [bytes([number]) for number in range(5)]
+        assert a.box.got == [("b", b"h", b"back")]
+        assert (a.talks, a.libp2p_streams, a.connections("b")) == (1, 0, 1)
+        assert (b.talks, b.libp2p_streams, b.connections("a")) == (1, 0, 1)
+        assert a.traffic.ways() == {"b": "direct"}
+        assert a.traffic.peers["b"].bytes_sent >= 500_000
+        assert b.traffic.peers["a"].bytes_received >= 500_000
+
+    run(test)
+
+
+def test_many_payloads_at_once_all_arrive() -> None:
+    """Between three peers, both ways, more than there are connections, each with its own bytes."""
+
+    async def test(start: Start) -> None:
+        peers = {name: start(name) for name in "abc"}
+        sends = [
+            peers[sender].send(to, f"{sender}{to}{number}".encode() * 50_000)
+            for sender in "abc" for to in "abc" for number in range(6) if sender != to
+        ]  # fmt: skip
+        await asyncio.gather(*sends)
+        for to, peer in peers.items():
+            expected = sorted(f"{s}{to}{n}".encode() * 50_000 for s in "abc" if s != to for n in range(6))
+            assert sorted(payload for _, _, payload in peer.box.got) == expected
+            assert all(peer.connections(other) <= PER_PEER_MAX for other in "abc" if other != to)
+            await until(lambda peer=peer, to=to: all(peer.connections(other) for other in "abc" if other != to))
+
+    run(test)
+
+
+def test_connections_to_a_peer_are_limited() -> None:
+    """Of many payloads in the same turn no more than that try to make one; the others go over libp2p at once."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await asyncio.gather(*(a.send("b", b"x") for _ in range(PER_PEER_MAX + 3)))
+        assert (a.talks, a.libp2p_streams, len(b.box.got)) == (PER_PEER_MAX, 3, PER_PEER_MAX + 3)
+
+    run(test)
+
+
+def test_a_refusal_keeps_the_connection() -> None:
+    """Refused before it was read or after: the reason comes back, and what follows is in step."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        for admitted in (10, 1 << 20):
+            b.box.admitted_bytes = admitted
+            with pytest.raises(Refusal, match=f"at most {admitted}"):
+                await a.send("b", bytes(2 << 20))
+            with pytest.raises(Refusal, match=f"at most {admitted}"):
+                await a.send("b", bytes(admitted + 1))
+            await a.send("b", b"fits")
+        assert [payload for _, _, payload in b.box.got] == [b"first", b"fits", b"fits"]
+        assert a.libp2p_streams == 0
+        assert b.traffic.peers["a"].refused == 4
+
+    run(test)
+
+
+def test_a_payload_of_nothing_is_one() -> None:
+    """No bytes arrive as such, between others."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        for payload in (b"", b"x", b""):
+            await a.send("b", payload)
+        assert [payload for _, _, payload in b.box.got] == [b"", b"x", b""]
+
+    run(test)
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_ipv6_will_do() -> None:
+    """A peer that listens on ::1 alone is reached there."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b", hosts=("::1",))
+        if not b.direct.listener.ports:
+            pytest.skip("this machine has no ::1")
+        b.known_at = "/ip6/::1/tcp/1"
+        await a.send("b", b"six")
+        assert a.traffic.ways() == {"b": "direct"}
+
+    run(test)
+
+
+def test_a_connection_is_retired(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After what may be encrypted under one key, another connection takes its place."""
+    monkeypatch.setattr(direct_module, "CARRIED_BYTES_MAX", 250)
+
+    async def test(start: Start) -> None:
+        a, _ = start("a"), start("b")
+        for _ in range(6):
+            await a.send("b", bytes(100))
+        assert (a.talks, a.libp2p_streams) == (2, 0)
+
+    run(test)
+
+
+def test_open_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond, the one used longest ago is closed."""
+    monkeypatch.setattr(direct_module, "OPEN_MAX", 2)
+
+    async def test(start: Start) -> None:
+        a = start("a")
+        for name in "bcd":
+            start(name)
+        for name in "bcb":
+            await a.send(name, b"x")
+        await a.send("d", b"x")
+        assert [a.connections(name) for name in "bcd"] == [1, 0, 1]
+
+    run(test)
+
+
+# -- who is not let in
+
+
+async def offer_of(asker: Peer, peer: str) -> Offer:
+    return Offer.unpack((await asker.direct._ask(peer, b""))[0])
+
+
+async def welcomed(offer: Offer, ticket: bytes, role: bytes = I_SEND) -> bool:
+    """Whether the listener lets in who shows this ticket."""
+    sock = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
+    try:
+        await write_all(sock, ticket + role)
+        return await read_exactly(sock, 1) == WELCOME
+    except OSError:
+        return False
+    finally:
+        sock.close()
+
+
+def test_a_ticket_lets_in_once() -> None:
+    """The right one does; the same again, whoever shows it, a wrong one, and an unknown role don't, and are counted."""
+
+    async def test(start: Start) -> None:
+        a, b, c = start("a"), start("b"), start("c")
+        offers = [await offer_of(a, "b") for _ in range(4)] + [await offer_of(c, "b")]
+        assert await welcomed(offers[0], offers[0].ticket)
+        assert not await welcomed(offers[4], offers[0].ticket)
+        assert not await welcomed(offers[1], os.urandom(TICKET_BYTES))
+        assert not await welcomed(offers[1], offers[1].ticket[:-1] + bytes([offers[1].ticket[-1] ^ 1]))
+        assert not await welcomed(offers[1], offers[1].ticket)
+        assert not await welcomed(offers[2], offers[2].ticket, b"?")
+        assert b.direct.listener.turned_away == 5
+        await a.send("b", b"still served")
+        assert b.box.got == [("a", b"h", b"still served")]
+
+    run(test)
+
+
+def test_a_connection_is_its_tickets_peer() -> None:
+    """What comes on it is from whom the ticket was drawn for, and not from whoever that says it is."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        offer = await offer_of(a, "b")
+        sock = await connect("127.0.0.1", b.port, socket.AF_INET, offer.certificate)
+        await write_all(sock, offer.ticket + I_SEND)
+        assert await read_exactly(sock, 1) == WELCOME
+        await write_all(sock, encode(Bulk(b"from somebody else", 3)) + b"abc")
+        await until(lambda: b.box.got)
+        assert b.box.got == [("a", b"from somebody else", b"abc")]
+        sock.close()
+
+    run(test)
+
+
+def test_nobody_is_heard_while_nobody_is_expected() -> None:
+    """Without a ticket out, a connection is closed before a handshake, and counted."""
+
+    async def test(start: Start) -> None:
+        b = start("b")
+        for count in (1, 2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", b.port)
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 1) == b""
+            writer.close()
+            assert b.direct.listener.turned_away == count
+
+    run(test)
+
+
+@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(5000), b"\x16\x03\x01\x02\x00\x01"])
+def test_noise_before_the_handshake_costs_its_time_alone(monkeypatch: pytest.MonkeyPatch, noise: bytes) -> None:
+    """Silence, another protocol, half a handshake: closed within the deadline and counted; others are served."""
+    monkeypatch.setattr("p2p_diloco.net.listener.HANDSHAKE_S", 0.3)
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await offer_of(a, "b")
+        reader, writer = await asyncio.open_connection("127.0.0.1", b.port)
+        writer.write(noise)
+        await a.send("b", b"meanwhile")
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), 2)
+        writer.close()
+        await until(lambda: b.direct.listener.turned_away == 1, 1.0)
+        assert b.box.got == [("a", b"h", b"meanwhile")]
+        assert a.traffic.ways() == {"b": "direct"}
+
+    run(test)
+
+
+def test_handshakes_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes while many are half open is closed at once; when they are gone there is room again."""
+    monkeypatch.setattr("p2p_diloco.net.listener.HANDSHAKES_MAX", 2)
+    monkeypatch.setattr("p2p_diloco.net.listener.HANDSHAKE_S", 0.3)
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await offer_of(a, "b")
+        idle = [await asyncio.open_connection("127.0.0.1", b.port) for _ in range(3)]
+        await until(lambda: b.direct.listener.turned_away == 1)
+        await until(lambda: b.direct.listener.turned_away == 3)
+        for _, writer in idle:
+            writer.close()
+        await a.send("b", b"after")
+        assert a.traffic.ways() == {"b": "direct"}
+
+    run(test)
+
+
+def test_a_peers_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer may not keep more than its number open; it is told by the end of the connection."""
+    monkeypatch.setattr("p2p_diloco.net.listener.CONNECTIONS_PER_PEER_MAX", 1)
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"takes the only one")
+        offer = await offer_of(a, "b")
+        assert not await welcomed(offer, offer.ticket)
+        other = await offer_of(start("c"), "b")
+        assert await welcomed(other, other.ticket)
+        assert b.direct.listener.turned_away == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"no frame at all", "no frame"),
+        (encode(Message(b"hello")), "no place"),
+        (encode(Accepted()), "no place"),
+        (encode(Bulk(b"h", 3)) + b"four", "more bytes"),
+        (encode(Bulk(b"h", 1000)) + b"some", "no byte came"),
+    ],
+)
+def test_a_connection_that_misbehaves_ends_alone(sent: bytes, reason: str) -> None:
+    """After a valid ticket: it is told why, counted under its peer's name, and closed."""
+
+    async def test(start: Start) -> None:
+        a, b, c = start("a"), start("b"), start("c")
+        await c.send("b", b"before")
+        offer = await offer_of(a, "b")
+        sock = await connect("127.0.0.1", b.port, socket.AF_INET, offer.certificate)
+        await write_all(sock, offer.ticket + I_SEND)
+        assert await read_exactly(sock, 1) == WELCOME
+        await write_all(sock, sent)
+        decoder, frame = FrameDecoder(header_bytes_max=1000), None
+        while not isinstance(frame, Refused):
+            decoder.feed(await read_exactly(sock, 1))
+            frame = decoder.next_frame() or frame
+        assert reason in frame.reason
+        sock.close()
+        await c.send("b", b"after")
+        assert b.traffic.peers["a"].refused == 1
+        assert [payload for _, _, payload in b.box.got] == [b"before", b"after"]
+
+    run(test)
+
+
+# -- whom the dialler doesn't trust
+
+
+def test_an_impostor_gets_nothing() -> None:
+    """Whoever listens where the peer should, and can't show its certificate, sees neither ticket nor payload."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        heard: list[bytes] = []
+
+        async def hear(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                heard.append(await reader.read())
+            writer.close()
+
+        impostor = Certificate()
+        server = await asyncio.start_server(hear, "127.0.0.1", 0, ssl=impostor.context)
+        port = server.sockets[0].getsockname()[1]
+        a.told = lambda offer: replace(offer, ports=((4, port),))
+        with hearing(a):
+            await a.send("b", b"secret")
+        assert b.box.got == [("a", b"h", b"secret")]
+        assert b"".join(heard) == b""
+        server.close()
+        await server.wait_closed()
+
+    run(test)
+
+
+@contextlib.contextmanager
+def hearing(peer: Peer) -> Iterator[None]:
+    """Let the peer hear other offers than those that are made, and make none itself."""
+    ask = peer.direct._ask
+
+    async def told(to: str, request: bytes) -> tuple[bytes, str]:
+        if request:
+            raise Refusal("not the other way round")
+        answer, seen_at = await ask(to, request)
+        return peer.told(Offer.unpack(answer)).pack(), seen_at
+
+    peer.direct._ask = told  # type: ignore[method-assign]
+    yield
+    peer.direct._ask = ask  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("certificate", [b"\x30\x82", os.urandom(500), Certificate().der])
+def test_a_bad_offer_is_no_harm(certificate: bytes) -> None:
+    """A certificate that can't be read, or is another's: the payload goes over libp2p."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        a.told = lambda offer: replace(offer, certificate=certificate)
+        with hearing(a):
+            await a.send("b", b"x")
+        assert (a.libp2p_streams, b.box.got) == (1, [("a", b"h", b"x")])
+        assert a.traffic.ways() == {"b": "libp2p"}
+
+    run(test)
+
+
+# -- where there is no way
+
+
+def test_who_cant_be_dialled_dials_back() -> None:
+    """A peer that doesn't listen gets its payloads on connections that it makes itself."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b", hosts=())
+        for number in range(3):
+            await a.send("b", bytes([number]))
+            await b.send("a", bytes([number]))
+        assert a.traffic.ways() == {"b": "direct"}
+        assert b.traffic.ways() == {"a": "direct"}
+        assert (a.libp2p_streams, b.libp2p_streams) == (0, 0)
+        assert [p for _, _, p in b.box.got] == [p for _, _, p in a.box.got] == [b"\0", b"\1", b"\2"]
+        assert b.box.got[0][0] == "a"
+
+    run(test)
+
+
+def test_who_cant_be_reached_dials_back() -> None:
+    """A peer that listens where it can't be reached, either."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            b.direct.listener.__class__ = type("Odd", (Listener,), {"ports": ((4, closed.getsockname()[1]),)})
+            await a.send("b", b"x")
+        assert a.traffic.ways() == {"b": "direct"}
+
+    run(test)
+
+
+def test_dialling_back_is_limited() -> None:
+    """A peer can't make another one open connections without end."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        for _ in range(PER_PEER_MAX):
+            mine = a.direct.listener.offer("b")
+            assert mine is not None
+            await a.direct._ask("b", mine.pack())
+        await until(lambda: a.connections("b") == PER_PEER_MAX)
+        with pytest.raises(Refusal, match="enough"):
+            await a.direct._ask("b", mine.pack())
+        await a.direct.close()
+        await until(lambda: not b.direct._dialled_back)
+
+    run(test)
+
+
+@pytest.mark.parametrize("request_", [b"nonsense", encode(Accepted())])
+def test_a_question_that_cant_be_read_is_refused(request_: bytes) -> None:
+    """It is answered, and nothing is dialled."""
+
+    async def test(start: Start) -> None:
+        a, _ = start("a"), start("b")
+        with pytest.raises(Refusal, match="no offer"):
+            await a.direct._ask("b", request_)
+
+    run(test)
+
+
+def test_where_nothing_is_direct_libp2p_carries_all() -> None:
+    """Neither listens: every payload arrives, and it isn't asked again at once."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a", hosts=()), start("b", hosts=())
+        for _ in range(3):
+            await a.send("b", b"x")
+        assert (a.libp2p_streams, a.talks, len(b.box.got)) == (3, 1, 3)
+        assert a.traffic.ways() == {"b": "libp2p"}
+
+    run(test)
+
+
+def test_a_black_hole_delays_one_payload_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address that swallows everything costs the first payload a tenth of the time to connect, later ones nothing;
+    once it is known to fail it is tried again after a while, and not waited for."""
+    monkeypatch.setattr(direct_module, "PATIENCE_PART", 0.1)
+    monkeypatch.setattr(direct_module, "DIAL_S", 1.0)
+    monkeypatch.setattr(direct_module, "RETRY_S", 0.5)
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        with socket.socket() as hole:
+            hole.bind(("127.0.0.1", 0))
+            hole.listen(0)
+            a.told = lambda offer: replace(offer, ports=((4, hole.getsockname()[1]),))
+            with hearing(a):
+                took_s = []
+                for _ in range(3):
+                    began = time.monotonic()
+                    await a.send("b", b"x")
+                    took_s.append(time.monotonic() - began)
+                assert 0.4 < took_s[0] < 1.0
+                assert max(took_s[1:]) < 0.3
+                assert (a.libp2p_streams, a.talks) == (3, 1)
+                way = a.direct._way("b")
+                await until(lambda: way.failures == 1)
+        await a.send("b", b"too early")
+        assert a.talks == 1
+        await asyncio.sleep(0.6)
+        await a.send("b", b"not waited for")
+        assert a.libp2p_streams == 5
+        await until(lambda: a.connections("b") == 1)
+        await a.send("b", b"direct")
+        assert a.libp2p_streams == 5
+        assert a.traffic.ways() == {"b": "direct"}
+        assert len(b.box.got) == 6
+
+    run(test)
+
+
+def test_retries_get_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each failure doubles the time to the next attempt, up to an end; several at once count as one."""
+
+    async def test(start: Start) -> None:
+        a = start("a")
+        now = 1000.0
+        monkeypatch.setattr(a.direct, "_clock", lambda: now)
+        way, waits = a.direct._way("b"), []
+        for _ in range(7):
+            a.direct.failed("b", "why")
+            a.direct.failed("b", "why")
+            waits.append(way.retry_at - now)
+            now = way.retry_at
+        assert waits == [30.0, 60.0, 120.0, 240.0, 480.0, 600.0, 600.0]
+
+    run(test)
+
+
+def test_who_is_gone_is_unreachable() -> None:
+    """Nobody at the other end of libp2p either: the payload's sender is told, in good time."""
+
+    async def test(start: Start) -> None:
+        a = start("a")
+
+        async def nobody(peer: str) -> Pipe:
+            raise Unreachable("nobody is there", refused=True)
+
+        a.exchange._dial = nobody
+        with pytest.raises(Unreachable) as caught:
+            await asyncio.wait_for(a.send("gone", b"x"), 1.0)
+        assert caught.value.refused
+
+    run(test)
+
+
+# -- what breaks midway
+
+
+def test_a_connection_that_breaks_loses_nothing() -> None:
+    """The listener's end is cut within a payload: it arrives over libp2p, the break is told as any other, and direct
+    connections are left alone for a while."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        sending = asyncio.create_task(a.send("b", bytes(48 << 20)))
+        await until(lambda: any(p.filled_bytes > 1 << 20 for p in b.direct.listener._serving))
+        for pipe in list(b.direct.listener._serving):
+            pipe._transport.abort()
+        await sending
+        assert [len(payload) for _, _, payload in b.box.got] == [5, 48 << 20]
+        assert (a.box.closed_peers, a.libp2p_streams) == (["b"], 1)
+        await a.send("b", b"over libp2p")
+        assert (a.libp2p_streams, a.talks) == (2, 1)
+        assert a.traffic.ways() == {"b": "libp2p"}
+
+    run(test)
+
+
+def test_a_connection_that_breaks_while_idle_is_replaced() -> None:
+    """Nobody notices; the next payload makes another."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        for pipe in list(b.direct.listener._serving):
+            pipe.abort()
+        await asyncio.sleep(0.05)
+        await a.send("b", b"second")
+        assert (a.libp2p_streams, a.talks, a.connections("b")) == (0, 2, 1)
+        assert a.box.closed_peers == []
+
+    run(test)
+
+
+def test_what_comes_unasked_is_no_answer() -> None:
+    """A connection on which something came between two payloads isn't used again."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        (pipe,) = b.direct.listener._serving
+        pipe.write(encode(Refused("nobody asked")))
+        await until(lambda: not next(iter(a.direct._way("b").carried)).quiet)
+        await a.send("b", b"second")
+        assert [payload for _, _, payload in b.box.got] == [b"first", b"second"]
+        assert a.talks == 2
+
+    run(test)
+
+
+def test_a_dialler_that_dies_midway_is_told() -> None:
+    """Its payload isn't delivered, its memory is given back, and the node hears of it."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        offer = await offer_of(a, "b")
+        sock = await connect("127.0.0.1", b.port, socket.AF_INET, offer.certificate)
+        await write_all(sock, offer.ticket + I_SEND)
+        assert await read_exactly(sock, 1) == WELCOME
+        await write_all(sock, encode(Bulk(b"h", 1000)) + b"some")
+        await asyncio.sleep(0.05)
+        sock.close()
+        await until(lambda: b.box.closed_peers == ["a"])
+        assert b.box.got == []
+        assert b.exchange._receiving._value == LIMITS.streams_max
+        await until(lambda: not b.direct.listener._serving)
+
+    run(test)
+
+
+def test_a_listener_that_freezes_is_found_out() -> None:
+    """One that stops reading costs a read timeout, as over libp2p; afterwards that connection isn't used again."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        (pipe,) = b.direct.listener._serving
+        pipe._transport.pause_reading()  # type: ignore[attr-defined]
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match="nothing came"):
+            await a.send("b", bytes(48 << 20))
+        assert 0.9 * LIMITS.read_timeout_s < time.monotonic() - began < 2 * LIMITS.read_timeout_s
+        await a.send("b", b"over libp2p")
+        assert a.traffic.ways() == {"b": "libp2p"}
+
+    run(test)
+
+
+def test_an_inbox_that_hangs_is_given_up() -> None:
+    """A verdict that doesn't come is waited for as long as over libp2p."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+
+        async def hang() -> None:
+            await asyncio.sleep(30)
+
+        b.box.on_deliver = hang
+        began = time.monotonic()
+        with pytest.raises(Unreachable, match=r"nothing came|took longer"):
+            await a.send("b", b"x")
+        assert time.monotonic() - began < 2 * LIMITS.read_timeout_s
+
+    run(test)
+
+
+def test_a_send_that_is_cancelled_ends_its_connection_alone() -> None:
+    """What was half sent can't be taken for the next payload."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        sending = asyncio.create_task(a.send("b", bytes(48 << 20)))
+        await until(lambda: any(p.filled_bytes > 1 << 20 for p in b.direct.listener._serving))
+        sending.cancel()
+        await asyncio.wait([sending])
+        await a.send("b", b"next")
+        assert [payload for _, _, payload in b.box.got] == [b"first", b"next"]
+        assert (a.libp2p_streams, a.talks) == (0, 2)
+
+    run(test)
+
+
+def test_a_spoilt_wire_delivers_nothing_spoilt() -> None:
+    """Bits that flip on the way break the connection; the payload comes whole over libp2p."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        passed = 0
+
+        async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal passed
+            with contextlib.suppress(OSError):
+                while piece := bytearray(await reader.read(1 << 16)):
+                    passed += len(piece)
+                    if passed > 1 << 20:
+                        piece[random.randrange(len(piece))] ^= 1
+                    writer.write(piece)
+                    await writer.drain()
+            writer.close()
+
+        async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there = await asyncio.open_connection("127.0.0.1", b.port)
+            await asyncio.gather(pump(reader, there[1]), pump(there[0], writer))
+
+        server = await asyncio.start_server(forward, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        a.told = lambda offer: replace(offer, ports=((4, port),))
+        payload = os.urandom(8 << 20)
+        with hearing(a):
+            await a.send("b", payload)
+        assert passed > 1 << 20
+        assert b.box.got == [("a", b"h", payload)]
+        assert a.libp2p_streams == 1
+        server.close()
+        await until(lambda: len(asyncio.all_tasks()) < 50)
+        await asyncio.sleep(0.1)
+
+    run(test)
+
+
+# -- ending
+
+
+def test_closing_ends_everything_in_bounded_time() -> None:
+    """Payloads under way, connections that wait and one that is being made: all end, and `run` finds nothing left."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = asyncio.Event()
+        b.box.on_deliver = gate.wait  # type: ignore[assignment]
+        sends = [asyncio.create_task(a.send("b", bytes(1000))) for _ in range(3)]
+        await until(lambda: a.connections("b") == 3)
+        _, writer = await asyncio.open_connection("127.0.0.1", b.port)
+        began = time.monotonic()
+        await asyncio.gather(a.close(), b.close())
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(result) for result in results] == [Unreachable] * 3
+        assert time.monotonic() - began < 3.0
+        assert a.box.closed_peers == b.box.closed_peers == []
+        assert await a.direct.take("b") is None
+        writer.close()
+
+    run(test)
+
+
+def test_a_peer_that_ends_gives_no_offers() -> None:
+    """Who asks it is refused, and its port is closed."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        port = b.port
+        b.direct.end()
+        with pytest.raises(Refusal, match="closing"):
+            await a.direct._ask("b", b"")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+    run(test)

@@ -1,0 +1,142 @@
+"""What is told before a direct connection, and the tickets for it."""
+
+from __future__ import annotations
+
+import socket
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_diloco.net.direct import places_of
+from p2p_diloco.net.offer import (
+    CERTIFICATE_BYTES_MAX,
+    PORTS_MAX,
+    TICKET_BYTES,
+    TICKET_LIFE_S,
+    TICKETS_MAX,
+    TICKETS_PER_PEER_MAX,
+    Offer,
+    OfferError,
+    Tickets,
+)
+
+OFFER = Offer(((4, 1), (6, 65535)), b"certificate", bytes(TICKET_BYTES))
+CONTENT = msgpack.unpackb(OFFER.pack())
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_offer_survives_the_wire() -> None:
+    """What was packed is unpacked, with the types that it had."""
+    assert Offer.unpack(OFFER.pack()) == OFFER
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ports": []},
+        {"ports": [[4, 1]] * (PORTS_MAX + 1)},
+        {"ports": [[5, 1]]},
+        {"ports": [[4, 0]]},
+        {"ports": [[4, 65536]]},
+        {"ports": [[4, True]]},
+        {"ports": [[4]]},
+        {"ports": 4},
+        {"certificate": b""},
+        {"certificate": bytes(CERTIFICATE_BYTES_MAX + 1)},
+        {"certificate": "text"},
+        {"ticket": bytes(TICKET_BYTES - 1)},
+        {"ticket": None},
+    ],
+    ids=str,
+)
+def test_what_is_no_offer_is_said(change: dict[str, object]) -> None:
+    """One field out of its range is enough; the same map without the change is an offer."""
+    with pytest.raises(OfferError):
+        Offer.unpack(msgpack.packb({**CONTENT, **change}))
+
+
+@given(st.binary(max_size=200) | st.recursive(
+    st.none() | st.integers(-5, 70000) | st.binary(max_size=50) | st.sampled_from(sorted(CONTENT)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(sorted(CONTENT)), inner, max_size=3),
+    max_leaves=8,
+).map(msgpack.packb))  # fmt: skip
+def test_anything_else_is_no_offer(data: bytes) -> None:
+    """Whatever comes, nothing but `OfferError` is raised."""
+    with pytest.raises(OfferError):
+        Offer.unpack(data)
+
+
+def test_a_ticket_serves_once_and_its_peer_alone() -> None:
+    """It tells who it was drawn for; presented again, by whomever, it tells nothing."""
+    tickets = Tickets(Clock())
+    a, b = tickets.draw("a"), tickets.draw("b")
+    assert tickets.redeem(b) == "b"
+    assert tickets.redeem(a) == "a"
+    assert [tickets.redeem(ticket) for ticket in (a, b, bytes(TICKET_BYTES))] == [None, None, None]
+
+
+@pytest.mark.parametrize("place", [8, TICKET_BYTES - 1])
+def test_a_wrong_secret_uses_the_ticket_up(place: int) -> None:
+    """Nobody can try a ticket's secret twice."""
+    tickets = Tickets(Clock())
+    right = bytearray(tickets.draw("a"))
+    wrong = bytearray(right)
+    wrong[place] ^= 1
+    assert tickets.redeem(bytes(wrong)) is None
+    assert tickets.redeem(bytes(right)) is None
+
+
+def test_a_ticket_has_its_time() -> None:
+    """Unused, it is worth nothing after its life; as long as one lives somebody is expected."""
+    clock = Clock()
+    tickets = Tickets(clock)
+    assert not tickets
+    early = tickets.draw("a")
+    clock.now += TICKET_LIFE_S - 1
+    late = tickets.draw("a")
+    assert tickets
+    clock.now += 2
+    assert tickets.redeem(early) is None
+    assert tickets.redeem(late) == "a"
+    assert not tickets
+
+
+def test_tickets_are_limited_in_number() -> None:
+    """One peer's newest push out its oldest and nobody else's; in all there is an end, too."""
+    tickets = Tickets(Clock())
+    other = tickets.draw("other")
+    drawn = [tickets.draw("greedy") for _ in range(TICKETS_PER_PEER_MAX + 1)]
+    assert tickets.redeem(drawn[0]) is None
+    assert tickets.redeem(other) == "other"
+    for number in range(TICKETS_MAX):
+        tickets.draw(f"peer {number}")
+    assert tickets.redeem(drawn[1]) is None
+    assert len(tickets._open) == TICKETS_MAX
+
+
+@pytest.mark.parametrize(
+    ("addresses", "places"),
+    [
+        (["/ip4/10.0.0.5/tcp/4001"], [("10.0.0.5", 40, socket.AF_INET)]),
+        (["/ip6/::1/tcp/4001/p2p/Qm"], [("::1", 60, socket.AF_INET6)]),
+        (["/dns4/box/tcp/1"], [("box", 40, socket.AF_INET)]),
+        (["/dns6/box/tcp/1"], [("box", 60, socket.AF_INET6)]),
+        (["/dns/box/tcp/1"], [("box", 40, socket.AF_INET), ("box", 60, socket.AF_INET6)]),
+        (["/ip4/10.0.0.5/tcp/1", "/ip4/10.0.0.5/udp/2/quic-v1"], [("10.0.0.5", 40, socket.AF_INET)]),
+        (["/ip4/10.0.0.5/tcp/1/p2p/Qm/p2p-circuit"], []),
+        (["/p2p-circuit", "/unix/tmp", "", "nonsense"], []),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_where_to_dial(addresses: list[str], places: list[tuple[str, int, int]]) -> None:
+    """The hosts that a peer is known at, each with the ports of its kind; a relay leads to somebody else."""
+    assert places_of([(4, 40), (6, 60)], addresses) == places

@@ -1,0 +1,280 @@
+"""TLS on our own sockets, driven by the loop: a pipe over it behaves as over any other transport."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import socket
+import ssl
+import threading
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable
+from hashlib import sha256
+
+import pytest
+
+from p2p_diloco.net.listener import pipe_over
+from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
+from p2p_diloco.net.tls import Certificate, connect, read_exactly, shake_hands, write_all
+
+
+def run(test: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test, 30)
+
+    asyncio.run(bounded())
+
+
+@contextlib.asynccontextmanager
+async def ends() -> AsyncIterator[tuple[Pipe, Pipe]]:
+    """The two ends of a connection, the dialler's first."""
+    near, far = await sockets()
+    pipes = pipe_over(near), pipe_over(far)
+    try:
+        yield pipes
+    finally:
+        for pipe in pipes:
+            pipe.abort()
+
+
+async def sockets(pinned: Certificate | None = None) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
+    """The same below a pipe; `pinned`: the dialler expects this certificate, and not the one that is shown."""
+    certificate = Certificate()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+
+        async def take() -> ssl.SSLSocket:
+            plain, _ = await asyncio.get_running_loop().sock_accept(listening)
+            sock = certificate.take(plain)
+            try:
+                await shake_hands(sock)
+            except OSError:
+                sock.close()
+                raise
+            return sock
+
+        taking = asyncio.create_task(take())
+        expected = (pinned or certificate).der
+        dialling = connect("127.0.0.1", listening.getsockname()[1], socket.AF_INET, expected)
+        near, far = await asyncio.gather(dialling, taking, return_exceptions=True)
+    if isinstance(near, BaseException) or isinstance(far, BaseException):
+        raise HandshakeFailed(near, far)
+    return near, far
+
+
+class HandshakeFailed(Exception):
+    """What became of each end."""
+
+
+def test_the_connection_is_tls_1_3() -> None:
+    """Nothing older is spoken, and the dialler verified what it was shown."""
+
+    async def test() -> None:
+        near, far = await sockets()
+        assert {near.version(), far.version()} == {"TLSv1.3"}
+        assert near.context.verify_mode == ssl.CERT_REQUIRED
+        assert near.context.check_hostname
+        near.close()
+        far.close()
+
+    run(test())
+
+
+def test_only_the_certificate_agreed_on_will_do() -> None:
+    """Another one of the very same form ends the handshake, on both sides."""
+
+    async def test() -> None:
+        with pytest.raises(HandshakeFailed) as caught:
+            await sockets(pinned=Certificate())
+        near, far = caught.value.args
+        assert isinstance(near, ssl.SSLCertVerificationError)
+        assert isinstance(far, OSError)
+
+    run(test())
+
+
+def test_an_older_tls_is_turned_away() -> None:
+    """A dialler that offers TLS 1.2 at most gets no connection."""
+
+    async def test() -> None:
+        certificate = Certificate()
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.maximum_version = ssl.TLSVersion.TLSv1_2
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            old = threading.Thread(target=_dial_and_fail, args=(context, listening.getsockname()[1]))
+            old.start()
+            plain, _ = listening.accept()
+            plain.setblocking(False)
+            sock = certificate.take(plain)
+            with pytest.raises(OSError, match=r"(?i)protocol"):
+                await shake_hands(sock)
+            sock.close()
+            await asyncio.get_running_loop().run_in_executor(None, old.join)
+
+    run(test())
+
+
+def _dial_and_fail(context: ssl.SSLContext, port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as sock, contextlib.suppress(OSError):
+        context.wrap_socket(sock).close()
+
+
+def test_what_is_written_arrives_both_ways_at_once() -> None:
+    """20 MB each way, in pieces of all sizes, and the reader's memory is where it ends."""
+
+    async def test() -> None:
+        async with ends() as (near, far):
+            data = memoryview(os.urandom(20_000_000))
+
+            async def cross(sender: Pipe, receiver: Pipe) -> None:
+                target = memoryview(bytearray(len(data)))
+
+                async def write() -> None:
+                    for size in (1, 0, 16_384, 16_385, 1_000_000):
+                        sender.write(bytes(data[:size]))
+                    await sender.write_view(data)
+
+                writing = asyncio.create_task(write())
+                for size in (1, 16_384, 16_385, 1_000_000, len(data)):
+                    await receiver.read_into(target[:size], stall_s=5, total_s=20)
+                    assert sha256(target[:size]).digest() == sha256(data[:size]).digest()
+                await writing
+
+            await asyncio.gather(cross(near, far), cross(far, near))
+
+    run(test())
+
+
+def test_a_reader_that_doesnt_read_makes_the_writer_wait() -> None:
+    """Neither end gathers what the reader doesn't take; when it does, all of it is there."""
+
+    async def test() -> None:
+        async with ends() as (near, far):
+            data = memoryview(bytearray(os.urandom(1 << 20) * 64))
+            target = memoryview(bytearray(len(data)))
+            tracemalloc.start()
+            writing = asyncio.create_task(near.write_view(data))
+            await asyncio.sleep(0.3)
+            _, peak_bytes = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert not writing.done()
+            assert peak_bytes < 2 << 20
+            await far.read_into(target, stall_s=5, total_s=20)
+            await writing
+            assert target == data
+
+    run(test())
+
+
+def test_an_abort_ends_what_waits_at_once() -> None:
+    """Reader and writer of the end that is aborted, and the other end, learn of it; nothing else is needed."""
+
+    async def test() -> None:
+        async with ends() as (near, far):
+            reading = asyncio.create_task(near.read_into(memoryview(bytearray(9)), stall_s=20, total_s=20))
+            writing = asyncio.create_task(near.write_view(memoryview(bytearray(64 << 20))))
+            await asyncio.sleep(0.1)
+            near.abort()
+            for task in (reading, writing):
+                with pytest.raises(PipeBroken):
+                    await asyncio.wait_for(task, 0.5)
+            with pytest.raises(PipeBroken):
+                await far.read_into(memoryview(bytearray(65 << 20)), stall_s=5, total_s=5)
+            assert far.ended
+
+    run(test())
+
+
+def test_closing_lets_go_out_what_was_written() -> None:
+    """Up to the last byte; and then the other end sees the end."""
+
+    async def test() -> None:
+        async with ends() as (near, far):
+            near.write(bytes(1 << 20) + b"last")
+            near.close()
+            target = memoryview(bytearray((1 << 20) + 4))
+            await far.read_into(target, stall_s=5, total_s=5)
+            assert bytes(target[-4:]) == b"last"
+            assert await far.read_some(5) == b""
+
+    run(test())
+
+
+def test_closing_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody reads is given up in the end, and the socket with it."""
+    monkeypatch.setattr("p2p_diloco.net.tls.CLOSE_S", 0.2)
+
+    async def test() -> None:
+        near, far = await sockets()
+        pipe = pipe_over(near)
+        pipe.write(bytes(64 << 20))
+        pipe.close()
+        assert near.fileno() >= 0
+        await asyncio.sleep(0.3)
+        assert near.fileno() < 0
+        far.close()
+
+    run(test())
+
+
+def test_what_came_with_the_greeting_is_not_lost() -> None:
+    """Bytes that TLS had decrypted before there was a pipe are its first."""
+
+    async def test() -> None:
+        near, far = await sockets()
+        await write_all(near, b"hello, and more")
+        assert await read_exactly(far, 5) == b"hello"
+        pipe = pipe_over(far)
+        assert await pipe.read_some(2) == b", and more"
+        pipe.abort()
+        near.close()
+
+    run(test())
+
+
+def test_a_deadline_holds() -> None:
+    """A connection on which nothing comes is one that stalls, as any other."""
+
+    async def test() -> None:
+        async with ends() as (near, _):
+            with pytest.raises(PipeStalled):
+                await near.read_some(0.1)
+            with pytest.raises(PipeStalled):
+                await near.read_into(memoryview(bytearray(1)), stall_s=0.1, total_s=5)
+
+    run(test())
+
+
+def test_garbage_in_the_stream_breaks_it() -> None:
+    """Bytes that don't belong to TLS end the connection, and are given to nobody."""
+
+    async def test() -> None:
+        near, far = await sockets()
+        pipe = pipe_over(far)
+        os.write(near.fileno(), os.urandom(1000))
+        with pytest.raises(PipeBroken, match="broke"):
+            await pipe.read_into(memoryview(bytearray(10)), stall_s=5, total_s=5)
+        near.close()
+
+    run(test())
+
+
+def test_nothing_is_left(recwarn: pytest.WarningsRecorder) -> None:
+    """Neither sockets nor threads, however connections end."""
+    gc.collect()  # what other tests left
+    recwarn.clear()
+    threads = threading.active_count()
+
+    async def test() -> None:
+        for end in (Pipe.close, Pipe.abort):
+            async with ends() as (near, far):
+                end(near)
+                assert await far.read_some(5) == b""
+
+    run(test())
+    gc.collect()
+    assert threading.active_count() <= threads
+    assert [str(w.message) for w in recwarn if w.category is ResourceWarning] == []
