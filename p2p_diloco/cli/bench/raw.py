@@ -54,7 +54,7 @@ class Link:
             await asyncio.gather(sending, before.read_into(self._in, stall_s=within_s, total_s=within_s))
         return clock.round()
 
-    async def _opened(self, _peer: str, pipe: Pipe) -> None:
+    async def _opened(self, _peer: str, pipe: Pipe, _seen_at: str) -> None:
         await pipe.read_into(memoryview(bytearray(1)), stall_s=30.0, total_s=30.0)
         if not self._before.done():
             self._before.set_result(pipe)
