@@ -68,6 +68,7 @@ class Listener:
                 sock = socket.create_server((host, port), family=family, backlog=_BACKLOG)
             except OSError as error:
                 if port:
+                    self.end()
                     raise
                 log.warning("no direct connections come in on %s: %s", host, error)
                 continue
@@ -119,6 +120,7 @@ class Listener:
         task = asyncio.ensure_future(self._greet(sock))
         self._greeting.add(task)
         task.add_done_callback(self._greeting.discard)
+        task.add_done_callback(lambda _: sock.close())  # by then TLS has taken it over, if it was ever begun
 
     def _listen_again(self, listening: socket.socket) -> None:
         if listening in self._sockets:

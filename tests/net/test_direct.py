@@ -855,6 +855,24 @@ def test_closing_ends_everything_in_bounded_time() -> None:
     run(test)
 
 
+def test_a_greeting_that_never_began_leaves_nothing() -> None:
+    """A connection is accepted in the very turn in which the peer ends: its socket is closed, too."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await offer_of(a, "b")
+        with socket.create_connection(("127.0.0.1", b.port)) as stranger:
+            stranger.settimeout(2.0)
+            b.direct.listener._accept(b.direct.listener._sockets[0])
+            b.direct.end()
+            assert len(b.direct.listener._greeting) == 1
+            await b.direct.close()
+            with contextlib.suppress(ConnectionError):
+                assert stranger.recv(1) == b""
+
+    run(test)
+
+
 def test_a_peer_that_ends_gives_no_offers() -> None:
     """Who asks it is refused, and its port is closed."""
 
