@@ -168,6 +168,9 @@ class Hook:
             for shard, carry in carries.items():
                 self._tally.merged(shard, carry)
             mixed = self._mixed(landing, carries)
+            if not self._config.merge_alpha:  # nothing of the local values
+                carries |= dict.fromkeys(mixed, Carry.DROP)
+                mixed = []
             carries = {shard: self._simplified(shard, carry) for shard, carry in carries.items()}
             if afresh:
                 carries = dict.fromkeys(range(len(self._layout.shards)), Carry.DROP)
@@ -232,10 +235,10 @@ class Hook:
             )
         return float(release["took_s"]) if release["sent"] else None
 
-    def _mixed(self, landing: Collection[int], carries: dict[int, Carry]) -> Collection[int]:
+    def _mixed(self, landing: Collection[int], carries: dict[int, Carry]) -> list[int]:
         """The shards in which local and global values are weighed, where that is the rule of the run."""
         if self._config.merge != "mix":
-            return ()
+            return []
         mixed = [shard for shard in landing if carries.get(shard) is Carry.SUBTRACT]
         for shard in mixed:
             self._tally.overwritten(shard, 1 - self._config.merge_alpha)

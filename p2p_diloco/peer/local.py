@@ -45,6 +45,10 @@ class LocalModel:
         2501.18512).
         """
         for param, start, pieces in self._touched(loads):
+            afresh = all(loads[shard] is Carry.DROP and shard not in mixed for shard, _, _ in pieces)
+            if afresh and self._whole(param, pieces):
+                self._load(param, start)
+                continue
             local = torch.empty(param.numel())
             gather([param], local)
             for shard, a, b in pieces:
@@ -56,6 +60,18 @@ class LocalModel:
             scatter(local, [param])
             for _, a, b in pieces:
                 self._base[a:b] = self._theta[a:b].to(param.dtype)  # as it was loaded
+
+    def _load(self, param: nn.Parameter, start: int) -> None:
+        """The global values of a whole parameter, and nothing of the local ones."""
+        place = slice(start, start + param.numel())
+        scatter(self._theta[place], [param])
+        if param.dtype == torch.float32:
+            self._base[place] = self._theta[place]
+        else:
+            gather([param], self._base[place])  # as it was loaded
+
+    def _whole(self, param: nn.Parameter, pieces: list[tuple[int, int, int]]) -> bool:
+        return sum(b - a for _, a, b in pieces) == param.numel()
 
     def _carry(self, local: Tensor, place: slice, carry: Carry) -> None:
         """New, and what the carry keeps of the old; for one slice of a parameter."""
@@ -90,7 +106,7 @@ class LocalModel:
         """Write these shards' pseudo-gradients, base − local, where the node reads them."""
         for param, start, pieces in self._touched(shards):
             stop = start + param.numel()
-            whole = sum(b - a for _, a, b in pieces) == param.numel()
+            whole = self._whole(param, pieces)
             out = self._delta[start:stop] if whole else torch.empty(param.numel())
             pseudo_gradient(self._base[start:stop], [param], out)
             for _, a, b in () if whole else pieces:
