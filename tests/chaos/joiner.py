@@ -19,8 +19,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
 
-from network import Network
 from swarm import Member, Swarm
+
+from p2p_diloco.cli.bench.network import Network
 
 NUMEL = 25_000_000
 STEP_S, SYNC_EVERY = 0.25, 40

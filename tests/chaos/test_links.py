@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
-from network import Network
 from swarm import Member, Swarm, agree, one_lineage, stall_s, until
+
+from p2p_diloco.cli.bench.network import Network
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
 

@@ -10,8 +10,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from network import Network, NoNetwork
 from swarm import Swarm
+
+from p2p_diloco.cli.bench.network import Network, NoNetwork
 
 
 @pytest.fixture

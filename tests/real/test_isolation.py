@@ -11,8 +11,9 @@ import os
 import statistics
 
 import pytest
-from network import Network
 from swarm import Swarm, until
+
+from p2p_diloco.cli.bench.network import Network
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(500)]
 
