@@ -92,11 +92,15 @@ class Run:
 
     @property
     def reply_codec(self) -> str:
-        """How the averaged result is written. By itself in no codec that loses what somebody would have to keep: an
-        aggregator is another one each round.
-        """
-        asked, sent = self.config.reply_codec, self.config.codec
-        return asked or ("bf16" if codecs.feeds_back(sent) else sent)
+        """How the averaged result is written."""
+        return reply_codec_of(self.config)
+
+
+def reply_codec_of(config: RunConfig) -> str:
+    """How the averaged result is written: as asked, or else as contributions are, but in no codec that loses what
+    somebody would have to keep, for an aggregator is another peer each round.
+    """
+    return config.reply_codec or ("bf16" if codecs.feeds_back(config.codec) else config.codec)
 
 
 @dataclass(frozen=True, slots=True)

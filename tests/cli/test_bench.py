@@ -23,9 +23,11 @@ from p2p_diloco.cli.bench.contenders import Bench, Contender, Failed, Interrupte
 from p2p_diloco.cli.bench.measure import Memory, Result, Round, held, less, medians, peak, round_of
 from p2p_diloco.cli.bench.network import NoNetwork
 from p2p_diloco.cli.bench.node import Times, read_times
+from p2p_diloco.cli.bench.ours import wire_bytes
 from p2p_diloco.cli.bench.plan import Plan, count_of, mbit_of, names_of
 from p2p_diloco.cli.bench.table import as_object, drawn
 from p2p_diloco.cli.demo.processes import Child, Children, Signals
+from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
 
 PLAN = Plan.of(2, "25M", "bf16", 1, 3, None, "gloo")
@@ -386,3 +388,17 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, after: str) -> None:
     assert process.returncode == 130, log
     assert "interrupted" in log
     assert left(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "nbytes"),
+    [
+        ({}, 4),
+        ({"codec": "fp32"}, 8),
+        ({"codec": "int4"}, 2.515625),
+        ({"codec": "int4", "reply_codec": "int4"}, 1.03125),
+    ],
+)
+def test_bytes_are_those_of_what_is_sent_and_of_what_comes_back(settings: dict[str, Any], nbytes: float) -> None:
+    """The mean's codec is the run's own choice where none is asked for."""
+    assert wire_bytes(RunConfig(**settings), 1280) == 1280 * nbytes

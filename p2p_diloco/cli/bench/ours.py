@@ -21,6 +21,7 @@ from p2p_diloco.cli.bench.side import Clock, options, say, serve
 from p2p_diloco.cli.bench.work import Synthetic, model_of
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.node.run import reply_codec_of
 from p2p_diloco.peer import Peer, process
 from p2p_diloco.tensors import codec as codecs
 
@@ -113,8 +114,7 @@ def _time_the_node(into: Path) -> None:
 
 def wire_bytes(config: RunConfig, parameters: int) -> int:
     """Bytes of one contribution and one commit of the whole model."""
-    reply = config.reply_codec or config.codec
-    return codecs.nbytes(config.codec, parameters) + codecs.nbytes(reply, parameters)
+    return codecs.nbytes(config.codec, parameters) + codecs.nbytes(reply_codec_of(config), parameters)
 
 
 def main() -> int:
