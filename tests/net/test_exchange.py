@@ -253,10 +253,12 @@ def test_an_answer_that_nobody_asked_for_ends_the_link() -> None:
         rig = Rig()
         sending = asyncio.create_task(rig.exchange.send("odd", b"1", None))
         odd = await rig.dialled()
+        assert await odd.read() == Message(b"1")
         odd.write(encode(Accepted()) + encode(Accepted()))
         await sending
         sending = asyncio.create_task(rig.exchange.send("odd", b"2", None))
         second = await rig.dialled() if len(rig.far_ends) == 1 else Stranger(*rig.far_ends[-1])
+        assert await second.read() == Message(b"2")
         second.write(Accepted())
         await sending
         assert rig.box.closed_peers == ["odd"]
