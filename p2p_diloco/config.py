@@ -270,6 +270,24 @@ class RunConfig(Settings):
             )
         return self
 
+    def doubts(self) -> list[str]:
+        """What trained worse than one peer alone where it was measured (docs/results.md): a sentence each, with the
+        mend.
+        """
+        found, interval = [], self.sync_every // self.num_fragments
+        if 2 * self.overlap_steps > interval:
+            found.append(
+                f"overlap_steps={self.overlap_steps} merges results more than half of the {interval} steps between two "
+                "sendings late, which was measured to train worse than one peer alone; use at most a quarter of them, "
+                "with merge=mix and merge_alpha=0.5, or more steps between two sendings"
+            )
+        if self.codec == "topk":
+            found.append(
+                "codec=topk sends a 64th of the elements, which was measured to train worse than one peer alone in "
+                "short runs, most of all with outer momentum; use int4 or e3m0, or a long run with outer_momentum=0"
+            )
+        return found
+
     def to_wire(self) -> dict[str, Any]:
         """Every field as plain values that msgpack and JSON carry."""
         return self.model_dump(mode="json")

@@ -215,3 +215,21 @@ def test_text_is_read_as_the_field_needs_it() -> None:
     assert peer.client_mode is True
     run = RunConfig(outer_options="{}", stop_after_epochs="none", outer_lr="0.5")  # type: ignore[arg-type]
     assert (run.outer_options, run.stop_after_epochs, run.outer_lr) == ({}, None, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "doubts"),
+    [
+        ({}, 0),
+        ({"sync_every": 20, "overlap_steps": 10}, 0),
+        ({"sync_every": 20, "overlap_steps": 11}, 1),
+        ({"sync_every": 20, "num_fragments": 4, "overlap_steps": 3}, 1),
+        ({"codec": "topk"}, 1),
+    ],
+    ids=str,
+)
+def test_what_trains_badly_is_told_with_a_mend(values: dict[str, Any], doubts: int) -> None:
+    """Settings that were measured to be worse than training alone are carried out, and doubted aloud."""
+    told = RunConfig(**values).doubts()
+    assert len(told) == doubts
+    assert all("measured" in text and "; use " in text for text in told)

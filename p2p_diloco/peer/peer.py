@@ -154,6 +154,8 @@ class Peer:
         self.peer_id, self.addresses = transport["peer_id"], tuple(transport["addresses"])
         run = self._awaited(node, "run", within_s)
         self._config = RunConfig.from_wire(run["config"])
+        for doubt in self._config.doubts():
+            log.warning("%s", doubt)
         layout = Layout.from_wire(run["layout"])
         self._plan = FragmentPlan.of(layout, self._config.sync_every)
         if self._model is not None:
