@@ -372,7 +372,7 @@ def test_a_link_is_as_slow_as_was_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.slow
+@pytest.mark.chaos
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("after", ["starting processes", "warm-up"])
 def test_an_interrupt_leaves_nothing(tmp_path: Path, after: str) -> None:
