@@ -947,3 +947,16 @@ def test_a_donor_that_changed_lineage_itself_is_let_go(peer: Any) -> None:
     elsewhere = replace(one, version=Version(0, 150, 6, "y"), history=((4, "z"), (5, "else"), (6, "y")))
     assert b.hear("a", elsewhere) == []
     assert b.replica.catchup.fetching is None
+
+
+def test_a_newcomer_waits_a_while_for_what_the_first_donor_holds(peer: Any) -> None:
+    """A tick soon after changes nothing; then it asks for what it lacks, and says what it has. If the first does not
+    tell for long, whoever is heard next is asked."""
+    n = peer("n", epoch=None, live="")
+    summary = peer("a").replica.roster.mine
+    assert n.said(n.hear("a", Probe(summary))) == [Fetch((None,), shards=())]
+    n.pass_time(1.0)
+    assert n.said(n.hear("a", Versions((n.version(1),), forked=False))) == [Fetch((None,), shards=(0,))]
+    n = peer("n", epoch=None, live="")
+    n.hear("a", Probe(summary))
+    assert n.said(n.pass_time(n.rules.settle + 1.0)).count(Fetch((None,), shards=())) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from p2p_diloco.core.events import Accept, Applied, Average, Damaged, Filled, Note, Send
+from p2p_diloco.core.events import Accept, Applied, Average, Averaged, Damaged, Filled, Note, Send
 from p2p_diloco.core.messages import Commit, Fetch, Plan, Probe, State, TakeOver, Versions
 from p2p_diloco.core.replica import meta_of
 
@@ -97,6 +97,17 @@ def test_what_nobody_else_has_is_made_true(peer: Any) -> None:
     assert a.replica.logs[0].made_term == term
     assert not a.replica.logs[0].trusted
     assert notes(a.feed(Damaged(0, a.held)))[0] == FETCHING.replace("epoch 1", "epoch 2")
+
+
+def test_what_is_made_true_may_lie_past_the_end(peer: Any) -> None:
+    """A shard that has reached the end of the run, in a run that has not: its damaged state gets a version, too."""
+    a = peer("a", group="a", fragments=((0,), (1,)), stop_after_epochs=2)
+    a.contribute(0)
+    a.feed(Averaged(0, a.held, "d2", "mean"))
+    assert a.replica.logs[0].final
+    assert not a.replica.finished
+    told = a.feed(Damaged(0, a.held))
+    assert [e.contributions for e in told if isinstance(e, Average)] == [()]
 
 
 def test_who_delivers_nothing_is_waited_for_a_while_only(peer: Any) -> None:

@@ -384,12 +384,12 @@ def test_a_transfer_that_goes_on_is_a_sign_of_life(peer: Any) -> None:
     a.silent.add("b")
     for _ in range(10):
         a.pass_time(1.0)
-        a.feed(Moving("b"))
+        assert a.feed(Moving("b")) == []
     assert a.replica.roster.live("b")
     a.pass_time(6.0)
     assert not a.replica.roster.live("b")
     (probe,) = a.feed(Moving("b"))
-    assert isinstance(probe.message, Probe)
+    assert (probe.to, type(probe.message)) == ("b", Probe)
     assert a.replica.roster.live("b")
 
 

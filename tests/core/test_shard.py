@@ -1074,3 +1074,12 @@ def test_a_plan_names_who_takes_part() -> None:
     """Whoever contributes, and whoever may aggregate."""
     plan = Plan(("a", "b"), ("b", "c"))
     assert [plan.names(peer) for peer in "abcd"] == [True, True, True, False]
+
+
+def test_a_refusal_tells_whose_claim_is_the_highest(peer: Any) -> None:
+    """Its term and its holder are taken over, and a lower claim is refused with them from then on."""
+    b = peer("b", group="abc")
+    b.hear("a", Outdated(0, b.held, 3, "c"))
+    log = b.replica.logs[0]
+    assert (log.term, log.holder) == (3, "c")
+    assert b.said(b.hear("a", TakeOver(0, b.held, 2))) == [Outdated(0, b.held, 3, "c")]
