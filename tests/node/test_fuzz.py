@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -142,6 +143,7 @@ def world_answers(data: st.DataObject, effects: list[Effect]) -> list[Event]:
     return events
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_no_message_harms_a_replica(data: st.DataObject) -> None:

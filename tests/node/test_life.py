@@ -11,6 +11,7 @@ import pytest
 
 from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused
 from p2p_diloco.net.memory import MemoryNetwork, MemoryTransport
+from p2p_diloco.node import records
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.life import holders_of, keep_record
 from p2p_diloco.node.live import LIVES_ON_S
@@ -223,10 +224,16 @@ def test_a_forged_record_is_left_out(memory_peer: Any, quick: dict[str, Any]) ->
     [(-1, 2 * LIVES_ON_S, True), (-1, LIVES_ON_S / 2, False), (1, 2 * LIVES_ON_S, False), (0, 2 * LIVES_ON_S, False)],
 )
 def test_the_second_process_with_an_identity_is_refused(
-    memory_peer: Any, quick: dict[str, Any], life: int, after_s: float, refused: bool
+    memory_peer: Any,
+    quick: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    life: int,
+    after_s: float,
+    refused: bool,
 ) -> None:
     """A record of its own id that an earlier start writes, well after this one: a copied identity. What an earlier
     life has left behind, or a later one writes, is no reason."""
+    monkeypatch.setattr(records, "LOOK_EVERY_S", 0.05)
 
     async def found() -> None:
         peer = memory_peer(MemoryNetwork(), "a", quick)
@@ -236,7 +243,7 @@ def test_the_second_process_with_an_identity_is_refused(
             own = (await read_peers(peer.transport, "r")).get("a", {})
             await asyncio.sleep(0.01)
         record = PeerRecord(**{**own, "life": own["life"] + life, "time": own["time"] + after_s, "host": "elsewhere"})
-        until = asyncio.get_running_loop().time() + 3.0
+        until = asyncio.get_running_loop().time() + (5.0 if refused else 0.5)
         while not peer.task.done() and asyncio.get_running_loop().time() < until:
             await peer.transport.store(key_of("r", "a"), "a", record.pack(), 30.0)
             await asyncio.sleep(0.02)
