@@ -274,12 +274,12 @@ class RunConfig(Settings):
         """What trained worse than one peer alone where it was measured (docs/results.md): a sentence each, with the
         mend.
         """
-        found, interval = [], self.sync_every // self.num_fragments
-        if 2 * self.overlap_steps > interval:
+        found = []
+        if self.overlap_steps == self.sync_every:
             found.append(
-                f"overlap_steps={self.overlap_steps} merges results more than half of the {interval} steps between two "
-                "sendings late, which was measured to train worse than one peer alone; use at most a quarter of them, "
-                "with merge=mix and merge_alpha=0.5, or more steps between two sendings"
+                f"overlap_steps={self.overlap_steps} merges the whole model as late as its next sending, which was "
+                "measured to train worse than one peer alone; use at most a quarter of sync_every, with merge=mix and "
+                "merge_alpha=0.5, or more fragments"
             )
         if self.codec == "topk":
             found.append(

@@ -221,9 +221,9 @@ def test_text_is_read_as_the_field_needs_it() -> None:
     ("values", "doubts"),
     [
         ({}, 0),
-        ({"sync_every": 20, "overlap_steps": 10}, 0),
-        ({"sync_every": 20, "overlap_steps": 11}, 1),
-        ({"sync_every": 20, "num_fragments": 4, "overlap_steps": 3}, 1),
+        ({"sync_every": 20, "overlap_steps": 19}, 0),
+        ({"sync_every": 20, "overlap_steps": 20}, 1),
+        ({"sync_every": 20, "num_fragments": 4, "overlap_steps": 5}, 0),
         ({"codec": "topk"}, 1),
     ],
     ids=str,
