@@ -213,7 +213,7 @@ class RunConfig(Settings):
     carry_rounds: int = Field(
         default=2,
         ge=0,
-        description="Rounds that progress which missed its commit is carried on before it is dropped.",
+        description="Rounds that were to wait for a peer, and that its progress may miss before it is dropped.",
     )
     stop_after_epochs: int | None = Field(
         default=None, ge=1, description="Outer steps after which the run ends for all; unset: never."

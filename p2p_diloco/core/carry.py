@@ -18,7 +18,7 @@ class Progress:
 
     base: the version that the local parameters were last merged with. last: the newest contribution sent and not
     written off. oldest: the oldest contribution whose progress rides in it. included: ``last`` is counted in base.
-    sends: how many rounds in a row the progress since ``oldest`` has been sent in.
+    sends: how many rounds that were to wait for it the progress since ``oldest`` has been sent in.
     """
 
     base: Version | None = None
@@ -27,12 +27,13 @@ class Progress:
     included: bool = False
     sends: int = 0
 
-    def send(self, id: ContributionId, leaves: bool = True) -> ContributionId:
-        """Note that a contribution was made, and whether it leaves; returns the oldest one that rides in it."""
+    def send(self, id: ContributionId, expected: bool = True) -> ContributionId:
+        """Note that a contribution was made, and whether a round waits for it, so that a miss counts; returns the
+        oldest one that rides in it."""
         if self.last is None or self.included or self.oldest is None:
             self.oldest, self.sends = id, 0
         self.last, self.included = id, False
-        self.sends += leaves
+        self.sends += expected
         return self.oldest
 
     def merge(self, version: Version, counted: ContributionId | None, carry_rounds: int) -> Carry:

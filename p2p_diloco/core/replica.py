@@ -442,7 +442,8 @@ class Replica:
         effects: list[Effect] = []
         for shard, payload in zip(event.shards, event.payloads, strict=True):
             log, carried = self.logs[shard], self.carried[shard]
-            oldest = carried.send(id, leaves=log.version == carried.base)
+            expected = log.version == carried.base and self.me in log.plan.group
+            oldest = carried.send(id, expected)
             if log.version is None or log.version != carried.base:
                 continue  # the base changed while the pseudo-gradient was computed: it is carried, like one not counted
             flight[shard] = log.version

@@ -72,7 +72,7 @@ class TensorWork:
         """Another version of the same tensors: what nobody has contributed to is no outer step."""
         proposal = self.store.restate(effect.shard, effect.meta)
         self._proposals[effect.shard, proposal.digest] = proposal
-        zeros = torch.zeros(self._run.layout.shards[effect.shard].numel)
+        zeros = torch.zeros(self._numel(effect.shard))
         return Averaged(effect.shard, effect.base, proposal.digest, codecs.encode(zeros, self._run.reply_codec))
 
     def damaged(self, state: State) -> bool:

@@ -44,11 +44,13 @@ from p2p_diloco.core.version import ContributionId, ModelVersion, Version, incar
 TWO = ((0,), (1,))
 
 
-def commit(p: Any, shard: int = 0, *, by: str = "a", counted: tuple[Counted, ...] = ()) -> list[Any]:
-    """The next commit of a shard, by another, is heard and applied."""
+def commit(
+    p: Any, shard: int = 0, *, by: str = "a", counted: tuple[Counted, ...] = (), plan: Plan | None = None
+) -> list[Any]:
+    """The next commit of a shard, by another, is heard and applied. Without a plan it names whom the last one named."""
     log = p.replica.logs[shard]
     version = p.version(log.version.epoch + 1)
-    message = Commit(shard, log.version, version, 0, by, counted, log.plan)
+    message = Commit(shard, log.version, version, 0, by, counted, plan or log.plan)
     p.hear(by, message)
     return p.feed(Applied(shard, message.base, version.digest))
 
@@ -185,6 +187,21 @@ def test_an_uncounted_contribution_rides_in_the_next_one(peer: Any, life: int) -
     assert (send.message.id, send.message.oldest) == (ContributionId(life, 2), ContributionId(life, 1))
     commit(b)
     assert b.feed(Merge())[0].shards == (Loaded(0, b.version(3), Carry.DROP),)
+
+
+def test_a_miss_of_a_round_that_does_not_wait_for_it_does_not_age_its_progress(peer: Any) -> None:
+    """Not named, as after a long silence, it may come too late as often as it likes; named, as often as may be."""
+    b = peer("b", group="a", live="a", carry_rounds=1)
+    for _ in range(4):
+        b.contribute()
+        commit(b, plan=b.plan("a"))
+        assert b.feed(Merge())[0].shards[0].carry is Carry.KEEP
+    b.contribute()
+    commit(b, plan=b.plan("ab"))
+    for carry in (Carry.KEEP, Carry.KEEP, Carry.DROP):
+        assert b.feed(Merge())[0].shards[0].carry is carry
+        b.contribute()
+        commit(b, plan=b.plan("ab"))
 
 
 def test_due_is_what_the_log_says(peer: Any) -> None:

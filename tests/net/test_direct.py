@@ -11,6 +11,7 @@ import gc
 import os
 import random
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -300,6 +301,15 @@ async def offer_of(asker: Peer, peer: str) -> Offer:
     return Offer.unpack((await asker.direct._ask(peer, b""))[0])
 
 
+async def let_in(asker: Peer, peer: str) -> ssl.SSLSocket:
+    """A connection on which the asker may send, and a test in its place."""
+    offer = await offer_of(asker, peer)
+    sock = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
+    await write_all(sock, offer.ticket + I_SEND)
+    assert await read_exactly(sock, 1) == WELCOME
+    return sock
+
+
 async def welcomed(offer: Offer, ticket: bytes, role: bytes = I_SEND) -> bool:
     """Whether the listener lets in who shows this ticket."""
     sock = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
@@ -336,10 +346,7 @@ def test_a_connection_is_its_tickets_peer() -> None:
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
-        offer = await offer_of(a, "b")
-        sock = await connect("127.0.0.1", b.port, socket.AF_INET, offer.certificate)
-        await write_all(sock, offer.ticket + I_SEND)
-        assert await read_exactly(sock, 1) == WELCOME
+        sock = await let_in(a, "b")
         await write_all(sock, encode(Bulk(b"from somebody else", 3)) + b"abc")
         await until(lambda: b.box.got)
         assert b.box.got == [("a", b"from somebody else", b"abc")]
@@ -435,10 +442,7 @@ def test_a_connection_that_misbehaves_ends_alone(sent: bytes, reason: str) -> No
     async def test(start: Start) -> None:
         a, b, c = start("a"), start("b"), start("c")
         await c.send("b", b"before")
-        offer = await offer_of(a, "b")
-        sock = await connect("127.0.0.1", b.port, socket.AF_INET, offer.certificate)
-        await write_all(sock, offer.ticket + I_SEND)
-        assert await read_exactly(sock, 1) == WELCOME
+        sock = await let_in(a, "b")
         await write_all(sock, sent)
         decoder, frame = FrameDecoder(header_bytes_max=1000), None
         while not isinstance(frame, Refused):
@@ -724,10 +728,7 @@ def test_a_dialler_that_dies_midway_is_told() -> None:
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
-        offer = await offer_of(a, "b")
-        sock = await connect("127.0.0.1", b.port, socket.AF_INET, offer.certificate)
-        await write_all(sock, offer.ticket + I_SEND)
-        assert await read_exactly(sock, 1) == WELCOME
+        sock = await let_in(a, "b")
         await write_all(sock, encode(Bulk(b"h", 1000)) + b"some")
         await asyncio.sleep(0.05)
         sock.close()

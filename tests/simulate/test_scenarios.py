@@ -312,8 +312,7 @@ def test_a_cut_link_between_two_of_three() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
     """Cut off below the floor with its contribution made, a peer adopts what the others have done meanwhile; its
-    progress rides in its next contribution, and is counted once. (Where rounds are as short as a heartbeat interval it
-    may come too late for carry_rounds of them, and is dropped by that rule.)"""
+    progress rides in its next contribution, and is counted once."""
     world = calm(seed, peers=3, fragments=2, min_peers=2, interval=4)
     cut(world, "p0")
     world.run(35.0)
@@ -331,6 +330,22 @@ def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
 
 
 # -- those who come, those who stand still
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_rounds_that_pass_before_the_others_wait_for_it_again(seed: int) -> None:
+    """A frozen peer thaws. Rounds are so short that more than carry_rounds of them pass before the others hear of it:
+    what it sends to these comes too late, and still nothing that it trained is dropped."""
+    world = calm(seed, peers=3, interval=1, step_times=(0.1, 0.15))
+    frozen = world.alive["p0"]
+    roster = frozen.replica.roster
+    roster.mine = replace(roster.mine, eligible=False)  # or it may end a round on waking that the others have ended
+    world.run(world.now + 5.0)
+    frozen.frozen_until = world.now + 20.0
+    world.run(world.now + 40.0)
+    assert len(times(world, "p0", world.now - 10.0)) > 20  # it is waited for again
+    settle(world)
+    assert not any(frozen.trainer.dropped)
 
 
 class SlowState(World):
