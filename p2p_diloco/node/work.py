@@ -152,7 +152,9 @@ class TensorWork:
         if codecs.feeds_back(codec):
             feedback = self._feedback[shard] = self._feedback.get(shard) or Feedback(numel)
             values = feedback.added(values) if weighs else values
-        payload = memoryview(bytearray(self._encoded(values, shard, id)))
+        payload = self._encoded(values, shard, id)
+        if codec == "fp32":
+            payload = memoryview(bytearray(payload))  # not the trainer's memory
         if objection := _unfit(payload, codec, numel, MAGNITUDE_MAX):
             log.error("this peer's contribution to shard %d is sent as zeros: %s", shard, objection)
             payload = memoryview(bytearray(codecs.encode(torch.zeros(numel), codec)))

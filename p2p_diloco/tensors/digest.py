@@ -7,25 +7,67 @@ not against forgers: xxh3 is fast, not cryptographic.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+import torch
 import xxhash
 from torch import Tensor
 
-from p2p_diloco.tensors.raw import as_bytes
+from p2p_diloco.tensors.flat import blocks
+
+
+class Look:
+    """What there is to know of an outer state, from one look at each block of it: most of all while it is in a cache.
+
+    finite: whether all values seen so far are.
+    """
+
+    def __init__(self) -> None:
+        self.finite = True
+        self._hashers: dict[str, xxhash.xxh3_128] = {}
+        self._lengths: dict[str, int] = {}
+
+    def __call__(self, name: str, block: Tensor) -> None:
+        """The next block of a tensor: contiguous, in host memory, and read in place."""
+        self.hash(name, block)
+        if block.numel():
+            low, high = torch.aminmax(block)
+            self.finite &= math.isfinite(low.item()) and math.isfinite(high.item())
+
+    def hash(self, name: str, block: Tensor) -> None:
+        """The same without a look at whether it is finite."""
+        if name not in self._hashers:
+            self._hashers[name], self._lengths[name] = xxhash.xxh3_128(), 0
+        self._lengths[name] += block.nbytes
+        self._hashers[name].update(block.numpy().data)
+
+    def digest(self, meta: bytes) -> str:
+        """xxh3-128, 32 hexadecimal digits: of each tensor's name, length and own xxh3-128, in the order of names, then
+        of `meta` and its length, so that different states give different streams of bytes."""
+        whole = xxhash.xxh3_128()
+        for name, hasher in sorted(self._hashers.items()):
+            whole.update(f"{name}:{self._lengths[name]};".encode() + hasher.digest())
+        whole.update(f"meta:{len(meta)};".encode() + meta)
+        return whole.hexdigest()
+
+
+def look(theta: Tensor, state: Mapping[str, Tensor]) -> Look:
+    """A look at all of an outer state."""
+    seen = Look()
+    for name, values in _named(theta, state):
+        for (block,) in blocks(values):
+            seen(name, block)
+    return seen
 
 
 def digest(theta: Tensor, state: Mapping[str, Tensor], meta: bytes) -> str:
-    """xxh3-128, 32 hexadecimal digits. Tensors are contiguous, in host memory, and read in place.
+    """The digest of θ, the outer optimizer's state and `meta`."""
+    seen = Look()
+    for name, values in _named(theta, state):
+        seen.hash(name, values)
+    return seen.digest(meta)
 
-    Every piece is preceded by its name and length, so that different states give different streams of bytes.
-    """
-    hasher = xxhash.xxh3_128()
-    pieces = [
-        ("theta", as_bytes(theta)),
-        *((f"state.{name}", as_bytes(state[name])) for name in sorted(state)),
-    ]
-    for name, data in (*pieces, ("meta", memoryview(meta))):
-        hasher.update(f"{name}:{data.nbytes};".encode())
-        hasher.update(data)
-    return hasher.hexdigest()
+
+def _named(theta: Tensor, state: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
+    return [("theta", theta), *((f"state.{name}", values) for name, values in state.items())]

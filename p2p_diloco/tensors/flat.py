@@ -12,16 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 15
-"""Elements that are worked on at a time. Some blocks of fp32 stay in a core's cache, and torch doesn't divide
-so few among threads, whose waiting for one another costs many times the work where a trainer keeps every core
-busy.
-"""
+BLOCK = 1 << 16
+"""Elements that are worked on at a time: some blocks of fp32 stay in a core's cache."""
+UNDIVIDED = 1 << 15
+"""The same where torch may have threads, among which it doesn't divide so few: their waiting for one another costs
+many times the work where a trainer keeps every core busy."""
 
 
-def blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+def blocks(*tensors: Tensor, size: int | None = None) -> Iterator[tuple[Tensor, ...]]:
     """Views of equally long flat tensors, a block at a time: element-wise work without long temporaries."""
-    return zip(*(torch.split(tensor, BLOCK) for tensor in tensors), strict=True)
+    return zip(*(torch.split(tensor, size or BLOCK) for tensor in tensors), strict=True)
 
 
 @torch.no_grad()
@@ -56,7 +56,7 @@ def pseudo_gradient(base: Tensor, params: Iterable[Tensor], out: Tensor) -> None
         anchor = base[start : start + part.numel()]
         start += part.numel()
         if param.device.type == "cpu" and param.is_contiguous():
-            for anchors, values, parts in blocks(anchor, param.view(-1), part):
+            for anchors, values, parts in blocks(anchor, param.view(-1), part, size=UNDIVIDED):
                 parts.copy_(values)
                 torch.sub(anchors, parts, out=parts)
         else:

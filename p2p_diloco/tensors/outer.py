@@ -23,7 +23,7 @@ unlike machines; where digests show that it does, replicas fetch instead of comp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,9 +31,12 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.flat import blocks
 
 State = dict[str, Tensor]
+Seen = Callable[[str, Tensor], None]
+"""What looks at a piece of a new state, by its name."""
 
 SGD = "sgd"
 
@@ -114,15 +117,29 @@ class OuterOptimizer:
         """
         return {name: torch.zeros(length) for name, length in self.state_lengths(numel).items()}
 
-    def step(self, theta: Tensor, state: Mapping[str, Tensor], grad: Tensor) -> tuple[Tensor, State]:
-        """One outer step: (θ', state') from θ, its state and ḡ, all flat fp32 [numel]; inputs untouched."""
-        if self._is_sgd:
-            return self._step_sgd(theta, state["m"], grad)
-        return self._step_torch(theta, state, grad)
+    def step(
+        self, theta: Tensor, state: Mapping[str, Tensor], grad: Tensor | Iterable[Tensor], seen: Seen | None = None
+    ) -> tuple[Tensor, State]:
+        """One outer step: (θ', state') from θ, its state and ḡ, all flat fp32 [numel]; inputs untouched.
 
-    def _step_sgd(self, theta: Tensor, m: Tensor, grad: Tensor) -> tuple[Tensor, State]:
+        `grad` may come in blocks, cut as `flat.blocks` cuts. `seen` is shown what is new, piece by piece, each as soon
+        as it is made: "theta", and "state." with the name of a state tensor.
+        """
+        parts = torch.split(grad, flats.BLOCK) if isinstance(grad, Tensor) else grad
+        if self._is_sgd:
+            return self._step_sgd(theta, state["m"], parts, seen)
+        new_theta, new_state = self._step_torch(theta, state, torch.cat(list(parts)))
+        if seen is not None:
+            seen("theta", new_theta)
+            for name, values in new_state.items():
+                seen(f"state.{name}", values)
+        return new_theta, new_state
+
+    def _step_sgd(
+        self, theta: Tensor, m: Tensor, grad: Iterable[Tensor], seen: Seen | None
+    ) -> tuple[Tensor, State]:
         new_theta, new_m = torch.empty_like(theta), torch.empty_like(m)
-        for old, buffer, g, new, new_buffer in blocks(theta, m, grad, new_theta, new_m):
+        for (old, buffer, new, new_buffer), g in zip(blocks(theta, m, new_theta, new_m), grad, strict=True):
             torch.mul(buffer, self.momentum, out=new_buffer)
             new_buffer.add_(g)
             if self.nesterov:
@@ -132,6 +149,9 @@ class OuterOptimizer:
             else:
                 update = torch.mul(new_buffer, self.lr)
             torch.sub(old, update, out=new)
+            if seen is not None:
+                seen("theta", new)
+                seen("state.m", new_buffer)
         return new_theta, {"m": new_m}
 
     def _step_torch(self, theta: Tensor, state: Mapping[str, Tensor], grad: Tensor) -> tuple[Tensor, State]:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors.digest import digest
+from p2p_diloco.tensors.digest import Look, digest, look
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.outer import OuterOptimizer, State
-from p2p_diloco.tensors.raw import Buffer, all_finite, as_bytes
+from p2p_diloco.tensors.raw import Buffer, as_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,16 @@ class ShardStore:
         `meta` is the rest of the state that the proposal leads to. Raises ValueError for a wrong length, for
         values that aren't finite, and for a step whose result isn't (no replica could load it).
         """
-        if not codecs.finite(mean, codec, self.layout.shards[shard].numel):
-            raise ValueError("the mean holds values that are not finite")
-        grad = codecs.decode(mean, codec, self.layout.shards[shard].numel)
-        theta, state = self.outer.step(self.theta(shard), self._states[shard], grad)
-        return _proposal(theta, state, meta)
+        grad = codecs.decode_blocks(mean, codec, self.layout.shards[shard].numel)
+        seen = Look()
+        theta, state = self.outer.step(self.theta(shard), self._states[shard], grad, seen)
+        return _proposal(theta, state, seen, meta)
 
     def restate(self, shard: int, meta: bytes) -> Proposal:
         """What the shard holds now, as a proposal with another `meta`. Raises ValueError for values that aren't
         finite."""
-        return _proposal(self.theta(shard).clone(), self._states[shard], meta)
+        theta, state = self.theta(shard).clone(), self._states[shard]
+        return _proposal(theta, state, look(theta, state), meta)
 
     def accept(self, shard: int, proposal: Proposal) -> None:
         """Make the proposal the shard's state."""
@@ -106,11 +106,10 @@ class ShardStore:
         for name, length in lengths.items():
             state[name] = values[start : start + length].clone()
             start += length
-        return _proposal(theta, state, meta)
+        return _proposal(theta, state, look(theta, state), meta)
 
 
-def _proposal(theta: Tensor, state: State, meta: bytes) -> Proposal:
-    for name, values in (("theta", theta), *state.items()):
-        if not all_finite(values):
-            raise ValueError(f"{name} would hold values that are not finite")
-    return Proposal(theta, state, digest(theta, state, meta))
+def _proposal(theta: Tensor, state: State, seen: Look, meta: bytes) -> Proposal:
+    if not seen.finite:
+        raise ValueError("the state would hold values that are not finite")
+    return Proposal(theta, state, seen.digest(meta))

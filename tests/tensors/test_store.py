@@ -116,16 +116,16 @@ def test_state_of_a_wrong_length_is_refused(change):
 def test_values_that_are_not_finite_are_refused_wherever_they_are():
     """In the mean, in θ, in the optimizer's state; also where a finite mean leads beyond fp32."""
     held = store()
-    with pytest.raises(ValueError, match="the mean holds"):
+    with pytest.raises(ValueError, match="not finite"):
         held.propose(1, codec.encode(torch.full((NUMEL,), torch.inf), "bf16"), "bf16", b"")
     nan = torch.tensor([torch.nan]).numpy().tobytes()
     raw = b"".join(held.export(1))
-    with pytest.raises(ValueError, match="theta would hold"):
+    with pytest.raises(ValueError, match="not finite"):
         held.load(1, nan + raw[4:], b"")
-    with pytest.raises(ValueError, match="m would hold"):
+    with pytest.raises(ValueError, match="not finite"):
         held.load(1, raw[:-4] + nan, b"")
     largest = torch.full((NUMEL,), torch.finfo(torch.float32).max)
-    with pytest.raises(ValueError, match="theta would hold"):
+    with pytest.raises(ValueError, match="not finite"):
         held.propose(1, codec.encode(largest, "fp32"), "fp32", b"")
 
 
