@@ -50,6 +50,8 @@ class Shard:
         self.progress, self.feedback = Progress(base=self.version(0)), Feedback(NUMEL)
         self.epoch = self.sequence = 0
         self.sent: dict[int, Tensor] = {}  # what was decoded, by sequence
+        self.held: dict[int, Tensor] = {}  # the pseudo-gradients of it, by sequence
+        self.given_up: int | None = None  # the last one that was dropped for its age
         self.log: list[int] = []  # those that are counted
         self.trained, self.dropped = torch.zeros(NUMEL), torch.zeros(NUMEL)
 
@@ -77,6 +79,7 @@ class Shard:
         self.sequence += 1
         self.local.write_delta([0])
         self.progress.send(id(self.sequence))
+        self.held[self.sequence] = self.delta.clone()
         self.sent[self.sequence] = sent(self.feedback, self.delta, self.codec, id(self.sequence))
 
     @property
@@ -87,7 +90,10 @@ class Shard:
 
     def merge(self, log: list[int]) -> None:
         """A newer state has come, which counts these."""
-        self.epoch, self.log = self.epoch + 1, log
+        for n in {*log} ^ {*self.log}:
+            if n == self.given_up:  # what it held was dropped, and is counted now; or the other way round
+                self.dropped -= self.held[n] if n in log else -self.held[n]
+        self.epoch, self.log, last = self.epoch + 1, log, self.progress.last
         counted, uncounted, part = id(log[-1]) if log else None, self.uncounted, bool(log) and log[-1] in self.riding
         carry = self.progress.merge(self.version(self.epoch), counted, CARRY_ROUNDS)
         self.feedback.merge(carry, counted)
@@ -96,17 +102,22 @@ class Shard:
         if part:
             self.dropped -= self.balance  # older progress is counted, and what came after can't be told from it
         elif carry is Carry.DROP:
+            assert last is not None
             self.dropped += uncounted
+            self.given_up = last.sequence
 
 
-happenings = st.sampled_from(["train", "train", "send", "send", "counted", "counted", "missed", "forked", "older"])
+happenings = st.sampled_from(
+    ["train", "train", "send", "send", "counted", "counted", "missed", "missed", "forked", "older", "late", "late"]
+)
 
 
 @settings(deadline=None, max_examples=200)
 @given(st.sampled_from(LOSSY), st.integers(0, 10**6), st.lists(happenings, min_size=5, max_size=40))
 def test_no_progress_is_lost_and_none_is_counted_twice(codec: str, seed: int, happenings: list[str]) -> None:
     """Decoded contributions of the lineage, residual and uncounted progress add up to all progress, whether a
-    contribution is counted, missed, carried, dropped for its age, or counted in a lineage that lost.
+    contribution is counted, missed, carried, dropped for its age, or counted in a lineage that lost, or that wins when
+    this peer has given it up.
     """
     shard = Shard(codec, seed)
     for happening in happenings:
@@ -125,6 +136,9 @@ def test_no_progress_is_lost_and_none_is_counted_twice(codec: str, seed: int, ha
                 shard.merge(log)
             case "older" if shard.riding:
                 shard.merge([*log, shard.riding[0]])
+            case "late" if shard.given_up is not None:  # a lineage wins that counts what was given up, and none since
+                older = [n for n in shard.log if n <= shard.given_up]
+                shard.merge(older if shard.given_up in older else [*older, shard.given_up])
         scale = 1 + shard.trained.abs().max().item()
         assert shard.balance.abs().max().item() < 1e-5 * scale * len(happenings)
 
@@ -161,6 +175,95 @@ def test_a_residual_that_was_counted_is_not_sent_again(counted: ContributionId |
     assert torch.equal(feedback.residual, before) is stays
     if not stays:
         assert torch.equal(feedback.residual, before + delta - last)
+
+
+def given_up(codec: str) -> tuple[Feedback, Tensor, Tensor]:
+    """What was dropped for its age, with what would be left of it, and the residual that went along."""
+    feedback = Feedback(NUMEL)
+    sent(feedback, torch.randn(NUMEL), codec, id(1))
+    feedback.merge(Carry.SUBTRACT, id(1))
+    before, delta = feedback.residual.clone(), torch.randn(NUMEL)
+    for sequence in (2, 3):
+        last = sent(feedback, delta, codec, id(sequence))
+    feedback.merge(Carry.DROP, id(1))
+    assert torch.equal(feedback.residual, before)
+    return feedback, before + delta - last, before
+
+
+@pytest.mark.parametrize("codec", LOSSY)
+@pytest.mark.parametrize("counted", [id(2), id(3)])
+def test_a_residual_does_not_go_out_again_when_what_was_given_up_is_counted_after_all(
+    codec: str, counted: ContributionId
+) -> None:
+    """A lineage that counts it wins: what is left of it takes the residual's place, until another lineage wins."""
+    feedback, left, before = given_up(codec)
+    feedback.merge(Carry.KEEP, counted)
+    torch.testing.assert_close(feedback.residual, left)
+    feedback.merge(Carry.KEEP, counted)
+    torch.testing.assert_close(feedback.residual, left)
+    feedback.merge(Carry.KEEP, id(1))
+    torch.testing.assert_close(feedback.residual, before)
+
+
+@pytest.mark.parametrize("when", ["before it is counted", "after it was counted"])
+def test_what_was_given_up_is_settled_with_what_was_sent_since(when: str) -> None:
+    """Both the next contribution and the one that was given up took the residual along: counted both, they leave what
+    each lost, less what one of them sent once too often.
+    """
+    feedback, left, before = given_up("e3m0")
+    delta = torch.randn(NUMEL)
+    since = before + delta - sent(feedback, delta, "e3m0", id(4))
+    if when == "before it is counted":
+        feedback.merge(Carry.KEEP, id(3))
+        torch.testing.assert_close(feedback.residual, left)
+        feedback.merge(Carry.SUBTRACT, id(4))
+    else:
+        feedback.merge(Carry.SUBTRACT, id(4))
+        assert torch.equal(feedback.residual, since)
+        feedback.merge(Carry.RESTORE, id(3))
+        torch.testing.assert_close(feedback.residual, left)
+        feedback.merge(Carry.SUBTRACT, id(4))
+    torch.testing.assert_close(feedback.residual, left + since - before)
+
+
+def test_what_was_sent_without_the_residual_took_none_along() -> None:
+    """Whichever of the two is counted: the one before it, with the residual, leaves what it lost; it itself nothing."""
+    feedback = Feedback(NUMEL)
+    sent(feedback, torch.randn(NUMEL), "e3m0", id(1))
+    feedback.merge(Carry.SUBTRACT, id(1))
+    before, delta = feedback.residual.clone(), torch.randn(NUMEL)
+    decoded = sent(feedback, delta, "e3m0", id(2))
+    feedback.sent_apart(id(3))
+    feedback.merge(Carry.SUBTRACT, id(3))
+    assert torch.equal(feedback.residual, before)
+    feedback.merge(Carry.RESTORE, id(1))
+    assert torch.equal(feedback.residual, before)
+    feedback.merge(Carry.DROP, id(2))
+    assert torch.equal(feedback.residual, before + delta - decoded)
+
+
+def test_what_went_alone_first_is_told_from_what_took_the_residual_later() -> None:
+    """An older contribution is counted that took none along: the residual stays to be sent."""
+    feedback = Feedback(NUMEL)
+    sent(feedback, torch.randn(NUMEL), "e3m0", id(1))
+    feedback.merge(Carry.SUBTRACT, id(1))
+    before = feedback.residual.clone()
+    feedback.sent_apart(id(2))
+    sent(feedback, torch.randn(NUMEL), "e3m0", id(3))
+    feedback.merge(Carry.DROP, id(2))
+    assert torch.equal(feedback.residual, before)
+
+
+def test_a_residual_that_could_not_be_sent_is_gone_whatever_is_counted() -> None:
+    feedback = Feedback(NUMEL)
+    sent(feedback, torch.randn(NUMEL), "e3m0", id(1))
+    feedback.merge(Carry.SUBTRACT, id(1))
+    sent(feedback, torch.randn(NUMEL), "e3m0", id(2))
+    feedback.added(torch.full((NUMEL,), torch.inf))
+    feedback.sent_nothing(id(3))
+    for carry, counted in ((Carry.SUBTRACT, id(3)), (Carry.RESTORE, id(1)), (Carry.DROP, id(2)), (Carry.KEEP, id(2))):
+        feedback.merge(carry, counted)
+        assert not feedback.residual.any()
 
 
 @pytest.mark.parametrize("codec", LOSSY)
