@@ -20,7 +20,10 @@ assert sys.byteorder == "little", "tensors travel as they lie in memory, little-
 
 def as_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, uncopied if it is contiguous and in host memory; the view keeps them alive."""
-    raw: memoryview = tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.detach().cpu().reshape(-1)
+    if flat.stride(0) != 1:  # of one element or none, too: torch takes that for contiguous and can't view it
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    raw: memoryview = flat.view(torch.uint8).numpy().data
     return raw
 
 

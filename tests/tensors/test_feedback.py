@@ -255,13 +255,11 @@ def test_what_went_alone_first_is_told_from_what_took_the_residual_later() -> No
 
 
 def test_a_residual_that_could_not_be_sent_is_gone_whatever_is_counted() -> None:
-    feedback = Feedback(NUMEL)
-    sent(feedback, torch.randn(NUMEL), "e3m0", id(1))
-    feedback.merge(Carry.SUBTRACT, id(1))
-    sent(feedback, torch.randn(NUMEL), "e3m0", id(2))
+    feedback, _, _ = given_up("e3m0")
+    sent(feedback, torch.randn(NUMEL), "e3m0", id(4))
     feedback.added(torch.full((NUMEL,), torch.inf))
-    feedback.sent_nothing(id(3))
-    for carry, counted in ((Carry.SUBTRACT, id(3)), (Carry.RESTORE, id(1)), (Carry.DROP, id(2)), (Carry.KEEP, id(2))):
+    feedback.sent_nothing(id(5))
+    for carry, counted in ((Carry.SUBTRACT, id(5)), (Carry.RESTORE, id(1)), (Carry.DROP, id(4)), (Carry.KEEP, id(3))):
         feedback.merge(carry, counted)
         assert not feedback.residual.any()
 

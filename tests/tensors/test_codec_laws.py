@@ -1,0 +1,191 @@
+"""What every codec owes, whatever it is given: values of all magnitudes side by side, of any number, none included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from p2p_diloco.core.events import Carry
+from p2p_diloco.core.version import ContributionId
+from p2p_diloco.tensors import codec
+from p2p_diloco.tensors.blockwise import BLOCK, LEAST_PEAK
+from p2p_diloco.tensors.feedback import Feedback
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX
+from p2p_diloco.tensors.topk import CHUNK, ONE_OF
+
+NAMES = sorted(codec.CODECS)
+LOSSY = [name for name in NAMES if codec.feeds_back(name)]
+LEAST, TOP = -149, 29
+"""Exponents of the least denormal fp32, and of the largest that may be sent but for 2^30 itself."""
+lengths = st.sampled_from([0, 1, 2, 3, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK - 1, CHUNK, CHUNK + 1, 2**15 + 3])
+lengths |= st.integers(0, 3 * BLOCK)
+exponents = st.tuples(st.integers(LEAST, TOP), st.integers(0, TOP - LEAST))
+
+
+def wild(length: int, seed: int, exponents: tuple[int, int]) -> Tensor:
+    """Magnitudes over so many powers of two from the first on, either sign; zeros, and the outermost, among them."""
+    source = torch.Generator().manual_seed(seed)
+    least, span = exponents
+    powers = torch.randint(least, min(least + span, TOP) + 1, (length,), generator=source)
+    made = torch.ldexp(1 + torch.rand(length, generator=source, dtype=torch.float64), powers)
+    made = made * (torch.randint(0, 2, (length,), generator=source) * 2 - 1)
+    made[torch.rand(length, generator=source) < 0.05] = 0.0
+    flat = made.clamp(-MAGNITUDE_MAX, MAGNITUDE_MAX).to(torch.float32)
+    if seed % 3 == 0 and length:
+        flat[seed % length] = (MAGNITUDE_MAX, -MAGNITUDE_MAX, 2.0**-149, LEAST_PEAK, 65520.0)[seed % 5]
+    return flat
+
+
+vectors = st.builds(wild, lengths, st.integers(0, 10**6), exponents)
+
+
+def through(flat: Tensor, name: str) -> Tensor:
+    return codec.decode(bytes(codec.encode(flat, name)), name, len(flat))
+
+
+def peaks_of(flat: Tensor) -> Tensor:
+    """The largest magnitude of each element's block: fp64."""
+    padded = torch.nn.functional.pad(flat.double().abs(), (0, -len(flat) % BLOCK)).view(-1, BLOCK)
+    return padded.amax(1, keepdim=True).expand(-1, BLOCK).reshape(-1)[: len(flat)]
+
+
+def half_a_step(levels: int) -> Callable[[Tensor], Tensor]:
+    return lambda flat: peaks_of(flat) * (1 + 2**-7) / levels * 0.5001 + LEAST_PEAK
+
+
+def third(flat: Tensor) -> Tensor:
+    magnitudes, peaks = flat.double().abs(), peaks_of(flat)
+    return torch.where(magnitudes < peaks / 64, peaks * (1 + 2**-7) / 128, magnitudes / 3) * 1.0001 + LEAST_PEAK
+
+
+MAY_LOSE: dict[str, Callable[[Tensor], Tensor]] = {
+    "fp32": lambda flat: torch.zeros(len(flat)),
+    "bf16": lambda flat: flat.double().abs() * 2**-8 + 2.0**-134,
+    "fp16": lambda flat: (flat.double().abs() - 65504).clamp(min=0).maximum(flat.double().abs() * 2**-11 + 2.0**-25),
+    "int8": half_a_step(127),
+    "int4": half_a_step(7),
+    "e3m0": third,
+    "topk": lambda flat: flat.double().abs(),
+}
+
+
+@settings(deadline=None, max_examples=250)
+@given(st.sampled_from(NAMES), vectors)
+def test_no_element_loses_more_than_its_codec_may(name: str, flat: Tensor) -> None:
+    """Whatever its neighbours are. None changes its sign or grows beyond what `peak` tells, and 0 stays 0."""
+    raw = bytes(codec.encode(flat, name))
+    decoded, said = codec.decode(raw, name, len(flat)), codec.peak(raw, name, len(flat))
+    assert torch.isfinite(decoded).all()
+    assert torch.all((decoded.double() - flat.double()).abs() <= MAY_LOSE[name](flat))
+    assert torch.all((decoded == 0) | (decoded.sign() == flat.sign()))
+    assert not len(flat) or decoded.abs().max().item() <= said <= MAGNITUDE_MAX
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(NAMES), vectors)
+def test_bytes_follow_from_the_values_alone(name: str, flat: Tensor) -> None:
+    """The same from any memory; as many as are told beforehand; and nothing is written to what was given."""
+    before, strided = flat.clone(), torch.stack((flat, flat), 1)[:, 0]
+    raw = bytes(codec.encode(flat, name))
+    assert len(raw) == codec.nbytes(name, len(flat))
+    assert raw == bytes(codec.encode(flat, name)) == bytes(codec.encode(strided, name))
+    assert torch.equal(flat, before)
+    assert torch.equal(torch.cat(list(codec.decode_blocks(raw, name, len(flat)))), codec.decode(raw, name, len(flat)))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(NAMES), vectors)
+def test_no_codec_leans_to_a_side(name: str, flat: Tensor) -> None:
+    """The negative of a vector decodes to the negative: what is lost has no sign of its own to add up."""
+    assert torch.equal(through(-flat, name), -through(flat, name))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from([name for name in NAMES if name != "fp16"]), vectors, st.integers(-20, 20))
+def test_a_power_of_two_goes_through(name: str, flat: Tensor, power: int) -> None:
+    """Where no magnitude is so small that fp32 thins out, or above what may be sent: so no scale is a better one."""
+    scaled = flat * 2.0**power
+    for values in (flat, scaled):
+        assume(not ((values != 0) & (values.abs() < 2.0**-90)).any() and not (values.abs() > MAGNITUDE_MAX).any())
+    assert torch.equal(through(scaled, name), through(flat, name) * 2.0**power)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.sampled_from(NAMES), vectors, st.integers(0, 10**6))
+def test_what_stands_before_and_behind_changes_nothing(name: str, flat: Tensor, seed: int) -> None:
+    """Whole chunks decode alike wherever they stand: none takes its neighbours' peak."""
+    whole = flat[: len(flat) // CHUNK * CHUNK]
+    before, behind = wild(CHUNK, seed, (-10, 30)), wild(77, seed + 1, (-10, 30))
+    together = through(torch.cat((before, whole, behind)), name)
+    assert torch.equal(together[CHUNK : CHUNK + len(whole)], through(whole, name))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.sampled_from(LOSSY), lengths, st.lists(st.integers(0, 10**6), min_size=1, max_size=6), exponents)
+@example("e3m0", 0, [1, 2], (0, 1))
+def test_a_residual_is_what_the_bytes_do_not_say(
+    name: str, length: int, seeds: list[int], exponents: tuple[int, int]
+) -> None:
+    """After each that is counted, to the bit: (Δ + r) − q, and no more than the codec may lose of Δ + r."""
+    feedback = Feedback(length)
+    for sequence, seed in enumerate(seeds, 1):
+        delta, before = wild(length, seed, exponents) / 64, feedback.residual.clone()
+        raw = bytes(codec.encode(feedback.added(delta), name))
+        feedback.sent(ContributionId(1, sequence), codec.decode_blocks(raw, name, length))
+        feedback.merge(Carry.SUBTRACT, ContributionId(1, sequence))
+        asked = delta + before
+        assert torch.equal(feedback.residual, asked - codec.decode(raw, name, length))
+        assert torch.all(feedback.residual.double().abs() <= MAY_LOSE[name](asked) * (1 + 1e-6))
+
+
+@pytest.mark.parametrize(("name", "share"), [("int8", 0.0045), ("int4", 0.08), ("e3m0", 0.51)])
+@pytest.mark.parametrize("way", ["the same", "random", "back and forth"])
+def test_a_residual_does_not_grow(name: str, share: float, way: str) -> None:
+    """Round after round it stays a part of the block's peak: with M the largest progress and e the share that a codec
+    may lose, r ≤ e·(M + r), so r ≤ M·e/(1 − e).
+    """
+    source, feedback = torch.Generator().manual_seed(3), Feedback(3 * BLOCK + 5)
+    first = torch.rand(3 * BLOCK + 5, generator=source) * 2 - 1
+    for sequence in range(1, 200):
+        match way:
+            case "the same":
+                delta = first
+            case "random":
+                delta = torch.rand(3 * BLOCK + 5, generator=source) * 2 - 1
+            case _:
+                delta = first if sequence % 2 else -first
+        raw = bytes(codec.encode(feedback.added(delta), name))
+        feedback.sent(ContributionId(1, sequence), codec.decode_blocks(raw, name, len(delta)))
+        feedback.merge(Carry.SUBTRACT, ContributionId(1, sequence))
+        assert feedback.residual.abs().max().item() <= share
+
+
+def test_topk_sends_everything_in_the_end() -> None:
+    """What waits grows by Δ each round until it is the largest of its chunk: after 64 rounds nothing of that size has
+    been left waiting since the first.
+    """
+    source, feedback = torch.Generator().manual_seed(5), Feedback(CHUNK)
+    delta, arrived = 1 + torch.rand(CHUNK, generator=source) / 100, torch.zeros(CHUNK)
+    for sequence in range(1, 2 * ONE_OF + 1):
+        raw = bytes(codec.encode(feedback.added(delta), "topk"))
+        feedback.sent(ContributionId(1, sequence), codec.decode_blocks(raw, "topk", CHUNK))
+        feedback.merge(Carry.SUBTRACT, ContributionId(1, sequence))
+        arrived += codec.decode(raw, "topk", CHUNK)
+    assert torch.all(arrived >= ONE_OF * delta * 0.9)
+
+
+@settings(deadline=None, max_examples=100)
+@given(vectors, st.integers(-(2**63), 2**63 - 1))
+def test_stochastic_rounding_takes_a_neighbour(flat: Tensor, seed: int) -> None:
+    """Of any magnitude, denormals too: one of the two bf16 values about it, the same for the same seed."""
+    raw = bytes(codec.encode_stochastically(flat, "bf16", seed))
+    assert raw == bytes(codec.encode_stochastically(flat.clone(), "bf16", seed))
+    drawn = codec.decode(raw, "bf16", len(flat))
+    towards_zero = (flat.view(torch.int32) & -65536).view(torch.float32)
+    away = torch.where(towards_zero == flat, flat, ((flat.view(torch.int32) & -65536) + 65536).view(torch.float32))
+    assert torch.all((drawn == towards_zero) | (drawn == away))
