@@ -81,7 +81,7 @@ def peer(told: Mapping[str, Any]) -> None:
     batches = draw(training_part(text), config, key)
     judged = list(held_out_batches(text, context=config.context, **WINDOWS)) if told["index"] == 0 else []
     optimizer = new_optimizer(model, config)
-    local = PeerConfig(run_id=told["run_id"], initial_peers=tuple(told["initial_peers"]), name=key)
+    local = PeerConfig(run_id=told["run_id"], initial_peers=tuple(told["initial_peers"]), name=key, wait_timeout=3600.0)
     with Progress() as progress:
         with Peer(model, optimizer, config=RunConfig(**told["config"]), local=local) as joined:
             say({"addresses": joined.addresses})

@@ -138,12 +138,13 @@ class RunConfig(Settings):
         default="mix",
         description="mix: weigh global and local values; rebase: keep the steps made since sending.",
     )
-    merge_alpha: float = Field(
-        default=0.0,
+    merge_alpha: float | None = Field(
+        default=None,
         ge=0,
         le=1,
         allow_inf_nan=False,
-        description="Share of the local value in merge=mix: 0 takes the global one, 1 keeps the local one.",
+        description="Share of the local value in merge=mix: 0 takes the global one, 1 keeps the local one; unset: "
+        "0.5 with overlap_steps, else 0.",
     )
     codec: Codec = Field(default="bf16", description="How pseudo-gradients are written on the wire.")
     reply_codec: Codec | None = Field(
@@ -270,6 +271,13 @@ class RunConfig(Settings):
             )
         return self
 
+    @property
+    def local_share(self) -> float:
+        """`merge_alpha`, or what it is where that is unset; docs/decisions/0013-alpha-follows-overlap.md has why."""
+        if self.merge_alpha is not None:
+            return self.merge_alpha
+        return 0.5 if self.overlap_steps and self.merge == "mix" else 0.0
+
     def doubts(self) -> list[str]:
         """What trained worse than one peer alone where it was measured (docs/results.md): a sentence each, with the
         mend.
@@ -278,8 +286,8 @@ class RunConfig(Settings):
         if self.overlap_steps == self.sync_every:
             found.append(
                 f"overlap_steps={self.overlap_steps} merges the whole model as late as its next sending, which was "
-                "measured to train worse than one peer alone; use at most a quarter of sync_every, with merge=mix and "
-                "merge_alpha=0.5, or more fragments"
+                "measured to train worse than one peer alone; use at most a quarter of sync_every, or more "
+                "fragments"
             )
         if self.codec == "topk":
             found.append(

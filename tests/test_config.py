@@ -21,7 +21,7 @@ def test_defaults_are_the_documented_ones() -> None:
     """The public surface's defaults; changing one changes what every new run does."""
     assert RunConfig().model_dump() == {
         "mode": "sync", "sync_every": 500, "num_fragments": 1, "fragment_layout": "contiguous",
-        "shard_elements": 2**20, "overlap_steps": 0, "merge": "mix", "merge_alpha": 0.0, "codec": "bf16",
+        "shard_elements": 2**20, "overlap_steps": 0, "merge": "mix", "merge_alpha": None, "codec": "bf16",
         "reply_codec": None, "rounding": "nearest", "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7,
         "outer_momentum": 0.9, "nesterov": True, "weighting": "steps", "min_peers": 1, "start_peers": 1,
         "round_timeout": 600.0,
@@ -139,7 +139,7 @@ def test_a_run_config_survives_the_wire(config: RunConfig) -> None:
 
 def test_the_fingerprint_is_stable() -> None:
     """The same settings have the same fingerprint in every process and version that knows the same fields."""
-    assert RunConfig().fingerprint() == "951e440b862f8c0bbba9dc2c81b14fe0"
+    assert RunConfig().fingerprint() == "3e5f02a7f3aada66539e77a3e62d4f3c"
 
 
 @pytest.mark.parametrize(
@@ -215,6 +215,25 @@ def test_text_is_read_as_the_field_needs_it() -> None:
     assert peer.client_mode is True
     run = RunConfig(outer_options="{}", stop_after_epochs="none", outer_lr="0.5")  # type: ignore[arg-type]
     assert (run.outer_options, run.stop_after_epochs, run.outer_lr) == ({}, None, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("values", "share"),
+    [
+        ({}, 0.0),
+        ({"overlap_steps": 1}, 0.5),
+        ({"overlap_steps": 1, "merge": "rebase"}, 0.0),
+        ({"overlap_steps": 1, "merge_alpha": 0.0}, 0.0),
+        ({"merge_alpha": 0.25}, 0.25),
+    ],
+    ids=str,
+)
+def test_half_of_the_local_values_stays_where_steps_are_made_meanwhile(values: dict[str, Any], share: float) -> None:
+    """What is given counts; unset, it follows from the overlap, and stays unset for who reads the run's settings."""
+    config = RunConfig(**values)
+    assert config.local_share == share
+    assert RunConfig.from_wire(config.to_wire()).local_share == share
+    assert config.to_wire()["merge_alpha"] == values.get("merge_alpha")
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,11 @@ class Hook:
         return bool(self._memory.count(Count.FINISHED))
 
     @property
+    def _local_share(self) -> float:
+        """Of the local values in a mix: none when the run is over, for no round is left to take them along."""
+        return 0.0 if self._over else self._config.local_share
+
+    @property
     def dropped_samples(self) -> int:
         """Samples whose progress was given up, by the share of the model that lost it."""
         return self._tally.dropped_samples
@@ -168,7 +173,7 @@ class Hook:
             for shard, carry in carries.items():
                 self._tally.merged(shard, carry)
             mixed = self._mixed(landing, carries)
-            if not self._config.merge_alpha:  # nothing of the local values
+            if not self._local_share:  # nothing of the local values
                 carries |= dict.fromkeys(mixed, Carry.DROP)
                 mixed = []
             carries = {shard: self._simplified(shard, carry) for shard, carry in carries.items()}
@@ -241,7 +246,7 @@ class Hook:
             return []
         mixed = [shard for shard in landing if carries.get(shard) is Carry.SUBTRACT]
         for shard in mixed:
-            self._tally.overwritten(shard, 1 - self._config.merge_alpha)
+            self._tally.overwritten(shard, 1 - self._local_share)
         return mixed
 
     def _simplified(self, shard: int, carry: Carry) -> Carry:

@@ -159,7 +159,7 @@ class Peer:
         layout = Layout.from_wire(run["layout"])
         self._plan = FragmentPlan.of(layout, self._config.sync_every)
         if self._model is not None:
-            memory, alpha = node.line.memory, self._config.merge_alpha
+            memory, alpha = node.line.memory, self._config.local_share
             self._local = LocalModel(self._model, layout, memory.theta, memory.delta, alpha)
             self._local.write_theta()
             node.line.tell("theta")

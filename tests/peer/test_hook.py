@@ -80,7 +80,7 @@ def hooked(fragments: int = 1, theta: float = 0.0, **settings: Any) -> tuple[Hoo
     layout = Layout.build(specs_of(model), fragments)
     line = ScriptedLine(layout.numel)
     line.begin(layout)
-    local = LocalModel(model, layout, line.memory.theta, line.memory.delta, config.merge_alpha)
+    local = LocalModel(model, layout, line.memory.theta, line.memory.delta, config.local_share)
     local.write_theta()
     return Hook(line, local, config, layout, 5.0), line, model  # type: ignore[arg-type]
 
@@ -172,6 +172,16 @@ def test_with_mix_the_steps_made_meanwhile_are_counted_as_dropped() -> None:
     assert hook.dropped_samples == 3
 
 
+def test_by_default_half_of_what_was_trained_meanwhile_stays() -> None:
+    """With overlap; a result that is merged at once is taken as it is."""
+    hook, _, model = hooked(overlap_steps=2)
+    step(hook, model, 6)
+    assert model.u.tolist() == [4.0 + 0.5 * 2.0] * 2
+    hook, _, model = hooked()
+    step(hook, model, 4)
+    assert model.u.tolist() == [4.0, 4.0]
+
+
 def test_the_next_fragment_waits_for_the_one_under_way() -> None:
     """An exchange that falls due during a flight lets the flight land first; so does one that a peer asks for, which
     is then made at once."""
@@ -219,15 +229,17 @@ def test_a_flight_that_never_began_is_sent_again_when_it_lands() -> None:
     assert hook.global_step == 6  # what the run counts: H for the commit, and two since
 
 
-def test_the_end_of_the_run_lands_what_is_under_way() -> None:
-    """The model of a finished run is the run's, however long the overlap."""
-    hook, line, model = hooked(overlap_steps=4, merge="mix")
+@pytest.mark.parametrize("merge_alpha", [None, 0.0, 0.25])
+def test_the_end_of_the_run_lands_what_is_under_way(merge_alpha: float | None) -> None:
+    """The model of a finished run is the run's, however long the overlap, and whatever is mixed before."""
+    hook, line, model = hooked(overlap_steps=4, merge="mix", merge_alpha=merge_alpha)
     step(hook, model, 5)
     line.memory.set_count(Count.FINISHED, 1)
     assert not hook.finished
     step(hook, model)
     assert hook.finished
     assert model.u.tolist() == [4.0, 4.0]
+    assert hook.dropped_samples == 2
     step(hook, model, 9)
     assert len(line.contributed()) == 1
 

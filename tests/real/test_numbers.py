@@ -69,8 +69,8 @@ STREAMING: dict[str, tuple[dict[str, Any], list[list[float]], list[float]]] = {
     # the same with the result merged so many steps later, in so many ways: locals after each merge, what was committed
     "mixed": ({"merge_alpha": 0.5}, [[-8, -5], [-14, -17], [-24.5, -23], [-30.5, -32], [-40.25, -38]],
               [-11, -23, -29, -35, -44]),
-    "overwritten later": ({"overlap_steps": 1}, [[-11, -7], [-17, -23], [-31, -29], [-37, -43], [-51, -49]],
-                          [-11, -23, -31, -43, -51]),
+    "overwritten later": ({"overlap_steps": 1, "merge_alpha": 0.0}, [[-11, -7], [-17, -23], [-31, -29], [-37, -43],
+                          [-51, -49]], [-11, -23, -31, -43, -51]),
     "mixed later": ({"overlap_steps": 1, "merge_alpha": 0.5}, [[-9, -7], [-15, -18], [-24, -24], [-30, -31.5],
                     [-38.5, -37.5]], [-11, -23, -27, -33, -41]),
     "rebased later": ({"overlap_steps": 1, "merge": "rebase"}, [[-13, -7], [-19, -25], [-37, -31], [-43, -49],
