@@ -66,8 +66,9 @@ def test_one_that_answers_is_enough() -> None:
         check_initial_peers([CLOSED, f"/ip4/127.0.0.1/tcp/{port}/p2p/{ID}", NO_NAME])
 
 
-def test_what_is_no_swarm_is_told_apart(port: int) -> None:
+def test_what_is_no_swarm_is_told_apart(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who listens and says nothing, or something else, is no initial peer."""
+    monkeypatch.setattr(reach, "PROBE_S", 1.0)
     with saying(b"HTTP/1.1 400 Bad Request\r\n") as web:
         addresses = [f"/ip4/127.0.0.1/tcp/{number}/p2p/{ID}" for number in (port, web)]
         with pytest.raises(NoBootstrapReached) as caught:
@@ -137,7 +138,7 @@ def test_a_command_that_reaches_nobody_ends_before_torch_is_loaded(command: str,
     """One sentence and exit code 4, in seconds, though somebody listens at the address."""
     words = [command, "--initial-peers", f"/ip4/127.0.0.1/tcp/{port}/p2p/{ID}"]
     code = (
-        "import sys; from p2p_diloco.cli import carry_out; "
+        "import sys; from p2p_diloco.cli import carry_out, reach; reach.PROBE_S = 1.0; "
         f"code = carry_out({words!r}); sys.exit(99 if 'torch' in sys.modules else code)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

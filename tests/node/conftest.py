@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.net.memory import MemoryNetwork, MemoryTransport
-from p2p_diloco.node import shared
+from p2p_diloco.node import life, restart, shared
 from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.live import take_part
@@ -24,6 +24,15 @@ QUICK = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5, "codec": "fp32", 
 
 def specs(*sizes: int) -> tuple[ParamSpec, ...]:
     return tuple(ParamSpec(f"p{index}", (size,), "float32") for index, size in enumerate(sizes))
+
+
+@pytest.fixture(autouse=True)
+def records_show_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the in-memory swarm stores is there for all at once, unlike what a DHT does: nobody looks for it as seldom,
+    or waits for another founder as long."""
+    monkeypatch.setattr(life, "FOUNDERS_MEET_S", 0.1)
+    monkeypatch.setattr(life, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(restart, "LOOK_EVERY_S", 0.1)
 
 
 class MemoryPeer:

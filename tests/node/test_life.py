@@ -45,6 +45,7 @@ def test_two_founders_become_one_run(memory_peer: Any, quick: dict[str, Any], mo
         return found
 
     monkeypatch.setattr(MemoryTransport, "fetch", slow_fetch)
+    monkeypatch.setattr("p2p_diloco.node.life.FOUNDERS_MEET_S", 0.7)
 
     async def life() -> None:
         network = MemoryNetwork()
@@ -166,8 +167,9 @@ def test_a_run_whose_peers_are_all_gone_is_founded_anew(memory_peer: Any, quick:
     asyncio.run(life())
 
 
-def test_waiting_has_an_end(memory_peer: Any, quick: dict[str, Any]) -> None:
+def test_waiting_has_an_end(memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody founds the run, or nobody hands over its state: an error after `wait_timeout`, naming it."""
+    monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.1)
 
     async def nobody() -> None:
         helper = memory_peer(MemoryNetwork(), "h", sizes=None, wait_timeout=0.2)
@@ -185,7 +187,7 @@ def test_waiting_has_an_end(memory_peer: Any, quick: dict[str, Any]) -> None:
         while not await holders_of(b_side, "r"):
             await asyncio.sleep(0.01)
         await b_side.close()
-        b = memory_peer(network, "b", wait_timeout=1.5 + 2 * quick["heartbeat_timeout"])
+        b = memory_peer(network, "b", wait_timeout=0.5 + 2 * quick["heartbeat_timeout"])
         await b.start()
         await b.hear("run")
         b.tell("theta")

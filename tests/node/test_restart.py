@@ -54,7 +54,7 @@ def test_the_greatest_version_wins_though_its_disk_comes_late(
         peers = {name: memory_peer(network, name, **disk(tmp_path, name)) for name in "ab"}
         early = peers.pop("b" if late == "a" else "a")
         entering = asyncio.create_task(early.enter())
-        await asyncio.sleep(1.0)
+        await asyncio.wait({entering}, timeout=1.0)
         waits = not entering.done()
         (other,) = peers.values()
         await asyncio.gather(entering, other.enter())

@@ -138,9 +138,21 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
     ),
 ]
 
+SHOWN_BY = {
+    "no resend": 48,
+    "lost lineage not restored": 45,
+    "forks not seen": 5,
+    "a stuck fetch goes on": 15,
+    "an old life's numbers": 6,
+    "the dead are never probed": 12,
+    "proposals overtaken are taken": 68,
+}
+"""Worlds that showed it when this was written: they are tried first, for what comes before them takes long. Which world
+shows it may change with the protocol, and then any of the first seeds will do."""
 
-def first_to_break(run: Callable[[int], None], seeds: int) -> int | None:
-    for seed in range(seeds):
+
+def first_to_break(run: Callable[[int], None], seeds: int, shown_by: int = 0) -> int | None:
+    for seed in sorted(range(seeds), key=lambda seed: seed != shown_by):
         try:
             run(seed)
         except Exception:
@@ -149,15 +161,15 @@ def first_to_break(run: Callable[[int], None], seeds: int) -> int | None:
 
 
 @pytest.mark.parametrize(
-    ("owner", "method", "old", "new", "kind", "seeds"),
-    [pytest.param(*rest, id=what) for what, *rest in SABOTAGES],
+    ("owner", "method", "old", "new", "kind", "seeds", "shown_by"),
+    [pytest.param(*rest, SHOWN_BY.get(what, 0), id=what) for what, *rest in SABOTAGES],
 )
 def test_a_broken_rule_shows(
-    kinds: Kinds, sabotage: Any, owner: type, method: str, old: str, new: str, kind: str, seeds: int
+    kinds: Kinds, sabotage: Any, owner: type, method: str, old: str, new: str, kind: str, seeds: int, shown_by: int
 ) -> None:
     """Within the first seeds a world breaks an invariant, though all of them hold without the sabotage."""
     sabotage(owner, method, old, new)
-    assert first_to_break(kinds[kind], seeds) is not None
+    assert first_to_break(kinds[kind], seeds, shown_by) is not None
 
 
 def test_lineages_ordered_by_epochs_alone(kinds: Kinds, monkeypatch: pytest.MonkeyPatch) -> None:

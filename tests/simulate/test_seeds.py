@@ -13,12 +13,11 @@ CHUNK = 10
 @pytest.mark.parametrize(
     ("kind", "first"),
     [
-        *(("healed", first) for first in range(0, 100, CHUNK)),
-        *(pytest.param("healed", first, marks=pytest.mark.slow) for first in range(100, 200, CHUNK)),
+        *(("healed", first) for first in range(0, 60, CHUNK)),
         *(("patient", first) for first in range(200, 240, CHUNK)),
         *(("bereaved", first) for first in range(0, 40, CHUNK)),
-        *(("hesitant", first) for first in range(0, 40, CHUNK)),
-        *(("overlapped", first) for first in range(0, 40, CHUNK)),
+        *(("hesitant", first) for first in range(0, 30, CHUNK)),
+        *(("overlapped", first) for first in range(0, 30, CHUNK)),
     ],
 )
 def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str, first: int) -> None:
@@ -48,10 +47,10 @@ def test_worlds_that_stood_still_once(kinds: dict[str, Callable[[int], None]], k
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_thousand_seeds_hold(worlds: subprocess.Popen[str]) -> None:
-    """The same for 2,000 worlds of all kinds, on all cores, as the command plays them."""
+def test_the_rest_of_two_thousand_worlds_hold(worlds: subprocess.Popen[str]) -> None:
+    """The same for 1,800 more, of all kinds, on all cores, as the command plays them."""
     told, _ = worlds.communicate(timeout=550)
     print(told)
     assert worlds.returncode == 0, told
-    assert told.startswith("2000 worlds")
+    assert told.startswith("1800 worlds")
     assert "every invariant held" in told
