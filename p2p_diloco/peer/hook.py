@@ -19,7 +19,7 @@ from p2p_diloco.core.schedule import fragment_interval
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, P2PDilocoError
 from p2p_diloco.node.shared import Count, Level
 from p2p_diloco.peer.line import NodeLine
-from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.tally import Sent, Tally
 from p2p_diloco.tensors.layout import Layout
 
@@ -47,7 +47,7 @@ class Hook:
     """
 
     def __init__(
-        self, node: NodeLine, local: LocalModel, config: RunConfig, layout: Layout, wait_timeout_s: float
+        self, node: NodeLine, local: Local, config: RunConfig, layout: Layout, wait_timeout_s: float
     ) -> None:
         self._node, self._memory, self._local = node, node.memory, local
         self._config, self._layout, self._wait_timeout_s = config, layout, wait_timeout_s

@@ -1,121 +1,129 @@
 """The model's parameters beside the global ones: loading, carrying progress over, pseudo-gradients.
 
-Law: plain arithmetic on this process's memory, in fp32; only the thread that trains may call it. θ is read,
-never written, and only while the node lets it be read.
+Law: plain arithmetic on host memory, in fp32, of what this process holds and no more; only the thread that trains may
+call it. θ is read, never written, and only while the node lets it be read. How values get here from a device, `lanes`
+knows; which values are this process's, `extents`.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from p2p_diloco.core.events import Carry
+from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of
+from p2p_diloco.peer.lanes import CHUNK_BYTES, Lane, lane_to
 from p2p_diloco.tensors.flat import gather, pseudo_gradient, scatter
-from p2p_diloco.tensors.layout import Layout, trainable
+from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where some of a parameter's values lie: of which shard, in the flat vector, and among this process's own."""
+
+    shard: int
+    place: slice
+    own: slice
+    speaks: bool
+
+
+class Local(Protocol):
+    """What an exchange does to parameters, whichever process holds them."""
+
+    def merge(self, loads: Mapping[int, Carry], mixed: Collection[int] = ()) -> None:
+        """See `LocalModel`, as for the others."""
+
+    def write_delta(self, shards: Collection[int]) -> None: ...
+
+    def may_be_sent(self, shards: Collection[int]) -> bool: ...
+
+    def forget_deltas(self) -> None: ...
+
+
 class LocalModel:
-    """A model's trainable parameters, in the flat order of a layout.
+    """A model's trainable parameters, as far as this process holds them, in the flat order of a layout.
 
     `theta`, `delta`: [layout.numel] fp32; the global parameters, and the pseudo-gradients that were last
     sent.
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, theta: Tensor, delta: Tensor, merge_alpha: float = 0.0
+        self,
+        model: nn.Module,
+        layout: Layout,
+        theta: Tensor,
+        delta: Tensor,
+        merge_alpha: float = 0.0,
+        rank: Rank = ALONE,
     ) -> None:
         self._layout, self._theta, self._delta, self._alpha = layout, theta, delta, merge_alpha
-        self._named: dict[str, nn.Parameter] = trainable(model)
-        self._params = layout.arrange(self._named)
-        self._starts = [layout.offset(index) for fragment in layout.fragments for index in fragment]
-        self._base = torch.zeros(layout.numel)
+        self._all = extents_of(model, layout, rank)
+        self._held = [extent for extent in self._all if extent.numel]  # of a small parameter a rank may have no row
+        self._starts = [extent.start for extent in self._held]
+        self._base = torch.zeros(sum(extent.numel for extent in self._held))
+        self._lanes: dict[torch.device, Lane] = {}
 
+    @torch.no_grad()
     def write_theta(self) -> None:
         """Offer the model's parameters as the global ones, before the run begins; nothing is trained yet."""
-        gather(self._params, self._theta)
-        self._base.copy_(self._theta)
+        for values, span in self._through(range(len(self._layout.shards)), fetch=True):
+            gather([values], self._base[span.own])
+            if span.speaks:
+                self._theta[span.place] = self._base[span.own]
 
+    @torch.no_grad()
     def merge(self, loads: Mapping[int, Carry], mixed: Collection[int] = ()) -> None:
         """Load shards of θ, and carry over what was trained on top of the old ones, as each one's `Carry`
         says; into those that are `mixed`, a share `merge_alpha` of the local values (Streaming DiLoCo, arXiv
         2501.18512).
         """
-        for param, start, pieces in self._touched(loads):
-            afresh = all(loads[shard] is Carry.DROP and shard not in mixed for shard, _, _ in pieces)
-            if afresh and self._whole(param, pieces):
-                self._load(param, start)
-                continue
-            local = torch.empty(param.numel())
-            gather([param], local)
-            for shard, a, b in pieces:
-                values = local[a - start : b - start]
-                if shard in mixed:
-                    torch.lerp(self._theta[a:b], values, self._alpha, out=values)
-                else:
-                    self._carry(values, slice(a, b), loads[shard])
-            scatter(local, [param])
-            for _, a, b in pieces:
-                self._base[a:b] = self._theta[a:b].to(param.dtype)  # as it was loaded
+        afresh = {shard for shard, carry in loads.items() if carry is Carry.DROP and shard not in mixed}
+        for values, span in self._through(afresh, store=True):
+            self._load(values, span)
+        for values, span in self._through(loads.keys() - afresh, fetch=True, store=True):
+            local = torch.empty(values.numel())
+            gather([values], local)
+            if span.shard in mixed:
+                torch.lerp(self._theta[span.place], local, self._alpha, out=local)
+            else:
+                self._carry(local, span, loads[span.shard])
+            scatter(local, [values])
+            self._base[span.own] = self._theta[span.place].to(values.dtype)  # as it was loaded
 
-    def _load(self, param: nn.Parameter, start: int) -> None:
-        """The global values of a whole parameter, and nothing of the local ones."""
-        place = slice(start, start + param.numel())
-        scatter(self._theta[place], [param])
-        if param.dtype == torch.float32:
-            self._base[place] = self._theta[place]
+    def _load(self, values: Tensor, span: Span) -> None:
+        """The global values, and nothing of the local ones."""
+        scatter(self._theta[span.place], [values])
+        if values.dtype == torch.float32:
+            self._base[span.own] = self._theta[span.place]
         else:
-            gather([param], self._base[place])  # as it was loaded
+            gather([values], self._base[span.own])  # as it was loaded
 
-    def _whole(self, param: nn.Parameter, pieces: list[tuple[int, int, int]]) -> bool:
-        return sum(b - a for _, a, b in pieces) == param.numel()
-
-    def _carry(self, local: Tensor, place: slice, carry: Carry) -> None:
-        """New, and what the carry keeps of the old; for one slice of a parameter."""
-        if carry is Carry.DROP:
-            local.copy_(self._theta[place])
-            return
-        local.sub_(self._base[place])  # what was trained
+    def _carry(self, local: Tensor, span: Span, carry: Carry) -> None:
+        """New, and what the carry keeps of the old."""
+        local.sub_(self._base[span.own])  # what was trained
         match carry:
             case Carry.SUBTRACT:
-                local.add_(self._delta[place])
+                local.add_(self._delta[span.place])
             case Carry.RESTORE:
-                local.sub_(self._delta[place])
-        local.add_(self._theta[place])
+                local.sub_(self._delta[span.place])
+        local.add_(self._theta[span.place])
 
-    def _touched(self, shards: Collection[int]) -> Iterator[tuple[nn.Parameter, int, list[tuple[int, int, int]]]]:
-        """Each parameter that has elements in these shards, where it begins, and the pieces (shard, start,
-        stop).
-        """
-        pieces: dict[int, list[tuple[int, int, int]]] = {}
-        for index in sorted(shards):
-            shard = self._layout.shards[index]
-            position = bisect_left(self._starts, shard.start + 1) - 1
-            while position < len(self._params) and self._starts[position] < shard.stop:
-                start = self._starts[position]
-                a, b = max(start, shard.start), min(start + self._params[position].numel(), shard.stop)
-                pieces.setdefault(position, []).append((index, a, b))
-                position += 1
-        for position, found in pieces.items():
-            yield self._params[position], self._starts[position], found
-
+    @torch.no_grad()
     def write_delta(self, shards: Collection[int]) -> None:
-        """Write these shards' pseudo-gradients, base − local, where the node reads them."""
-        for param, start, pieces in self._touched(shards):
-            stop = start + param.numel()
-            whole = self._whole(param, pieces)
-            out = self._delta[start:stop] if whole else torch.empty(param.numel())
-            pseudo_gradient(self._base[start:stop], [param], out)
-            for _, a, b in () if whole else pieces:
-                self._delta[a:b] = out[a - start : b - start]
+        """Write these shards' pseudo-gradients, base − local, where the node reads them; of a rank, its part."""
+        for values, span in self._through(shards, fetch=True, spoken=True):
+            pseudo_gradient(self._base[span.own], [values], self._delta[span.place])
 
     def may_be_sent(self, shards: Collection[int]) -> bool:
-        """Whether these shards' pseudo-gradients, as last written, are finite and within `MAGNITUDE_MAX`."""
-        for shard in (self._layout.shards[index] for index in shards):
-            low, high = torch.aminmax(self._delta[shard.start : shard.stop])
+        """Whether these shards' pseudo-gradients, as last written here, are finite and within `MAGNITUDE_MAX`."""
+        for start, stop in self._written(shards):
+            low, high = torch.aminmax(self._delta[start:stop])
             if not (low.item() >= -MAGNITUDE_MAX and high.item() <= MAGNITUDE_MAX):  # NaN compares as false
                 return False
         return True
@@ -125,15 +133,80 @@ class LocalModel:
         self._delta.zero_()
 
     def global_values(self) -> dict[str, Tensor]:
-        """A copy of the global parameters by name, each in its parameter's shape, dtype and place."""
-        return {
-            name: self._theta[start : start + p.numel()].view(p.shape).to(device=p.device, dtype=p.dtype, copy=True)
-            for (name, p), start in zip(self._in_order(), self._starts, strict=True)
-        }
+        """A copy of the global parameters by name, each in its parameter's shape, dtype and place, and sharded as it
+        is.
+        """
+        return {extent.name: extent.like(self._theta[extent.start : extent.stop]) for extent in self._all}
 
-    def _in_order(self) -> Iterator[tuple[str, nn.Parameter]]:
-        names = self._layout.arrange({name: name for name in self._named})
-        return zip(names, self._params, strict=True)
+    # -- where the values are
+
+    def _through(
+        self, shards: Collection[int], *, fetch: bool = False, store: bool = False, spoken: bool = False
+    ) -> Iterator[tuple[Tensor, Span]]:
+        """What these shards hold of this process's parameters, piece by piece: flat values in host memory, of the
+        parameter's dtype, and where they belong. `fetch`, `store`: as `Lane.through`. `spoken`: only what this process
+        writes for the peer.
+        """
+        devices: dict[torch.device, list[tuple[Extent, list[tuple[int, int, int]]]]] = {}
+        for extent, pieces in self._touched(shards):
+            if extent.speaks or not spoken:
+                devices.setdefault(extent.values().device, []).append((extent, pieces))
+        for device, touched in devices.items():
+            lane = self._lanes.get(device)
+            if lane is None:
+                lane = self._lanes[device] = lane_to(device)
+            strided: list[tuple[Tensor, Tensor]] = []
+            yield from lane.through(_chunks(touched, strided), fetch=fetch, store=store)
+            if store:
+                for tensor, dense in strided:
+                    tensor.copy_(dense)
+
+    def _touched(self, shards: Collection[int]) -> Iterator[tuple[Extent, list[tuple[int, int, int]]]]:
+        """Each extent that has elements in these shards, and the pieces (shard, start, stop), in flat order."""
+        pieces: dict[int, list[tuple[int, int, int]]] = {}
+        for index in sorted(shards):
+            shard = self._layout.shards[index]
+            position = max(0, bisect_left(self._starts, shard.start + 1) - 1)
+            while position < len(self._held) and self._starts[position] < shard.stop:
+                extent = self._held[position]
+                a, b = max(extent.start, shard.start), min(extent.stop, shard.stop)
+                if a < b:  # between two extents there may be other ranks' elements
+                    pieces.setdefault(position, []).append((index, a, b))
+                position += 1
+        for position, found in pieces.items():
+            yield self._held[position], found
+
+    def _written(self, shards: Collection[int]) -> Iterator[tuple[int, int]]:
+        """The ranges of the flat vector that this process writes for these shards, none over two shards."""
+        runs: list[tuple[int, int, int]] = []
+        for extent, pieces in self._touched(shards):
+            for shard, start, stop in pieces if extent.speaks else ():
+                if runs and runs[-1][0] == shard and runs[-1][2] == start:
+                    runs[-1] = shard, runs[-1][1], stop
+                else:
+                    runs.append((shard, start, stop))
+        for _, start, stop in runs:
+            yield start, stop
+
+
+def _chunks(
+    touched: list[tuple[Extent, list[tuple[int, int, int]]]], strided: list[tuple[Tensor, Tensor]]
+) -> Iterator[tuple[Tensor, Span]]:
+    """These pieces as flat views of the parameters' memory, none longer than a lane takes. Of a parameter that doesn't
+    lie densely, of a dense copy: `strided` gets both.
+    """
+    for extent, pieces in touched:
+        values = extent.values()
+        dense = values.contiguous()
+        if not values.is_contiguous():
+            strided.append((values, dense))
+        flat, longest = dense.view(-1), CHUNK_BYTES // dense.element_size()
+        for shard, start, stop in pieces:
+            for a in range(start, stop, longest):
+                b = min(a + longest, stop)
+                first, last = a - extent.start, b - extent.start
+                own = slice(extent.own + first, extent.own + last)
+                yield flat[first:last], Span(shard, slice(a, b), own, extent.speaks)
 
 
 def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

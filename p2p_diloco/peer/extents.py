@@ -1,0 +1,127 @@
+"""Which part of each parameter this process holds, and where it lies in the flat vector.
+
+Law: names, places and views; nothing is computed here, and nothing is asked of another process. A process that trains
+alone holds all of every parameter. One rank of a group holds its own rows of a sharded one (a DTensor), which are one
+range of the flat vector, and all of what is not sharded; of that, rank 0 speaks for all.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors.layout import Layout, trainable
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which of how many processes of one peer this is."""
+
+    index: int = 0
+    count: int = 1
+
+
+ALONE = Rank()
+"""A peer of one process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Elements [start, start + numel) of the flat vector, which are this process's part of a parameter.
+
+    `own`: where they begin among all that this process holds. `speaks`: whether it is this process that writes them
+    for the peer.
+    """
+
+    name: str
+    param: nn.Parameter
+    start: int
+    numel: int
+    own: int
+    speaks: bool
+
+    @property
+    def stop(self) -> int:
+        """Where they end in the flat vector."""
+        return self.start + self.numel
+
+    def values(self) -> Tensor:
+        """The parameter's own memory, as it is at this moment: a wrapper may move it when training begins."""
+        return local_part(self.param)
+
+    def like(self, flat: Tensor) -> Tensor:
+        """A copy of these values [numel] in the parameter's shape, dtype and place; sharded as it is."""
+        mine = self.values()
+        values = flat.view(mine.shape).to(device=mine.device, dtype=mine.dtype, copy=True)
+        return sharded_as(self.param, values) if is_sharded(self.param) else values
+
+
+def extents_of(model: nn.Module, layout: Layout, rank: Rank = ALONE) -> list[Extent]:
+    """What this process holds of the model's trainable parameters, in the order of the flat vector."""
+    named = trainable(model)
+    found: list[Extent] = []
+    own = 0
+    for index in (index for fragment in layout.fragments for index in fragment):
+        name = layout.params[index].name
+        before, numel, shared = _share(name, named[name], rank)
+        found.append(Extent(name, named[name], layout.offset(index) + before, numel, own, shared or rank.index == 0))
+        own += numel
+    return found
+
+
+def _share(name: str, param: nn.Parameter, rank: Rank) -> tuple[int, int, bool]:
+    """Elements before this rank's part and in it, and whether the others hold the rest."""
+    if not is_sharded(param) or not _is_cut(param):
+        return 0, param.numel(), False
+    rows, width = param.shape[0], math.prod(param.shape[1:])
+    each = -(-rows // rank.count)
+    first, last = min(rank.index * each, rows), min((rank.index + 1) * each, rows)
+    if local_part(param).shape != (last - first, *param.shape[1:]):
+        held = "x".join(map(str, local_part(param).shape))
+        mend = "shard it with torch's fully_shard"
+        raise ConfigError(f"is cut unevenly: rank {rank.index} holds {held} of it", key="model", value=name, mend=mend)
+    return first * width, (last - first) * width, True
+
+
+# -- DTensor
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor. Where nobody has imported them there are none."""
+    module = sys.modules.get("torch.distributed.tensor") or sys.modules.get("torch.distributed._tensor")
+    kind = getattr(module, "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The memory that this process holds of a tensor."""
+    if is_sharded(tensor):
+        distributed: Any = tensor
+        with torch.no_grad():  # else it is a copy in a graph
+            tensor = distributed.to_local()
+    return tensor.detach()
+
+
+def sharded_as(param: Tensor, local: Tensor) -> Tensor:
+    """A DTensor of this rank's values, cut as the parameter is."""
+    distributed: Any = param
+    made: Tensor = type(distributed.detach()).from_local(
+        local,
+        distributed.device_mesh,
+        distributed.placements,
+        run_check=False,  # it would gather
+        shape=param.shape,
+        stride=param.stride(),
+    )
+    return made
+
+
+def _is_cut(param: nn.Parameter) -> bool:
+    distributed: Any = param
+    return any(placement.is_shard() for placement in distributed.placements)
