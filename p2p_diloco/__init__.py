@@ -31,6 +31,7 @@ _HOME = {
     "NoBootstrapReached": "p2p_diloco.errors",
     "NodeDied": "p2p_diloco.errors",
     "P2PDilocoError": "p2p_diloco.errors",
+    "RankDied": "p2p_diloco.errors",
     "Refused": "p2p_diloco.errors",
     "UsageError": "p2p_diloco.errors",
 }

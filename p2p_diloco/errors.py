@@ -14,7 +14,8 @@ counter: neither belongs here. Nothing but the standard library is imported.
     │   └── ConfigMismatch          exit 5   ... because its settings differ from the run's
     ├── ModelMismatch               exit 6   the model isn't the one that the run trains
     ├── GaveUpWaiting               exit 7   nobody came, or nothing happened, in the time allowed
-    └── NodeDied                    exit 1   the process that talks to the swarm has ended
+    ├── NodeDied                    exit 1   the process that talks to the swarm has ended
+    └── RankDied                    exit 1   another process of this peer has ended, or is out of step
 
 An interrupt (^C, SIGTERM) is no error: the command line turns it into 130 or 143.
 """
@@ -159,6 +160,10 @@ class GaveUpWaiting(P2PDilocoError):
 
 class NodeDied(P2PDilocoError):
     """The process that talks to the swarm has ended."""
+
+
+class RankDied(P2PDilocoError):
+    """Another process of the group that is one peer has ended, or makes other calls than this one."""
 
 
 def from_wire(wire: Mapping[str, object]) -> P2PDilocoError:

@@ -92,26 +92,26 @@ def from_environment(environment: Mapping[str, str] | None = None) -> tuple[RunC
     """The settings that `join -- COMMAND` left for its command; None when no run is named.
 
     Raises:
-        ConfigError: a value can't be used, or this is a further rank of a sharded group.
+        ConfigError: a value can't be used.
     """
     environment = os.environ if environment is None else environment
     if not any(environment.get(variable(key)) for key in _NAMES_A_RUN):
         return None
-    refuse_further_ranks(environment)
     return read_settings({}, environment)
 
 
 def refuse_further_ranks(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError in every process of a torchrun group but the first: sharded groups can't take part
-    yet.
+    """Raise ConfigError in every process of a torchrun group but the first: only the ranks of a sharded model are
+    together one peer, and this is none.
     """
     rank, world_size = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
     if rank.isdecimal() and world_size.isdecimal() and int(world_size) > 1 and int(rank) > 0:
         raise ConfigError(
-            f"is one of {world_size} processes, and sharded groups are not supported yet",
+            f"is one of {world_size} processes that torchrun started, and there is no part of a sharded model in it",
             key="RANK",
             value=rank,
-            mend="start one process for each peer, without torchrun",
+            mend="shard the model with fully_shard before the Peer is made, or start each peer without torchrun; "
+            "p2p-diloco join comes before torchrun",
         )
 
 

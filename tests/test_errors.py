@@ -16,6 +16,7 @@ from p2p_diloco.errors import (
     NoBootstrapReached,
     NodeDied,
     P2PDilocoError,
+    RankDied,
     Refused,
     UsageError,
     from_wire,
@@ -33,6 +34,7 @@ EVERY_KIND = [
     ModelMismatch(["w: [2, 2] in the run, [2, 3] here"], run_id="main"),
     GaveUpWaiting("nobody came", key="wait_timeout", value=300.0, mend="wait longer"),
     NodeDied("the node ended"),
+    RankDied("rank 1 of this peer has ended"),
 ]
 
 

@@ -15,6 +15,7 @@ from p2p_diloco.settings import (
     flag,
     from_environment,
     read_settings,
+    refuse_further_ranks,
     to_environment,
     variable,
     without_ours,
@@ -132,13 +133,15 @@ def test_stale_variables_do_not_reach_a_command() -> None:
     assert without_ours({"P2P_DILOCO_NAME": "old", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
-def test_further_ranks_are_told_that_they_cannot_take_part() -> None:
-    """Under torchrun only the first process may speak; the others get an error and not a hang."""
+def test_every_rank_reads_its_settings_and_none_but_the_first_is_a_peer_of_its_own() -> None:
+    """Under torchrun all processes get the variables; where no sharded model joins them, the further ones get an error
+    and not a hang."""
     named = {"P2P_DILOCO_RUN_ID": "r", "WORLD_SIZE": "2"}
-    assert from_environment({**named, "RANK": "0"}) is not None
-    assert from_environment({**named, "WORLD_SIZE": "1", "RANK": "1"}) is not None
-    with pytest.raises(ConfigError, match=r"RANK=1 .* sharded groups are not supported yet"):
-        from_environment({**named, "RANK": "1"})
+    assert from_environment({**named, "RANK": "1"}) is not None
+    refuse_further_ranks({**named, "RANK": "0"})
+    refuse_further_ranks({**named, "WORLD_SIZE": "1", "RANK": "1"})
+    with pytest.raises(ConfigError, match=r"RANK=1 is one of 2 processes .* fully_shard"):
+        refuse_further_ranks({**named, "RANK": "1"})
 
 
 def test_paths_that_can_be_used_pass(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ Law: memory and nothing else. Who may touch what, and when:
     theta    the node writes, except while it lets the trainer read; before the start the trainer writes θ₀
     delta    the trainer writes; the node reads a fragment between `contribute` and the answer to it
 
+A trainer may be several processes, each with its part of the model. Then rank 0 writes the header, and speaks with the
+node once all of them have read or written.
+
 It has no name in any file system, so nothing is left behind however the two end.
 """
 
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import socket
 import sys
 import tempfile
 from enum import IntEnum
@@ -22,6 +26,7 @@ from torch import Tensor
 
 _HEADER_BYTES = 4096
 _SLOT_BYTES = 8
+_LENT = b"m"
 
 
 class Count(IntEnum):
@@ -113,6 +118,19 @@ def create(numel: int) -> int:
             fd = os.dup(file.fileno())
     os.ftruncate(fd, _size(numel))
     return fd
+
+
+def lend(fd: int, sock: socket.socket) -> None:
+    """Give another process on this machine, at the other end of a Unix socket, what lies behind a file descriptor."""
+    socket.send_fds(sock, [_LENT], [fd])
+
+
+def borrow(sock: socket.socket) -> int:
+    """A file descriptor that the other end lent; OSError if none came."""
+    _, fds, _, _ = socket.recv_fds(sock, len(_LENT), 1)
+    if not fds:
+        raise OSError("no file descriptor came")
+    return fds[0]
 
 
 def _size(numel: int) -> int:

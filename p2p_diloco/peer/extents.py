@@ -125,3 +125,14 @@ def sharded_as(param: Tensor, local: Tensor) -> Tensor:
 def _is_cut(param: nn.Parameter) -> bool:
     distributed: Any = param
     return any(placement.is_shard() for placement in distributed.placements)
+
+
+def reshard(model: nn.Module) -> None:
+    """Give up the whole parameters that a forward pass of fully_shard may have left behind: what is read and loaded
+    are the shards, and the next pass is to gather them anew.
+    """
+    for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):  # torch 2.6 and later, and before
+        kind: Any = getattr(sys.modules.get(name), "FSDPModule", None)
+        for module in model.modules() if kind is not None else ():
+            if isinstance(module, kind):
+                module.reshard()  # nothing, where it was done already

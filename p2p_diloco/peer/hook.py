@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Carry
@@ -39,6 +40,38 @@ class Flight:
     at_step: int
     steps: int
     stood_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a trainer stands, between two of its steps; what `Peer` tells of it."""
+
+    epoch: int
+    finished: bool
+    global_step: int
+    steps: int
+    sync_count: int
+    last_sync_time_s: float
+    total_sync_time_s: float
+    waiting_time_s: float
+    hidden_time_s: float
+    step_time_s: float
+    dropped_samples: int
+
+
+class Stepping(Protocol):
+    """What `Peer` asks of the hook, whichever process it speaks for."""
+
+    @property
+    def standing(self) -> Standing: ...
+
+    def report(self, loss: float | None, samples: int | None) -> None: ...
+
+    def step(self) -> None: ...
+
+    def rest(self) -> None: ...
+
+    def synchronise(self) -> None: ...
 
 
 class Hook:
@@ -79,6 +112,23 @@ class Hook:
     def step_time_s(self) -> float:
         """What an inner step usually takes; 0 until known."""
         return self._step_time_s
+
+    @property
+    def standing(self) -> Standing:
+        """Where this trainer stands at this moment."""
+        return Standing(
+            epoch=max(0, self._memory.count(Count.EPOCH)),
+            finished=self.finished,
+            global_step=self.global_step,
+            steps=self.steps,
+            sync_count=self.sync_count,
+            last_sync_time_s=self.last_sync_time_s,
+            total_sync_time_s=self.total_sync_time_s,
+            waiting_time_s=self.waiting_time_s,
+            hidden_time_s=self.hidden_time_s,
+            step_time_s=self.step_time_s,
+            dropped_samples=self.dropped_samples,
+        )
 
     @property
     def finished(self) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.core.events import Carry
-from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of
+from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of, is_sharded, reshard
 from p2p_diloco.peer.lanes import CHUNK_BYTES, Lane, lane_to
 from p2p_diloco.tensors.flat import gather, pseudo_gradient, scatter
 from p2p_diloco.tensors.layout import Layout
@@ -66,6 +66,7 @@ class LocalModel:
         self._all = extents_of(model, layout, rank)
         self._held = [extent for extent in self._all if extent.numel]  # of a small parameter a rank may have no row
         self._starts = [extent.start for extent in self._held]
+        self._sharded = model if any(is_sharded(extent.param) for extent in self._all) else None
         self._base = torch.zeros(sum(extent.numel for extent in self._held))
         self._lanes: dict[torch.device, Lane] = {}
 
@@ -83,6 +84,8 @@ class LocalModel:
         says; into those that are `mixed`, a share `merge_alpha` of the local values (Streaming DiLoCo, arXiv
         2501.18512).
         """
+        if self._sharded is not None:
+            reshard(self._sharded)
         afresh = {shard for shard, carry in loads.items() if carry is Carry.DROP and shard not in mixed}
         for values, span in self._through(afresh, store=True):
             self._load(values, span)

@@ -1,7 +1,8 @@
 """`Peer`: what training code sees of a run.
 
 Law: the surface alone. What happens at a step is `hook`'s, what happens to parameters `local`'s, and the
-swarm is the node's; this file starts them in order, and ends them whatever happens.
+swarm is the node's; this file starts them in order, and ends them whatever happens. Of several processes that are one
+peer, each has this surface: rank 0 the node and `lead`, the others `follow`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,13 +27,17 @@ from p2p_diloco.errors import NodeDied, UsageError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.saving import SAVE_S_MAX
 from p2p_diloco.node.setup import Setup
-from p2p_diloco.node.shared import Count
+from p2p_diloco.node.shared import Count, SharedMemory
 from p2p_diloco.peer.absent import AbsentPeer
-from p2p_diloco.peer.hook import Hook
+from p2p_diloco.peer.extents import ALONE, Rank
+from p2p_diloco.peer.follow import FollowingHook, Leader
+from p2p_diloco.peer.hook import Hook, Stepping
 from p2p_diloco.peer.inner import InnerState, restore
+from p2p_diloco.peer.lead import LeadingHook, LedModel, Ranks
 from p2p_diloco.peer.local import LocalModel, with_global_values
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.process import NodeProcess
+from p2p_diloco.peer.ranks import Group, group_of, meeting
 from p2p_diloco.settings import from_environment, refuse_further_ranks
 from p2p_diloco.tensors.layout import FragmentPlan, Layout, specs_of
 
@@ -38,6 +45,8 @@ START_S = 90.0
 """How long a node may take to start, beside what it waits for others."""
 LEAVE_S = 5.0
 """How long a node may take to leave; a finished run's longer, until all have its end."""
+RUN_KEYS = ("config", "layout", "checkpoint", "peer_id", "addresses")
+"""What the other ranks are told of the run."""
 
 log = logging.getLogger("p2p_diloco")
 
@@ -52,12 +61,16 @@ class Peer:
     optimizer: from then on exchanges happen inside `optimizer.step()`. Leaving leaves the run, also on an
     exception. With model and optimizer None the peer trains nothing, and aggregates for the others.
 
+    A model that `fully_shard` has sharded over torch.distributed is one peer of all its ranks: each makes a `Peer`,
+    and the same calls of it. Each exchanges its own rows through memory that the ranks share, and rank 0 speaks.
+
     Raises:
         ConfigError, UsageError: something is put wrongly.
         NoBootstrapReached: on entering: no initial peer answers.
         ConfigMismatch, ModelMismatch, Refused: on entering: this peer doesn't fit into the run.
         GaveUpWaiting: nobody came in `wait_timeout`.
         NodeDied: in `optimizer.step()`: the node's process has ended. No other peer is harmed.
+        RankDied: likewise: another rank of this peer has ended, or makes other calls than this one.
     """
 
     def __init__(
@@ -92,7 +105,12 @@ class Peer:
         self._optimizers = [] if optimizer is None else _unwrapped(optimizer)
         self._owner = os.getpid()
         self._node: NodeProcess | None = None
-        self._hook: Hook | None = None
+        self._memory: SharedMemory | None = None
+        self._group: Group | None = None
+        self._ranks: Ranks | None = None
+        self._leader: Leader | None = None
+        self._hook: Stepping | None = None
+        self._exchanges = 0
         self._inner: InnerState | None = None
         self._handle: Any = None
         self._config: RunConfig | None = None
@@ -115,14 +133,18 @@ class Peer:
     # -- entering and leaving
 
     def __enter__(self) -> Peer:
-        if self._node is not None:
+        if self._memory is not None:
             raise UsageError("this peer is in its run already", mend="make another Peer")
-        refuse_further_ranks(os.environ)
-        specs = None if self._model is None else specs_of(self._model)
-        self._node = NodeProcess(Setup(self._asked, self._local_config, specs))
+        self._group = group_of(self._model)
+        if self._group is None:
+            refuse_further_ranks(os.environ)
         atexit.register(self.close)
         try:
-            self._join(self._node)
+            with meeting(self._group) as sockets:
+                if self._rank.index == 0:
+                    self._lead(sockets)
+                else:
+                    self._follow(sockets[0])
         except BaseException:
             self.close()
             raise
@@ -135,44 +157,95 @@ class Peer:
 
     def close(self) -> None:
         """Leave the run, and end the node's process. Entering again takes a new Peer."""
+        memory, self._memory = self._memory, None
         node, self._node = self._node, None
-        if node is None or os.getpid() != self._owner:  # a forked process inherits the object, not the duty
+        if os.getpid() != self._owner:  # a forked process inherits the object, not the duty
             return
         atexit.unregister(self.close)
         if self._handle is not None:
             self._handle.remove()
+        for others in (self._ranks, self._leader):
+            if others is not None:
+                others.close()
+        if node is None or memory is None:
+            return
         within_s = LEAVE_S
-        if self._config is not None and node.line.memory.count(Count.FINISHED):
+        if self._config is not None and memory.count(Count.FINISHED):
             within_s += self._config.heartbeat_timeout
         if self._local_config.checkpoint_dir is not None:
             within_s += SAVE_S_MAX
         node.end(within_s)
 
+    def _lead(self, sockets: Sequence[socket.socket]) -> None:
+        """As the one process of this peer, or the first of them."""
+        specs = None if self._model is None else specs_of(self._model)
+        self._node = node = NodeProcess(Setup(self._asked, self._local_config, specs), sockets)
+        self._memory = node.line.memory
+        if self._group is None:
+            self._join(node)
+            return
+        self._ranks = ranks = Ranks(sockets)
+        with ranks.told_of_errors():
+            self._join(node)
+            ranks.tell("go on", standing=asdict(self._hooked.standing))
+
     def _join(self, node: NodeProcess) -> None:
         within_s = START_S + self._local_config.wait_timeout
         transport = self._awaited(node, "transport", within_s)
-        self.peer_id, self.addresses = transport["peer_id"], tuple(transport["addresses"])
         run = self._awaited(node, "run", within_s)
-        self._config = RunConfig.from_wire(run["config"])
-        for doubt in self._config.doubts():
+        run |= {"peer_id": transport["peer_id"], "addresses": transport["addresses"]}
+        layout = self._known(run)
+        for doubt in self.config.doubts():
             log.warning("%s", doubt)
-        layout = Layout.from_wire(run["layout"])
-        self._plan = FragmentPlan.of(layout, self._config.sync_every)
+        local: LocalModel | LedModel
         if self._model is not None:
-            memory, alpha = node.line.memory, self._config.local_share
-            self._local = LocalModel(self._model, layout, memory.theta, memory.delta, alpha)
-            self._local.write_theta()
+            local = self._local = self._parameters(layout)
+            if self._ranks is not None:
+                self._ranks.tell("run", **{key: run[key] for key in RUN_KEYS})
+                local = LedModel(self._local, self._ranks)
+            local.write_theta()
             node.line.tell("theta")
         self._awaited(node, "ready", within_s)
         if self._optimizers:
-            self._hook = Hook(node.line, self._local, self._config, layout, self._local_config.wait_timeout)
-            self._hook.merge()
-            if run["checkpoint"] is not None:
-                self._before = restore(self._optimizers, Path(run["checkpoint"]))
-            folder, every, keep = (getattr(self._local_config, key) for key in ("checkpoint_dir", "save_every", "keep"))
-            if folder is not None:
-                self._inner = InnerState(self._optimizers, folder, every, keep, self.epoch, self._version)
-            self._handle = self._optimizers[-1].register_step_post_hook(self._stepped)
+            hook = Hook(node.line, local, self.config, layout, self._local_config.wait_timeout)
+            hook.merge()
+            self._hook = hook if self._ranks is None else LeadingHook(hook, self._ranks, self._keep_inner)
+            self._inner = self._trains(run["checkpoint"])
+
+    def _follow(self, sock: socket.socket) -> None:
+        """As another process of a peer than its first."""
+        assert self._model is not None
+        self._leader = leader = Leader(self._rank.index, sock)
+        self._memory = leader.memory(sum(spec.numel for spec in specs_of(self._model)))
+        run = leader.next()
+        layout = self._known(run)
+        self._local = self._parameters(layout)
+        self._hook = hook = FollowingHook(leader, self._local, self._keep_told)
+        hook.follow()
+        self._inner = self._trains(run["checkpoint"])
+
+    def _known(self, run: Message) -> Layout:
+        """Take up what is known of the run; its layout."""
+        self.peer_id, self.addresses = run["peer_id"], tuple(run["addresses"])
+        self._config = RunConfig.from_wire(run["config"])
+        layout = Layout.from_wire(run["layout"])
+        self._plan = FragmentPlan.of(layout, self._config.sync_every)
+        return layout
+
+    def _parameters(self, layout: Layout) -> LocalModel:
+        assert self._model is not None
+        memory = self._shared
+        return LocalModel(self._model, layout, memory.theta, memory.delta, self.config.local_share, self._rank)
+
+    def _trains(self, checkpoint: str | None) -> InnerState | None:
+        """From now on the optimizer's steps are this peer's. Where its state is kept, if it is."""
+        if checkpoint is not None:
+            self._before = restore(self._optimizers, Path(checkpoint), self._rank)
+        folder, every, keep = (getattr(self._local_config, key) for key in ("checkpoint_dir", "save_every", "keep"))
+        self._handle = self._optimizers[-1].register_step_post_hook(self._stepped)
+        if folder is None:
+            return None
+        return InnerState(self._optimizers, folder, every, keep, self.epoch, self._version, self._rank)
 
     def _awaited(self, node: NodeProcess, kind: str, within_s: float) -> Message:
         message = node.line.wait_for(kind, timeout_s=within_s)
@@ -181,11 +254,30 @@ class Peer:
         return message
 
     def _stepped(self, *_: object) -> None:
-        if self._hook is not None and self._node is not None and os.getpid() == self._owner:
-            exchanges = self._hook.sync_count
+        if self._hook is not None and self._memory is not None and os.getpid() == self._owner:
             self._hook.step()
-            if self._inner is not None and self._hook.sync_count > exchanges:
-                self._inner.merged(self.epoch, self._hook.finished, self.state_dict())
+            if self._group is None:
+                self._keep_inner()
+
+    def _keep_inner(self) -> None:
+        """After a step: where an exchange was made and it is time, save this peer's own state, that of all ranks."""
+        standing = self._hooked.standing
+        if self._inner is None or standing.sync_count == self._exchanges:
+            return
+        self._exchanges = standing.sync_count
+        due = self._inner.due(standing.epoch, standing.finished, self.state_dict())
+        if due is None:
+            return
+        if self._ranks is None:
+            self._inner.save(**due)
+        else:
+            inner = self._inner
+            self._ranks.together("save", lambda: inner.save(**due), **due)
+
+    def _keep_told(self, told: Message) -> None:
+        """Save this rank's part."""
+        if self._inner is not None:
+            self._inner.save(told["epoch"], told["generation"], told["samples"], told["counters"])
 
     # -- while training
 
@@ -202,27 +294,43 @@ class Peer:
     @contextmanager
     def pause(self) -> Iterator[None]:
         """While this lasts (an evaluation, say) no inner step is made, and nobody waits for this peer."""
-        hook, node = self._hooked, self._running
-        node.line.tell("pause", on=True)
+        hook, node = self._hooked, self._node
+        if node is not None:
+            node.line.tell("pause", on=True)
         hook.rest()
         try:
             yield
         finally:
-            if self._node is not None:
+            if node is not None and self._node is not None:
                 node.line.tell("pause", on=False)
 
     def global_state_dict(self) -> dict[str, Tensor]:
         """A copy of the model's state_dict with the global parameters in place of its own; buffers are the
-        model's.
+        model's. Of a sharded model, each rank's part, sharded as the model is.
         """
-        assert self._hooked is not None
+        hook = self._hooked
         assert self._model is not None
-        self._running.line.ask("read", "readable")
-        try:
-            values = self._local.global_values()
-        finally:
-            self._running.line.tell("have read")
+        if isinstance(hook, FollowingHook):
+            return with_global_values(self._model, hook.global_values())
+        if self._ranks is None:
+            return with_global_values(self._model, self._read())
+        with self._ranks.call("global_state_dict()", lambda: hook.standing):
+            values = self._read()
         return with_global_values(self._model, values)
+
+    def _read(self) -> dict[str, Tensor]:
+        """The global parameters, while nobody writes them."""
+        line = self._running.line
+        line.ask("read", "readable")
+        try:
+            if self._ranks is not None:
+                self._ranks.tell("read")
+            values = self._local.global_values()
+            if self._ranks is not None:
+                self._ranks.answers()
+        finally:
+            line.tell("have read")
+        return values
 
     def state_dict(self) -> dict[str, Any]:
         """The counters of this peer, to go on counting after a restart. What the run holds is no part of
@@ -254,21 +362,22 @@ class Peer:
     @property
     def epoch(self) -> int:
         """Outer steps that every part of the model has made."""
-        return max(0, self._running.line.memory.count(Count.EPOCH))
+        memory = self._shared
+        return max(0, memory.count(Count.EPOCH)) if self._hook is None else self._hook.standing.epoch
 
     @property
     def global_step(self) -> int:
         """Inner steps of the run, by one peer's share: `sync_every` for each epoch, and this peer's own
         since.
         """
-        return self._hooked.global_step
+        return self._hooked.standing.global_step
 
     @property
     def finished(self) -> bool:
         """Whether the run has ended for all."""
-        node = self._running
-        over = bool(node.line.memory.count(Count.FINISHED)) if self._hook is None else self._hook.finished
-        if not over and not node.alive:
+        memory, node = self._shared, self._node
+        over = bool(memory.count(Count.FINISHED)) if self._hook is None else self._hook.standing.finished
+        if not over and node is not None and not node.alive:
             raise NodeDied(node.how_it_ended(), mend="see its log above, and start this peer again")
         return over
 
@@ -285,7 +394,7 @@ class Peer:
     @property
     def metrics(self) -> Metrics:
         """The counters of this peer at this moment."""
-        memory, hook, before = self._running.line.memory, self._hook, self._before
+        memory, hook, before = self._shared, self._hook, self._before
         node = {
             "bytes_sent": memory.count(Count.BYTES_SENT),
             "bytes_received": memory.count(Count.BYTES_RECEIVED),
@@ -295,16 +404,17 @@ class Peer:
         }
         if hook is None:
             return Metrics(sync_every=self.config.sync_every, **node)
+        now = hook.standing
         return Metrics(
-            sync_count=hook.sync_count + before.get("sync_count", 0),
-            local_step=hook.steps + before.get("local_step", 0),
+            sync_count=now.sync_count + before.get("sync_count", 0),
+            local_step=now.steps + before.get("local_step", 0),
             sync_every=self.config.sync_every,
-            last_sync_time_s=hook.last_sync_time_s,
-            total_sync_time_s=hook.total_sync_time_s + before.get("total_sync_time_s", 0.0),
-            waiting_time_s=hook.waiting_time_s + before.get("waiting_time_s", 0.0),
-            hidden_time_s=hook.hidden_time_s + before.get("hidden_time_s", 0.0),
-            steps_per_second=1 / hook.step_time_s if hook.step_time_s else 0.0,
-            dropped_samples=hook.dropped_samples + before.get("dropped_samples", 0),
+            last_sync_time_s=now.last_sync_time_s,
+            total_sync_time_s=now.total_sync_time_s + before.get("total_sync_time_s", 0.0),
+            waiting_time_s=now.waiting_time_s + before.get("waiting_time_s", 0.0),
+            hidden_time_s=now.hidden_time_s + before.get("hidden_time_s", 0.0),
+            steps_per_second=1 / now.step_time_s if now.step_time_s else 0.0,
+            dropped_samples=now.dropped_samples + before.get("dropped_samples", 0),
             **node,
         )
 
@@ -313,14 +423,25 @@ class Peer:
         return model_version([Version(*version) for version in versions])
 
     @property
-    def _running(self) -> NodeProcess:
-        if self._node is None:
+    def _rank(self) -> Rank:
+        return ALONE if self._group is None else self._group.rank
+
+    @property
+    def _shared(self) -> SharedMemory:
+        if self._memory is None:
             raise UsageError("this peer is not in its run", mend="use `with Peer(...) as peer`")
+        return self._memory
+
+    @property
+    def _running(self) -> NodeProcess:
+        assert self._shared is not None
+        if self._node is None:
+            raise UsageError("only rank 0 speaks with the run, and knows this", mend="ask for it on rank 0")
         return self._node
 
     @property
-    def _hooked(self) -> Hook:
-        assert self._running is not None
+    def _hooked(self) -> Stepping:
+        assert self._shared is not None
         if self._hook is None:
             raise UsageError("this peer trains nothing", mend="give it a model and an optimizer")
         return self._hook

@@ -12,6 +12,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from p2p_diloco.node import shared
 from p2p_diloco.node.channel import ChannelClosed, TrainerEnd
@@ -24,12 +25,15 @@ log = logging.getLogger("p2p_diloco")
 class NodeProcess:
     """A node that was started from here."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, sharers: Sequence[socket.socket] = ()) -> None:
+        """`sharers`: Unix sockets to those who are to have the memory, too."""
         numel = sum(spec.numel for spec in setup.specs or ())
         fd = shared.create(numel)
         ours, theirs = socket.socketpair()
         try:
             memory = shared.SharedMemory(fd, numel)
+            for sharer in sharers:
+                shared.lend(fd, sharer)
             self._process = subprocess.Popen(
                 _command(theirs.fileno(), fd),
                 pass_fds=(theirs.fileno(), fd),

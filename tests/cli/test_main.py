@@ -124,11 +124,11 @@ def test_a_taken_port_is_one_sentence(taken_port: int, capsys: pytest.CaptureFix
 def test_further_ranks_of_torchrun_are_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Sharded groups say so at once, and don't hang."""
+    """Under torchrun `join` itself is no sharded group: it says so at once, and doesn't hang."""
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "2")
     assert carry_out([*TO, "--", "true"]) == 3
-    assert "sharded groups are not supported yet" in capsys.readouterr().err
+    assert "join comes before torchrun" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,201 @@
+"""The processes that are one peer: found out from the model, and joined by a socket each.
+
+Law: torch.distributed is asked for two small messages when a peer begins, and never again: where rank 0 listens, and
+who could not get there. No parameter crosses here. The socket's place in the file system is gone as soon as all have
+come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from p2p_diloco.errors import ConfigError, RankDied
+from p2p_diloco.peer.extents import Rank, is_sharded, reshard
+from p2p_diloco.tensors.layout import trainable
+
+PATH_BYTES = 256
+"""Room for where rank 0 listens; the system allows about a hundred."""
+COME_S = 60.0
+"""How long a rank may take from the messages to the socket."""
+_HELLO_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The processes of one peer, as one of them sees them. `process_group`: torch's, for small tensors on `device`."""
+
+    rank: Rank
+    process_group: Any
+    device: torch.device
+
+
+def group_of(model: nn.Module | None) -> Group | None:
+    """The group that a model's parameters are sharded over; None: it isn't sharded.
+
+    Raises:
+        ConfigError: it is sharded in a way that is not supported.
+    """
+    if model is not None:
+        reshard(model)
+    sharded = {} if model is None else {n: p for n, p in trainable(model).items() if is_sharded(p)}
+    if not sharded:
+        return None
+    meshes = [_mesh(name, param) for name, param in sharded.items()]
+    mesh = meshes[0]
+    for name, other in zip(sharded, meshes, strict=True):
+        if other != mesh:
+            mend = "shard all of the model over one mesh"
+            raise ConfigError("is sharded over another mesh than the rest", key="model", value=name, mend=mend)
+    world = torch.distributed.get_world_size()
+    if mesh.size() != world:
+        raise ConfigError(
+            f"is sharded over {mesh.size()} of the {world} processes of torch.distributed: a peer has all of them",
+            key="model",
+            value=next(iter(sharded)),
+            mend="shard over the whole group, and start a group for each peer",
+        )
+    device = torch.device(mesh.device_type)
+    if device.type == "cuda":
+        device = torch.device("cuda", torch.cuda.current_device())
+    return Group(Rank(mesh.get_local_rank(), mesh.size()), mesh.get_group(), device)
+
+
+def _mesh(name: str, param: nn.Parameter) -> Any:
+    """The parameter's mesh, if it is sharded as it may be."""
+    distributed: Any = param
+    mesh, placements = distributed.device_mesh, distributed.placements
+    if mesh.ndim != 1:
+        raise ConfigError(
+            f"is sharded over a mesh of {mesh.ndim} dimensions, and one is supported",
+            key="model",
+            value=name,
+            mend="use fully_shard without a second dimension (no HSDP, no tensor parallelism)",
+        )
+    (placement,) = placements
+    if not (placement.is_replicate() or placement.is_shard(0)):
+        raise ConfigError(
+            f"is placed as {placement}, and rows (Shard(0)) are supported",
+            key="model",
+            value=name,
+            mend="leave fully_shard's shard_placement_fn out",
+        )
+    return mesh
+
+
+# -- the sockets
+
+
+@contextmanager
+def meeting(group: Group | None) -> Iterator[list[socket.socket]]:
+    """Every process of the group, if there is one, enters at the same time; the sockets: rank 0's to each other rank
+    in order, another rank's one to rank 0.
+
+    Raises:
+        ConfigError: some of them are on another host than rank 0.
+    """
+    if group is None or group.rank.count == 1:
+        yield []
+        return
+    folder = Path(tempfile.mkdtemp(prefix="p2p-diloco-")) if group.rank.index == 0 else None
+    made: list[socket.socket] = []
+    try:
+        made = _sockets(group, folder)
+        yield made
+    except BaseException:
+        for sock in made:
+            sock.close()
+        raise
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _sockets(group: Group, folder: Path | None) -> list[socket.socket]:
+    if folder is None:
+        sock = _reached(_broadcast(group, ""))
+        _all_have_come(group, sock is not None)
+        assert sock is not None, "a rank that did not come has been told so"
+        sock.settimeout(COME_S)
+        sock.sendall(group.rank.index.to_bytes(_HELLO_BYTES, "big"))
+        return [sock]
+    with socket.socket(socket.AF_UNIX) as listener:
+        place = str(folder / "ranks")
+        try:
+            listener.bind(place)
+            listener.listen(group.rank.count)
+        except OSError as error:  # the name is too long, or the disk is full: the others are told by an empty name
+            _broadcast(group, "")
+            mend = "name a folder with a short path"
+            raise ConfigError(f"takes no socket ({error})", key="TMPDIR", value=folder.parent, mend=mend) from None
+        _broadcast(group, place)
+        _all_have_come(group, True)
+        return _accepted(listener, group.rank.count)
+
+
+def _accepted(listener: socket.socket, count: int) -> list[socket.socket]:
+    """A socket for each rank but 0, in order."""
+    found: dict[int, socket.socket] = {}
+    give_up_at = time.monotonic() + COME_S
+    try:
+        while len(found) < count - 1:
+            listener.settimeout(max(0.01, give_up_at - time.monotonic()))
+            sock, _ = listener.accept()
+            sock.settimeout(COME_S)
+            found[int.from_bytes(sock.recv(_HELLO_BYTES), "big")] = sock
+    except OSError as error:
+        for sock in found.values():
+            sock.close()
+        raise RankDied(f"not all ranks came to rank 0 ({error})", mend="start the group again") from None
+    return [found[rank] for rank in range(1, count)]
+
+
+def _reached(place: str) -> socket.socket | None:
+    """A socket to rank 0, if it listens on this machine."""
+    sock = socket.socket(socket.AF_UNIX)
+    with contextlib.suppress(OSError):
+        if place:
+            sock.connect(place)
+            return sock
+    sock.close()
+    return None
+
+
+def _broadcast(group: Group, text: str) -> str:
+    """Rank 0's text, at every rank."""
+    raw = text.encode()
+    if len(raw) > PATH_BYTES:
+        raw = b""
+    message = torch.zeros(PATH_BYTES, dtype=torch.uint8)
+    message[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0)
+    message = message.to(group.device)
+    source = torch.distributed.get_global_rank(group.process_group, 0)
+    torch.distributed.broadcast(message, src=source, group=group.process_group)
+    return bytes(message.cpu().tolist()).rstrip(b"\0").decode()
+
+
+def _all_have_come(group: Group, here: bool) -> None:
+    """Every rank learns who could not reach rank 0, so that all end with the same words."""
+    missing = torch.zeros(group.rank.count, dtype=torch.int32)
+    missing[group.rank.index] = int(not here)
+    missing = missing.to(group.device)
+    torch.distributed.all_reduce(missing, group=group.process_group)
+    away = [rank for rank, gone in enumerate(missing.tolist()) if gone]
+    if away:
+        raise ConfigError(
+            "can't reach rank 0 on this machine: the ranks of one peer share its memory, so all are on one host",
+            key="rank",
+            value=away,
+            mend="start a group on each host, each a peer of its own",
+        )

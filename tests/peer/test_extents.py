@@ -1,0 +1,279 @@
+"""Which part of a model a process holds, with torch's pretended process group: no rank asks another for anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, distributed, nn
+
+from p2p_diloco.core.events import Carry
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.peer.extents import ALONE, Rank, extents_of, is_sharded, local_part
+from p2p_diloco.peer.inner import InnerState, restore
+from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.ranks import group_of
+from p2p_diloco.tensors.layout import Layout, specs_of
+
+tensor = pytest.importorskip("torch.distributed.tensor")
+fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+
+
+@contextmanager
+def as_rank(rank: int, world: int) -> Iterator[None]:
+    """This process is one of many, of which the others don't exist."""
+    distributed.init_process_group("fake", store=fake.FakeStore(), rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def mesh_of(*shape: int) -> Any:
+    return distributed.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=tuple("abc"[: len(shape)]))
+
+
+def rows_of(rows: int, rank: Rank) -> slice:
+    """What fully_shard gives a rank: as `torch.chunk` cuts."""
+    each = -(-rows // rank.count)
+    return slice(min(rank.index * each, rows), min((rank.index + 1) * each, rows))
+
+
+def sharded(values: dict[str, Tensor], rank: Rank, whole: frozenset[str] = frozenset()) -> nn.Module:
+    """A model of these parameters by rows as seen by a rank; those in `whole` are not sharded. For use in `as_rank`."""
+    model, mesh = nn.Module(), mesh_of(rank.count)
+    for name, value in values.items():
+        made: Tensor = value.clone()
+        if name not in whole:
+            local = value[rows_of(len(value), rank)].clone()
+            made = tensor.DTensor.from_local(
+                local, mesh, [tensor.Shard(0)], run_check=False, shape=value.shape, stride=value.stride()
+            )
+        model.register_parameter(name, nn.Parameter(made))
+    return model
+
+
+def alone(values: dict[str, Tensor]) -> nn.Module:
+    model = nn.Module()
+    for name, value in values.items():
+        model.register_parameter(name, nn.Parameter(value.clone()))
+    return model
+
+
+SHAPES = st.lists(
+    st.tuples(st.integers(1, 9)) | st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=4
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SHAPES, st.integers(1, 5), st.integers(1, 12), st.data())
+def test_all_ranks_together_hold_each_element_once(
+    shapes: list[tuple[int, ...]], world: int, largest: int, data: st.DataObject
+) -> None:
+    """However rows divide: what the ranks speak for covers the flat vector once; what is whole is held by all."""
+    torch.manual_seed(0)
+    values = {f"p{n}": torch.randn(shape) for n, shape in enumerate(shapes)}
+    whole = frozenset(data.draw(st.sets(st.sampled_from(sorted(values)))))
+    layout = Layout.build(specs_of(alone(values)), 1, "contiguous", largest)
+    spoken, held = torch.zeros(layout.numel, dtype=torch.int), torch.zeros(layout.numel, dtype=torch.int)
+    for index in range(world):
+        rank = Rank(index, world)
+        with as_rank(index, world):
+            for extent in extents_of(sharded(values, rank, whole), layout, rank):
+                held[extent.start : extent.stop] += 1
+                spoken[extent.start : extent.stop] += extent.speaks
+                assert extent.values().numel() == extent.numel
+    assert spoken.tolist() == [1] * layout.numel
+    expected = [world if name in whole else 1 for name, value in values.items() for _ in range(value.numel())]
+    assert held.tolist() == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(SHAPES, st.integers(2, 4), st.integers(1, 12), st.data())
+def test_the_ranks_are_one_model_to_the_bit(
+    shapes: list[tuple[int, ...]], world: int, largest: int, data: st.DataObject
+) -> None:
+    """Over any history of merges, trainings and sendings the ranks' parameters are the rows of a model that one
+    process holds, and their pseudo-gradients together are its."""
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    values = {f"p{n}": torch.randn(shape) for n, shape in enumerate(shapes)}
+    model = alone(values)
+    layout = Layout.build(specs_of(model), 1, "contiguous", largest)
+    theta, mine, theirs = (torch.zeros(layout.numel) for _ in range(3))
+    one = LocalModel(model, layout, theta, mine)
+    ranks: list[tuple[Rank, nn.Module, LocalModel]] = []
+    for index in range(world):
+        rank = Rank(index, world)
+        with as_rank(index, world):
+            part = sharded(values, rank, frozenset({"p0"}))
+            ranks.append((rank, part, LocalModel(part, layout, theta, theirs, rank=rank)))
+    for _, _, local in ranks:
+        local.write_theta()
+    begun = theta.clone()
+    one.write_theta()
+    assert torch.equal(theta, begun)
+    for _ in range(data.draw(st.integers(1, 3))):
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                moved = torch.randn(p.shape)
+                p.add_(moved)
+                for rank, part, _ in ranks:
+                    own = part.get_parameter(name)
+                    local_part(own).add_(moved[rows_of(len(moved), rank)] if is_sharded(own) else moved)
+        shards = data.draw(st.sets(st.sampled_from(range(len(layout.shards))), min_size=1))
+        for local in (one, *(local for _, _, local in ranks)):
+            local.write_delta(shards)
+        assert torch.equal(mine, theirs)
+        theta.copy_(torch.randn(layout.numel))
+        loads = data.draw(st.dictionaries(st.sampled_from(range(len(layout.shards))), st.sampled_from(Carry)))
+        for local in (one, *(local for _, _, local in ranks)):
+            local.merge(loads)
+        for name, p in model.named_parameters():
+            for rank, part, _ in ranks:
+                own = part.get_parameter(name)
+                assert torch.equal(local_part(own), p[rows_of(len(p), rank)] if is_sharded(own) else p)
+
+
+def test_a_rank_keeps_no_more_than_its_share() -> None:
+    """The base that progress is measured from is as long as what this rank holds, not as the model."""
+    values = {"w": torch.randn(8, 4), "b": torch.randn(8)}
+    layout = Layout.build(specs_of(alone(values)))
+    flat = torch.zeros(layout.numel)
+    with as_rank(1, 4):
+        assert LocalModel(sharded(values, Rank(1, 4)), layout, flat, flat, rank=Rank(1, 4))._base.numel() == 10
+
+
+def test_rank_0_speaks_for_what_all_hold() -> None:
+    """Should copies of what isn't sharded have drifted apart, rank 0's is what is offered and sent; all load the same."""
+    layout = Layout.build(specs_of(alone({"w": torch.zeros(2)})))
+    theta, delta = torch.zeros(2), torch.zeros(2)
+    models = [alone({"w": torch.full((2,), float(index))}) for index in range(3)]
+    ranks = [LocalModel(model, layout, theta, delta, rank=Rank(index, 3)) for index, model in enumerate(models)]
+    for local in ranks:
+        local.write_theta()
+    assert theta.tolist() == [0.0, 0.0]
+    for index, (model, local) in enumerate(zip(models, ranks, strict=True)):
+        with torch.no_grad():
+            model.get_parameter("w").sub_(10.0 + index)
+        local.write_delta([0])
+    assert delta.tolist() == [10.0, 10.0]
+    for local in ranks:
+        local.merge({0: Carry.DROP})
+    assert [model.get_parameter("w").tolist() for model in models] == [[0.0, 0.0]] * 3
+
+
+def test_what_may_not_be_sent_is_found_by_who_holds_it() -> None:
+    """A rank looks at its own rows alone, and a NaN among them is not missed."""
+    values = {"w": torch.zeros(4, 2)}
+    layout = Layout.build(specs_of(alone(values)))
+    theta, delta = torch.zeros(8), torch.zeros(8)
+    fine = []
+    for index in range(2):
+        with as_rank(index, 2):
+            local = LocalModel(sharded(values, Rank(index, 2)), layout, theta, delta, rank=Rank(index, 2))
+        delta[5] = float("nan")
+        fine.append(local.may_be_sent([0]))
+    assert fine == [True, False]
+
+
+def test_global_values_are_sharded_as_the_parameters_are() -> None:
+    """Each rank gets its rows, as a tensor of the whole shape; also where it has none."""
+    values = {"w": torch.zeros(3, 2), "b": torch.zeros(1)}
+    layout = Layout.build(specs_of(alone(values)))
+    theta = torch.arange(7.0)
+    with as_rank(1, 2):
+        model = sharded(values, Rank(1, 2))
+        known = LocalModel(model, layout, theta, torch.zeros(7), rank=Rank(1, 2)).global_values()
+        assert {name: tuple(value.shape) for name, value in known.items()} == {"w": (3, 2), "b": (1,)}
+        assert all(value.placements == model.get_parameter(name).placements for name, value in known.items())
+        assert local_part(known["w"]).tolist() == [[4, 5]]
+        assert local_part(known["b"]).numel() == 0
+
+
+# -- what is refused
+
+
+def dtensor(shape: tuple[int, ...], mesh: Any, *placements: Any) -> nn.Module:
+    model = nn.Module()
+    local = torch.zeros(shape)
+    model.w = nn.Parameter(tensor.DTensor.from_local(local, mesh, placements, run_check=False))
+    return model
+
+
+def test_a_plain_model_has_no_group() -> None:
+    """Nothing of torch.distributed is asked where nothing is sharded."""
+    assert group_of(None) is None
+    assert group_of(nn.Linear(2, 2)) is None
+
+
+def test_the_group_is_the_models() -> None:
+    """Of a model sharded over all processes: which of how many this is."""
+    with as_rank(2, 3):
+        group = group_of(sharded({"w": torch.zeros(6)}, Rank(2, 3)))
+        assert group is not None
+        assert group.rank == Rank(2, 3)
+        assert group.device == torch.device("cpu")
+    with as_rank(0, 1):
+        group = group_of(sharded({"w": torch.zeros(6)}, ALONE))
+        assert group is not None
+        assert group.rank == ALONE
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: dtensor((2, 2), mesh_of(2, 2), tensor.Replicate(), tensor.Shard(0)), "mesh of 2 dimensions"),
+        (lambda: dtensor((2, 2), mesh_of(4), tensor.Shard(1)), r"rows \(Shard\(0\)\) are supported"),
+        (lambda: dtensor((2, 2), mesh_of(2, 2)["b"], tensor.Shard(0)), "over 2 of the 4 processes"),
+    ],
+)
+def test_what_is_sharded_in_another_way_is_refused(make: Any, sentence: str) -> None:
+    """Several dimensions, columns, a part of the processes: each is named with its parameter."""
+    with as_rank(0, 4):
+        model = make()
+        with pytest.raises(ConfigError, match=rf"model=w .*{sentence}"):
+            group_of(model)
+
+
+def test_rows_that_are_cut_otherwise_are_refused() -> None:
+    """A rank that holds other rows than fully_shard gives it would write over another's."""
+    with as_rank(0, 2):
+        mesh = mesh_of(2)
+        model = nn.Module()
+        placed = {"shape": (4,), "stride": (1,), "run_check": False}
+        cut = tensor.DTensor.from_local(torch.zeros(1), mesh, [tensor.Shard(0)], **placed)
+        model.w = nn.Parameter(cut)
+        with pytest.raises(ConfigError, match="model=w is cut unevenly: rank 0 holds 1"):
+            extents_of(model, Layout.build(specs_of(model)), Rank(0, 2))
+
+
+# -- the inner optimizer
+
+
+def test_a_ranks_moments_come_back_as_they_were_sharded(tmp_path: Any) -> None:
+    """Each rank saves and loads its own part; another number of ranks starts anew."""
+    values, rank = {"w": torch.randn(3, 2)}, Rank(1, 2)
+    with as_rank(1, 2):
+
+        def trained(steps: int) -> torch.optim.Optimizer:
+            model = sharded(values, rank)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+            for _ in range(steps):
+                model.w.grad = model.w.detach().clone()
+                optimizer.step()
+            return optimizer
+
+        one, other = trained(2), trained(0)
+        InnerState([one], tmp_path, 1, 1, 0, lambda: None, rank).save(1, 0, 0, {"local_step": 2})  # type: ignore[arg-type, return-value]
+        assert restore([other], tmp_path / "checkpoint-1", rank) == {"local_step": 2}
+        before, after = (next(iter(o.state_dict()["state"].values())) for o in (one, other))
+        assert before["step"] == after["step"]
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert after[key].placements == before[key].placements
+            assert torch.equal(local_part(after[key]), local_part(before[key]))
+        assert restore([other], tmp_path / "checkpoint-1", Rank(1, 3)) == {}

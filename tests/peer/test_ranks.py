@@ -1,0 +1,240 @@
+"""Rank 0 and another rank, each in a thread, over a socket: who says what, and what becomes of the other's end."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from p2p_diloco.core.events import Carry
+from p2p_diloco.errors import ConfigError, NodeDied, P2PDilocoError, RankDied
+from p2p_diloco.node import shared
+from p2p_diloco.peer import lead
+from p2p_diloco.peer.extents import Rank
+from p2p_diloco.peer.follow import FollowingHook, Leader
+from p2p_diloco.peer.hook import Standing
+from p2p_diloco.peer.lead import LeadingHook, LedModel, Ranks
+from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.tensors.layout import Layout, specs_of
+
+BEGIN = Standing(0, False, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+WITHIN_S = 20.0
+
+
+class PlayedHook:
+    """Steps that do what the test says."""
+
+    def __init__(self) -> None:
+        self.standing = BEGIN
+        self.reports: list[tuple[float | None, int | None]] = []
+        self.does: Callable[[], None] = lambda: None
+
+    def report(self, loss: float | None, samples: int | None) -> None:
+        self.reports.append((loss, samples))
+
+    def step(self) -> None:
+        self.does()
+        self.standing = replace(self.standing, steps=self.standing.steps + 1, global_step=3)
+
+    def rest(self) -> None: ...
+
+    def synchronise(self) -> None:
+        self.standing = replace(self.standing, epoch=7, finished=True)
+
+
+class Pair:
+    """Rank 0 in this thread, rank 1 in another."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self.ranks, self.leader = Ranks([ours]), Leader(1, theirs)
+        self.played, self.saved, self.then = PlayedHook(), [], lambda: None
+        self.leading = LeadingHook(self.played, self.ranks, lambda: self.then())  # type: ignore[arg-type]
+        self.theta, self.delta = torch.zeros(4), torch.zeros(4)
+        self.models = [self._model() for _ in range(2)]
+        self.layout = Layout.build(specs_of(self.models[0]), shard_elements=2)
+        self.locals = [
+            LocalModel(model, self.layout, self.theta, self.delta, rank=Rank(index, 2))
+            for index, model in enumerate(self.models)
+        ]
+        self.led = LedModel(self.locals[0], self.ranks)
+        self.following = FollowingHook(self.leader, self.locals[1], self.saved.append)
+        self.following.standing = BEGIN
+        self.pool = ThreadPoolExecutor(1)
+
+    @staticmethod
+    def _model() -> nn.Module:
+        model = nn.Module()
+        model.w = nn.Parameter(torch.arange(4.0))
+        return model
+
+    def other(self, what: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Have rank 1 do something."""
+        return self.pool.submit(what, *arguments)
+
+    def close(self) -> None:
+        self.ranks.close()
+        self.leader.close()
+        self.pool.shutdown()
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.close()
+
+
+def test_all_ranks_stand_where_rank_0_does(pair: Pair) -> None:
+    """After a call every rank tells the same of the run, though rank 0's hook may know more by then."""
+    step = pair.other(pair.following.step)
+    pair.leading.step()
+    step.result(WITHIN_S)
+    assert pair.following.standing == pair.leading.standing == replace(BEGIN, steps=1, global_step=3)
+    pair.played.standing = replace(BEGIN, finished=True)
+    assert not pair.leading.standing.finished
+    asked = pair.other(pair.following.synchronise)
+    pair.leading.synchronise()
+    asked.result(WITHIN_S)
+    assert pair.following.standing == pair.leading.standing
+    assert (pair.leading.standing.epoch, pair.leading.standing.finished) == (7, True)
+
+
+def test_reports_are_the_sum_of_all_ranks(pair: Pair) -> None:
+    """Samples add up, losses are averaged over the ranks that tell one, and a report counts for one step."""
+    for ours, theirs in (((1.0, 3), (2.0, 4)), ((None, None), (2.0, 4)), ((None, None), (None, None))):
+        pair.leading.report(*ours)
+        pair.following.report(*theirs)
+        step = pair.other(pair.following.step)
+        pair.leading.step()
+        step.result(WITHIN_S)
+    assert pair.played.reports == [(1.5, 7), (2.0, 4), (None, None)]
+    with pytest.raises(ConfigError, match="samples=-1"):
+        pair.following.report(None, -1)
+
+
+def test_every_rank_does_its_part_of_an_exchange(pair: Pair) -> None:
+    """What the hook asks of the parameters happens on each rank, before the hook goes on."""
+
+    def exchange() -> None:
+        pair.led.write_theta()
+        pair.theta.fill_(5.0)
+        pair.led.merge({0: Carry.DROP, 1: Carry.KEEP})
+        pair.led.write_delta([0, 1])
+        assert pair.led.may_be_sent([0, 1])
+
+    pair.played.does = exchange
+    step = pair.other(pair.following.step)
+    pair.leading.step()
+    step.result(WITHIN_S)
+    assert [model.w.tolist() for model in pair.models] == [[5.0] * 4] * 2
+    assert pair.delta.tolist() == [0.0] * 4
+
+
+def test_one_ranks_doubt_is_enough(pair: Pair) -> None:
+    """Nothing is sent of which any rank says that it may not be."""
+    answers: list[bool] = []
+    pair.played.does = lambda: answers.append(pair.led.may_be_sent([0]))
+    for own, theirs in ((True, True), (True, False), (False, True)):
+        pair.locals[0].may_be_sent = lambda shards, own=own: own  # type: ignore[method-assign]
+        pair.locals[1].may_be_sent = lambda shards, theirs=theirs: theirs  # type: ignore[method-assign]
+        step = pair.other(pair.following.step)
+        pair.leading.step()
+        step.result(WITHIN_S)
+    assert answers == [True, False, False]
+
+
+def test_all_ranks_save_at_one_step(pair: Pair) -> None:
+    """What rank 0 keeps after a step the others keep too, before any goes on."""
+    pair.then = lambda: pair.ranks.together("save", lambda: None, epoch=2) and None
+    step = pair.other(pair.following.step)
+    pair.leading.step()
+    step.result(WITHIN_S)
+    assert pair.saved == [{"kind": "save", "epoch": 2}]
+
+
+def test_ranks_out_of_step_are_told_so(pair: Pair) -> None:
+    """Another call on another rank ends both with a sentence that names the two, and doesn't hang."""
+    asked = pair.other(pair.following.synchronise)
+    said = r"rank 1 calls force_sync\(\) where rank 0 calls optimizer.step\(\)"
+    with pytest.raises(RankDied, match=said):
+        pair.leading.step()
+    with pytest.raises(RankDied, match=said):
+        asked.result(WITHIN_S)
+
+
+def test_a_rank_that_does_not_come_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lead, "RANK_S", 0.2)
+    monkeypatch.setattr(lead, "TELL_EVERY_S", 0.05)
+    with pytest.raises(RankDied, match="rank 1 has not come"):
+        pair.leading.step()
+
+
+def test_what_ends_rank_0_ends_the_others_alike(pair: Pair) -> None:
+    """The same kind of error with the same sentence."""
+
+    def fail() -> None:
+        raise NodeDied("the node was killed", mend="start it again")
+
+    pair.played.does = fail
+    step = pair.other(pair.following.step)
+    with pytest.raises(NodeDied) as ours:
+        pair.leading.step()
+    with pytest.raises(NodeDied) as theirs:
+        step.result(WITHIN_S)
+    assert theirs.value.sentence == ours.value.sentence
+
+
+def test_what_ends_another_rank_ends_rank_0(pair: Pair) -> None:
+    """It is told why."""
+
+    def fail() -> None:
+        raise MemoryError("no room")
+
+    pair.locals[1].write_theta = fail  # type: ignore[method-assign]
+    pair.played.does = pair.led.write_theta
+    step = pair.other(pair.following.step)
+    with pytest.raises(P2PDilocoError, match=r"rank 1 failed: MemoryError\('no room'\)"):
+        pair.leading.step()
+    with pytest.raises(MemoryError):
+        step.result(WITHIN_S)
+
+
+def test_a_rank_that_is_gone_is_noticed(pair: Pair) -> None:
+    """Whichever it is, and whenever: the end of the line is an error, and no wait."""
+    pair.leader.close()
+    with pytest.raises(RankDied, match="rank 1 of this peer has ended"):
+        pair.leading.step()
+    with pytest.raises(RankDied, match="rank 1 of this peer has ended"):
+        pair.led.write_theta()
+
+
+def test_rank_0s_end_is_noticed(pair: Pair) -> None:
+    step = pair.other(pair.following.step)
+    pair.ranks.close()
+    with pytest.raises(RankDied, match="rank 0, which speaks for this peer, has ended"):
+        step.result(WITHIN_S)
+    with pytest.raises(RankDied):
+        pair.leader.memory(4)
+
+
+def test_lent_memory_is_the_same_memory() -> None:
+    """What one writes the other reads, and it outlives the lender's descriptor."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        fd = shared.create(3)
+        mine = shared.SharedMemory(fd, 3)
+        shared.lend(fd, ours)
+        os.close(fd)
+        other = Leader(1, theirs).memory(3)
+        mine.theta.fill_(2.0)
+        other.delta.fill_(3.0)
+        assert other.theta.tolist() == [2.0] * 3
+        assert mine.delta.tolist() == [3.0] * 3

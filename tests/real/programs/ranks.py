@@ -1,0 +1,142 @@
+"""A training script of a sharded model: each process is one rank of one peer. Options come as JSON, news go out as JSON
+lines. Without `rank` it is a peer of one process, and nothing is sharded.
+
+Every rank trains on the same data, so that the mean of their gradients is the one that a single process has, to the
+bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+from p2p_diloco import P2PDilocoError, Peer, PeerConfig
+from p2p_diloco.peer import ranks
+
+
+def say(what: str, **values: Any) -> None:
+    print(json.dumps({"what": what, "time": time.time(), **values}), flush=True)
+
+
+class Model(nn.Module):
+    """Rows that two ranks share unevenly, or that are too few for both; one parameter tied, one frozen, one that isn't
+    sharded.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second = nn.Linear(5, 7), nn.Linear(7, 5, bias=False)
+        self.head = nn.Linear(5, 1)
+        self.tied = nn.Linear(5, 7, bias=False)
+        self.tied.weight = self.first.weight
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.scale = nn.Parameter(torch.ones(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x) + self.tied(x) * self.frozen[0])
+        out: Tensor = self.head(self.second(x)) * self.scale.mean()
+        return out
+
+
+def shard(model: Model, options: dict[str, Any]) -> Model:
+    """Over all ranks; the scale stays whole on each of them."""
+    from torch.distributed.fsdp import fully_shard
+
+    rank, world = options["rank"], options["world"]
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    distributed.init_process_group("gloo", init_method=f"file://{options['store']}", rank=rank, world_size=world)
+    fully_shard(model.head)
+    fully_shard(model, ignored_params={model.scale, model.frozen})
+    return model
+
+
+def collectives(what: Callable[[], None]) -> int:
+    """How many of torch.distributed's collectives something calls, in whatever way."""
+    if not distributed.is_initialized():
+        what()
+        return 0
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    with CommDebugMode() as counting:
+        what()
+    return int(counting.get_total_counts())
+
+
+def fingerprint(values: dict[str, Tensor]) -> dict[str, str]:
+    """Of each value, as it is to the bit; of a sharded one, gathered by the test."""
+    whole = {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in values.items()}
+    return {name: hashlib.sha256(v.detach().numpy().tobytes()).hexdigest()[:12] for name, v in whole.items()}
+
+
+def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(options["seed"])
+    joined, epoch, known = peer.epoch, peer.epoch, {}
+
+    def exchange() -> None:
+        nonlocal known
+        optimizer.step()
+        if peer.metrics.local_step == options.get("force_at"):
+            peer.force_sync()
+        if peer.epoch > epoch:
+            known = peer.global_state_dict()
+
+    while not peer.finished:
+        x = torch.randn(4, 5, generator=generator)
+        loss = (model(x).squeeze() - x.sum(1)).square().mean()
+        loss.backward()
+        peer.report(loss=loss.item(), samples=len(x))
+        called = collectives(exchange)
+        optimizer.zero_grad()
+        if peer.epoch == epoch:
+            continue
+        epoch = peer.epoch
+        held, metrics = fingerprint(model.state_dict()), peer.metrics
+        say("epoch", epoch=epoch, step=peer.global_step, theta=fingerprint(known), local=held, collectives=called,
+            sync_count=metrics.sync_count)  # fmt: skip
+        if "dies_after" in options and epoch - joined >= options["dies_after"]:
+            os._exit(9)
+        time.sleep(options.get("pause_s", 0.0))
+
+
+def main(options: dict[str, Any]) -> int:
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
+    torch.set_num_threads(1)
+    model = Model()
+    if "rank" in options:
+        model = shard(model, options)
+        say("one gather", collectives=collectives(lambda: fingerprint({"": model.first.weight})))
+    if options.get("far"):
+        ranks._reached = lambda place: None  # as on another host
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.5)
+    given = {key: options[key] for key in ("run_id", "initial_peers", "config")}
+    local = PeerConfig(name=options["name"], **options.get("local", {}))
+    try:
+        with Peer(model, optimizer, local=local, **given) as peer:
+            say("in", epoch=peer.epoch, addresses=peer.addresses, step=peer.global_step, local=peer.metrics.local_step)
+            train(peer, model, optimizer, options)
+            say("finished", epoch=peer.epoch)
+    except P2PDilocoError as error:
+        say("error", kind=type(error).__name__, sentence=error.sentence)
+        return error.exit_code
+    except RuntimeError as error:  # torch.distributed's, when another rank is gone
+        say("failed", error=str(error))
+        return 1
+    finally:
+        say("left")
+    return 0
+
+
+if __name__ == "__main__":
+    status = main(json.loads(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(status)  # threads of torch.distributed may outlive the other ranks

@@ -1,0 +1,155 @@
+"""Two ranks of a sharded model as one peer, beside a plain one: real processes, torch.distributed over gloo, p2pd."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm import PROGRAMS, Line, Member, Swarm, until
+
+sys.path.insert(0, str(PROGRAMS))
+
+from ranks import Model, fingerprint
+
+pytest.importorskip("torch.distributed.fsdp", reason="this torch has no fully_shard")
+if not hasattr(torch.distributed.fsdp, "fully_shard"):
+    pytest.skip("this torch has no fully_shard", allow_module_level=True)
+
+pytestmark = [pytest.mark.real, pytest.mark.slow]
+
+EVERY, ETA, MU = 3, 0.5, 0.5
+CONFIG = {
+    "sync_every": EVERY,
+    "num_fragments": 1,
+    "shard_elements": 20,  # several shards, whose borders are not the rows'
+    "codec": "fp32",
+    "outer_lr": ETA,
+    "outer_momentum": MU,
+    "heartbeat_interval": 0.5,
+    "heartbeat_timeout": 5.0,
+}
+
+
+def start_group(swarm: Swarm, name: str, *, each: Sequence[dict[str, Any]] = ({}, {}), **options: Any) -> list[Member]:
+    """The ranks of one peer; `each`: what one of them is told beside."""
+    store = swarm.folder / f"store-{name}"
+    return [
+        swarm.start(f"{name}-{rank}", "ranks.py", rank=rank, world=len(each), store=str(store), **options, **own)
+        for rank, own in enumerate(each)
+    ]
+
+
+def meet(swarm: Swarm, member: Member) -> Line:
+    """Once it is in its run, others can join through it."""
+    line = member.wait_for("in")
+    swarm.addresses = line["addresses"]
+    return line
+
+
+class Twin:
+    """What one peer does, in this process and on whole parameters."""
+
+    def __init__(self, seed: int) -> None:
+        self.model = Model()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.005, momentum=0.5)
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def train(self) -> None:
+        for _ in range(EVERY):
+            x = torch.randn(4, 5, generator=self.generator)
+            (self.model(x).squeeze() - x.sum(1)).square().mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+class Reference:
+    """Two plain peers, and the outer step written out for whole parameters."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.twins = [Twin(seed) for seed in seeds]
+        trained = ((n, p) for n, p in self.twins[0].model.named_parameters() if p.requires_grad)
+        self.theta = {name: p.detach().clone() for name, p in trained}
+        self.m = {name: torch.zeros_like(p) for name, p in self.theta.items()}
+
+    @torch.no_grad()
+    def exchange(self) -> dict[str, str]:
+        """One outer step of the mean; every model is loaded with the result. Its fingerprint."""
+        for name, theta in self.theta.items():
+            one, other = (theta - dict(twin.model.named_parameters())[name] for twin in self.twins)
+            g = (one * EVERY + other * EVERY) / (2 * EVERY)
+            self.m[name] = self.m[name] * MU + g
+            self.theta[name] = theta - (self.m[name] * MU + g) * ETA
+            for twin in self.twins:
+                dict(twin.model.named_parameters())[name].copy_(self.theta[name])
+        return fingerprint(self.twins[0].model.state_dict())
+
+    def rounds(self, count: int) -> list[dict[str, str]]:
+        told = []
+        for _ in range(count):
+            for twin in self.twins:
+                twin.train()
+            told.append(self.exchange())
+        return told
+
+
+def test_two_ranks_train_what_one_process_would(swarm: Swarm) -> None:
+    """A model sharded over two ranks (rows unevenly, too few for both, tied, frozen, not sharded) and a plain peer come
+    to the parameters of two plain peers, to the bit, each round; both ranks see the same steps; and nothing that the
+    peer does calls a collective, let alone gathers a parameter."""
+    rounds = 4
+    config = {**CONFIG, "start_peers": 2, "stop_after_epochs": rounds}
+    group = start_group(swarm, "group", config=config, seed=1)
+    meet(swarm, group[0])
+    alone = swarm.start("alone", "ranks.py", config={}, seed=2)
+    expected = Reference([1, 2]).rounds(rounds)
+    for member in (*group, alone):
+        member.wait_for("finished", epoch=rounds)
+        assert member.status() == 0
+        lines = member.lines("epoch")
+        assert [line["theta"] for line in lines] == expected
+        assert [line["local"] for line in lines] == expected
+        assert [line["step"] for line in lines] == [EVERY * (n + 1) for n in range(rounds)]
+        assert [line["collectives"] for line in lines] == [0] * rounds
+    assert [member.last("one gather")["collectives"] for member in group] == [1, 1]  # it would have been counted
+    assert not list(Path("/tmp").glob("p2p-diloco-*/ranks"))
+
+
+def test_a_rank_that_dies_ends_its_peer_alone(swarm: Swarm) -> None:
+    """Whichever rank of a group dies, the other ends too, their node leaves, and the run goes on. A group that is
+    started again finds the run where it stands, optimizer and steps where its checkpoint left them."""
+    config = {**CONFIG, "round_timeout": 5.0}
+    kept = {"checkpoint_dir": str(swarm.folder / "kept"), "save_every": 1, "restart_wait": 1.0}
+    other = swarm.start("other", "ranks.py", config=config, seed=2, pause_s=0.1)
+    meet(swarm, other)
+    for dying in (1, 0):
+        each = [{"dies_after": 5} if rank == dying else {} for rank in (0, 1)]
+        group = start_group(swarm, f"group-{dying}", each=each, config={}, seed=1, local=kept)
+        if dying == 0:
+            assert group[0].wait_for("in")["local"] >= EVERY
+        for rank in group:
+            rank.wait_for("in")
+        assert group[dying].status(60) == 9
+        survivor = group[1 - dying]
+        assert survivor.status(60) == 1
+        assert survivor.lines("failed") or survivor.lines("error", kind="RankDied")
+        lines = {line["epoch"]: line["theta"] for line in other.lines("epoch")}
+        shared = [line for line in survivor.lines("epoch") if line["epoch"] in lines]
+        assert shared
+        assert all(line["theta"] == lines[line["epoch"]] for line in shared)
+        other.epoch(other.reached() + 3, 30.0)
+    until(lambda: len(other.family()) <= 4, 10.0, "the dead peers' processes are gone")
+
+
+def test_ranks_on_several_hosts_are_refused(swarm: Swarm) -> None:
+    """A rank that can't reach rank 0 on its machine ends all of them with the same sentence, which names it."""
+    group = start_group(swarm, "far", each=({}, {"far": True}), config=CONFIG, seed=1)
+    for rank in group:
+        line = rank.wait_for("error")
+        assert line["kind"] == "ConfigError"
+        assert "rank=1 can't reach rank 0" in line["sentence"]
+        assert "a group on each host" in line["sentence"]
+        assert rank.status() == 3
