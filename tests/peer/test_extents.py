@@ -149,7 +149,7 @@ def test_a_rank_keeps_no_more_than_its_share() -> None:
 
 
 def test_rank_0_speaks_for_what_all_hold() -> None:
-    """Should copies of what isn't sharded have drifted apart, rank 0's is what is offered and sent; all load the same."""
+    """Should copies of what is not sharded have drifted apart, rank 0's is offered and sent; all load the same."""
     layout = Layout.build(specs_of(alone({"w": torch.zeros(2)})))
     theta, delta = torch.zeros(2), torch.zeros(2)
     models = [alone({"w": torch.full((2,), float(index))}) for index in range(3)]
