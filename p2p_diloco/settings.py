@@ -101,17 +101,17 @@ def from_environment(environment: Mapping[str, str] | None = None) -> tuple[RunC
 
 
 def refuse_further_ranks(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError in every process of a torchrun group but the first: only the ranks of a sharded model are
-    together one peer, and this is none.
+    """Raise ConfigError in every process of a torchrun group but the first: only the ranks of one sharded or copied
+    model are together one peer, and this is none.
     """
     rank, world_size = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
     if rank.isdecimal() and world_size.isdecimal() and int(world_size) > 1 and int(rank) > 0:
         raise ConfigError(
-            f"is one of {world_size} processes that torchrun started, and there is no part of a sharded model in it",
+            f"is one of {world_size} processes that torchrun started, and no model is spread over them",
             key="RANK",
             value=rank,
-            mend="shard the model with fully_shard before the Peer is made, or start each peer without torchrun; "
-            "p2p-diloco join comes before torchrun",
+            mend="give the Peer a model after fully_shard or in DistributedDataParallel, or start each peer without "
+            "torchrun; p2p-diloco join comes before torchrun",
         )
 
 

@@ -6,6 +6,11 @@ whatever concerns the swarm is the node's, in a process of its own.
     peer       the public surface
     hook       what happens at `optimizer.step()`
     local      the model's parameters beside the global ones: load, carry, pseudo-gradient
+    extents    which part of each parameter this process holds
+    lanes      how its values get from a device to the host and back
+    ranks      several processes that are one peer: found out, and joined
+    lead       rank 0 of them
+    follow     another rank
     inner      the inner optimizers' state on disk
     line       the conversation with the node
     process    the node's process: started and ended

@@ -91,12 +91,14 @@ def _share(name: str, param: nn.Parameter, rank: Rank) -> tuple[int, int, bool]:
 
 # -- DTensor
 
+_HOMES = ("torch.distributed.tensor", "torch.distributed._tensor")
+"""Where torch has it: from 2.5 on, and before."""
+
 
 def is_sharded(tensor: Tensor) -> bool:
     """Whether it is a DTensor. Where nobody has imported them there are none."""
-    module = sys.modules.get("torch.distributed.tensor") or sys.modules.get("torch.distributed._tensor")
-    kind = getattr(module, "DTensor", None)
-    return kind is not None and isinstance(tensor, kind)
+    kinds = (getattr(sys.modules.get(name), "DTensor", None) for name in _HOMES)
+    return any(kind is not None and isinstance(tensor, kind) for kind in kinds)
 
 
 def local_part(tensor: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ from p2p_diloco.peer.lead import LeadingHook, LedModel, Ranks
 from p2p_diloco.peer.local import LocalModel, with_global_values
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.process import NodeProcess
-from p2p_diloco.peer.ranks import Group, group_of, meeting
+from p2p_diloco.peer.ranks import Group, bare, group_of, meeting
 from p2p_diloco.settings import from_environment, refuse_further_ranks
 from p2p_diloco.tensors.layout import FragmentPlan, Layout, specs_of
 
@@ -61,8 +61,9 @@ class Peer:
     optimizer: from then on exchanges happen inside `optimizer.step()`. Leaving leaves the run, also on an
     exception. With model and optimizer None the peer trains nothing, and aggregates for the others.
 
-    A model that `fully_shard` has sharded over torch.distributed is one peer of all its ranks: each makes a `Peer`,
-    and the same calls of it. Each exchanges its own rows through memory that the ranks share, and rank 0 speaks.
+    A model that `fully_shard` has sharded over torch.distributed, or DistributedDataParallel copied, is one peer of all
+    its ranks: each makes a `Peer`, and the same calls of it. Each exchanges its own rows through memory that the ranks
+    share, and rank 0 speaks.
 
     Raises:
         ConfigError, UsageError: something is put wrongly.
@@ -101,7 +102,7 @@ class Peer:
             mend = "give None for model and optimizer, or leave role out"
             raise UsageError("brings no model", key="role", value=self._local_config.role, mend=mend)
         self._asked = config if isinstance(config, RunConfig) else RunConfig(**(config or {}))
-        self._model = model
+        self._given, self._model = model, bare(model)
         self._optimizers = [] if optimizer is None else _unwrapped(optimizer)
         self._owner = os.getpid()
         self._node: NodeProcess | None = None
@@ -127,7 +128,7 @@ class Peer:
         """
         settings = from_environment()
         if settings is None:
-            return AbsentPeer(model, None if optimizer is None else _unwrapped(optimizer)[-1])
+            return AbsentPeer(bare(model), None if optimizer is None else _unwrapped(optimizer)[-1])
         return cls(model, optimizer, config=settings[0], local=settings[1])
 
     # -- entering and leaving
@@ -135,7 +136,7 @@ class Peer:
     def __enter__(self) -> Peer:
         if self._memory is not None:
             raise UsageError("this peer is in its run already", mend="make another Peer")
-        self._group = group_of(self._model)
+        self._group = group_of(self._given)
         if self._group is None:
             refuse_further_ranks(os.environ)
         atexit.register(self.close)

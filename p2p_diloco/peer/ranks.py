@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from p2p_diloco.errors import ConfigError, RankDied
 from p2p_diloco.peer.extents import Rank, is_sharded, reshard
@@ -41,12 +42,19 @@ class Group:
     device: torch.device
 
 
+def bare(model: nn.Module | None) -> nn.Module | None:
+    """The model itself, out of DistributedDataParallel: its parameters have the names that they have elsewhere."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
 def group_of(model: nn.Module | None) -> Group | None:
-    """The group that a model's parameters are sharded over; None: it isn't sharded.
+    """The group that a model's parameters are sharded over, or copied to; None: it is one process's.
 
     Raises:
         ConfigError: it is sharded in a way that is not supported.
     """
+    if isinstance(model, DistributedDataParallel):
+        return _whole_world(model.process_group, next(model.parameters()).device, type(model).__name__)
     if model is not None:
         reshard(model)
     sharded = {} if model is None else {n: p for n, p in trainable(model).items() if is_sharded(p)}
@@ -58,18 +66,23 @@ def group_of(model: nn.Module | None) -> Group | None:
         if other != mesh:
             mend = "shard all of the model over one mesh"
             raise ConfigError("is sharded over another mesh than the rest", key="model", value=name, mend=mend)
+    return _whole_world(mesh.get_group(), torch.device(mesh.device_type), next(iter(sharded)))
+
+
+def _whole_world(process_group: Any, device: torch.device, what: str) -> Group:
+    """The group, if all of torch.distributed's processes are in it. `what` is spread over it."""
+    rank, count = (ask(process_group) for ask in (torch.distributed.get_rank, torch.distributed.get_world_size))
     world = torch.distributed.get_world_size()
-    if mesh.size() != world:
+    if count != world:
         raise ConfigError(
-            f"is sharded over {mesh.size()} of the {world} processes of torch.distributed: a peer has all of them",
+            f"is spread over {count} of the {world} processes of torch.distributed: a peer has all of them",
             key="model",
-            value=next(iter(sharded)),
-            mend="shard over the whole group, and start a group for each peer",
+            value=what,
+            mend="use the whole group, and start a group for each peer",
         )
-    device = torch.device(mesh.device_type)
     if device.type == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    return Group(Rank(mesh.get_local_rank(), mesh.size()), mesh.get_group(), device)
+    return Group(Rank(rank, count), process_group, device)
 
 
 def _mesh(name: str, param: nn.Parameter) -> Any:

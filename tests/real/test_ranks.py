@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarm import PROGRAMS, Line, Member, Swarm, until
+from swarm import MARK, PROGRAMS, ROOT, Line, Member, Swarm, until
 
 sys.path.insert(0, str(PROGRAMS))
 
@@ -96,13 +98,14 @@ class Reference:
         return told
 
 
-def test_two_ranks_train_what_one_process_would(swarm: Swarm) -> None:
-    """A model sharded over two ranks (rows unevenly, too few for both, tied, frozen, not sharded) and a plain peer come
-    to the parameters of two plain peers, to the bit, each round; both ranks see the same steps; and nothing that the
-    peer does calls a collective, let alone gathers a parameter."""
+@pytest.mark.parametrize("copied", [False, True], ids=["fully_shard", "DistributedDataParallel"])
+def test_two_ranks_train_what_one_process_would(swarm: Swarm, copied: bool) -> None:
+    """A model sharded over two ranks (rows unevenly, too few for both, tied, frozen, not sharded), or copied to them,
+    and a plain peer come to the parameters of two plain peers, to the bit, each round; both ranks see the same steps;
+    and nothing that the peer does calls a collective, let alone gathers a parameter."""
     rounds = 4
     config = {**CONFIG, "start_peers": 2, "stop_after_epochs": rounds}
-    group = start_group(swarm, "group", config=config, seed=1)
+    group = start_group(swarm, "group", config=config, seed=1, copied=copied)
     meet(swarm, group[0])
     alone = swarm.start("alone", "ranks.py", config={}, seed=2)
     expected = Reference([1, 2]).rounds(rounds)
@@ -153,3 +156,18 @@ def test_ranks_on_several_hosts_are_refused(swarm: Swarm) -> None:
         assert "rank=1 can't reach rank 0" in line["sentence"]
         assert "a group on each host" in line["sentence"]
         assert rank.status() == 3
+
+
+def test_the_example_is_one_peer_under_torchrun(swarm: Swarm) -> None:
+    """`p2p-diloco join -- torchrun examples/sharded.py`: its ranks found a run, end it, and judge what it yields."""
+    swarm.bootstrap()
+    join = [
+        "-m", "p2p_diloco", "join", "--initial-peers", *swarm.addresses, "--sync-every", "20", "--stop-after-epochs",
+        "3", "--heartbeat-timeout", "2", "--", sys.executable, "-m", "torch.distributed.run", "--standalone",
+        "--nproc-per-node", "2", str(ROOT / "examples" / "sharded.py"),
+    ]  # fmt: skip
+    environment = {**os.environ, MARK: swarm.mark, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *join], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("loss of the global parameters: ")
+    assert "step 51  epoch 2" in done.stderr

@@ -48,13 +48,15 @@ class Model(nn.Module):
         return out
 
 
-def shard(model: Model, options: dict[str, Any]) -> Model:
-    """Over all ranks; the scale stays whole on each of them."""
+def spread(model: Model, options: dict[str, Any]) -> nn.Module:
+    """Over all ranks: sharded, but for the scale, which stays whole on each of them; or copied."""
     from torch.distributed.fsdp import fully_shard
 
     rank, world = options["rank"], options["world"]
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
     distributed.init_process_group("gloo", init_method=f"file://{options['store']}", rank=rank, world_size=world)
+    if options.get("copied"):
+        return nn.parallel.DistributedDataParallel(model)
     fully_shard(model.head)
     fully_shard(model, ignored_params={model.scale, model.frozen})
     return model
@@ -70,6 +72,11 @@ def collectives(what: Callable[[], None]) -> int:
     with CommDebugMode() as counting:
         what()
     return int(counting.get_total_counts())
+
+
+def gather() -> None:
+    """A collective that is no peer's."""
+    distributed.all_gather([torch.zeros(1) for _ in range(distributed.get_world_size())], torch.ones(1))
 
 
 def fingerprint(values: dict[str, Tensor]) -> dict[str, str]:
@@ -100,7 +107,7 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
         if peer.epoch == epoch:
             continue
         epoch = peer.epoch
-        held, metrics = fingerprint(model.state_dict()), peer.metrics
+        held, metrics = fingerprint(getattr(model, "module", model).state_dict()), peer.metrics
         say("epoch", epoch=epoch, step=peer.global_step, theta=fingerprint(known), local=held, collectives=called,
             sync_count=metrics.sync_count)  # fmt: skip
         if "dies_after" in options and epoch - joined >= options["dies_after"]:
@@ -111,10 +118,10 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
 def main(options: dict[str, Any]) -> int:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
     torch.set_num_threads(1)
-    model = Model()
+    model: nn.Module = Model()
     if "rank" in options:
-        model = shard(model, options)
-        say("one gather", collectives=collectives(lambda: fingerprint({"": model.first.weight})))
+        model = spread(model, options)
+        say("one gather", collectives=collectives(gather))
     if options.get("far"):
         ranks._reached = lambda place: None  # as on another host
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.5)
