@@ -8,7 +8,6 @@ come.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 import tempfile
 import time
@@ -113,48 +112,59 @@ def _mesh(name: str, param: nn.Parameter) -> Any:
 @contextmanager
 def meeting(group: Group | None) -> Iterator[list[socket.socket]]:
     """Every process of the group, if there is one, enters at the same time; the sockets: rank 0's to each other rank
-    in order, another rank's one to rank 0.
+    in order, another rank's one to rank 0. They are closed if what follows fails.
 
     Raises:
         ConfigError: some of them are on another host than rank 0.
+        RankDied: not all of them came.
     """
     if group is None or group.rank.count == 1:
         yield []
         return
-    folder = Path(tempfile.mkdtemp(prefix="p2p-diloco-")) if group.rank.index == 0 else None
-    made: list[socket.socket] = []
+    made = _opened(group) if group.rank.index == 0 else [_to_rank_0(group)]
     try:
-        made = _sockets(group, folder)
         yield made
     except BaseException:
         for sock in made:
             sock.close()
         raise
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _sockets(group: Group, folder: Path | None) -> list[socket.socket]:
-    if folder is None:
-        sock = _reached(_broadcast(group, ""))
-        _all_have_come(group, sock is not None)
-        assert sock is not None, "a rank that did not come has been told so"
-        sock.settimeout(COME_S)
-        sock.sendall(group.rank.index.to_bytes(_HELLO_BYTES, "big"))
-        return [sock]
-    with socket.socket(socket.AF_UNIX) as listener:
-        place = str(folder / "ranks")
+def _opened(group: Group) -> list[socket.socket]:
+    """Rank 0's sockets."""
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="p2p-diloco-")
+    except OSError as error:
+        raise _no_socket(group, tempfile.gettempdir(), error) from None
+    with folder as name, socket.socket(socket.AF_UNIX) as listener:
+        place = str(Path(name) / "ranks")
         try:
             listener.bind(place)
             listener.listen(group.rank.count)
-        except OSError as error:  # the name is too long, or the disk is full: the others are told by an empty name
-            _broadcast(group, "")
-            mend = "name a folder with a short path"
-            raise ConfigError(f"takes no socket ({error})", key="TMPDIR", value=folder.parent, mend=mend) from None
+        except OSError as error:  # the name is too long, say
+            raise _no_socket(group, name, error) from None
         _broadcast(group, place)
         _all_have_come(group, True)
         return _accepted(listener, group.rank.count)
+
+
+def _no_socket(group: Group, folder: str, error: OSError) -> ConfigError:
+    _broadcast(group, "")
+    mend = "name a folder with a short path that can be written to"
+    return ConfigError(f"takes no socket in {folder} ({error})", key="TMPDIR", mend=mend)
+
+
+def _to_rank_0(group: Group) -> socket.socket:
+    """Another rank's socket."""
+    place = _broadcast(group, "")
+    if not place:
+        raise RankDied("rank 0 can't be joined", mend="see its log")
+    sock = _reached(place)
+    _all_have_come(group, sock is not None)
+    assert sock is not None, "a rank that did not come has been told so"
+    sock.settimeout(COME_S)
+    sock.sendall(group.rank.index.to_bytes(_HELLO_BYTES, "big"))
+    return sock
 
 
 def _accepted(listener: socket.socket, count: int) -> list[socket.socket]:
@@ -178,21 +188,15 @@ def _reached(place: str) -> socket.socket | None:
     """A socket to rank 0, if it listens on this machine."""
     sock = socket.socket(socket.AF_UNIX)
     with contextlib.suppress(OSError):
-        if place:
-            sock.connect(place)
-            return sock
+        sock.connect(place)
+        return sock
     sock.close()
     return None
 
 
 def _broadcast(group: Group, text: str) -> str:
     """Rank 0's text, at every rank."""
-    raw = text.encode()
-    if len(raw) > PATH_BYTES:
-        raw = b""
-    message = torch.zeros(PATH_BYTES, dtype=torch.uint8)
-    message[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0)
-    message = message.to(group.device)
+    message = torch.tensor(list(text.encode().ljust(PATH_BYTES, b"\0")), dtype=torch.uint8).to(group.device)
     source = torch.distributed.get_global_rank(group.process_group, 0)
     torch.distributed.broadcast(message, src=source, group=group.process_group)
     return bytes(message.cpu().tolist()).rstrip(b"\0").decode()
