@@ -21,7 +21,7 @@ pytest.importorskip("torch.distributed.fsdp", reason="this torch has no fully_sh
 if not hasattr(torch.distributed.fsdp, "fully_shard"):
     pytest.skip("this torch has no fully_shard", allow_module_level=True)
 
-pytestmark = [pytest.mark.real, pytest.mark.slow]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
 EVERY, ETA, MU = 3, 0.5, 0.5
 CONFIG = {
@@ -141,15 +141,15 @@ def test_a_rank_that_dies_ends_its_peer_alone(swarm: Swarm) -> None:
             assert group[0].wait_for("in")["local"] >= EVERY
         for rank in group:
             rank.wait_for("in")
-        assert group[dying].status(60) == 9
+        assert group[dying].status(120) == 9
         survivor = group[1 - dying]
-        assert survivor.status(60) == 1
+        assert survivor.status(120) == 1
         assert survivor.lines("failed") or survivor.lines("error", kind="RankDied")
         theirs = {line["epoch"]: line["theta"] for line in other.lines("epoch")}
         shared = [line for line in in_step(survivor.lines("epoch")) if line["epoch"] in theirs]
         assert shared
         assert all(line["theta"] == theirs[line["epoch"]] for line in shared)
-        other.epoch(other.reached() + 3, 30.0)
+        other.epoch(other.reached() + 3, 60.0)
     until(lambda: len(other.family()) <= 4, 10.0, "the dead peers' processes are gone")
 
 
