@@ -87,7 +87,7 @@ def fingerprint(values: dict[str, Tensor]) -> dict[str, str]:
 
 def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(options["seed"])
-    joined, epoch, known = peer.epoch, peer.epoch, {}
+    before, epoch, known = peer.metrics.sync_count, peer.epoch, {}
 
     def exchange() -> None:
         nonlocal known
@@ -110,7 +110,7 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
         held, metrics = fingerprint(getattr(model, "module", model).state_dict()), peer.metrics
         say("epoch", epoch=epoch, step=peer.global_step, theta=fingerprint(known), local=held, collectives=called,
             sync_count=metrics.sync_count)  # fmt: skip
-        if "dies_after" in options and epoch - joined >= options["dies_after"]:
+        if "dies_after" in options and metrics.sync_count - before >= options["dies_after"]:  # exchanges
             os._exit(9)
         time.sleep(options.get("pause_s", 0.0))
 
