@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.fsdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, distributed, nn
@@ -279,3 +280,33 @@ def test_a_ranks_moments_come_back_as_they_were_sharded(tmp_path: Any) -> None:
             assert after[key].placements == before[key].placements
             assert torch.equal(local_part(after[key]), local_part(before[key]))
         assert restore([other], tmp_path / "checkpoint-1", Rank(1, 3)) == {}
+
+
+# -- what a forward pass leaves behind
+
+
+def test_a_forward_pass_leaves_no_whole_parameters_in_the_way() -> None:
+    """fully_shard keeps the root's parameters whole after a pass without a backward: they are given up before shards
+    are read, and before they are loaded, or the next pass would see the old ones."""
+    fully_shard = getattr(distributed.fsdp, "fully_shard", None)
+    if fully_shard is None:
+        pytest.skip("this torch has no fully_shard")
+    with as_rank(0, 2):
+        model = nn.Linear(3, 4)
+        fully_shard(model)
+
+        def look() -> bool:
+            with torch.no_grad():
+                model(torch.zeros(1, 3))
+            return is_sharded(model.weight)
+
+        assert not look()  # or this test shows nothing
+        assert group_of(model) is not None
+        assert is_sharded(model.weight)
+        layout = Layout.build(specs_of(model))
+        theta = torch.zeros(layout.numel)
+        local = LocalModel(model, layout, theta, torch.zeros(layout.numel), rank=Rank(0, 2))
+        assert not look()
+        local.merge({0: Carry.DROP})
+        assert is_sharded(model.weight)
+        assert not local_part(model.weight).any()
