@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 from hashlib import blake2b
+
+from .shares import filled, shares
+
+_NOBODY: Mapping[str, float] = {}
 
 
 def rank(key: str, members: Mapping[str, float]) -> list[str]:
@@ -17,15 +20,20 @@ def rank(key: str, members: Mapping[str, float]) -> list[str]:
     return sorted(members, key=lambda peer: (-_score(key, peer, members[peer]), peer))
 
 
-def assign(run: str, epoch: int, shards: Sequence[int], members: Mapping[str, float]) -> dict[int, tuple[str, ...]]:
-    """Order of succession per shard; as first, no member gets more than its weighted share, rounded up.
+def assign(
+    run: str, epoch: int, shards: Sequence[int], members: Mapping[str, float], group: Mapping[str, float] = _NOBODY
+) -> dict[int, tuple[str, ...]]:
+    """Order of succession per shard; as first, no member gets more than its share (see `shares`), rounded up.
 
-    members: peer → weight > 0 (relative bandwidth). Raises ValueError when there is no member.
+    members: peer → bandwidth, in any unit, 0 where it is not known, of those that may aggregate; group: the same of
+    all that contribute. Raises ValueError when there is no member.
     """
     if not members:
         raise ValueError("an election needs at least one member")
-    total = sum(map(Fraction, members.values()))
-    room = {peer: math.ceil(len(shards) * Fraction(weight) / total) for peer, weight in members.items()}
+    links = filled({**group, **members})
+    members = {peer: links[peer] for peer in members}
+    parts = shares(links, members)
+    room = {peer: math.ceil(len(shards) * share) for peer, share in parts.items()}
     plan = {}
     for shard in shards:
         order = rank(f"{run}/{epoch}/{shard}", members)

@@ -60,6 +60,13 @@ class Discovered:
     peer: str
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What this peer's link carries, in bytes a second, has become known, or is clearly another than before."""
+
+    bandwidth: float
+
+
 # -- events: from the trainer
 
 
@@ -160,6 +167,7 @@ Event = (
     | Closed
     | Moving
     | Discovered
+    | Measured
     | Progress
     | Pause
     | Merge

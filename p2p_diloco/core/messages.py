@@ -36,7 +36,7 @@ class Summary:
     model: ModelVersion
     epochs: tuple[int, ...]  # lowest epoch per fragment; empty while it holds no state
     idle: bool  # makes no progress of its own: paused, or its trainer is stuck
-    bandwidth: float = 1.0  # relative weight in elections
+    bandwidth: float = 0.0  # of its link, the slower direction, in bytes a second; 0: not measured yet
     unlike: bool = False  # it computes other outer steps: it gets states in place of commits, and is elected last
 
 

@@ -27,6 +27,7 @@ from .events import (
     Found,
     Load,
     Loaded,
+    Measured,
     Merge,
     Moving,
     Note,
@@ -204,6 +205,9 @@ class Replica:
                 return self._probe(peer, now) if self.roster.heard(peer) else []
             case Discovered(peer):
                 return self._probe(peer, now) if self.roster.discovered(peer) else []
+            case Measured(bandwidth):
+                self.roster.mine = replace(self.roster.mine, bandwidth=bandwidth)
+                return []
             case Progress(step_time):
                 self.step_time, self.last_step = step_time, now
                 return []

@@ -301,18 +301,18 @@ class ShardLog:
     def _next_plan(self, version: Version, contributors: set[str]) -> Plan:
         """Wait for every live worker that is up to date; let those aggregate that already took part."""
         base_epoch = version.epoch - 1
-        group, members, unlike = [], dict[str, float](), dict[str, float]()
+        group, members, unlike = dict[str, float](), dict[str, float](), dict[str, float]()
         for peer, s in self.roster.summaries().items():
             current = bool(s.epochs) and s.epochs[self.fragment] >= base_epoch and not self.roster.elsewhere(s)
             if not (current or peer in contributors):
                 continue
             if s.role == "worker" and not s.idle:
-                group.append(peer)
+                group[peer] = s.bandwidth
             took_part = peer in contributors or peer == self.me or peer in self.line()
             if s.eligible and (took_part or s.role == "aggregator"):
                 (unlike if s.unlike else members)[peer] = s.bandwidth
         shards = self.rules.fragments[self.fragment]
-        order = assign(self.rules.run, version.epoch, shards, members or unlike or {self.me: 1.0})[self.shard]
+        order = assign(self.rules.run, version.epoch, shards, members or unlike or {self.me: 0.0}, group)[self.shard]
         return Plan(tuple(group), order)
 
     # -- others' commits and states

@@ -37,6 +37,9 @@ from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
 DESCRIPTION_BYTES_MAX = 16 * 2**20
 """A longer description of a model is not read."""
 
+BANDWIDTH_MAX = 2.0**50
+"""Bytes a second that no link carries."""
+
 _COUNT_MAX = 2**40
 _LIMITS: dict[type, dict[str, int]] = {
     Version: {"generation": _COUNT_MAX, "samples": 2**48, "epoch": _COUNT_MAX},
@@ -163,7 +166,7 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
         case Probe(summary) | ProbeAck(summary):
             if len(summary.epochs) not in (0, fragments):
                 return f"it lists {len(summary.epochs)} fragments, the run has {fragments}"
-            if not 0 < summary.bandwidth <= WEIGHT_MAX:
+            if summary.bandwidth and not 1 <= summary.bandwidth <= BANDWIDTH_MAX:  # 0: it knows none yet
                 return "its bandwidth is out of range"
             if any(not 0 <= epoch <= _COUNT_MAX for epoch in summary.epochs):
                 return "its epochs are out of range"

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2p_diloco.core.election import assign, rank, without
+from p2p_diloco.core.shares import shares
 
 NAMES = [f"peer{i}" for i in range(12)]
 MEMBERS = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 20).map(float), min_size=1)
@@ -22,11 +23,44 @@ MEMBERS = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 20).map(float),
 @settings(max_examples=80, deadline=None)
 @given(members=MEMBERS, shards=st.integers(1, 40), epoch=st.integers(0, 10**6))
 def test_balanced(members: dict[str, float], shards: int, epoch: int) -> None:
-    """Nobody aggregates more shards than its weighted share, rounded up."""
+    """Nobody aggregates more shards than its share, rounded up."""
     first = Counter(order[0] for order in assign("run", epoch, range(shards), members).values())
-    total = sum(Fraction(w) for w in members.values())
+    parts = shares(members, members)
     for peer, held in first.items():
-        assert held <= math.ceil(shards * Fraction(members[peer]) / total)
+        assert held <= math.ceil(shards * parts[peer])
+
+
+@settings(max_examples=40, deadline=None)
+@given(names=st.sets(st.sampled_from(NAMES), min_size=1), weight=st.floats(1.0, 1e12), shards=st.integers(1, 40))
+def test_equal_members_are_balanced(names: set[str], weight: float, shards: int) -> None:
+    """Whatever their bandwidth is, equal members aggregate equally many, but for what a division leaves over."""
+    first = Counter(order[0] for order in assign("run", 7, range(shards), dict.fromkeys(names, weight)).values())
+    assert all(held <= math.ceil(Fraction(shards, len(names))) for held in first.values())
+
+
+def test_one_peer_on_a_slow_link_reduces_nothing() -> None:
+    """At a fifth of the others' bandwidth its link is busy with its own contribution: all shards are the others'."""
+    members = {"a": 100.0, "b": 100.0, "c": 20.0}
+    for epoch in range(20):
+        first = Counter(order[0] for order in assign("run", epoch, range(24), members).values())
+        assert first == {"a": 12, "b": 12}
+
+
+def test_what_is_not_known_counts_as_the_median() -> None:
+    """A peer that has measured nothing yet has the share of a usual one; where nobody has, all are equal."""
+    known = {"a": 100.0, "b": 100.0, "c": 20.0}
+    assert assign("run", 3, range(24), {**known, "d": 0.0}) == assign("run", 3, range(24), {**known, "d": 100.0})
+    nobody = dict.fromkeys("abc", 0.0)
+    assert assign("run", 3, range(24), nobody) == assign("run", 3, range(24), dict.fromkeys("abc", 1.0))
+
+
+def test_a_contributor_that_may_not_aggregate_leaves_the_others_time() -> None:
+    """While its link is busy, the others' need not be used in proportion: they share equally."""
+    first = Counter(
+        order[0]
+        for order in assign("run", 3, range(24), {"a": 100.0, "b": 50.0}, {"a": 100.0, "b": 50.0, "c": 5.0}).values()
+    )
+    assert first == {"a": 12, "b": 12}
 
 
 @settings(max_examples=40, deadline=None)

@@ -18,6 +18,7 @@ from p2p_diloco.core.events import (
     Delivered,
     Filled,
     Found,
+    Measured,
     Note,
     Release,
     Restore,
@@ -463,12 +464,27 @@ def test_who_is_gone_is_not_named(peer: Any, gone: str) -> None:
 
 
 def test_bandwidth_weighs_in_the_succession(peer: Any) -> None:
-    """The election is held with what the peers say of their bandwidth."""
+    """The election is held with what the peers say of their bandwidth, and this one has measured."""
     a = peer("a", group="abc")
+    a.feed(Measured(10.0))
     a.meet("b", bandwidth=50.0)
     a.meet("c", bandwidth=0.5)
     plan = next_plan(a, "b", "c")
-    assert plan.succession == assign("run", 2, (0,), {"a": 1.0, "b": 50.0, "c": 0.5})[0]
+    assert plan.succession == assign("run", 2, (0,), {"a": 10.0, "b": 50.0, "c": 0.5})[0]
+
+
+def test_who_may_not_aggregate_weighs_in_the_shares(peer: Any) -> None:
+    """While a contributor that nobody can reach keeps all waiting, one on a slow link has time to aggregate, too."""
+    links, elected = {"a": 10.0, "b": 10.0, "c": 0.25, "d": 2.0}, {}
+    for group in ("abd", "abcd"):
+        a = peer("a", group=group, succession="abd", live="", epoch=3)
+        a.feed(Measured(links["a"]))
+        for name in group[1:]:
+            a.meet(name, bandwidth=links[name], eligible=name != "c")
+        elected[group] = next_plan(a, *group[1:]).succession
+    members = {name: links[name] for name in "abd"}
+    assert elected == {"abd": assign("run", 4, (0,), members)[0], "abcd": assign("run", 4, (0,), members, links)[0]}
+    assert [order[0] for order in elected.values()] == ["b", "d"]
 
 
 def test_the_shards_of_a_fragment_share_the_burden(peer: Any) -> None:

@@ -37,7 +37,7 @@ def contribution(shard: int = 0, weight: float = 1.0, samples: int = 1) -> Contr
     return Contribution(shard, V, ID, ID, weight, samples)
 
 
-def summary(epochs: tuple[int, ...] = (), bandwidth: float = 1.0) -> Summary:
+def summary(epochs: tuple[int, ...] = (), bandwidth: float = 0.0) -> Summary:
     return Summary(1, "worker", True, ModelVersion(), epochs, False, bandwidth)
 
 
@@ -72,7 +72,9 @@ def floats(*values: float) -> memoryview:
         (Versions((V, V, V, V), True), "lists 4 shards"),
         (Outdated(7, V, 1, "x"), "no shard 7"),
         (Probe(summary(epochs=(1,))), "lists 1 fragments"),
-        (ProbeAck(summary(bandwidth=0.0)), "bandwidth"),
+        (ProbeAck(summary(bandwidth=-1.0)), "bandwidth"),
+        (ProbeAck(summary(bandwidth=1e-300)), "bandwidth"),
+        (ProbeAck(summary(bandwidth=2.0**51)), "bandwidth"),
         (State(0, V, 0, Plan(("a",), ()), (), ((0, "d"),)), "nobody to aggregate"),
         (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 1),), Plan((), ())), "nobody to aggregate"),
     ],
@@ -84,7 +86,13 @@ def test_messages_of_another_shape_than_the_run(message: Any, reason: str) -> No
 
 def test_messages_of_the_runs_shape_fit() -> None:
     states = State(0, NEXT, 3, PLAN, (("a", ID),), ((0, "d"), (1, "e"))), State(0, V, 0, PLAN, (), ((0, "d"),))
-    for message in (*states, contribution(), Fetch((None, V, None)), Probe(summary((0, 0))), Probe(summary())):
+    for message in (
+        *states,
+        contribution(),
+        Fetch((None, V, None)),
+        Probe(summary((0, 0))),
+        Probe(summary(bandwidth=1e6)),
+    ):
         assert misfit(message, 3, 2) == ""
 
 

@@ -1,0 +1,75 @@
+"""How much of a fragment each peer should aggregate, so that the round is over as soon as the links allow.
+
+Law: exact arithmetic on what peers say of their bandwidth; the same everywhere, to the last digit.
+
+N peers take part, with P bytes of contributions each; peer i aggregates the share s_i of the shards, Σ s_i = 1. It
+sends its contributions to the other aggregators, (1 − s_i) P, and its commits to the N − 1 others, s_i P each; it
+receives as much. So its link of b_i bytes a second, each way, is busy for
+
+    t_i = P · (1 + (N − 2) s_i) / b_i
+
+(a peer that only aggregates, for no longer), and the round takes max t_i at best. Nobody is done before P / b_i: where
+the others meanwhile find time for everything, this bound is the optimum; else all links are to be busy equally long:
+
+    T / P = max(max 1 / b_i, (N − 2 + m) / Σ b_i)       the sum over the m peers that may aggregate
+    0 ≤ s_i ≤ (T b_i / P − 1) / (N − 2)
+
+Within these limits the shares are as equal as they can be. Of two peers each sends P, whoever aggregates.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Collection, Mapping
+from fractions import Fraction
+
+STEP = 2**0.5
+"""Bandwidths that differ from the median by less than half a step of this ratio count as the median: what is measured
+is never quite the same twice, and equal peers should share equally."""
+STEPS_MAX = 40
+
+
+def shares(links: Mapping[str, float], members: Collection[str]) -> dict[str, Fraction]:
+    """The share of each of ``members``, those that may aggregate; their sum is 1.
+
+    links: peer → bandwidth > 0, in any unit, of all that take part, the members among them.
+    """
+    steps, beside = rounded(links), len(links) - 2
+    if beside <= 0:
+        return dict.fromkeys(members, Fraction(1, len(members)))
+    alone = 1 / min(steps.values())
+    together = (beside + len(members)) / sum((steps[peer] for peer in members), Fraction(0))
+    longest = max(alone, together)
+    return _levelled({peer: (longest * steps[peer] - 1) / beside for peer in members})
+
+
+def rounded(bandwidths: Mapping[str, float]) -> dict[str, Fraction]:
+    """Bandwidths as steps from their median, which is 1."""
+    median = statistics.median_low(bandwidths.values())
+    return {peer: _step(round(2 * math.log2(each / median))) for peer, each in bandwidths.items()}
+
+
+def filled(bandwidths: Mapping[str, float]) -> dict[str, float]:
+    """Where a bandwidth is not known (0), the median of those that are."""
+    known = [each for each in bandwidths.values() if each > 0]
+    usual = statistics.median_low(known) if known else 1.0
+    return {peer: each or usual for peer, each in bandwidths.items()}
+
+
+def _step(number: int) -> Fraction:
+    """STEP to this power."""
+    number = max(-STEPS_MAX, min(STEPS_MAX, number))
+    whole, half = divmod(number, 2)
+    return Fraction(2.0**whole * (STEP if half else 1))
+
+
+def _levelled(most: Mapping[str, Fraction]) -> dict[str, Fraction]:
+    """A total of 1 in parts that are as equal as their limits allow."""
+    left, found = Fraction(1), dict[str, Fraction]()
+    waiting = sorted(most, key=lambda peer: (most[peer], peer))
+    for number, peer in enumerate(waiting):
+        found[peer] = min(most[peer], left / (len(waiting) - number))
+        left -= found[peer]
+    assert left == 0, "the limits leave room for all"
+    return found

@@ -1,0 +1,127 @@
+"""Shares of the reduction: they sum to one, equal links share equally, and no other shares end a round sooner."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2p_diloco.core.election import assign
+from p2p_diloco.core.shares import STEP, filled, rounded, shares
+
+NAMES = [f"peer{i}" for i in range(6)]
+MEMBERS = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 20).map(float), min_size=1)
+
+
+def busy(peer: str, share: Fraction, links: Mapping[str, Fraction], idle: Collection[str] = ()) -> Fraction:
+    """How long a peer's link is busy, counted message by message: ``idle`` peers contribute nothing."""
+    others = [other for other in links if other != peer]
+    contributed = Fraction(0) if peer in idle else 1 - share
+    sent = contributed + sum(share for _ in others)
+    received = (1 - share) + sum(share for other in others if other not in idle)
+    return max(sent, received) / links[peer]
+
+
+def makespan(parts: Mapping[str, Fraction], links: Mapping[str, Fraction], idle: Collection[str] = ()) -> Fraction:
+    """How long the round takes: until the last link has done its part."""
+    return max(busy(peer, parts.get(peer, Fraction(0)), links, idle) for peer in links)
+
+
+def divisions(shards: int, peers: int) -> Iterator[tuple[int, ...]]:
+    """All ways to hand so many shards to so many peers."""
+    if peers == 1:
+        yield (shards,)
+        return
+    for first in range(shards + 1):
+        yield from ((first, *rest) for rest in divisions(shards - first, peers - 1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(members=MEMBERS, group=MEMBERS)
+def test_shares_are_a_division(members: dict[str, float], group: dict[str, float]) -> None:
+    """They are nobody's but the members', none is negative, and together they are the whole, exactly."""
+    parts = shares({**group, **members}, members)
+    assert sorted(parts) == sorted(members)
+    assert min(parts.values()) >= 0
+    assert sum(parts.values()) == 1
+
+
+@settings(max_examples=80, deadline=None)
+@given(members=MEMBERS, others=MEMBERS, shards=st.integers(1, 4), one_is_idle=st.booleans())
+def test_no_other_division_ends_the_round_sooner(
+    members: dict[str, float], others: dict[str, float], shards: int, one_is_idle: bool
+) -> None:
+    """Of all ways to hand out a few shards, none beats the shares, which need not be whole shards; neither where all
+    contribute, nor where one of those that aggregate does not."""
+    bandwidths = {**others, **members}
+    links, idle = rounded(bandwidths), sorted(members)[:1] if one_is_idle and len(bandwidths) > 1 else []
+    best = makespan(shares(bandwidths, members), links, idle)
+    for counts in divisions(shards, len(members)):
+        parts = {peer: Fraction(count, shards) for peer, count in zip(members, counts, strict=True)}
+        assert makespan(parts, links, idle) >= best
+
+
+@settings(max_examples=100, deadline=None)
+@given(members=MEMBERS, others=MEMBERS, shards=st.integers(1, 40), epoch=st.integers(0, 10**6))
+def test_an_election_is_within_one_shard_of_the_optimum(
+    members: dict[str, float], others: dict[str, float], shards: int, epoch: int
+) -> None:
+    """No link is busy for longer than the best shares would have the longest one, and one shard."""
+    bandwidths = {**others, **members}
+    first = Counter(order[0] for order in assign("run", epoch, range(shards), members, others).values())
+    links = rounded({**others, **members})
+    best = makespan(shares(bandwidths, members), links)
+    for peer in members:
+        one_more = max(busy(peer, Fraction(1), links) - busy(peer, Fraction(0), links), 0)
+        assert busy(peer, Fraction(first[peer], shards), links) <= best + one_more / shards
+
+
+@pytest.mark.parametrize("others", [1, 2, 5])
+@pytest.mark.parametrize("ratio", [1.0, 1.1, 0.9])
+def test_links_that_are_nearly_equal_share_equally(others: int, ratio: float) -> None:
+    """What is measured is never quite the same twice: less than a tenth from the usual is the usual."""
+    members = {"a": 37e6 * ratio, **dict.fromkeys(NAMES[:others], 37e6)}
+    assert set(shares(members, members).values()) == {Fraction(1, 1 + others)}
+
+
+def test_a_link_that_is_clearly_slower_has_less() -> None:
+    """At two thirds of the others' bandwidth a peer aggregates less than they, and their links are busy as long."""
+    members = {"a": 3.0, "b": 3.0, "c": 3.0, "d": 2.0}
+    parts, links = shares(members, members), rounded(members)
+    assert parts["d"] < parts["a"] == parts["b"] == parts["c"]
+    times = {busy(peer, parts[peer], links) for peer in members}
+    assert len(times) == 1
+
+
+def test_of_two_the_share_does_not_matter() -> None:
+    """Each sends as many bytes whoever aggregates, so they share equally."""
+    members = {"a": 100.0, "b": 1.0}
+    assert shares(members, members) == {"a": Fraction(1, 2), "b": Fraction(1, 2)}
+
+
+def test_who_only_aggregates_takes_what_its_link_carries() -> None:
+    """A peer without a model has the share of any other on an equal link, and more on a faster one."""
+    bandwidths = dict.fromkeys("abcx", 1.0)
+    assert shares(bandwidths, bandwidths)["x"] == Fraction(1, 4)
+    bandwidths["x"] = 8.0
+    parts = shares(bandwidths, bandwidths)
+    assert parts["x"] > Fraction(1, 4)
+    assert makespan(parts, rounded(bandwidths), "x") < makespan(
+        dict.fromkeys("abcx", Fraction(1, 4)), rounded(bandwidths), "x"
+    )
+
+
+def test_bandwidths_are_steps_from_the_median() -> None:
+    """Half a step is lost, a whole one is not; the median is 1, whatever the unit."""
+    found = rounded({"a": 1e6, "b": 1e6, "c": 1e6 * STEP, "d": 0.6e6, "e": 1e18})
+    assert found == {"a": 1, "b": 1, "c": Fraction(STEP), "d": Fraction(STEP) / 2, "e": 2**20}
+
+
+def test_the_unknown_is_filled_with_the_median() -> None:
+    """Of those that are known; where none is, all are alike."""
+    assert filled({"a": 9.0, "b": 0.0, "c": 1.0, "d": 5.0}) == {"a": 9.0, "b": 5.0, "c": 1.0, "d": 5.0}
+    assert filled({"a": 0.0, "b": 0.0}) == {"a": 1.0, "b": 1.0}
