@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 
+from p2p_diloco.net.bandwidth import LARGE_BYTES, Meter, Payload
 from p2p_diloco.net.direct import DirectChannel
 from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameError, Message, Progress, Refused
 from p2p_diloco.net.interface import (
@@ -169,8 +170,9 @@ class Exchange:
         peer = stream.peer
         pumping = asyncio.create_task(self._pump(stream, header, payload))
         total_s = self.limits.transfer_timeout_s(len(payload))
+        metered = _metered(self.traffic.bandwidth.up, len(payload))
         try:
-            verdict = await asyncio.wait_for(self._read_verdict(peer, stream, len(payload)), total_s)
+            verdict = await asyncio.wait_for(self._read_verdict(peer, stream, len(payload), metered), total_s)
             if isinstance(verdict, Accepted):
                 await asyncio.wait({pumping}, timeout=self.limits.write_timeout_s)
             return verdict, pumping.done()
@@ -180,6 +182,7 @@ class Exchange:
             raise Unreachable(f"{peer}: {error}") from None
         finally:
             pumping.cancel()
+            metered.end(asyncio.get_running_loop().time())
 
     async def _pump(self, stream: FrameStream, header: bytes, payload: memoryview) -> None:
         """Write the whole message. A stream that breaks is noticed by whoever reads the verdict."""
@@ -188,17 +191,22 @@ class Exchange:
             await stream.pipe.write_view(payload)
             self.traffic.sent(stream.peer, len(payload))
 
-    async def _read_verdict(self, peer: str, stream: FrameStream, payload_bytes: int) -> Accepted | Refused | None:
+    async def _read_verdict(
+        self, peer: str, stream: FrameStream, payload_bytes: int, metered: Payload
+    ) -> Accepted | Refused | None:
         """The answer to a payload, or None if the stream ended; the receiver must show progress until
         then.
         """
-        read_s, received_bytes = self.limits.read_timeout_s, -1
+        read_s, received_bytes, clock = self.limits.read_timeout_s, -1, asyncio.get_running_loop().time
         while True:
             match await stream.read(idle_s=read_s, frame_s=read_s):
                 case Accepted() | Refused() | None as verdict:
+                    if isinstance(verdict, Accepted):
+                        metered.reached(payload_bytes, clock())
                     return verdict
                 case Progress(count) if received_bytes < count <= payload_bytes:
                     received_bytes = count
+                    metered.reached(count, clock())
                     self._inbox.moving(peer)
                 case frame:
                     raise FrameError(f"a {type(frame).__name__} frame was not asked for")
@@ -314,12 +322,14 @@ class Exchange:
         loop, pipe = asyncio.get_running_loop(), stream.pipe
         timer: asyncio.TimerHandle
         told_bytes = 0
+        metered = _metered(self.traffic.bandwidth.down, len(payload))
 
         def tell() -> None:
             nonlocal told_bytes, timer
             if (count := early_bytes + pipe.filled_bytes) > told_bytes:
                 stream.write(Progress(count))
                 told_bytes = count
+                metered.reached(count, loop.time())
                 self._inbox.moving(stream.peer)
             timer = loop.call_later(PROGRESS_EVERY_S, tell)
 
@@ -330,6 +340,8 @@ class Exchange:
         finally:
             timer.cancel()
             self.traffic.received(stream.peer, pipe.filled_bytes)
+            metered.reached(early_bytes + pipe.filled_bytes, loop.time())
+            metered.end(loop.time())
 
     async def _take(self, stream: FrameStream, header: bytes, payload: memoryview | None) -> None:
         """Let the inbox judge and take a message, and answer it."""
@@ -423,3 +435,8 @@ class Exchange:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _metered(meter: Meter, payload_bytes: int) -> Payload:
+    """A payload that begins now, told to the meter if it is long enough to say something."""
+    return (meter if payload_bytes >= LARGE_BYTES else Meter()).begin(asyncio.get_running_loop().time())

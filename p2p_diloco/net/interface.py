@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from p2p_diloco.net.bandwidth import Bandwidth
+
 VALUE_BYTES_MAX = 1024
 """The largest value that one DHT record holds. Signed and owner-marked it grows by about 750 bytes; all the
 records under one key travel in one message, and 4 MiB of them would cut a peer off from the DHT for good."""
@@ -132,6 +134,7 @@ class Traffic:
     bytes_received: int = 0
     refused: int = 0
     peers: dict[str, PeerTraffic] = field(default_factory=dict)
+    bandwidth: Bandwidth = field(default_factory=Bandwidth)
 
     def sent(self, peer: str, count: int) -> None:
         """Count bytes sent to a peer."""

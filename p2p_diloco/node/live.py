@@ -19,11 +19,12 @@ from typing import Any
 import torch
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.core.events import Closed, Depart, Discovered, Found, Moving, Restore
+from p2p_diloco.core.events import Closed, Depart, Discovered, Found, Measured, Moving, Restore
 from p2p_diloco.core.replica import Replica, founding_meta
 from p2p_diloco.core.version import SALT_BITS, incarnation
 from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied, Refused
 from p2p_diloco.net.addresses import listen_for
+from p2p_diloco.net.bandwidth import steady
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport
 from p2p_diloco.node import records, wire
@@ -46,6 +47,8 @@ LEAVE_S = 1.0
 """How long the last words may take."""
 CLOSE_S = 2.0
 """How long the transport may take to end."""
+MEASURE_EVERY_S = 1.0
+"""How often what is measured of the link is looked at."""
 LIVES_ON_S = 6.0
 """A record that an earlier process with this identity has written so long after this one's start was not left behind:
 clocks in a DHT agree within half of that."""
@@ -189,6 +192,7 @@ class Participation:
             self.trainer.serve(messages),
             self.trainer.watch_header(lambda: self.reconnections, self._traffic),
             self.trainer.tell_waiting(),
+            self._measure(),
             self._find_state(),
             self._wait_for_the_others(),
             keep_record(transport, self.joined),
@@ -290,6 +294,15 @@ class Participation:
     def _moving(self, peer: str) -> None:
         self.node.post(Moving(peer))
 
+    async def _measure(self) -> None:
+        """Tell the others what this peer's link carries, for their elections."""
+        while True:
+            told = self.replica.roster.mine.bandwidth
+            if (found := steady(told, self.transport.traffic.bandwidth.rate)) != told:
+                log.debug("this peer's link carries %.3g MB/s", found / 1e6)
+                self.node.post(Measured(found))
+            await asyncio.sleep(MEASURE_EVERY_S)
+
     def _nudged(self, goal: int) -> None:
         """A peer asks for an exchange of the whole model: once, and not of what lies far ahead."""
         if goal <= self.trainer.commits + 2 * len(self.run.layout.fragments):
@@ -325,6 +338,7 @@ class Participation:
             sent=sent,
             recv=received,
             wait_s=round(shared.level(Level.WAITING_S), 3),
+            bw=int(replica.roster.mine.bandwidth),
             ways=dict(Counter(way for peer, way in self.transport.traffic.ways().items() if peer in alive)),
             agg=list(aggregates[: records.AGG_MAX]),
             agg_n=len(aggregates),

@@ -60,6 +60,8 @@ class PeerRecord:
     recv: int
     """Bytes."""
     wait_s: float
+    bw: int
+    """What its link carries, the slower direction, in bytes a second; 0 until known."""
     ways: dict[str, int]
     """To how many of the live peers the newest payload went "direct", and to how many over "libp2p"."""
     agg: list[int]

@@ -84,6 +84,8 @@ class PeerStatus:
     bytes_received: int | None
     waiting_s: float | None
     """Seconds that it has spent waiting for others, in all."""
+    bandwidth: int | None
+    """Bytes a second that its link carries, the slower direction; None while nobody knows."""
     ways: Ways | None
     """How its payloads go; None if it doesn't tell."""
     aggregates: tuple[int, ...]
@@ -155,6 +157,7 @@ def _peer(record: Mapping[str, object], now: float) -> PeerStatus:
         bytes_sent=_count(record, "sent"),
         bytes_received=_count(record, "recv"),
         waiting_s=_number(record, "wait_s"),
+        bandwidth=_count(record, "bw") or None,
         ways=_ways(record),
         aggregates=tuple(shard for shard in aggregates if isinstance(shard, int)),
         aggregates_count=_count(record, "agg_n") or len(aggregates),

@@ -29,7 +29,9 @@ SETTINGS_SHOWN = (
     "stop_after_samples",
 )
 """What of the run's config is worth a line; `--json` has all."""
-TITLES = ("epoch", "step", "steps/s", "loss", "samples", "waited", "sent", "received", "direct", "shards", "seen")
+TITLES = (
+    "epoch", "step", "steps/s", "loss", "samples", "waited", "sent", "received", "link", "direct", "shards", "seen",
+)  # fmt: skip
 
 
 def drawn(snapshot: Snapshot) -> RenderableType:
@@ -105,6 +107,7 @@ def _cells(peer: PeerStatus) -> tuple[str, ...]:
         _seconds(peer.waiting_s),
         _bytes(peer.bytes_sent),
         _bytes(peer.bytes_received),
+        UNKNOWN if peer.bandwidth is None else f"{_bytes(peer.bandwidth)}/s",
         _direct(peer),
         _shards(peer),
         _seconds(peer.last_seen_s),

@@ -31,6 +31,7 @@ ALICE = PeerRecord(
     sent=10,
     recv=20,
     wait_s=3.0,
+    bw=11_900_000,
     ways={"direct": 2},
     agg=[0],
     agg_n=1,

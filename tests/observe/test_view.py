@@ -18,7 +18,7 @@ def seen() -> Snapshot:
         "peer_id": "id-a", "name": "alice", "host": "box1", "role": "worker", "state": "training",
         "epoch": 12,
         "step": 6100, "sps": 3.5, "loss": 2.25, "samples": 48800, "sent": 1_500_000, "recv": 999,
-        "wait_s": 700.0, "ways": {"direct": 4, "libp2p": 3},
+        "wait_s": 700.0, "bw": 11_900_000, "ways": {"direct": 4, "libp2p": 3},
         "agg": [0], "agg_n": 1, "round": [0, 1, 2], "time": NOW - 2, "events": [[NOW, "bob has [joined]"]],
     }  # fmt: skip
     bob = {
@@ -67,7 +67,7 @@ def test_lines_say_the_same() -> None:
     assert bob.startswith("  [red]bob joining worker on - epoch=- step=- ")
     assert alice == (
         "  alice training worker on box1 epoch=12 step=6,100 steps/s=3.50 loss=2.2500 samples=48,800 "
-        "waited=12min sent=1.5MB received=999B direct=4/7 shards=0 seen=2s"
+        "waited=12min sent=1.5MB received=999B link=11.9MB/s direct=4/7 shards=0 seen=2s"
     )
 
 

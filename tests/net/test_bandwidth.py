@@ -1,0 +1,114 @@
+"""What a link carries, found out from payloads on their way; the clock is turned by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.net.bandwidth import FAST, READINGS, WINDOW_S, Bandwidth, Meter, steady
+
+MB = 1e6
+
+
+def send(meter: Meter, now: float, seconds: float, rate: float, every_s: float = 0.25) -> float:
+    """A payload that moves steadily and is told of every so often; when it is over."""
+    payload, told = meter.begin(now), 0.0
+    while told < seconds:
+        told = min(seconds, told + every_s)
+        payload.reached(round(rate * told), now + told)
+    payload.end(now + seconds)
+    return now + seconds
+
+
+def test_a_steady_payload_gives_its_rate() -> None:
+    """Bytes over time, whenever the clock began."""
+    meter = Meter()
+    send(meter, 1e6, 5.0, 12.5 * MB)
+    assert meter.rate == pytest.approx(12.5 * MB, rel=1e-3)
+
+
+def test_nothing_is_known_at_first() -> None:
+    """One reading is none: it may be a fluke."""
+    meter = Meter()
+    send(meter, 0.0, 1.9 * WINDOW_S, 1 * MB)
+    assert meter.rate == 0.0
+    assert Bandwidth().rate == 0.0
+
+
+def test_payloads_at_once_count_together() -> None:
+    """Four at a quarter of the link each are the whole link."""
+    meter = Meter()
+    payloads = [meter.begin(0.0) for _ in range(4)]
+    for tick in range(1, 21):
+        for payload in payloads:
+            payload.reached(round(tick / 4 * 3 * MB), tick / 4)
+    for payload in payloads:
+        payload.end(5.0)
+    assert meter.rate == pytest.approx(12 * MB, rel=1e-3)
+
+
+def test_payloads_one_after_the_other_count_their_time_alone() -> None:
+    """What lies between them is no time of transfer: of a round the link rests most."""
+    meter, now = Meter(), 0.0
+    for _ in range(20):
+        now = send(meter, now, 0.3, 8 * MB) + 60.0
+    assert meter.rate == pytest.approx(8 * MB, rel=1e-3)
+
+
+def test_a_slow_partner_does_not_make_the_link_slow() -> None:
+    """The best readings count: long hours at another's speed take nothing from two quick ones."""
+    meter = Meter()
+    now = send(meter, 0.0, 2.5, 12 * MB)
+    send(meter, now, 30.0, 1 * MB)
+    assert meter.rate == pytest.approx(12 * MB, rel=0.01)
+
+
+def test_a_link_that_has_become_slow_is_found_out() -> None:
+    """What is older than so many readings says nothing any more."""
+    meter = Meter()
+    now = send(meter, 0.0, 5.0, 12 * MB)
+    send(meter, now, (READINGS + 5) * WINDOW_S, 2 * MB)
+    assert meter.rate == pytest.approx(2 * MB, rel=0.01)
+
+
+def test_one_fluke_is_not_believed() -> None:
+    """A reading that no other comes near, as of a clock that stood still, changes nothing."""
+    meter = Meter()
+    now = send(meter, 0.0, 5 * WINDOW_S, 2 * MB)
+    now = send(meter, now, WINDOW_S, 900 * MB)
+    send(meter, now, 3.0, 2 * MB)
+    assert meter.rate == pytest.approx(2 * MB, rel=0.01)
+
+
+def test_bytes_told_late_belong_to_the_time_before() -> None:
+    """A payload that is told of rarely counts in the windows in which its bytes came."""
+    meter = Meter()
+    slow, quick = meter.begin(0.0), meter.begin(0.0)
+    for tick in range(1, 43):
+        quick.reached(round(tick / 4 * 1 * MB), tick / 4)
+        if tick % 7 == 0:
+            slow.reached(round(tick / 4 * 9 * MB), tick / 4)
+            assert meter.rate == 0 or meter.rate == pytest.approx(10 * MB, rel=1e-3)
+    assert meter.rate > 0
+
+
+def test_the_slower_direction_counts() -> None:
+    """A contribution has to come as well as go; above a gigabit all links are alike."""
+    both = Bandwidth()
+    send(both.up, 0.0, 5.0, 2 * MB)
+    assert both.rate == pytest.approx(2 * MB, rel=1e-3)
+    send(both.down, 0.0, 5.0, 1 * MB)
+    assert both.rate == pytest.approx(1 * MB, rel=1e-3)
+    fast = Bandwidth()
+    send(fast.up, 0.0, 5.0, 10 * FAST)
+    assert fast.rate == FAST
+
+
+def test_what_is_told_does_not_follow_every_breath() -> None:
+    """Told at once when it becomes known, then only when it is clearly another."""
+    assert steady(0.0, 1234567.0) == 1.23e6
+    assert steady(0.0, 0.0) == 0.0
+    assert steady(1e6, 1.2e6) == 1e6
+    assert steady(1e6, 0.85e6) == 1e6
+    assert steady(1e6, 1.3e6) == 1.3e6
+    assert steady(1e6, 0.5e6) == 0.5e6
+    assert steady(1e6, 0.0) == 1e6
