@@ -47,7 +47,9 @@ def drawn(seed: int, kind: str = "healed") -> Settings:
     kinds = {
         "healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant, "overlapped": _overlapped,
     }  # fmt: skip
-    return _harder(kinds[kind](Random(f"settings {seed}")), Random(f"harder {seed}"))
+    settings = _harder(kinds[kind](Random(f"settings {seed}")), Random(f"harder {seed}"))
+    unequal = Random(f"links {seed}").random() > 0.5
+    return replace(settings, bandwidths=(1.0, 100.0)) if unequal else settings
 
 
 def _harder(settings: Settings, rng: Random) -> Settings:

@@ -19,6 +19,7 @@ from p2p_diloco.core.events import (
     Filled,
     Found,
     Load,
+    Measured,
     Moving,
     Note,
     Progress,
@@ -63,6 +64,8 @@ def tell(what: Event | Effect) -> str:
             return f"a transfer with {peer} goes on"
         case Discovered(peer):
             return f"hears of {peer}"
+        case Measured(bandwidth):
+            return f"measures a bandwidth of {bandwidth:.3g}"
         case Progress(step_time_s):
             return f"made an inner step, {step_time_s:.2f} s"
         case Contribute(shards, weight):

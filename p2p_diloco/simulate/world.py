@@ -29,6 +29,7 @@ from p2p_diloco.core.events import (
     Filled,
     Found,
     Load,
+    Measured,
     Merge,
     Note,
     Progress,
@@ -65,6 +66,8 @@ class Settings:
     duplicate: float = 0.05
     delay_mean: float = 0.1
     step_times: tuple[float, float] = (0.3, 1.0)
+    bandwidths: tuple[float, float] | None = None  # what peers find that their links carry, anew now and then
+    measured_every: tuple[float, float] = (2.0, 20.0)
     work_time: float = 0.05
     clock_skew: float = 100.0
     fault_every: tuple[float, float] = (1.0, 6.0)
@@ -109,7 +112,7 @@ class Process:
 class World:
     def __init__(self, seed: int, settings: Settings = Settings(), trace: bool = False) -> None:
         self.seed, self.rng, self.settings = seed, Random(seed), settings
-        self.lags = Random(f"lags {seed}")
+        self.lags, self.links = Random(f"lags {seed}"), Random(f"bandwidths {seed}")
         self.now, self.count = 0.0, 0
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.lines: list[str] | None = [] if trace else None
@@ -182,6 +185,7 @@ class World:
             self.feed(process, Restore(states))
         self.feed(process, Wakeup())
         self._discover(process)
+        self.at(self.links.uniform(*self.settings.measured_every), lambda: self._measure(process))
         return process
 
     def crash(self, name: str) -> None:
@@ -199,6 +203,14 @@ class World:
             if other != process.name:
                 self.later(process, self.rng.uniform(0.1, 1.0), Discovered(other))
         self.at(5.0, lambda: self._discover(process))
+
+    def _measure(self, process: Process) -> None:
+        """It finds out what its link carries, or that this has changed."""
+        if self.alive.get(process.name) is not process or self.settings.bandwidths is None:
+            return
+        slowest, fastest = self.settings.bandwidths
+        self.feed_alive(process, Measured(slowest * (fastest / slowest) ** self.links.random()))
+        self.at(self.links.uniform(*self.settings.measured_every), lambda: self._measure(process))
 
     # -- network
 
