@@ -162,7 +162,10 @@ def bench(
     rounds: Annotated[int, typer.Option(help="Rounds that count.", metavar="R")] = 7,
     link: Annotated[
         str | None,
-        typer.Option(help="Speed of each peer's link, e.g. 100mbit (Linux, as root); unset: loopback.", metavar="RATE"),
+        typer.Option(
+            help="Speed of each peer's link, 100mbit or 100mbit,100mbit,20mbit (Linux, as root); unset: loopback.",
+            metavar="RATE[,...]",
+        ),
     ] = None,
     beside: Annotated[
         str, typer.Option(help="What is measured beside it.", metavar="[raw,gloo,averager|none]")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +55,8 @@ def test_flags_as_people_write_them() -> None:
         ({"rounds": 0}, "--rounds"),
         ({"link": "fast"}, "--link"),
         ({"link": "0mbit"}, "--link"),
+        ({"link": "10mbit,20mbit,30mbit"}, "--link"),
+        ({"link": "10mbit,"}, "--link"),
         ({"beside": "nccl"}, "--beside"),
     ],
 )
@@ -75,6 +78,30 @@ def test_a_plan_says_how_much_a_peer_sends() -> None:
     four = Plan.of(4, "1000", "bf16", 1, 1, None, "")
     assert four.reduced_bytes("gloo", "fp32") == 2 * 1000 * 4 * 3 // 4
     assert four.reduced_bytes("gloo", "bf16") == 2 * 1000 * 2 * 3 // 4
+
+
+def test_links_are_alike_or_each_its_own() -> None:
+    """One speed is everybody's; else the first peer has the first."""
+    assert Plan.of(3, "1k", "bf16", 1, 1, "1gbit", "").links_mbit == (1000.0,) * 3
+    assert Plan.of(3, "1k", "bf16", 1, 1, "100mbit, 100mbit, 20mbit", "").links_mbit == (100.0, 100.0, 20.0)
+    assert Plan.of(3, "1k", "bf16", 1, 1, None, "").links_mbit == ()
+
+
+@pytest.mark.parametrize(
+    ("link", "peers", "least_s"),
+    [
+        ("100mbit", 2, 4.0),  # 50 MB
+        ("100mbit", 4, 6.0),  # 75 MB
+        ("100mbit,100mbit,20mbit", 3, 20.0),  # one's own 50 MB at 20 Mbit/s; the others are done before
+        ("100mbit,100mbit,100mbit,90mbit", 4, 6 * 4 * 50e6 * 8 / 4 / 390e6),  # all links to their end
+    ],
+)
+def test_the_least_that_links_allow(link: str, peers: int, least_s: float) -> None:
+    """Bytes over bandwidth, where the reduction is shared so that the round ends soonest; nothing on loopback."""
+    plan = Plan.of(peers, "25M", "bf16", 1, 1, link, "")
+    sent = round(plan.share * 100e6)
+    assert plan.optimum_s(sent) == pytest.approx(least_s)
+    assert Plan.of(peers, "25M", "bf16", 1, 1, None, "").optimum_s(sent) is None
 
 
 def test_nobody_is_left_out_of_a_round() -> None:
@@ -185,6 +212,19 @@ def test_the_tables_fit_a_terminal() -> None:
     assert "2 peers, 25M parameters, bf16, on loopback" in told
     row = next(line for line in told.splitlines() if "p2p_diloco bf16" in line)
     assert row.split()[2:] == ["2.000", "1.000", "1000.0", "1.2", "500", "2.000", "0.000"]
+
+
+def test_a_round_on_links_stands_beside_what_they_allow() -> None:
+    """The least time for these bytes, the median, and the ratio."""
+    plan, out = replace(PLAN, links_mbit=(100.0, 50.0)), StringIO()
+    Console(file=out, width=80).print(drawn(plan, [replace(RESULT, sent_bytes=10**7)]))
+    assert "on links: 1 of 100, 1 of 50 Mbit/s" in out.getvalue()
+    rows = [line.split()[2:] for line in out.getvalue().splitlines() if "p2p_diloco bf16" in line]
+    assert ["1.600", "2.000", "1.25"] in rows
+    (told,) = as_object(plan, [replace(RESULT, sent_bytes=10**7)], {})["results"]
+    assert (told["link_s"], told["ratio"]) == (1.6, 1.25)
+    (told,) = as_object(PLAN, [RESULT], {})["results"]
+    assert (told["link_s"], told["ratio"]) == (None, None)
 
 
 def test_who_failed_is_told_and_does_not_hide_the_rest() -> None:

@@ -67,7 +67,7 @@ def measured(plan: Plan) -> list[Result]:
     with ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="p2p-diloco-bench-")))
         signals = ending.enter_context(Signals())
-        network = None if plan.link_mbit is None else _network()
+        network = _network() if plan.links_mbit else None
         if network is not None:
             ending.callback(network.close)
         children = ending.enter_context(Children(folder, lambda: True))  # goodbyes are said below, or not at all

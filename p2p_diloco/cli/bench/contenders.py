@@ -124,8 +124,8 @@ class Bench:
             return []
         if name not in self.machines:
             self.machines[name] = self.network.machine(name)
-            if name != SEED and self.plan.link_mbit is not None:
-                self.network.throttle(name, self.plan.link_mbit)
+            if name != SEED and self.plan.links_mbit:
+                self.network.throttle(name, self.plan.links_mbit[int(name.removeprefix("m"))])
         return self.machines[name]
 
 

@@ -31,14 +31,14 @@ _RATES = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One measurement. `link_mbit`: what each peer's link carries each way; None: loopback."""
+    """One measurement. `links_mbit`: what each peer's link carries each way; nothing: loopback."""
 
     peers: int
     parameters: int
     codec: str
     fragments: int
     rounds: int
-    link_mbit: float | None
+    links_mbit: tuple[float, ...]
     beside: tuple[str, ...]
 
     @classmethod
@@ -61,7 +61,8 @@ class Plan:
         if numel < fragments:
             mend = "choose more parameters or fewer fragments"
             raise UsageError("are fewer than --fragments", key="--parameters", value=parameters, mend=mend)
-        plan = cls(peers, numel, codec, fragments, rounds, None if link is None else mbit_of(link), names_of(beside))
+        links = () if link is None else links_of(link, peers)
+        plan = cls(peers, numel, codec, fragments, rounds, links, names_of(beside))
         plan.config()
         return plan
 
@@ -89,6 +90,16 @@ class Plan:
         """Bytes that a peer sends in an all-reduce of the whole model: parts to be added, then sums."""
         return ring_bytes(self.parameters, WIDTHS[name][wire], self.peers)
 
+    def optimum_s(self, sent_bytes: int) -> float | None:
+        """The least time that the links allow a round in which peers send so many bytes each, were all equal; shares of
+        the reduction as `core.shares` reckons them. None on loopback.
+        """
+        if not self.links_mbit:
+            return None
+        vector_bits = 8 * sent_bytes / (2 * self.share)
+        together = 2 * (self.peers - 1) / sum(self.links_mbit)
+        return vector_bits / 1e6 * max(1 / min(self.links_mbit), together)
+
     @property
     def memory_bytes(self) -> int:
         """What all processes take together, about."""
@@ -99,7 +110,7 @@ class Plan:
     def round_s_max(self) -> float:
         """How long a round may take before it is given up."""
         all_bytes = 2 * 4 * self.parameters * self.peers
-        link_b_s = RATE_B_S if self.link_mbit is None else self.link_mbit * 1e6 / 8
+        link_b_s = min(self.links_mbit) * 1e6 / 8 if self.links_mbit else RATE_B_S
         return 60.0 + all_bytes / RATE_B_S + 10 * all_bytes / self.peers / link_b_s
 
 
@@ -115,6 +126,19 @@ def count_of(text: str) -> int:
         mend = "write e.g. 25M, 100k or 1000"
         raise UsageError("is no number of parameters", key="--parameters", value=text, mend=mend)
     return count
+
+
+def links_of(text: str, peers: int) -> tuple[float, ...]:
+    """What each peer's link carries, in Mbit/s: one speed for all, or one for each, with commas.
+
+    Raises:
+        UsageError: a speed can't be read, or they are not as many as the peers.
+    """
+    links = tuple(mbit_of(each) for each in text.split(","))
+    if len(links) not in (1, peers):
+        mend = f"give one for all, or {peers} with commas"
+        raise UsageError(f"gives {len(links)} speeds for {peers} peers", key="--link", value=text, mend=mend)
+    return links if len(links) == peers else links * peers
 
 
 def mbit_of(text: str) -> float:

@@ -23,7 +23,10 @@ NONE = "-"
 
 def headline(plan: Plan) -> str:
     """What was measured."""
-    link = "on loopback" if plan.link_mbit is None else f"on links of {plan.link_mbit:g} Mbit/s each"
+    speeds = [f"{each:g}" for each in sorted(set(plan.links_mbit), reverse=True)]
+    counts = [f"{plan.links_mbit.count(float(each))} of {each}" for each in speeds]
+    link = f"on links of {speeds[0]} Mbit/s each" if len(speeds) == 1 else f"on links: {', '.join(counts)} Mbit/s"
+    link = link if plan.links_mbit else "on loopback"
     fragments = "" if plan.fragments == 1 else f", {plan.fragments} fragments"
     return f"{plan.peers} peers, {size(plan.parameters)} parameters, {plan.codec}{fragments}, {link}"
 
@@ -46,6 +49,9 @@ def drawn(plan: Plan, results: Sequence[Result]) -> RenderableType:
         ("where a round goes, s", parts),
         ("processor seconds for each GB sent, by process", cpu),
     )
+    if plan.links_mbit:
+        beside = {result.name: _beside_optimum(plan, result) for result in sound}
+        tables = (*tables[:1], ("what the links allow", _table(("at best, s", "round, s", "ratio"), beside)), *tables[1:])
     told = [part for title, table in tables for part in (Text(title, "bold"), table, "")]
     return Group(*told, *notes, *failures)
 
@@ -63,6 +69,12 @@ def _cells(result: Result) -> list[str]:
         seconds(result.waiting_s),
         seconds(result.hidden_s),
     ]
+
+
+def _beside_optimum(plan: Plan, result: Result) -> list[str]:
+    least_s = plan.optimum_s(result.sent_bytes)
+    assert least_s is not None
+    return [seconds(least_s), seconds(result.median_s), f"{result.median_s / least_s:.2f}"]
 
 
 def _by_name(figures: Mapping[str, Mapping[str, float]], shown: Callable[[float], str]) -> Table:
@@ -95,21 +107,25 @@ def as_object(plan: Plan, results: Sequence[Result], machine: dict[str, Any]) ->
         "fragments": plan.fragments,
         "rounds": plan.rounds,
         "warm_up": WARM_UP,
-        "link_mbit": plan.link_mbit,
+        "link_mbit": min(plan.links_mbit, default=None),
+        "links_mbit": list(plan.links_mbit),
         "machine": machine,
-        "results": [_result(result) for result in results],
+        "results": [_result(plan, result) for result in results],
     }
 
 
-def _result(result: Result) -> dict[str, Any]:
+def _result(plan: Plan, result: Result) -> dict[str, Any]:
     told: dict[str, Any] = {"name": result.name, "failed": result.failed or None}
     if result.failed:
         return told
+    least_s = plan.optimum_s(result.sent_bytes)
     return {
         **told,
         "rounds_s": [_rounded(one.took_s) for one in result.rounds],
         "median_s": _rounded(result.median_s),
         "best_s": _rounded(result.best_s),
+        "link_s": None if least_s is None else _rounded(least_s),
+        "ratio": None if least_s is None else _rounded(result.median_s / least_s),
         "parts_s": {name: _rounded(value) for name, value in result.parts.items()},
         "sent_bytes_per_peer": result.sent_bytes,
         "cpu_s_per_gb": {role: _rounded(value) for role, value in result.cpu_s_per_gb.items()},
