@@ -12,6 +12,7 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from weakref import WeakValueDictionary
 
 from p2p_diloco.net.bandwidth import LARGE_BYTES, Meter, Payload
 from p2p_diloco.net.direct import DirectChannel
@@ -64,6 +65,7 @@ class Exchange:
         self._pipes: set[Pipe] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Semaphore(limits.streams_max)
+        self._writing = WeakValueDictionary[str, asyncio.Lock]()
         self._receiving = asyncio.Semaphore(limits.streams_max)
         self._refused_at: dict[str, float] = {}
         self._closing = False
@@ -164,11 +166,17 @@ class Exchange:
     ) -> tuple[Accepted | Refused | None, bool]:
         """Write a message; the receiver's verdict, or None if the stream ended, and whether all was written by then.
 
+        To one peer they are written one after the other: each is there as early as can be, and while its answer is on
+        its way the next one keeps the link busy. Together they would end together, and all wait for answers at once.
+
         Raises:
             Unreachable: a deadline passed, or what came is no answer.
         """
         peer = stream.peer
+        turn = self._writing.setdefault(peer, asyncio.Lock())
+        await turn.acquire()  # before any deadline runs
         pumping = asyncio.create_task(self._pump(stream, header, payload))
+        pumping.add_done_callback(lambda _: turn.release())
         total_s = self.limits.transfer_timeout_s(len(payload))
         metered = _metered(self.traffic.bandwidth.up, len(payload))
         try:

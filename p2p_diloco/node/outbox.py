@@ -1,7 +1,7 @@
 """Messages on their way out, each a task of its own.
 
 Law: what was put here either is accepted by the remote, or is answered with why not; nothing is repeated.
-Payloads to one peer go in the order they came, two at a time, so that a slow peer holds neither the others'
+Payloads to one peer go in the order they came, few at a time, so that a slow peer holds neither the others'
 payloads nor its own probes. What is for somebody who catches up gives way to the payloads of rounds, goes to each such
 peer one at a time, and is given up where newer waits that makes it useless.
 """
@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Hashable
 
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 
-BULK_AT_ONCE = 2
-"""Payloads under way to one peer."""
+BULK_AT_ONCE = 4
+"""Payloads under way to one peer: the transport writes them in turn, and those before wait for their answers."""
 GIVE_WAY = 2.0
 """How long it gives way at most, by how long its last one took: a run whose rounds leave no gap must not shut newcomers
 out."""

@@ -391,3 +391,62 @@ def test_a_peer_that_is_refused_again_and_again_is_named_once(caplog: pytest.Log
     with caplog.at_level("INFO"):
         asyncio.run(test())
     assert [record.message.split()[4] for record in caplog.records] == ["one:", "other:"]
+
+
+def test_payloads_to_one_peer_are_written_in_turn() -> None:
+    """The second begins when the first is written, not when that is answered; one to another peer waits for neither."""
+
+    async def life() -> None:
+        rig = Rig(replace(LIMITS, read_timeout_s=5.0, streams_max=8))
+        size = LIMITS.payload_bytes_max
+
+        async def begins(peer: str) -> tuple[asyncio.Task[None], Stranger]:
+            sending = asyncio.create_task(rig.exchange.send(peer, b"h", memoryview(bytes(size))))
+            return sending, await rig.dialled()
+
+        one, at_one = await begins("a")
+        assert await at_one.read() == Bulk(b"h", size)
+        two, at_two = await begins("a")
+        other, at_other = await begins("b")
+        assert await at_other.read() == Bulk(b"h", size)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(at_two.reader.read(1), 0.1)
+        rest = size - len(at_one.decoder.rest())
+        await asyncio.wait_for(at_one.reader.readexactly(rest), 5.0)
+        assert await at_two.read() == Bulk(b"h", size)
+        for sending in (one, two, other):
+            assert not sending.done()
+            sending.cancel()
+        await asyncio.gather(one, two, other, return_exceptions=True)
+        await rig.exchange.close()
+
+    asyncio.run(life())
+
+
+def test_a_payload_is_measured_at_both_ends() -> None:
+    """By the receiver's progress and by what has come; what is too short to say something is not."""
+
+    async def life() -> None:
+        rig = Rig(replace(LIMITS, read_timeout_s=5.0))
+        size = LIMITS.payload_bytes_max
+        sending = asyncio.create_task(rig.exchange.send("a", b"h", memoryview(bytes(size))))
+        far = await rig.dialled()
+        assert await far.read() == Bulk(b"h", size)
+        far.write(Progress(size // 2))
+        await asyncio.wait_for(far.reader.readexactly(size - len(far.decoder.rest())), 5.0)
+        far.write(Accepted())
+        await sending
+        stranger = await rig.stranger()
+        stranger.write(Bulk(b"h", size))
+        stranger.write(bytes(size))
+        assert await stranger.read() == Accepted()
+        both = rig.traffic.bandwidth
+        assert [sum(meter._windows.values()) for meter in (both.up, both.down)] == [size, size]
+        stranger = await rig.stranger()
+        stranger.write(Bulk(b"h", 1000))
+        stranger.write(bytes(1000))
+        assert await stranger.read() == Accepted()
+        assert sum(both.down._windows.values()) == size
+        await rig.exchange.close()
+
+    asyncio.run(life())

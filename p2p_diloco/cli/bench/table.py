@@ -44,14 +44,14 @@ def drawn(plan: Plan, results: Sequence[Result]) -> RenderableType:
         Text("wait, hidden: how long training stands still in a round, or goes on meanwhile", "dim"),
     ]
     failures = [Text(f"{result.name} failed: {result.failed}", "red") for result in results if result.failed]
-    tables = (
+    tables = [
         (headline(plan), rounds),
         ("where a round goes, s", parts),
         ("processor seconds for each GB sent, by process", cpu),
-    )
+    ]
     if plan.links_mbit:
         beside = {result.name: _beside_optimum(plan, result) for result in sound}
-        tables = (*tables[:1], ("what the links allow", _table(("at best, s", "round, s", "ratio"), beside)), *tables[1:])
+        tables.insert(1, ("what the links allow", _table(("at best, s", "round, s", "ratio"), beside)))
     told = [part for title, table in tables for part in (Text(title, "bold"), table, "")]
     return Group(*told, *notes, *failures)
 
