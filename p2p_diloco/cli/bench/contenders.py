@@ -201,10 +201,13 @@ def all_of(bench: Bench) -> list[Contender]:
         bench.heard(contender.members, "idle")
         contender.idle = measure.held(contender.members[0].child)
     run.idle = measure.held(seed.child)  # its node and its daemon too
+    ours[0].tell("make")  # it founds the run: the others fetch its state, and its link is the one named first
+    bench.heard(ours[:1], "ready")
     for contender in (run, *beside):
-        for member in contender.members:
+        new = contender.members[1:] if contender is run else contender.members
+        for member in new:
             member.tell("make", nbytes=sent)
-        ready = bench.heard(contender.members, "ready")
+        ready = bench.heard(new, "ready", START_S + plan.fetch_s)
         if contender.ring:
             _close_ring(bench, contender.members, ready)
     return [run, *beside]

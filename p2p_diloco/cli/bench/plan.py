@@ -5,6 +5,7 @@ Law: values and their limits; nothing is started or looked up here.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ WIDTHS = {GLOO: {"fp32": 4, "bf16": 2}, AVERAGER: {"fp32": 4, "fp16": 2}}
 MEMORY = {"": (4e8, 36), RAW: (2e8, 5), GLOO: (3e8, 52), AVERAGER: (4e8, 64)}
 """What a peer of each takes, as it was measured: bytes, and bytes for each parameter; "" is the run itself."""
 SHARD_ELEMENTS = 2**20
+STATE_WIDTH = 8
+"""Bytes of a parameter's state: its value, and its momentum."""
 PEERS_MAX = 32
 PARAMETERS_MAX = 10**10
 RATE_B_S = 5e6
@@ -99,6 +102,12 @@ class Plan:
         vector_bits = 8 * sent_bytes / (2 * self.share)
         together = 2 * (self.peers - 1) / sum(self.links_mbit)
         return vector_bits / 1e6 * max(1 / min(self.links_mbit), together)
+
+    @property
+    def fetch_s(self) -> float:
+        """How long it may take until all have the state that one of them founds the run with."""
+        slowest = min(self.links_mbit, default=math.inf)
+        return 1.5 * (self.peers - 1) * 8 * STATE_WIDTH * self.parameters / 1e6 / slowest
 
     @property
     def memory_bytes(self) -> int:
