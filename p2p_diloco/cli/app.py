@@ -168,8 +168,16 @@ def bench(
         ),
     ] = None,
     beside: Annotated[
-        str, typer.Option(help="What is measured beside it.", metavar="[raw,gloo,averager|none]")
-    ] = "raw,gloo",
+        str | None,
+        typer.Option(
+            help="What is measured beside it; default: raw,gloo, none with --steps.", metavar="[raw,gloo,averager|none]"
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Inner steps of a round; unset: one for each fragment.", metavar="H")
+    ] = None,
+    step_time: Annotated[float, typer.Option(help="Seconds that an inner step takes.", metavar="S")] = 0.0,
+    overlap: Annotated[int, typer.Option(help="Inner steps that an exchange has, while training goes on.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
 ) -> None:
     """Measure a whole round between real processes on this machine, and what else could do it.
@@ -180,7 +188,9 @@ def bench(
     from p2p_diloco.cli.bench.command import bench as measure
     from p2p_diloco.cli.bench.plan import Plan
 
-    plan = Plan.of(peers, parameters, codec, fragments, rounds, link, beside)
+    training = bool(steps or step_time or overlap)
+    beside = ("none" if training else "raw,gloo") if beside is None else beside
+    plan = Plan.of(peers, parameters, codec, fragments, rounds, link, beside, steps, step_time, overlap)
     raise typer.Exit(measure(plan, as_json=as_json))
 
 

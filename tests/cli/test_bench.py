@@ -58,6 +58,10 @@ def test_flags_as_people_write_them() -> None:
         ({"link": "10mbit,20mbit,30mbit"}, "--link"),
         ({"link": "10mbit,"}, "--link"),
         ({"beside": "nccl"}, "--beside"),
+        ({"steps": 4, "beside": "gloo"}, "--beside"),
+        ({"steps": 3, "fragments": 4}, "--steps"),
+        ({"step_s": -1.0}, "--step-time"),
+        ({"overlap": -1}, "--overlap"),
     ],
 )
 def test_a_flag_that_cannot_be_used_is_named(flags: dict[str, Any], key: str) -> None:
@@ -102,6 +106,29 @@ def test_the_least_that_links_allow(link: str, peers: int, least_s: float) -> No
     sent = round(plan.share * 100e6)
     assert plan.optimum_s(sent) == pytest.approx(least_s)
     assert Plan.of(peers, "25M", "bf16", 1, 1, None, "").optimum_s(sent) is None
+
+
+def test_a_round_of_inner_steps_is_a_round_of_the_run() -> None:
+    """Steps and overlap are the run's own settings, and what can't be of these is refused there."""
+    plan = Plan.of(2, "1k", "bf16", 4, 1, None, "", steps=40, step_s=0.5, overlap=5)
+    config = plan.config()
+    assert (config.sync_every, config.num_fragments, config.overlap_steps) == (40, 4, 5)
+    assert plan.round_s_max > 40 * 0.5
+    for flags in ({"steps": 42}, {"steps": 40, "overlap": 11}):
+        with pytest.raises(ConfigError):
+            Plan.of(2, "1k", "bf16", 4, 1, None, "", **flags)
+
+
+def test_what_share_of_a_round_is_training() -> None:
+    """The median over the rounds; none where inner steps take no time."""
+    training = [Round(2.0, {"training": s}, {}, 0.0, 0.0) for s in (1.9, 1.0, 1.5)]
+    result = replace(RESULT, rounds=tuple(training))
+    assert (result.training_share, RESULT.training_share) == (0.75, None)
+    plan, out = replace(PLAN, steps=2, step_s=0.75), StringIO()
+    Console(file=out, width=80).print(drawn(plan, [result]))
+    assert "2 steps of 0.75 s" in out.getvalue()
+    assert ["1.500", "2.000", "75.0%"] in [line.split()[2:] for line in out.getvalue().splitlines()]
+    assert as_object(plan, [result], {})["results"][0]["training_share"] == 0.75
 
 
 def test_nobody_is_left_out_of_a_round() -> None:

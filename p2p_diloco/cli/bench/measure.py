@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from p2p_diloco.cli.bench.parts import TRAINING
 from p2p_diloco.cli.demo.processes import Child
 
 MAIN, NODE, DAEMON, FORKED = "process", "node", "p2pd", "forked"
@@ -85,6 +86,12 @@ class Result:
     def parts(self) -> Figures:
         """Each part of a round: the median."""
         return medians(one.parts for one in self.rounds)
+
+    @property
+    def training_share(self) -> float | None:
+        """Of a usual round's time that of inner steps; None: there were none that take time."""
+        shares = [one.parts[TRAINING] / one.took_s for one in self.rounds if TRAINING in one.parts]
+        return statistics.median(shares) if shares else None
 
     @property
     def cpu_s_per_gb(self) -> Figures:

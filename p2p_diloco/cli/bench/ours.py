@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from p2p_diloco.cli.bench.node import read_times
-from p2p_diloco.cli.bench.parts import EXCHANGE, MERGE, PSEUDO_GRADIENT
+from p2p_diloco.cli.bench.parts import EXCHANGE, MERGE, PSEUDO_GRADIENT, TRAINING
 from p2p_diloco.cli.bench.side import Clock, options, say, serve
 from p2p_diloco.cli.bench.work import Synthetic, model_of
 from p2p_diloco.config import PeerConfig, RunConfig
@@ -84,14 +84,17 @@ class Measured:
         return {}
 
     def round(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Exchange every fragment once."""
+        """Exchange every fragment once, while training goes on or stands still."""
         before, times, began = self._peer.metrics, read_times(self._times), time.perf_counter()
-        for _fragment in range(self._peer.config.num_fragments):
+        for _step in range(self._peer.config.sync_every):
+            if self._asked["step_s"]:
+                with self._clock.part(TRAINING):
+                    time.sleep(self._asked["step_s"])
             self._optimizer.step()
         took_s, after = time.perf_counter() - began, self._peer.metrics
         parts = self._clock.parts
         parts.update({part: seconds - times[part] for part, seconds in read_times(self._times).items()})
-        parts[EXCHANGE] = took_s - sum(parts.values())
+        parts[EXCHANGE] = max(0.0, took_s - sum(parts.values()))  # some of them may be the node's, during training
         return self._clock.round(
             took_s,
             exchanges=after.sync_count - before.sync_count,

@@ -3,6 +3,8 @@
 Law: names, and nothing else.
 """
 
+TRAINING = "training"
+"""Inner steps, where they take time."""
 PSEUDO_GRADIENT = "pseudo-gradient"
 """Base − local."""
 CODEC = "codec"
@@ -15,4 +17,4 @@ OUTER_STEP = "outer step"
 """With its digests, and in a run the mean."""
 MERGE = "merge"
 """Into the model."""
-ORDER = (PSEUDO_GRADIENT, CODEC, SEARCH, EXCHANGE, OUTER_STEP, MERGE)
+ORDER = (TRAINING, PSEUDO_GRADIENT, CODEC, SEARCH, EXCHANGE, OUTER_STEP, MERGE)

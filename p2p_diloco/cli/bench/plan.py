@@ -34,7 +34,9 @@ _RATES = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One measurement. `links_mbit`: what each peer's link carries each way; nothing: loopback."""
+    """One measurement. `links_mbit`: what each peer's link carries each way; nothing: loopback. A round is `steps`
+    inner steps (0: one for each fragment) of `step_s` seconds; `overlap`: how many of them an exchange has.
+    """
 
     peers: int
     parameters: int
@@ -43,10 +45,23 @@ class Plan:
     rounds: int
     links_mbit: tuple[float, ...]
     beside: tuple[str, ...]
+    steps: int = 0
+    step_s: float = 0.0
+    overlap: int = 0
 
     @classmethod
     def of(
-        cls, peers: int, parameters: str, codec: str, fragments: int, rounds: int, link: str | None, beside: str
+        cls,
+        peers: int,
+        parameters: str,
+        codec: str,
+        fragments: int,
+        rounds: int,
+        link: str | None,
+        beside: str,
+        steps: int | None = None,
+        step_s: float = 0.0,
+        overlap: int = 0,
     ) -> Plan:
         """The plan that the flags describe.
 
@@ -57,6 +72,9 @@ class Plan:
             ("--peers", peers, 2, PEERS_MAX),
             ("--fragments", fragments, 1, 1000),
             ("--rounds", rounds, 1, 10_000),
+            ("--steps", fragments if steps is None else steps, fragments, 100_000),
+            ("--step-time", step_s, 0, 60),
+            ("--overlap", overlap, 0, 100_000),
         ):
             if not least <= value <= most:
                 raise UsageError(f"must be {least} to {most}", key=key, value=value, mend=f"choose e.g. {least}")
@@ -65,7 +83,10 @@ class Plan:
             mend = "choose more parameters or fewer fragments"
             raise UsageError("are fewer than --fragments", key="--parameters", value=parameters, mend=mend)
         links = () if link is None else links_of(link, peers)
-        plan = cls(peers, numel, codec, fragments, rounds, links, names_of(beside))
+        if (steps or step_s or overlap) and names_of(beside):
+            mend = "measure it alone, with --beside none"
+            raise UsageError("exchange only, and don't train", key="--beside", value=beside, mend=mend)
+        plan = cls(peers, numel, codec, fragments, rounds, links, names_of(beside), steps or 0, step_s, overlap)
         plan.config()
         return plan
 
@@ -75,8 +96,9 @@ class Plan:
         """
         peers = peers or self.peers
         return RunConfig(
-            sync_every=self.fragments,
+            sync_every=self.steps or self.fragments,
             num_fragments=self.fragments,
+            overlap_steps=self.overlap,
             codec=self.codec,  # type: ignore[arg-type]  # it is judged there
             min_peers=peers,
             start_peers=peers,
@@ -120,7 +142,8 @@ class Plan:
         """How long a round may take before it is given up."""
         all_bytes = 2 * 4 * self.parameters * self.peers
         link_b_s = min(self.links_mbit) * 1e6 / 8 if self.links_mbit else RATE_B_S
-        return 60.0 + all_bytes / RATE_B_S + 10 * all_bytes / self.peers / link_b_s
+        training_s = (self.steps or self.fragments) * self.step_s
+        return 60.0 + all_bytes / RATE_B_S + 10 * all_bytes / self.peers / link_b_s + 2 * training_s
 
 
 def count_of(text: str) -> int:

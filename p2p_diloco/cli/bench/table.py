@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2p_diloco.cli.bench.measure import Memory, Result
-from p2p_diloco.cli.bench.parts import ORDER
+from p2p_diloco.cli.bench.parts import ORDER, TRAINING
 from p2p_diloco.cli.bench.plan import WARM_UP, Plan
 
 SCHEMA_VERSION = 1
@@ -28,7 +28,9 @@ def headline(plan: Plan) -> str:
     link = f"on links of {speeds[0]} Mbit/s each" if len(speeds) == 1 else f"on links: {', '.join(counts)} Mbit/s"
     link = link if plan.links_mbit else "on loopback"
     fragments = "" if plan.fragments == 1 else f", {plan.fragments} fragments"
-    return f"{plan.peers} peers, {size(plan.parameters)} parameters, {plan.codec}{fragments}, {link}"
+    steps = f", {plan.steps} steps of {plan.step_s:g} s" if plan.steps else ""
+    overlap = f", overlap {plan.overlap}" if plan.overlap else ""
+    return f"{plan.peers} peers, {size(plan.parameters)} parameters, {plan.codec}{fragments}{steps}{overlap}, {link}"
 
 
 def drawn(plan: Plan, results: Sequence[Result]) -> RenderableType:
@@ -44,14 +46,15 @@ def drawn(plan: Plan, results: Sequence[Result]) -> RenderableType:
         Text("wait, hidden: how long training stands still in a round, or goes on meanwhile", "dim"),
     ]
     failures = [Text(f"{result.name} failed: {result.failed}", "red") for result in results if result.failed]
-    tables = [
-        (headline(plan), rounds),
-        ("where a round goes, s", parts),
-        ("processor seconds for each GB sent, by process", cpu),
-    ]
+    tables = [(headline(plan), rounds)]
     if plan.links_mbit:
         beside = {result.name: _beside_optimum(plan, result) for result in sound}
-        tables.insert(1, ("what the links allow", _table(("at best, s", "round, s", "ratio"), beside)))
+        tables.append(("what the links allow", _table(("at best, s", "round, s", "ratio"), beside)))
+    if plan.step_s:
+        beside = {result.name: _beside_training(result) for result in sound}
+        shares = _table(("steps, s", "round, s", "share"), beside)
+        tables.append(("of a round that is inner steps, as all is of who never exchanges", shares))
+    tables += [("where a round goes, s", parts), ("processor seconds for each GB sent, by process", cpu)]
     told = [part for title, table in tables for part in (Text(title, "bold"), table, "")]
     return Group(*told, *notes, *failures)
 
@@ -75,6 +78,10 @@ def _beside_optimum(plan: Plan, result: Result) -> list[str]:
     least_s = plan.optimum_s(result.sent_bytes)
     assert least_s is not None
     return [seconds(least_s), seconds(result.median_s), f"{result.median_s / least_s:.2f}"]
+
+
+def _beside_training(result: Result) -> list[str]:
+    return [seconds(result.parts[TRAINING]), seconds(result.median_s), f"{result.training_share or 0.0:.1%}"]
 
 
 def _by_name(figures: Mapping[str, Mapping[str, float]], shown: Callable[[float], str]) -> Table:
@@ -106,6 +113,9 @@ def as_object(plan: Plan, results: Sequence[Result], machine: dict[str, Any]) ->
         "codec": plan.codec,
         "fragments": plan.fragments,
         "rounds": plan.rounds,
+        "steps": plan.steps or plan.fragments,
+        "step_s": plan.step_s,
+        "overlap": plan.overlap,
         "warm_up": WARM_UP,
         "link_mbit": min(plan.links_mbit, default=None),
         "links_mbit": list(plan.links_mbit),
@@ -126,6 +136,7 @@ def _result(plan: Plan, result: Result) -> dict[str, Any]:
         "best_s": _rounded(result.best_s),
         "link_s": None if least_s is None else _rounded(least_s),
         "ratio": None if least_s is None else _rounded(result.median_s / least_s),
+        "training_share": None if result.training_share is None else _rounded(result.training_share),
         "parts_s": {name: _rounded(value) for name, value in result.parts.items()},
         "sent_bytes_per_peer": result.sent_bytes,
         "cpu_s_per_gb": {role: _rounded(value) for role, value in result.cpu_s_per_gb.items()},
