@@ -27,6 +27,11 @@ def peer_of(address: str) -> str:
     return address.rpartition("/p2p/")[2]
 
 
+def leads_over_a_relay(address: str) -> bool:
+    """Whether a multiaddr is one at which another peer passes on what is sent (libp2p's circuit relay)."""
+    return "p2p-circuit" in address.split("/")
+
+
 def listen_for(initial_peers: Sequence[str]) -> list[str]:
     """Where to listen: on loopback if every initial peer is there, else on all interfaces; the system picks
     the port.

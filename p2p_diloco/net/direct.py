@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from p2p_diloco.net.addresses import leads_over_a_relay
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.link import FrameStream
@@ -333,7 +334,7 @@ def places_of(ports: Iterable[tuple[int, int]], addresses: Iterable[str]) -> lis
     places: dict[tuple[str, int, int], None] = {}
     for address in addresses:
         match address.split("/"):
-            case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6" as kind, host, *rest] if "p2p-circuit" not in rest:
+            case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6" as kind, host, *_] if not leads_over_a_relay(address):
                 for version, port in ports:
                     if not kind.startswith(("ip", "dns")) or kind[-1] in (str(version), "s"):
                         family = socket.AF_INET if version == 4 else socket.AF_INET6

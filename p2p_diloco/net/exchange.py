@@ -14,8 +14,9 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from weakref import WeakValueDictionary
 
+from p2p_diloco.net.addresses import leads_over_a_relay
 from p2p_diloco.net.bandwidth import LARGE_BYTES, Meter, Payload
-from p2p_diloco.net.direct import DirectChannel
+from p2p_diloco.net.direct import DirectChannel, Opened
 from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameError, Message, Progress, Refused
 from p2p_diloco.net.interface import (
     PEERS_COUNTED_MAX,
@@ -47,12 +48,12 @@ CLOSE_S = 1.0
 
 
 class Exchange:
-    """All streams of one peer, in both directions. `dial` opens a stream to a peer, or raises
-    `Unreachable`.
+    """All streams of one peer, in both directions. `dial` opens a stream to a peer and tells the multiaddr at which
+    that was found, or raises `Unreachable`.
     """
 
     def __init__(
-        self, inbox: Inbox, *, limits: Limits, traffic: Traffic, dial: Callable[[str], Awaitable[Pipe]]
+        self, inbox: Inbox, *, limits: Limits, traffic: Traffic, dial: Callable[[str], Awaitable[Opened]]
     ) -> None:
         self.limits = limits
         self._inbox = inbox
@@ -99,7 +100,7 @@ class Exchange:
 
     async def _open_link(self, peer: str) -> Link:
         try:
-            stream = await self._open(peer)
+            stream, _ = await self._open(peer)
         except BaseException:
             del self._links[peer]
             raise
@@ -122,8 +123,8 @@ class Exchange:
         pipe = None if self.direct is None else await self.direct.take(peer)
         if pipe is not None and await self._sent_directly(peer, pipe, header, payload):
             return
-        stream = await self._open(peer)
-        self.traffic.went(peer, "libp2p")
+        stream, found_at = await self._open(peer)
+        self.traffic.went(peer, "relayed" if leads_over_a_relay(found_at) else "libp2p")
         try:
             verdict, _ = await self._transfer(stream, header, payload)
         finally:
@@ -219,13 +220,14 @@ class Exchange:
                 case frame:
                     raise FrameError(f"a {type(frame).__name__} frame was not asked for")
 
-    async def _open(self, peer: str) -> FrameStream:
-        pipe = await self._dial(peer)
+    async def _open(self, peer: str) -> tuple[FrameStream, str]:
+        """A stream to a peer, and the multiaddr at which that was found."""
+        pipe, found_at = await self._dial(peer)
         if self._closing:
             pipe.abort()
             raise Unreachable("this peer is closing")
         self._pipes.add(pipe)
-        return FrameStream(pipe, peer, self.limits, self.traffic)
+        return FrameStream(pipe, peer, self.limits, self.traffic), found_at
 
     # -- receiving
 

@@ -143,8 +143,8 @@ class HivemindTransport:
         )
         protocol = f"/p2p-diloco/{VERSION}/{run_id}"
 
-        async def dial(peer: str) -> Pipe:
-            return (await dht.open_stream(peer, protocol, timeout_s=exchange.limits.connect_timeout_s))[0]
+        async def dial(peer: str) -> tuple[Pipe, str]:
+            return await dht.open_stream(peer, protocol, timeout_s=exchange.limits.connect_timeout_s)
 
         async def ask(peer: str) -> tuple[Pipe, str]:
             return await dht.open_stream(peer, protocol + DIRECT, timeout_s=exchange.limits.connect_timeout_s)

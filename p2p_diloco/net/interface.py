@@ -123,7 +123,8 @@ class PeerTraffic:
     bytes_received: int = 0
     refused: int = 0
     way: str | None = None
-    """How the newest payload went to it: "direct" or "libp2p"; None: there was none."""
+    """How the newest payload went to it: "direct", over "libp2p", or over libp2p and "relayed" by a third peer; None:
+    there was none."""
 
 
 @dataclass(slots=True)

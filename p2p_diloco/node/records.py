@@ -63,7 +63,8 @@ class PeerRecord:
     bw: int
     """What its link carries, the slower direction, in bytes a second; 0 until known."""
     ways: dict[str, int]
-    """To how many of the live peers the newest payload went "direct", and to how many over "libp2p"."""
+    """To how many of the live peers the newest payload went "direct", to how many over "libp2p", and to how many
+    "relayed" by a third peer; what is 0 is left out."""
     agg: list[int]
     """Shards that it aggregates now, at most AGG_MAX; `agg_n`: all of them."""
     agg_n: int

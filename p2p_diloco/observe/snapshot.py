@@ -35,6 +35,8 @@ class Ways:
 
     direct: int
     libp2p: int
+    relayed: int
+    """Over libp2p, and passed on by a third peer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ def _peer(record: Mapping[str, object], now: float) -> PeerStatus:
 def _ways(record: Mapping[str, object]) -> Ways | None:
     match record.get("ways"):
         case Mapping() as ways:
-            return Ways(_count(ways, "direct") or 0, _count(ways, "libp2p") or 0)
+            return Ways(*(_count(ways, way) or 0 for way in ("direct", "libp2p", "relayed")))
     return None
 
 

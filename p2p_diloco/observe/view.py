@@ -115,9 +115,11 @@ def _cells(peer: PeerStatus) -> tuple[str, ...]:
 
 
 def _direct(peer: PeerStatus) -> str:
-    """To how many of those that it sends payloads they go directly."""
-    total = peer.ways.direct + peer.ways.libp2p if peer.ways is not None else 0
-    return f"{peer.ways.direct}/{total}" if peer.ways is not None and total else UNKNOWN
+    """To how many of those that it sends payloads they go directly; and how many a third peer passes on."""
+    if (ways := peer.ways) is None or not (total := ways.direct + ways.libp2p + ways.relayed):
+        return UNKNOWN
+    relayed = f" ({ways.relayed} relayed)" if ways.relayed else ""
+    return f"{ways.direct}/{total}{relayed}"
 
 
 def _shards(peer: PeerStatus) -> str:

@@ -85,12 +85,12 @@ class Peer:
         )
         world[name] = self
 
-    async def dial(self, peer: str) -> Pipe:
+    async def dial(self, peer: str) -> tuple[Pipe, str]:
         self.libp2p_streams += 1
         near, far = await pair()
         there = self.world[peer]
         there.start(there.exchange.serve(self.name, far))
-        return near
+        return near, there.known_at
 
     async def ask(self, peer: str) -> tuple[Pipe, str]:
         if peer not in self.world:
@@ -594,6 +594,20 @@ def test_where_nothing_is_direct_libp2p_carries_all() -> None:
     run(test)
 
 
+def test_what_a_third_peer_passes_on_is_told_apart() -> None:
+    """A stream that was found at a relay's address is relayed; once there is another way it is that one's."""
+    circuit = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N/p2p-circuit"
+
+    async def test(start: Start) -> None:
+        a, b = start("a", hosts=()), start("b", hosts=())
+        for found_at, way in ((circuit, "relayed"), (HERE, "libp2p"), (circuit, "relayed")):
+            b.known_at = found_at
+            await a.send("b", b"x")
+            assert a.traffic.ways() == {"b": way}
+
+    run(test)
+
+
 def test_a_black_hole_delays_one_payload_a_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """An address that swallows everything costs the first payload a tenth of the time to connect, later ones nothing;
     once it is known to fail it is tried again after a while, and not waited for."""
@@ -656,7 +670,7 @@ def test_who_is_gone_is_unreachable() -> None:
     async def test(start: Start) -> None:
         a = start("a")
 
-        async def nobody(peer: str) -> Pipe:
+        async def nobody(peer: str) -> tuple[Pipe, str]:
             raise Unreachable("nobody is there", refused=True)
 
         a.exchange._dial = nobody

@@ -67,14 +67,14 @@ class Rig:
     def __post_init__(self) -> None:
         self.exchange = Exchange(self.box, limits=self.limits, traffic=self.traffic, dial=self.dial)
 
-    async def dial(self, peer: str) -> Pipe:
+    async def dial(self, peer: str) -> tuple[Pipe, str]:
         near, far = socket.socketpair()
         self.far_ends.append(await asyncio.open_connection(sock=far))
-        return await Pipe.adopt(*await asyncio.open_connection(sock=near))
+        return await Pipe.adopt(*await asyncio.open_connection(sock=near)), "/ip4/127.0.0.1/tcp/1"
 
     async def stranger(self, peer: str = "stranger") -> Stranger:
         """The far end of a stream that a peer opened to the exchange."""
-        pipe = await self.dial(peer)
+        pipe, _ = await self.dial(peer)
         self.serving.append(asyncio.create_task(self.exchange.serve(peer, pipe)))
         return Stranger(*self.far_ends[-1])
 

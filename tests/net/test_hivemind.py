@@ -421,6 +421,62 @@ def test_a_client_has_direct_connections_too(sender_is_client: bool) -> None:
     run(test())
 
 
+def circuit_over(address: str) -> Any:
+    """Where a peer is found that has a place at the relay of this address. Its bytes are put together here, for what
+    Hivemind makes of a peer id within a multiaddr no daemon can read.
+    """
+    from hivemind.p2p import PeerID
+    from hivemind.utils.multiaddr import Multiaddr
+
+    place, _, relay = address.rpartition("/p2p/")
+    peer_id = PeerID.from_base58(relay).to_bytes()
+    p2p, p2p_circuit = b"\xa5\x03", b"\xa2\x02"  # their codes in the table of multiaddr protocols, as varints
+    return Multiaddr(Multiaddr(place).to_bytes() + p2p + bytes([len(peer_id)]) + peer_id + p2p_circuit)
+
+
+@pytest.mark.slow
+def test_payloads_over_a_relay_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of two peers listens, and daemons that may relay pass on what one sends to the other: that way is told
+    as relayed. p2pd asks for a place at a relay at once only where it knows four."""
+    from hivemind.p2p import P2P
+
+    create, more = P2P.create, dict[str, Any]()
+
+    async def relaying(**settings: Any) -> Any:
+        return await create(**{**settings, "use_relay": True, **more})
+
+    monkeypatch.setattr(P2P, "create", relaying)
+
+    async def test() -> None:
+        more["force_reachability"] = "public"
+        relays = [await join(), *(await asyncio.gather(*(join() for _ in range(3))))]
+        known = [relay.addresses()[0] for relay in relays]
+        more.update(force_reachability="private", use_auto_relay=True, trusted_relays=known, initial_peers=known)
+        box = Box()
+        hidden = await join(box, initial_peers=known[:1], client_mode=True)
+        more.clear()
+        sender = await join(initial_peers=known[:1], client_mode=True)
+        place = [circuit_over(address) for address in known]
+        for _ in range(30):
+            try:
+                await sender._dht._p2p._client.connect(_peer_id(hidden), place)
+                break
+            except Exception:  # it has no place at a relay yet
+                await asyncio.sleep(1.0)
+        await sender.send(hidden.peer_id, b"bulk", memoryview(bytes(1000)))
+        assert await asyncio.wait_for(box.headers.get(), 5.0) == b"bulk"
+        assert sender.traffic.ways() == {hidden.peer_id: "relayed"}
+        await asyncio.gather(*(transport.close() for transport in (sender, hidden, *relays)))
+
+    run(test())
+
+
+def _peer_id(transport: Any) -> Any:
+    from hivemind.p2p import PeerID
+
+    return PeerID.from_base58(transport.peer_id)
+
+
 def test_direct_connections_die_with_the_daemon() -> None:
     """A peer without its daemon is dead to others: a payload under way to it ends, as does one from it."""
 

@@ -63,7 +63,7 @@ def test_what_peers_publish_is_what_is_seen() -> None:
             2.0,
             1.5,
         )
-        assert peer.ways == Ways(direct=2, libp2p=0)
+        assert peer.ways == Ways(direct=2, libp2p=0, relayed=0)
         assert (peer.bytes_sent, peer.bytes_received, peer.waiting_s, peer.aggregates) == (10, 20, 3.0, (0,))
         assert (seen.run.mode, seen.run.shards, seen.run.epoch) == ("sync", 3, 7)
         assert seen.run.config == RunConfig(sync_every=10).to_wire()

@@ -45,7 +45,7 @@ def test_the_schema_is_the_documented_one() -> None:
                 "name": "alice", "peer_id": "id-alice", "host": "box", "role": "worker", "state": "training",
                 "epoch": 12, "step": 6100, "steps_per_second": 3.5, "loss": 2.25, "samples": 48800,
                 "last_seen_s": 1.5, "bytes_sent": 1000, "bytes_received": 2000, "waiting_s": 12.5,
-                "bandwidth": 11_900_000, "ways": {"direct": 2, "libp2p": 0},
+                "bandwidth": 11_900_000, "ways": {"direct": 2, "libp2p": 0, "relayed": 0},
                 "aggregates": [0, 2], "aggregates_count": 2, "addresses": ["/ip4/1.2.3.4/tcp/1"],
             }
         ],

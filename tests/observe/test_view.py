@@ -71,6 +71,21 @@ def test_lines_say_the_same() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("ways", "told"),
+    [
+        ({}, "-"),
+        ({"direct": 2}, "2/2"),
+        ({"libp2p": 2}, "0/2"),
+        ({"direct": 1, "libp2p": 2, "relayed": 3}, "1/6 (3 relayed)"),
+    ],
+)
+def test_ways_are_counted(ways: dict[str, int], told: str) -> None:
+    """How many of all peers get their payloads directly; what a third peer passes on is named."""
+    alice = {"peer_id": "id-a", "time": NOW, "ways": ways}
+    assert f" direct={told} shards" in lines(snapshot("main", None, [alice], NOW))[1]
+
+
 @pytest.mark.parametrize(("aggregates", "told"), [((), "-"), ((0, 2), "0,2"), (tuple(range(16)), "0,1,2,3… (40)")])
 def test_shards_are_named(aggregates: tuple[int, ...], told: str) -> None:
     """Whom one aggregates for is told by number, as long as that is short."""
