@@ -321,7 +321,8 @@ class Exchange:
             if len(early) > payload_bytes:
                 raise FrameError(f"more bytes came than the {payload_bytes} that were announced")
             payload[: len(early)] = early
-            await self._receive(stream, payload, len(early))
+            with self.traffic.receiving():
+                await self._receive(stream, payload, len(early))
         finally:
             self._receiving.release()
         await self._take(stream, header, payload)

@@ -5,7 +5,8 @@ Law: types only. No socket, no loop, no Hivemind; an adapter is whatever satisfi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -136,6 +137,8 @@ class Traffic:
     refused: int = 0
     peers: dict[str, PeerTraffic] = field(default_factory=dict)
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
+    receiving: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Entered while a payload comes in; set by who wants to know how long that takes."""
 
     def sent(self, peer: str, count: int) -> None:
         """Count bytes sent to a peer."""

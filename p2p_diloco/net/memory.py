@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from p2p_diloco.net.interface import (
     Inbox,
@@ -98,7 +99,8 @@ class MemoryTransport:
         if remote is None or remote is self:
             raise Unreachable(f"{peer}: nobody is there", refused=peer in self._network.names)
         if self._network.delay_s:
-            await asyncio.sleep(self._network.delay_s)
+            with nullcontext() if payload is None else remote.traffic.receiving():
+                await asyncio.sleep(self._network.delay_s)
         self._links[peer], remote._links[self.peer_id] = remote, self
         size = len(header) + (payload.nbytes if payload is not None else 0)
         self.traffic.sent(peer, size)

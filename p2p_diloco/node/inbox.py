@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 
 from p2p_diloco.core.messages import (
@@ -71,6 +72,8 @@ class Inbox:
         """A link broke."""
         self.on_moving: Callable[[str], None] = lambda peer: None
         """A transfer with a peer goes on."""
+        self.judging: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered while a payload is looked at, whether it can be used."""
         self._work: TensorWork | None = None
         self._fragments = 0
         self._take: Callable[[str, Message], Awaitable[None]] | None = None
@@ -118,7 +121,9 @@ class Inbox:
         assert self._take is not None
         assert self._work is not None, "judged before"
         if payload is not None:
-            if objection := self._work.objection(message, payload):
+            with self.judging():
+                objection = self._work.objection(message, payload)
+            if objection:
                 raise self._refusal(sender, f"the {type(message).__name__} is refused: {objection}")
             assert isinstance(message, (Contribution, Commit, State)), "only these have a size"
             message = dataclasses.replace(message, payload=payload)

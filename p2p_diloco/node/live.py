@@ -14,6 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from p2p_diloco.net.interface import Limits, Transport
 from p2p_diloco.node import records, wire
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.ledger import CODEC, OUTER_STEP, SHARES, TRANSFER
 from p2p_diloco.node.life import Describing, Joined, find_run, found_if_nobody_has, holders_of, keep_record
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
@@ -164,7 +166,10 @@ class Participation:
         self.life = incarnation(int(self.life_began * 1000), secrets.randbits(SALT_BITS))
         self.reconnections = 0
         self.leaving = False
-        self.outbox = Outbox(transport)
+        self.trainer = TrainerSide(channel, shared, self._nudge_others)
+        transferring = partial(self.trainer.ledger.part, TRANSFER)
+        transport.traffic.receiving = transferring
+        self.outbox = Outbox(transport, transferring)
         clock = asyncio.get_running_loop().time
         self.replica = Replica(
             transport.peer_id,
@@ -174,13 +179,14 @@ class Participation:
             incarnation=self.life,
             now=clock(),
         )
-        self.trainer = TrainerSide(channel, shared, self._nudge_others)
         self.node = Node(self.run, self.replica, work, self.outbox, self.trainer)
         self.trainer.node = self.node
         self.saving = Saving(self.run, setup.local, self.replica, work, self.node.post)
         self.node.settled = self.saving.settled
         Describing(transport, inbox, self.run.token).serve(self.run.layout)
         inbox.on_nudge, inbox.on_closed, inbox.on_moving = self._nudged, self._closed, self._moving
+        inbox.judging = partial(self.trainer.ledger.part, CODEC)
+        self.node.stepping = partial(self.trainer.ledger.part, OUTER_STEP)
         inbox.open(work, len(self.run.layout.fragments), self.node.receive)
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
@@ -339,6 +345,7 @@ class Participation:
             recv=received,
             wait_s=round(shared.level(Level.WAITING_S), 3),
             bw=int(replica.roster.mine.bandwidth),
+            spent=[round(1000 * share) for share in shared.levels(Level.ROUND, len(SHARES))],
             ways=dict(Counter(way for peer, way in self.transport.traffic.ways().items() if peer in alive)),
             agg=list(aggregates[: records.AGG_MAX]),
             agg_n=len(aggregates),

@@ -11,6 +11,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 from p2p_diloco.core.events import (
@@ -80,6 +81,8 @@ class Node:
         self.retries = 0
         self.settled: Callable[[], None] = lambda: None
         """Called after each event, when versions and tensors agree."""
+        self.stepping: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Entered while an outer step is made, or made the state."""
         self.notes: deque[tuple[float, str]] = deque(maxlen=NOTES_KEPT)
         """The newest events of the log: (loop's time, text)."""
         self.names: dict[str, str] = {replica.me: "this peer"}
@@ -165,14 +168,17 @@ class Node:
             case Send(to, message):
                 self._send(to, message)
             case Average():
-                self.post(self.work.average(effect))
+                with self.stepping():
+                    self.post(self.work.average(effect))
             case Apply():
-                self.post(self.work.apply(effect))
+                with self.stepping():
+                    self.post(self.work.apply(effect))
             case Fill():
                 self.post(self.work.fill(effect))
             case Accept(proposals):
                 await self._trainer.not_reading()
-                self.work.accept(proposals)
+                with self.stepping():
+                    self.work.accept(proposals)
             case Load():
                 self._trainer.load(effect)
             case Release():

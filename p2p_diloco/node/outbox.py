@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 
@@ -58,10 +59,12 @@ class _Count:
 
 
 class Outbox:
-    """`answer` is called once for each message put here, in the loop, unless the outbox is closed before."""
+    """`answer` is called once for each message put here, in the loop, unless the outbox is closed before. `sending` is
+    entered while a round's payload waits for its turn or is on its way.
+    """
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: Transport, sending: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        self._transport, self._sending = transport, sending
         self._tasks: set[asyncio.Task[None]] = set()
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._lines: dict[str, dict[Hashable, tuple[Made, Answer]]] = {}  # by peer: what waits, by key, oldest first
@@ -115,7 +118,7 @@ class Outbox:
         answer(await self._outcome(to, self._transport.send(to, header, None)))
 
     async def _send_bulk(self, to: str, header: bytes, payload: memoryview, answer: Answer) -> None:
-        with self._rounds:
+        with self._rounds, self._sending():
             async with self._turns.setdefault(to, asyncio.Semaphore(BULK_AT_ONCE)):
                 outcome = await self._outcome(to, self._transport.send(to, header, payload))
             answer(outcome)

@@ -62,6 +62,8 @@ class PeerRecord:
     wait_s: float
     bw: int
     """What its link carries, the slower direction, in bytes a second; 0 until known."""
+    spent: list[int]
+    """What became of its last round's time (`ledger.SHARES`), in thousandths; all 0 before one is over."""
     ways: dict[str, int]
     """To how many of the live peers the newest payload went "direct", to how many over "libp2p", and to how many
     "relayed" by a third peer; what is 0 is left out."""

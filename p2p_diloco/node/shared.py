@@ -19,6 +19,7 @@ import os
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from enum import IntEnum
 
 import torch
@@ -67,6 +68,11 @@ class Level(IntEnum):
     """Trainer: the loss last reported; NaN until then."""
     WAITING_S = 34
     """Trainer: how long it has waited for the others so far."""
+    STANDS_SINCE = 35
+    """Trainer: since when it stands still until an exchange is over, as `time.monotonic()`; 0 while it does not."""
+    ROUND = 36
+    """Trainer: the first of several, what became of its last round's time (`ledger.SHARES`); all 0 before one is over.
+    They are written one by one, for people to look at: one look may see two rounds' figures."""
 
 
 class SharedMemory:
@@ -98,6 +104,15 @@ class SharedMemory:
     def set_level(self, slot: Level, value: float) -> None:
         """Write a real number."""
         self._levels[slot] = value
+
+    def levels(self, first: Level, count: int) -> list[float]:
+        """Real numbers side by side."""
+        return [self._levels[first + index] for index in range(count)]
+
+    def set_levels(self, first: Level, values: Sequence[float]) -> None:
+        """Write real numbers side by side."""
+        for index, value in enumerate(values):
+            self._levels[first + index] = value
 
     def _vector(self, offset: int) -> Tensor:
         if not self.numel:

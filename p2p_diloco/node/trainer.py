@@ -13,6 +13,7 @@ from typing import Any
 
 from p2p_diloco.core.events import Contribute, Load, Merge, Pause, Progress, Release
 from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, Ledger
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.shared import Count, Level, SharedMemory
 from p2p_diloco.tensors.mean import WEIGHT_MIN
@@ -36,7 +37,8 @@ class TrainerSide:
         self._held = self._came_ready = False
         self._channel, self._shared, self._on_nudge = channel, shared, on_nudge
         self._merging = self._contributing = 0  # the requests
-        self._began = 0.0
+        self.ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.level(Level.STANDS_SINCE) or math.inf)
+        """Where the time of the exchange under way goes."""
         self._not_reading = asyncio.Event()
         self._not_reading.set()
 
@@ -76,12 +78,14 @@ class TrainerSide:
                     self._on_nudge(goal)
 
     async def _contribute(self, message: Message) -> None:
-        self._contributing, self._began = message["n"], asyncio.get_running_loop().time()
+        self._contributing = message["n"]
+        self.ledger.begin()
         shards, replica, delta = tuple(message["shards"]), self.node.replica, self._shared.delta
         id, weighs = replica.next_contribution, message["weight"] > WEIGHT_MIN
         payloads = []
         for shard in shards:
-            payloads.append(self.node.work.encode(shard, delta, id, weighs=weighs))
+            with self.ledger.part(CODEC):
+                payloads.append(self.node.work.encode(shard, delta, id, weighs=weighs))
             await asyncio.sleep(0)  # of a large model this takes seconds, in which others ask whether this peer lives
         await self.node.feed(Contribute(shards, message["weight"], message["samples"], tuple(payloads)))
 
@@ -112,8 +116,8 @@ class TrainerSide:
 
     def release(self, effect: Release) -> None:
         """As `node.Trainer.release`."""
-        took_s = asyncio.get_running_loop().time() - self._began
-        self._channel.send("release", n=self._contributing, sent=effect.sent, took_s=took_s)
+        stood, hidden = self.ledger.stood, self.ledger.hidden
+        self._channel.send("release", n=self._contributing, sent=effect.sent, stood=stood, hidden=hidden)
 
     def ready(self) -> None:
         """As `node.Trainer.ready`."""

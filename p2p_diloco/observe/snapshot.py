@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 
 SCHEMA_VERSION = 1
 MAX_PEERS = 1024
@@ -37,6 +37,20 @@ class Ways:
     libp2p: int
     relayed: int
     """Over libp2p, and passed on by a third peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastRound:
+    """Where the time of a peer's last round went: six shares of it that add up to 1, pauses left out."""
+
+    inner: float
+    encode: float
+    group: float
+    transfer: float
+    outer_step: float
+    merge: float
+    hidden: float
+    """How much of the round's exchange was hidden behind training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +99,9 @@ class PeerStatus:
     bytes_sent: int | None
     bytes_received: int | None
     waiting_s: float | None
-    """Seconds that it has spent waiting for others, in all."""
+    """Seconds that its training has stood still for exchanges, in all."""
+    last_round: LastRound | None
+    """None before it has made one, or if it doesn't tell."""
     bandwidth: int | None
     """Bytes a second that its link carries, the slower direction; None while nobody knows."""
     ways: Ways | None
@@ -160,11 +176,18 @@ def _peer(record: Mapping[str, object], now: float) -> PeerStatus:
         bytes_received=_count(record, "recv"),
         waiting_s=_number(record, "wait_s"),
         bandwidth=_count(record, "bw") or None,
+        last_round=_last_round(record),
         ways=_ways(record),
         aggregates=tuple(shard for shard in aggregates if isinstance(shard, int)),
         aggregates_count=_count(record, "agg_n") or len(aggregates),
         addresses=tuple(_clean(address) for address in _items(record, "addrs") if isinstance(address, str)),
     )
+
+
+def _last_round(record: Mapping[str, object]) -> LastRound | None:
+    """Told in thousandths."""
+    told = [share / 1000 for share in _items(record, "spent") if isinstance(share, int) and 0 <= share <= 1000]
+    return LastRound(*told) if len(told) == len(fields(LastRound)) and any(told) else None
 
 
 def _ways(record: Mapping[str, object]) -> Ways | None:

@@ -5,12 +5,14 @@ Law: draws a snapshot and knows nothing else: no DHT, no clock, no terminal of i
 
 from __future__ import annotations
 
+from dataclasses import astuple, fields
+
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from p2p_diloco.observe.snapshot import PeerStatus, RunStatus, Snapshot
+from p2p_diloco.observe.snapshot import LastRound, PeerStatus, RunStatus, Snapshot
 
 COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "idle": "red", "finished": "blue"}
 BAR_CELLS = 20
@@ -29,13 +31,14 @@ SETTINGS_SHOWN = (
     "stop_after_samples",
 )
 """What of the run's config is worth a line; `--json` has all."""
+SHARES = tuple(field.name.replace("_", " ") for field in fields(LastRound))
 TITLES = (
     "epoch", "step", "steps/s", "loss", "samples", "waited", "sent", "received", "link", "direct", "shards", "seen",
 )  # fmt: skip
 
 
 def drawn(snapshot: Snapshot) -> RenderableType:
-    """The run as a table of its peers, with its round above and its newest events below."""
+    """The run as a table of its peers, with its round above; below, where their time went, and the newest events."""
     table = Table(expand=True, pad_edge=False)
     for title in ("peer", "host", "role", "state"):
         table.add_column(title, overflow="ellipsis", no_wrap=True)
@@ -48,7 +51,22 @@ def drawn(snapshot: Snapshot) -> RenderableType:
         )
     settings = [Text(line, "dim") for line in _settings(snapshot.run)]
     events = [Text(line, "dim") for line in _events(snapshot.run)]
-    return Group(Text(_headline(snapshot), "bold"), *settings, *_progress(snapshot.run), table, *events)
+    spent = _last_rounds(snapshot)
+    return Group(Text(_headline(snapshot), "bold"), *settings, *_progress(snapshot.run), table, *spent, *events)
+
+
+def _last_rounds(snapshot: Snapshot) -> list[RenderableType]:
+    """A table of those that tell where the time of their last round went, if any do."""
+    rounds = [(peer.name, peer.last_round) for peer in snapshot.peers if peer.last_round is not None]
+    if not rounds:
+        return []
+    table = Table(pad_edge=False, title="the last round: shares of its time, and of its exchange", title_justify="left")
+    table.add_column("peer", overflow="ellipsis", no_wrap=True)
+    for title in SHARES:
+        table.add_column(title, justify="right", no_wrap=True)
+    for name, last in rounds:
+        table.add_row(escape(name), *_shares(last))
+    return [table]
 
 
 def lines(snapshot: Snapshot) -> list[str]:
@@ -57,7 +75,7 @@ def lines(snapshot: Snapshot) -> list[str]:
     for peer in snapshot.peers:
         name, host, role, state, *numbers = _cells(peer)
         listed = " ".join(f"{title}={number}" for title, number in zip(TITLES, numbers, strict=True))
-        told.append(f"  {name} {state} {role} on {host or UNKNOWN} {listed}")
+        told.append(f"  {name} {state} {role} on {host or UNKNOWN} {listed}{_spent(peer)}")
     return [*told, *(f"  {line}" for line in _events(snapshot.run))]
 
 
@@ -112,6 +130,18 @@ def _cells(peer: PeerStatus) -> tuple[str, ...]:
         _shards(peer),
         _seconds(peer.last_seen_s),
     )
+
+
+def _spent(peer: PeerStatus) -> str:
+    """Where the time of the last round went, if the peer tells."""
+    if peer.last_round is None:
+        return ""
+    cells = zip(SHARES, _shares(peer.last_round), strict=True)
+    return "; last round: " + " ".join(f"{title.replace(' ', '-')}={share}" for title, share in cells)
+
+
+def _shares(last: LastRound) -> tuple[str, ...]:
+    return tuple(f"{share:.1%}" for share in astuple(last))
 
 
 def _direct(peer: PeerStatus) -> str:

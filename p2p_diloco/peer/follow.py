@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 from torch import Tensor
@@ -115,6 +115,10 @@ class FollowingHook:
 
     def rest(self) -> None:
         """Times are rank 0's."""
+
+    def beside(self) -> AbstractContextManager[None]:
+        """Times are rank 0's."""
+        return nullcontext()
 
     def synchronise(self) -> None:
         """As the others do."""

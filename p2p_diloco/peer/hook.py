@@ -10,14 +10,17 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Carry
 from p2p_diloco.core.schedule import fragment_interval
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, P2PDilocoError
+from p2p_diloco.node import ledger as parts
+from p2p_diloco.node.ledger import OF_EXCHANGE, OF_TRAINING, Ledger, shares_of, told
 from p2p_diloco.node.shared import Count, Level
 from p2p_diloco.peer.line import NodeLine
 from p2p_diloco.peer.local import Local
@@ -26,6 +29,9 @@ from p2p_diloco.tensors.layout import Layout
 
 STEP_TIME_SMOOTHING = 0.9
 """How much of the old estimate of a step's time stays when a new step has been made."""
+
+TOLD_EVERY_S = 60.0
+"""How often the log tells where the time of a round went."""
 
 log = logging.getLogger("p2p_diloco")
 
@@ -57,6 +63,8 @@ class Standing:
     hidden_time_s: float
     step_time_s: float
     dropped_samples: int
+    times: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by part, by their names in `Metrics`."""
 
 
 class Stepping(Protocol):
@@ -71,6 +79,8 @@ class Stepping(Protocol):
 
     def rest(self) -> None: ...
 
+    def beside(self) -> AbstractContextManager[None]: ...
+
     def synchronise(self) -> None: ...
 
 
@@ -80,21 +90,42 @@ class Hook:
     """
 
     def __init__(
-        self, node: NodeLine, local: Local, config: RunConfig, layout: Layout, wait_timeout_s: float
+        self,
+        node: NodeLine,
+        local: Local,
+        config: RunConfig,
+        layout: Layout,
+        wait_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node, self._memory, self._local = node, node.memory, local
         self._config, self._layout, self._wait_timeout_s = config, layout, wait_timeout_s
         self._interval = fragment_interval(config.sync_every, len(layout.fragments))
         self._tally = Tally(config, layout)
         self.sync_count = 0
-        self.last_sync_time_s = self.total_sync_time_s = self.waiting_time_s = self.hidden_time_s = 0.0
+        self.last_sync_time_s = self.total_sync_time_s = 0.0
+        self.ledger = Ledger(OF_TRAINING, clock)
+        """Where the trainer's time goes."""
+        self._clock, self._told_at = clock, -math.inf
+        self._hidden = dict.fromkeys(OF_EXCHANGE, 0.0)
+        self._round_began = self.ledger.stood
         self._diverged = False  # the last progress was given up, for it was not finite
         self._flight: Flight | None = None
         self._since = 0  # steps since the last sending
         self._seen = -1
         self._commits = 0  # over all fragments
         self._step_time_s = 0.0
-        self._resumed_at: float | None = time.perf_counter()
+        self._resumed_at: float | None = clock()
+
+    @property
+    def waiting_time_s(self) -> float:
+        """How long training has stood still: all but inner steps and pauses."""
+        return sum(seconds for part, seconds in self.ledger.stood.items() if part not in (parts.INNER, parts.PAUSED))
+
+    @property
+    def hidden_time_s(self) -> float:
+        """How long training went on while an exchange was under way."""
+        return sum(self._hidden.values())
 
     @property
     def steps(self) -> int:
@@ -128,6 +159,10 @@ class Hook:
             hidden_time_s=self.hidden_time_s,
             step_time_s=self.step_time_s,
             dropped_samples=self.dropped_samples,
+            times={
+                **{f"{part}_time_s": seconds for part, seconds in self.ledger.stood.items()},
+                **{f"hidden_{part}_time_s": seconds for part, seconds in self._hidden.items()},
+            },
         )
 
     @property
@@ -178,11 +213,15 @@ class Hook:
             self.exchange(at_once=asked_for)
         elif self._flight is None and self._memory.count(Count.CHANGED) != self._seen:
             self.merge()
-        self._resumed_at = time.perf_counter()
+        self._resumed_at = self._clock()
 
     def rest(self) -> None:
         """The time from here to the end of the next step is no step's."""
         self._resumed_at = None
+
+    def beside(self) -> AbstractContextManager[None]:
+        """What happens meanwhile is neither training nor an exchange."""
+        return self.ledger.part(parts.PAUSED)
 
     def synchronise(self) -> None:
         """Exchange the whole model now, and have the others do the same at their next step."""
@@ -193,22 +232,26 @@ class Hook:
         self._node.tell("nudge", goal=goal)
         while self._commits < goal and self.exchange(at_once=True):
             pass
-        self._resumed_at = time.perf_counter()
+        self._resumed_at = self._clock()
 
     # -- what follows
 
     def exchange(self, *, at_once: bool = False) -> bool:
         """Contribute what is due; without overlap, or `at_once`, wait for its commits. False if nothing is due."""
         while True:
-            began = time.perf_counter()
+            began = self.waiting_time_s
             if not (due := self.merge()):
                 return False
-            self._local.write_delta(due)
-            if not self._local.may_be_sent(due):
+            with self.ledger.part(parts.PSEUDO_GRADIENT):
+                self._local.write_delta(due)
+                sound = self._local.may_be_sent(due)
+            if not sound:
                 self._give_up_progress()
                 return False
+            goes_on = bool(self._config.overlap_steps) and not at_once
+            self._memory.set_level(Level.STANDS_SINCE, 0.0 if goes_on else self._clock())
             flight = self._flight = self._send(due, began)
-            if (self._config.overlap_steps and not at_once) or self._land(flight):
+            if goes_on or self._land(flight):
                 return True
 
     def merge(self, *, afresh: bool = False, landing: Collection[int] = ()) -> list[int]:
@@ -216,6 +259,12 @@ class Hook:
         the global parameters, and keep nothing of the local ones. `landing`: shards whose exchange is just over; what
         is trained since they were sent is treated as `merge` says, if this peer's part of it was counted.
         """
+        with self.ledger.part(parts.MERGE):
+            return self._merge(afresh, landing)
+
+    # -- inside
+
+    def _merge(self, afresh: bool, landing: Collection[int]) -> list[int]:
         self._seen = self._memory.count(Count.CHANGED)
         load = self._node.ask("merge", "load")
         try:
@@ -236,13 +285,11 @@ class Hook:
         due: list[int] = load["due"]
         return due
 
-    # -- inside
-
     def _send(self, due: list[int], began: float) -> Flight:
-        """Send the pseudo-gradient of these shards, which is written."""
+        """Send the pseudo-gradient of these shards, which is written; `began`: the waiting time before."""
         sent = self._tally.send(due)
         request = self._node.request("contribute", shards=due, weight=sent.weight, samples=sent.samples)
-        flight = Flight(request, sent, self.steps, self._since, time.perf_counter() - began)
+        flight = Flight(request, sent, self.steps, self._since, self.waiting_time_s - began)
         self._since = 0
         return flight
 
@@ -251,36 +298,48 @@ class Hook:
 
     def _land(self, flight: Flight) -> bool:
         """Wait until the exchange is over, and merge its result; False: it never began, and all is as before it."""
-        began = time.perf_counter()
-        took_s = self._flown(flight)
-        waited_s, self._flight = time.perf_counter() - began, None
-        if took_s is None:
+        began = self.waiting_time_s
+        hidden_s, self._flight = self._flown(flight), None
+        if hidden_s is None:
             self._tally.unsend(flight.sent)
             self._since += flight.steps
             return False
         self._diverged = False
         self.merge(landing=flight.sent.shards)
-        stood_s = flight.stood_s + time.perf_counter() - began
-        hidden_s = max(0.0, took_s - waited_s)
         self.sync_count += 1
-        self.last_sync_time_s = stood_s + hidden_s
+        self.last_sync_time_s = flight.stood_s + self.waiting_time_s - began + hidden_s
         self.total_sync_time_s += self.last_sync_time_s
-        self.waiting_time_s += stood_s
-        self.hidden_time_s += hidden_s
         self._memory.set_level(Level.WAITING_S, self.waiting_time_s)
+        self._tell_round(hidden_s)
         return True
+
+    def _tell_round(self, hidden_s: float) -> None:
+        """Where the time since the last landing went: for the peer's record, and now and then for the log."""
+        before, now = self._round_began, self._clock()
+        self._round_began = self.ledger.stood
+        spent = {part: seconds - before[part] for part, seconds in self._round_began.items()}
+        shares = shares_of(spent, hidden_s)
+        self._memory.set_levels(Level.ROUND, shares)
+        if now - self._told_at >= TOLD_EVERY_S:
+            self._told_at, took_s = now, sum(spent.values()) - spent[parts.PAUSED]
+            log.info("round %d took %.2f s: %s", self.sync_count, took_s, told(shares))
 
     def _flown(self, flight: Flight) -> float | None:
         """Wait for the others, however long they take; only for those that a run starts with, not for ever. How many
-        seconds the exchange took; None: it never began.
+        seconds of the exchange training went on for; None: it never began.
         """
         starting = self._config.start_peers > 1 and self._memory.count(Count.EPOCH) == 0
         timeout_s = self._wait_timeout_s if starting else math.inf
-        self._memory.set_count(Count.STANDS, 1)
-        try:
-            release = self._node.wait_for("release", n=flight.request, timeout_s=timeout_s)
-        finally:
-            self._memory.set_count(Count.STANDS, 0)
+        before = self.ledger.stood[parts.GROUP]
+        if not self._memory.level(Level.STANDS_SINCE):
+            self._memory.set_level(Level.STANDS_SINCE, self._clock())
+        with self.ledger.part(parts.GROUP):  # until the node has told what else it was
+            self._memory.set_count(Count.STANDS, 1)
+            try:
+                release = self._node.wait_for("release", n=flight.request, timeout_s=timeout_s)
+            finally:
+                self._memory.set_count(Count.STANDS, 0)
+                self._memory.set_level(Level.STANDS_SINCE, 0.0)
         if release is None:
             raise GaveUpWaiting(
                 f"has passed, and fewer than start_peers={self._config.start_peers} peers have come",
@@ -288,7 +347,12 @@ class Hook:
                 value=self._wait_timeout_s,
                 mend="start the others, or lower start_peers",
             )
-        return float(release["took_s"]) if release["sent"] else None
+        self.ledger.split(parts.GROUP, before, release["stood"])
+        if not release["sent"]:
+            return None
+        for part, seconds in release["hidden"].items():
+            self._hidden[part] += seconds
+        return float(sum(release["hidden"].values()))
 
     def _mixed(self, landing: Collection[int], carries: dict[int, Carry]) -> list[int]:
         """The shards in which local and global values are weighed, where that is the rule of the run."""
@@ -326,6 +390,6 @@ class Hook:
     def _measure(self) -> None:
         if self._resumed_at is None:
             return
-        took_s = time.perf_counter() - self._resumed_at
+        took_s = self._clock() - self._resumed_at
         known, keep = self._step_time_s, STEP_TIME_SMOOTHING
         self._step_time_s = took_s if not known else keep * known + (1 - keep) * took_s

@@ -11,7 +11,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
 
 from p2p_diloco import errors
@@ -179,6 +179,10 @@ class LeadingHook:
     def rest(self) -> None:
         """As `Hook.rest`."""
         self._hook.rest()
+
+    def beside(self) -> AbstractContextManager[None]:
+        """As `Hook.beside`."""
+        return self._hook.beside()
 
     def synchronise(self) -> None:
         """As `Hook.synchronise`."""

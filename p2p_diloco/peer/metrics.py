@@ -23,9 +23,29 @@ class Metrics:
     total_sync_time_s: float = 0.0
     """What all of them took."""
     waiting_time_s: float = 0.0
-    """How much of that training stood still for."""
+    """How long training stood still: pseudo-gradient, codec, group, transfer, outer step and merge, below."""
     hidden_time_s: float = 0.0
-    """How much of that training went on meanwhile."""
+    """How long training went on while an exchange was under way: the four hidden times, below."""
+    inner_time_s: float = 0.0
+    """Everything between exchanges: inner steps, data, logs. This, the waiting time and the pauses are all there is."""
+    pseudo_gradient_time_s: float = 0.0
+    """Base − local, and the look at whether it may be sent."""
+    codec_time_s: float = 0.0
+    """To the wire's precision, and the look at what comes, whether it can be used."""
+    group_time_s: float = 0.0
+    """None of the other parts: waiting for the averaging group."""
+    transfer_time_s: float = 0.0
+    """Payloads on their way out, until they are taken, or on their way in."""
+    outer_step_time_s: float = 0.0
+    """Means, outer steps, digests."""
+    merge_time_s: float = 0.0
+    """Newer global values into the model."""
+    paused_time_s: float = 0.0
+    """In `pause()`, and while this peer's own state was saved."""
+    hidden_codec_time_s: float = 0.0
+    hidden_group_time_s: float = 0.0
+    hidden_transfer_time_s: float = 0.0
+    hidden_outer_step_time_s: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
     steps_per_second: float = 0.0
@@ -41,3 +61,13 @@ class Metrics:
     dropped_samples: int = 0
     """Samples whose progress was given up: it could not be told from what is counted, or was carried too
     long."""
+
+    @property
+    def encode_time_s(self) -> float:
+        """Pseudo-gradient and codec, while training stood still."""
+        return self.pseudo_gradient_time_s + self.codec_time_s
+
+    @property
+    def hidden_share(self) -> float:
+        """The share of all exchanges' time that was hidden behind training; 0 before the first one."""
+        return self.hidden_time_s / self.total_sync_time_s if self.total_sync_time_s else 0.0

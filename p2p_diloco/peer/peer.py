@@ -266,14 +266,15 @@ class Peer:
         if self._inner is None or standing.sync_count == self._exchanges:
             return
         self._exchanges = standing.sync_count
-        due = self._inner.due(standing.epoch, standing.finished, self.state_dict())
-        if due is None:
-            return
-        if self._ranks is None:
-            self._inner.save(**due)
-        else:
-            inner = self._inner
-            self._ranks.together("save", lambda: inner.save(**due), **due)
+        with self._hooked.beside():
+            due = self._inner.due(standing.epoch, standing.finished, self.state_dict())
+            if due is None:
+                return
+            if self._ranks is None:
+                self._inner.save(**due)
+            else:
+                inner = self._inner
+                self._ranks.together("save", lambda: inner.save(**due), **due)
 
     def _keep_told(self, told: Message) -> None:
         """Save this rank's part."""
@@ -300,7 +301,8 @@ class Peer:
             node.line.tell("pause", on=True)
         hook.rest()
         try:
-            yield
+            with hook.beside():
+                yield
         finally:
             if node is not None and self._node is not None:
                 node.line.tell("pause", on=False)
@@ -338,7 +340,7 @@ class Peer:
         it.
         """
         metrics = self.metrics
-        times = ("total_sync_time_s", "waiting_time_s", "hidden_time_s")
+        times = ("total_sync_time_s", "waiting_time_s", "hidden_time_s", *self._hooked.standing.times)
         return {name: getattr(metrics, name) for name in ("sync_count", "local_step", *times, "dropped_samples")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -416,6 +418,7 @@ class Peer:
             hidden_time_s=now.hidden_time_s + before.get("hidden_time_s", 0.0),
             steps_per_second=1 / now.step_time_s if now.step_time_s else 0.0,
             dropped_samples=now.dropped_samples + before.get("dropped_samples", 0),
+            **{name: seconds + before.get(name, 0.0) for name, seconds in now.times.items()},
             **node,
         )
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -200,6 +200,40 @@ def test_progress_is_told_while_a_payload_comes() -> None:
         stranger.write(b"def")
         assert await stranger.read() == Accepted()
         assert rig.box.headers == [b"h"]
+        await rig.exchange.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_who_wants_to_know_is_told_while_a_payload_comes(whole: bool) -> None:
+    """From when it may come until all of it is there, or its stream has ended."""
+
+    async def test() -> None:
+        rig, coming = Rig(), list[bool]()
+
+        @contextlib.contextmanager
+        def receiving() -> Iterator[None]:
+            coming.append(True)
+            try:
+                yield
+            finally:
+                coming.append(False)
+
+        rig.traffic.receiving = receiving
+        stranger = await rig.stranger()
+        stranger.write(Message(b"no payload"))
+        stranger = await rig.stranger()
+        stranger.write(encode(Bulk(b"h", 8)) + b"half")
+        await asyncio.sleep(0.05)
+        assert coming == [True]
+        if whole:
+            stranger.write(b"full")
+            assert await stranger.read() == Accepted()
+        else:
+            stranger.writer.close()
+            await asyncio.wait_for(rig.serving[1], 5.0)
+        assert coming == [True, False]
         await rig.exchange.close()
 
     run(test())

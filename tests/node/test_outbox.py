@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -51,6 +52,34 @@ def state(header: bytes) -> Callable[[], Awaitable[tuple[bytes, memoryview]]]:
 
 
 PAYLOAD = memoryview(b"payload")
+
+
+def test_who_wants_to_know_is_told_while_a_rounds_payload_goes() -> None:
+    """From when it is put here until it is taken; not of words, nor of what is for somebody who catches up."""
+    going = 0
+
+    @contextmanager
+    def sending() -> Iterator[None]:
+        nonlocal going
+        going += 1
+        yield
+        going -= 1
+
+    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
+        box._sending = sending
+        box.put("a", b"words", None, answers.append)
+        box.put_late("a", state(b"state"), answers.append)
+        await asyncio.sleep(0.01)
+        assert (len(wires.under_way), going) == (2, 0)
+        for n in range(BULK_AT_ONCE + 1):
+            box.put("b", b"%d" % n, PAYLOAD, answers.append)
+        await asyncio.sleep(0.01)
+        assert going == BULK_AT_ONCE + 1
+        wires.let_go.set()
+        await box.emptied(1.0)
+        assert going == 0
+
+    played(test)
 
 
 def test_so_many_payloads_go_to_a_peer_at_once() -> None:

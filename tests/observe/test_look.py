@@ -32,6 +32,7 @@ ALICE = PeerRecord(
     recv=20,
     wait_s=3.0,
     bw=11_900_000,
+    spent=[900, 20, 40, 30, 8, 2, 250],
     ways={"direct": 2},
     agg=[0],
     agg_n=1,

@@ -19,8 +19,9 @@ def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
     return {
         "v": 1, "peer_id": f"id-{name}", "name": name, "host": "box", "role": "worker", "state": "training",
         "epoch": 12, "step": 6100, "sps": 3.5, "loss": 2.25, "samples": 48800, "sent": 1000, "recv": 2000,
-        "wait_s": 12.5, "bw": 11_900_000, "ways": {"direct": 2}, "agg": [0, 2], "agg_n": 2, "round": None,
-        "addrs": ["/ip4/1.2.3.4/tcp/1"], "time": NOW - 1.5, "events": [], **changes,
+        "wait_s": 12.5, "bw": 11_900_000, "spent": [900, 20, 40, 30, 8, 2, 250], "ways": {"direct": 2},
+        "agg": [0, 2], "agg_n": 2, "round": None, "addrs": ["/ip4/1.2.3.4/tcp/1"], "time": NOW - 1.5,
+        "events": [], **changes,
     }  # fmt: skip
 
 
@@ -45,11 +46,22 @@ def test_the_schema_is_the_documented_one() -> None:
                 "name": "alice", "peer_id": "id-alice", "host": "box", "role": "worker", "state": "training",
                 "epoch": 12, "step": 6100, "steps_per_second": 3.5, "loss": 2.25, "samples": 48800,
                 "last_seen_s": 1.5, "bytes_sent": 1000, "bytes_received": 2000, "waiting_s": 12.5,
+                "last_round": {
+                    "inner": 0.9, "encode": 0.02, "group": 0.04, "transfer": 0.03, "outer_step": 0.008, "merge": 0.002,
+                    "hidden": 0.25,
+                },
                 "bandwidth": 11_900_000, "ways": {"direct": 2, "libp2p": 0, "relayed": 0},
                 "aggregates": [0, 2], "aggregates_count": 2, "addresses": ["/ip4/1.2.3.4/tcp/1"],
             }
         ],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("spent", [None, [], [0] * 7, [500] * 6, [500] * 8, [1001] * 7, [-1] * 7, ["x"] * 7, "spent"])
+def test_shares_that_mean_nothing_are_left_out(spent: Any) -> None:
+    """A round's time is told by seven shares or not at all; before the first one all are 0."""
+    (peer,) = snapshot("main", None, [record(spent=spent)], NOW).peers
+    assert peer.last_round is None
 
 
 def test_a_run_that_nobody_founded_is_empty() -> None:

@@ -71,6 +71,22 @@ def test_lines_say_the_same() -> None:
     )
 
 
+def test_where_the_last_round_went() -> None:
+    """A row of its own for each peer that tells, and the same behind its line."""
+    alice = {"peer_id": "id-a", "name": "alice", "time": NOW, "spent": [900, 20, 40, 30, 8, 2, 250]}
+    bob = {"peer_id": "id-b", "name": "bob", "time": NOW}
+    snap = snapshot("main", None, [alice, bob], NOW)
+    text = screen(snap)
+    _, below = text.split("the last round: shares of its time, and of its exchange")
+    (row,) = [line for line in below.splitlines() if "alice" in line]
+    cells = [cell for cell in row.replace("│", " ").split() if "%" in cell]
+    assert cells == ["90.0%", "2.0%", "4.0%", "3.0%", "0.8%", "0.2%", "25.0%"]
+    assert "bob" not in below
+    shares = "inner=90.0% encode=2.0% group=4.0% transfer=3.0% outer-step=0.8% merge=0.2% hidden=25.0%"
+    assert lines(snap)[1].endswith(f"; last round: {shares}")
+    assert "last round" not in screen(seen())
+
+
 @pytest.mark.parametrize(
     ("ways", "told"),
     [

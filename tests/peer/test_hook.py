@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +32,8 @@ class ScriptedLine:
         os.close(fd)
         self.log: list[tuple[str, dict[str, Any]]] = []
         self.releases: list[bool | None] = []
+        self.stood: dict[str, float] = {}
+        self.hidden = {"transfer": 0.2, "group": 0.3}
         self.layout: Layout
         self.epochs: list[int] = []
         self.fresh: dict[int, str] = {}
@@ -60,7 +65,9 @@ class ScriptedLine:
         if sent:
             self.commit(self.log[n - 1][1])
             self.memory.set_count(Count.CHANGED, self.memory.count(Count.CHANGED) + 1)
-        return None if sent is None else {"kind": "release", "n": n, "sent": sent, "took_s": 0.5}
+        if sent is None:
+            return None
+        return {"kind": "release", "n": n, "sent": sent, "stood": self.stood, "hidden": self.hidden}
 
     def commit(self, request: dict[str, Any]) -> None:
         for shard in request["shards"]:
@@ -73,7 +80,9 @@ class ScriptedLine:
         return [values for kind, values in self.log if kind == "contribute"]
 
 
-def hooked(fragments: int = 1, theta: float = 0.0, **settings: Any) -> tuple[Hook, ScriptedLine, nn.Module]:
+def hooked(
+    fragments: int = 1, theta: float = 0.0, clock: Callable[[], float] = time.monotonic, **settings: Any
+) -> tuple[Hook, ScriptedLine, nn.Module]:
     model = nn.Module()
     model.u, model.v = nn.Parameter(torch.full((2,), theta)), nn.Parameter(torch.full((2,), theta))
     config = RunConfig(**{"sync_every": 4, "num_fragments": fragments, **settings})
@@ -82,7 +91,7 @@ def hooked(fragments: int = 1, theta: float = 0.0, **settings: Any) -> tuple[Hoo
     line.begin(layout)
     local = LocalModel(model, layout, line.memory.theta, line.memory.delta, config.local_share)
     local.write_theta()
-    return Hook(line, local, config, layout, 5.0), line, model  # type: ignore[arg-type]
+    return Hook(line, local, config, layout, 5.0, clock), line, model  # type: ignore[arg-type]
 
 
 def step(hook: Hook, model: nn.Module, times: int = 1, by: float = 1.0) -> None:
@@ -157,7 +166,7 @@ def test_training_goes_on_while_an_exchange_is_under_way() -> None:
     step(hook, model)
     assert hook.sync_count == 1
     assert hook.hidden_time_s == pytest.approx(0.5, abs=0.1)
-    assert hook.last_sync_time_s == pytest.approx(hook.hidden_time_s + hook.waiting_time_s)
+    assert hook.last_sync_time_s == pytest.approx(hook.hidden_time_s + hook.waiting_time_s, abs=0.01)
     assert model.u.tolist() == [7.0, 7.0]
     step(hook, model)
     assert [c["weight"] for c in line.contributed()] == [4.0, 4.0]
@@ -338,6 +347,83 @@ def test_what_is_dropped_is_counted() -> None:
     assert hook.dropped_samples == 10
 
 
+def taking(clock: SimpleNamespace, seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, which takes so long."""
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        clock.now += seconds
+        return call(*arguments, **named)
+
+    return timed
+
+
+def every_time(hook: Hook) -> dict[str, float]:
+    now = hook.standing
+    names = ("total_sync_time_s", "waiting_time_s", "hidden_time_s")
+    return {**now.times, **{name: getattr(now, name) for name in names}}
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 2])
+def test_where_the_time_goes(overlap_steps: int) -> None:
+    """Every second of training is one part's: what the trainer does is its own, the wait for the others is told apart
+    by the node, and what the node doesn't tell is the group's. The hidden parts come beside. Steps take 1 s, pauses 99.
+    """
+    clock = SimpleNamespace(now=1000.0)
+    hook, line, model = hooked(clock=lambda: clock.now, overlap_steps=overlap_steps, merge="rebase")
+    line.stood = {"codec": 0.25, "transfer": 1.0, "outer_step": 0.5, "group": 0.25}
+    line.hidden = {"codec": 0.125, "transfer": 1.5, "outer_step": 0.0, "group": 0.375} if overlap_steps else {}
+    hook._local.write_delta = taking(clock, 0.5, hook._local.write_delta)  # type: ignore[method-assign]
+    hook._local.merge = taking(clock, 0.25, hook._local.merge)  # type: ignore[method-assign]
+    line.wait_for = taking(clock, 4.0, line.wait_for)  # type: ignore[method-assign]
+    began = clock.now
+    for _ in range(8 + overlap_steps):
+        clock.now += 1.0
+        step(hook, model)
+        with hook.beside():
+            clock.now += 99.0
+    times, merges = every_time(hook), 5  # at the first step, before and after each exchange
+    assert times["inner_time_s"] == 8 + overlap_steps
+    assert times["paused_time_s"] == 99.0 * (8 + overlap_steps)
+    assert (times["pseudo_gradient_time_s"], times["merge_time_s"]) == (2 * 0.5, merges * 0.25)
+    assert (times["codec_time_s"], times["transfer_time_s"], times["outer_step_time_s"]) == (0.5, 2.0, 1.0)
+    assert times["group_time_s"] == 2 * (4.0 - 1.75)
+    assert times["waiting_time_s"] == clock.now - began - times["inner_time_s"] - times["paused_time_s"]
+    assert times["hidden_time_s"] == (4.0 if overlap_steps else 0.0)
+    assert times["hidden_transfer_time_s"] == (3.0 if overlap_steps else 0.0)
+    assert times["total_sync_time_s"] == times["waiting_time_s"] - 0.25 + times["hidden_time_s"]
+    shares = line.memory.levels(Level.ROUND, 7)
+    assert sum(shares[:-1]) == pytest.approx(1.0)
+    assert shares == pytest.approx(
+        [4 / 9, 0.75 / 9, 2.25 / 9, 1 / 9, 0.5 / 9, 0.5 / 9, 2 / 7 if overlap_steps else 0.0]
+    )
+
+
+def test_an_exchange_that_never_began_hides_nothing() -> None:
+    """The wait for it is time that training stood still; what the node did meanwhile was no exchange."""
+    clock = SimpleNamespace(now=0.0)
+    hook, line, model = hooked(clock=lambda: clock.now)
+    line.wait_for = taking(clock, 4.0, line.wait_for)  # type: ignore[method-assign]
+    line.releases, line.stood = [False, True], {"codec": 1.0}
+    step(hook, model, 4)
+    assert every_time(hook)["hidden_time_s"] == 0.5  # of the second one
+    assert (every_time(hook)["codec_time_s"], every_time(hook)["group_time_s"]) == (2.0, 6.0)
+    assert every_time(hook)["total_sync_time_s"] == 4.5
+
+
+def test_the_log_tells_now_and_then_where_the_time_went(caplog: pytest.LogCaptureFixture) -> None:
+    """The first round, then one a minute at most."""
+    clock = SimpleNamespace(now=0.0)
+    hook, _, model = hooked(clock=lambda: clock.now, sync_every=1)
+    with caplog.at_level("INFO", logger="p2p_diloco"):
+        for _ in range(8):
+            clock.now += 20.0
+            step(hook, model)
+    assert [message.split(":")[0] for message in caplog.messages] == [
+        f"round {number} took 20.00 s" for number in (1, 4, 7)
+    ]
+    assert "inner 100.0%, encode 0.0%" in caplog.messages[0]
+
+
 def test_pauses_are_no_step_time() -> None:
     """The time of an exchange or a pause is not taken for an inner step's."""
     hook, _, model = hooked()
@@ -355,7 +441,7 @@ def test_progress_that_is_not_finite_is_dropped_once(value: float, caplog: pytes
     """
     hook, line, model = hooked(fragments=2)
     line.memory.theta.fill_(5.0)
-    for time in (1, 2):
+    for attempt in (1, 2):
         line.log.clear()
         hook.merge()
         dropped = hook.dropped_samples
@@ -367,7 +453,7 @@ def test_progress_that_is_not_finite_is_dropped_once(value: float, caplog: pytes
         assert line.contributed() == []
         assert model.u.tolist() == line.memory.theta[:2].tolist()
         assert model.v.tolist() == line.memory.theta[2:].tolist()
-        assert len([r for r in caplog.records if "not finite" in r.message]) == time
+        assert len([r for r in caplog.records if "not finite" in r.message]) == attempt
         assert hook.dropped_samples > dropped
         step(hook, model)
         (sent,) = line.contributed()

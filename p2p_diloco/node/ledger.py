@@ -1,0 +1,106 @@
+"""Where time goes: seconds by part, so that every moment is one part's and none is counted twice.
+
+Law: knows parts and not what happens in them, and reads no clock but the one that it is given. Of several parts that
+are under way at a moment the first in its order has that moment; while none is, the last.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+INNER, PAUSED, MERGE, PSEUDO_GRADIENT = "inner", "paused", "merge", "pseudo_gradient"
+CODEC, GROUP, TRANSFER, OUTER_STEP = "codec", "group", "transfer", "outer_step"
+
+OF_EXCHANGE = (OUTER_STEP, CODEC, TRANSFER, GROUP)
+"""What an exchange is made of, to the node: its own arithmetic, else payloads on their way from it or to it, else it
+waits for its averaging group."""
+OF_TRAINING = (PSEUDO_GRADIENT, *OF_EXCHANGE, MERGE, PAUSED, INNER)
+"""What a trainer's time is made of."""
+
+Seconds = dict[str, float]
+"""By part."""
+
+
+class Ledger:
+    """Seconds by part, in two columns: `stood` and `hidden`, those until `stands_since()`, when training went on.
+
+    `clock` and `stands_since` give seconds of one clock, which may be another process's too.
+    """
+
+    def __init__(
+        self,
+        order: Sequence[str],
+        clock: Callable[[], float] = time.monotonic,
+        stands_since: Callable[[], float] = lambda: -math.inf,
+    ) -> None:
+        self._order, self._clock, self._stands_since = tuple(order), clock, stands_since
+        self._under_way = dict.fromkeys(self._order, 0)
+        self._at = clock()
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget what has been, but for what is under way."""
+        self._at = self._clock()
+        self._stood, self._hidden = (dict.fromkeys(self._order, 0.0) for _ in range(2))
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What happens meanwhile is of this part. Several may be under way at once, one of them several times."""
+        self._settle()
+        self._under_way[name] += 1
+        try:
+            yield
+        finally:
+            self._settle()
+            self._under_way[name] -= 1
+
+    def split(self, name: str, before: float, seconds: Mapping[str, float]) -> None:
+        """Of the seconds that a part has more than `before`, so many are other parts'; never more than these."""
+        for other, share in seconds.items():
+            if other != name:
+                moved = min(share, self._stood[name] - before)
+                self._stood[name] -= moved
+                self._stood[other] += moved
+
+    @property
+    def stood(self) -> Seconds:
+        """Until this moment, while training stood still."""
+        self._settle()
+        return dict(self._stood)
+
+    @property
+    def hidden(self) -> Seconds:
+        """Until this moment, while training went on."""
+        self._settle()
+        return dict(self._hidden)
+
+    def _settle(self) -> None:
+        """Write down the time since the last call."""
+        began, self._at = self._at, self._clock()
+        part = next((name for name in self._order if self._under_way[name]), self._order[-1])
+        stood = min(max(0.0, self._at - self._stands_since()), self._at - began)
+        self._stood[part] += stood
+        self._hidden[part] += self._at - began - stood
+
+
+SHARES = ("inner", "encode", "group", "transfer", "outer_step", "merge", "hidden")
+"""What `shares_of` tells."""
+
+
+def shares_of(stood: Mapping[str, float], hidden_s: float) -> list[float]:
+    """What became of a round's time: six shares of `stood`, pauses left out, that add up to 1; and how much of the
+    exchange was hidden behind training.
+    """
+    spent = {**stood, "encode": stood[PSEUDO_GRADIENT] + stood[CODEC]}
+    seconds = [spent[name] for name in SHARES[:-1]]
+    exchange_s = sum(seconds[1:]) + hidden_s
+    return [*(value / max(sum(seconds), 1e-9) for value in seconds), hidden_s / max(exchange_s, 1e-9)]
+
+
+def told(shares: Sequence[float]) -> str:
+    """What `shares_of` gives, for people."""
+    *spent, hidden = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in zip(SHARES, shares, strict=True))
+    return f"{', '.join(spent)}; of its exchange {hidden}"

@@ -1,0 +1,159 @@
+"""Where time goes: every moment in one part, by a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_diloco.net.memory import MemoryNetwork
+from p2p_diloco.node.ledger import OF_EXCHANGE, OF_TRAINING, SHARES, Ledger, shares_of, told
+from p2p_diloco.node.shared import Level
+
+
+class Clock:
+    """Seconds, as the test says; and since when training stands still."""
+
+    def __init__(self) -> None:
+        self.now, self.stands_since = 100.0, math.inf
+
+    def __call__(self) -> float:
+        return self.now
+
+    def ledger(self, order: tuple[str, ...] = OF_EXCHANGE) -> Ledger:
+        return Ledger(order, self, lambda: self.stands_since)
+
+
+def nonzero(seconds: dict[str, float]) -> dict[str, float]:
+    return {part: value for part, value in seconds.items() if value}
+
+
+def test_arithmetic_goes_before_transfer_and_the_rest_is_waiting() -> None:
+    """While the node computes and a payload travels, the time is the computing's; while neither does, the group's."""
+    clock = Clock()
+    ledger = clock.ledger()
+    clock.now += 1.0
+    with ledger.part("transfer"):
+        clock.now += 2.0
+        with ledger.part("transfer"), ledger.part("codec"):
+            clock.now += 4.0
+            with ledger.part("outer_step"):
+                clock.now += 8.0
+        clock.now += 16.0
+    clock.now += 32.0
+    assert ledger.hidden == {"group": 33.0, "transfer": 18.0, "codec": 4.0, "outer_step": 8.0}
+    assert nonzero(ledger.stood) == {}
+
+
+def test_what_is_before_training_stands_still_is_hidden() -> None:
+    """The moment is told by the trainer, and may lie within a part that began before it; each part is cut there."""
+    clock = Clock()
+    ledger = clock.ledger()
+    with ledger.part("transfer"):
+        clock.now += 3.0
+        clock.stands_since = clock.now - 1.0
+    clock.now += 5.0
+    assert nonzero(ledger.hidden) == {"transfer": 2.0}
+    assert nonzero(ledger.stood) == {"transfer": 1.0, "group": 5.0}
+
+
+def test_each_exchange_begins_anew() -> None:
+    """What is under way when it begins is counted from there on."""
+    clock = Clock()
+    ledger = clock.ledger()
+    with ledger.part("transfer"):
+        clock.now += 3.0
+        ledger.begin()
+        clock.now += 4.0
+    assert nonzero(ledger.hidden) == {"transfer": 4.0}
+
+
+def test_a_part_ends_though_it_fails() -> None:
+    """An error leaves nothing under way."""
+    clock = Clock()
+    ledger = clock.ledger()
+    with pytest.raises(ValueError, match="no"), ledger.part("codec"):
+        raise ValueError("no")
+    clock.now += 1.0
+    assert nonzero(ledger.hidden) == {"group": 1.0}
+
+
+def test_what_has_come_is_split_and_nothing_else() -> None:
+    """What another account knows better of the last wait takes nothing from the waits before it."""
+    clock = Clock()
+    ledger = Ledger(OF_TRAINING, clock)
+    for others in ({"codec": 1.0, "group": 2.0}, {"codec": 1.0, "transfer": 5.0}):
+        before = ledger.stood["group"]
+        with ledger.part("group"):
+            clock.now += 3.0
+        ledger.split("group", before, others)
+    assert nonzero(ledger.stood) == {"group": 2.0, "codec": 2.0, "transfer": 2.0}
+
+
+@given(st.lists(st.tuples(st.sampled_from(OF_EXCHANGE), st.booleans(), st.floats(0, 1e3)), max_size=30))
+def test_all_parts_make_the_whole(moves: list[tuple[str, bool, float]]) -> None:
+    """Whatever is under way, and whenever training stands still, each moment is counted once."""
+    clock = Clock()
+    ledger, began, under_way = clock.ledger(), clock.now, list[object]()
+    for part, stands, seconds in moves:
+        clock.stands_since = clock.now if stands else math.inf
+        context = ledger.part(part)
+        context.__enter__()
+        under_way.append(context)
+        clock.now += seconds
+        if len(under_way) > 3:
+            under_way.pop(0).__exit__(None, None, None)  # type: ignore[attr-defined]
+    total = sum(ledger.stood.values()) + sum(ledger.hidden.values())
+    assert total == pytest.approx(clock.now - began)
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_node_tells_where_the_time_of_an_exchange_went(memory_peer: Any, quick: dict[str, Any], stands: bool) -> None:
+    """With the release comes what the exchange was made of, in the column of whether training stood still; one that is
+    early waits for its group."""
+
+    async def late(peer: Any) -> None:
+        await asyncio.sleep(0.3)
+        await peer.exchange(1.0)
+
+    async def life() -> None:
+        network = MemoryNetwork(delay_s=0.02)
+        peers = [
+            memory_peer(network, name, {**quick, "start_peers": 2, "min_peers": 2}, sizes=(50_000,)) for name in "ab"
+        ]
+        for peer in peers:
+            await peer.enter()
+        early = peers[0]
+        if stands:
+            early.memory.set_level(Level.STANDS_SINCE, time.monotonic())
+        began = time.monotonic()
+        release, _ = await asyncio.gather(early.exchange(1.0), late(peers[1]))
+        took_s = time.monotonic() - began
+        for peer in peers:
+            await peer.stop()
+        assert release["sent"]
+        column, other = (release["stood"], release["hidden"]) if stands else (release["hidden"], release["stood"])
+        assert set(column) == set(OF_EXCHANGE)
+        assert nonzero(other) == {}
+        assert 0.3 < sum(column.values()) < took_s
+        assert column["group"] > 0.5 * sum(column.values())
+        assert min(column.values()) > 0
+
+    asyncio.run(life())
+
+
+def test_shares() -> None:
+    """Six shares of the time without pauses, and what of the exchange was hidden."""
+    stood = dict.fromkeys(OF_TRAINING, 0.0)
+    stood |= {"inner": 6.0, "pseudo_gradient": 1.0, "codec": 0.5, "group": 1.5, "transfer": 0.5, "merge": 0.5}
+    shares = shares_of({**stood, "paused": 99.0}, hidden_s=4.0)
+    assert shares == pytest.approx([0.6, 0.15, 0.15, 0.05, 0.0, 0.05, 0.5])
+    assert len(shares) == len(SHARES)
+    six = "inner 60.0%, encode 15.0%, group 15.0%, transfer 5.0%, outer step 0.0%, merge 5.0%"
+    assert told(shares) == f"{six}; of its exchange hidden 50.0%"
+    assert shares_of(dict.fromkeys(OF_TRAINING, 0.0), 0.0) == [0.0] * 7

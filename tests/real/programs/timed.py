@@ -1,0 +1,56 @@
+"""A peer that tells where its time went, by its own account and by a stopwatch of the script's.
+
+Options: `numel` (elements of the model), `step_s` (what an inner step takes), `pause_s` (a pause after each exchange).
+Says `times` when the run has ended, of all since the first exchange, when both peers are there: `metrics`, and
+`wall_s`, `inside_s` (in `optimizer.step()`) and `paused_s`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from dataclasses import asdict, fields
+from typing import Any
+
+import torch
+from torch import nn
+from train import say
+
+from p2p_diloco import Peer, PeerConfig
+from p2p_diloco.peer.metrics import Metrics
+
+GROWING = [field.name for field in fields(Metrics) if field.name.endswith("_time_s") and "last" not in field.name]
+
+
+def main(options: dict[str, Any]) -> None:
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
+    torch.set_num_threads(1)
+    model = nn.Module()
+    model.w = nn.Parameter(torch.zeros(options["numel"]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    asked = {key: options[key] for key in ("run_id", "initial_peers", "config")}
+    with Peer(model, optimizer, local=PeerConfig(name=options["name"]), **asked) as peer:
+        model.w.grad = torch.full_like(model.w, 1e-3)
+        while not peer.metrics.sync_count:
+            optimizer.step()
+        before, began = asdict(peer.metrics), time.perf_counter()
+        inside_s, paused_s, exchanges = 0.0, 0.0, 1
+        while not peer.finished:
+            time.sleep(options["step_s"])
+            stepping = time.perf_counter()
+            optimizer.step()
+            inside_s += time.perf_counter() - stepping
+            if peer.metrics.sync_count > exchanges:
+                exchanges, pausing = peer.metrics.sync_count, time.perf_counter()
+                with peer.pause():
+                    time.sleep(options["pause_s"])
+                paused_s += time.perf_counter() - pausing
+        wall_s, metrics = time.perf_counter() - began, asdict(peer.metrics)
+        times = {name: metrics[name] - before[name] for name in GROWING}
+        say("times", metrics=times, wall_s=wall_s, inside_s=inside_s, paused_s=paused_s, exchanges=exchanges)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
