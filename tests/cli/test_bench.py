@@ -23,7 +23,6 @@ from p2p_diloco.cli.bench import command
 from p2p_diloco.cli.bench.contenders import Bench, Contender, Failed, Interrupted, Member
 from p2p_diloco.cli.bench.measure import Memory, Result, Round, held, less, medians, peak, round_of
 from p2p_diloco.cli.bench.network import NoNetwork
-from p2p_diloco.cli.bench.node import Times, read_times
 from p2p_diloco.cli.bench.ours import wire_bytes
 from p2p_diloco.cli.bench.plan import Plan, count_of, mbit_of, names_of
 from p2p_diloco.cli.bench.table import as_object, drawn
@@ -276,20 +275,6 @@ def test_programs_get_every_round() -> None:
 def test_parts_come_in_the_order_of_a_round() -> None:
     told = text_of([RESULT])
     assert told.index("exchange") < told.index("merge")
-
-
-def test_a_nodes_times_add_up(tmp_path: Path) -> None:
-    """Each part's calls are added up where another process can read them, at any moment."""
-    path = tmp_path / "times"
-    assert read_times(path) == {}
-    times = Times(str(path))
-    assert read_times(path) == {"codec": 0.0, "outer step": 0.0}
-    slow = times.timed(time.sleep, "codec")
-    for _ in range(2):
-        slow(0.05)
-    told = read_times(path)
-    assert told["codec"] >= 0.1
-    assert told["outer step"] == 0.0
 
 
 # -- turns

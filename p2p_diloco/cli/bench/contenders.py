@@ -228,7 +228,6 @@ def _peer(bench: Bench, name: str, machine: str, rank: int, addresses: list[str]
         "run_id": SEED if seed else "bench",
         "initial_peers": addresses,
         "config": config,
-        "times": str(bench.children.folder / f"{name}.times"),
         "local": {"host_maddrs": [bench.listens(machine)]},
     }
     return bench.start(name, "ours", machine, options)

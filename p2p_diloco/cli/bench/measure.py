@@ -18,7 +18,7 @@ from p2p_diloco.cli.demo.processes import Child
 
 MAIN, NODE, DAEMON, FORKED = "process", "node", "p2pd", "forked"
 """What a process of a peer is: the one that was started, our node, libp2p's daemon, what Hivemind forks."""
-NODE_PROGRAM = "p2p_diloco.cli.bench.node"
+NODE_PROGRAM = "p2p_diloco.node"
 Figures = dict[str, float]
 
 

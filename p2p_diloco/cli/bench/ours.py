@@ -10,24 +10,26 @@ import logging
 import sys
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from p2p_diloco.cli.bench.node import read_times
-from p2p_diloco.cli.bench.parts import EXCHANGE, MERGE, PSEUDO_GRADIENT, TRAINING
+from p2p_diloco.cli.bench.parts import CODEC, EXCHANGE, MERGE, OUTER_STEP, PSEUDO_GRADIENT, TRAINING
 from p2p_diloco.cli.bench.side import Clock, options, say, serve
 from p2p_diloco.cli.bench.work import Synthetic, model_of
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.run import reply_codec_of
-from p2p_diloco.peer import Peer, process
+from p2p_diloco.peer import Peer
 from p2p_diloco.tensors import codec as codecs
 
-PART_OF = {"write_delta": PSEUDO_GRADIENT, "may_be_sent": PSEUDO_GRADIENT, "merge": MERGE}
-"""What the hook asks of the local model, by the part of a round that it is."""
-NODE = "p2p_diloco.cli.bench.node"
+TIMES = {
+    PSEUDO_GRADIENT: "pseudo_gradient_time_s",
+    CODEC: "codec_time_s",
+    OUTER_STEP: "outer_step_time_s",
+    MERGE: "merge_time_s",
+}
+"""Where a part of a round is in `peer.metrics`; the rest is the exchange."""
 
 
 class Still(torch.optim.Optimizer):
@@ -37,35 +39,15 @@ class Still(torch.optim.Optimizer):
         """No step at all; a peer's hook follows it."""
 
 
-class Timed:
-    """Stands before an object, and times what `PART_OF` names."""
-
-    def __init__(self, behind: Any, clock: Clock) -> None:
-        self._behind, self._clock = behind, clock
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._behind, name)
-        if name not in PART_OF:
-            return found
-
-        def timed(*arguments: Any, **named: Any) -> Any:
-            with self._clock.part(PART_OF[name]):
-                return found(*arguments, **named)
-
-        return timed
-
-
 class Measured:
     """A peer, and the answers to what it is asked to do."""
 
     def __init__(self, asked: dict[str, Any], leaving: ExitStack) -> None:
-        self._asked, self._leaving, self._clock = asked, leaving, Clock()
-        self._times = Path(asked["times"])
+        self._asked, self._leaving = asked, leaving
 
     def make(self, _: dict[str, Any]) -> dict[str, Any]:
         """Join the run, or found it."""
         asked = self._asked
-        _time_the_node(self._times)
         config = RunConfig(**asked["config"])
         model = model_of(asked["parameters"], config.num_fragments)
         self._train = Synthetic(model, asked["rank"]).train
@@ -74,8 +56,6 @@ class Measured:
         run_id, initial_peers = asked["run_id"], asked["initial_peers"]
         peer = Peer(model, self._optimizer, run_id=run_id, initial_peers=initial_peers, config=config, local=local)
         self._peer = self._leaving.enter_context(peer)
-        hook: Any = peer._hook
-        hook._local = Timed(hook._local, self._clock)
         return {"addresses": list(self._peer.addresses)}
 
     def train(self, _: dict[str, Any]) -> dict[str, Any]:
@@ -85,34 +65,22 @@ class Measured:
 
     def round(self, _: dict[str, Any]) -> dict[str, Any]:
         """Exchange every fragment once, while training goes on or stands still."""
-        before, times, began = self._peer.metrics, read_times(self._times), time.perf_counter()
+        before, began, step_s = self._peer.metrics, time.perf_counter(), self._asked["step_s"]
         for _step in range(self._peer.config.sync_every):
-            if self._asked["step_s"]:
-                with self._clock.part(TRAINING):
-                    time.sleep(self._asked["step_s"])
+            if step_s:
+                time.sleep(step_s)
             self._optimizer.step()
         took_s, after = time.perf_counter() - began, self._peer.metrics
-        parts = self._clock.parts
-        parts.update({part: seconds - times[part] for part, seconds in read_times(self._times).items()})
-        parts[EXCHANGE] = max(0.0, took_s - sum(parts.values()))  # some of them may be the node's, during training
-        return self._clock.round(
+        clock, times = Clock(), {TRAINING: "inner_time_s", **TIMES} if step_s else TIMES
+        clock.parts = {part: getattr(after, name) - getattr(before, name) for part, name in times.items()}
+        clock.parts[EXCHANGE] = took_s - sum(clock.parts.values())
+        return clock.round(
             took_s,
             exchanges=after.sync_count - before.sync_count,
             waiting_s=after.waiting_time_s - before.waiting_time_s,
             hidden_s=after.hidden_time_s - before.hidden_time_s,
             digest=self._peer.digest,
         )
-
-
-def _time_the_node(into: Path) -> None:
-    """Have the peer's node be one whose arithmetic is timed."""
-    command = process._command
-
-    def timed(*arguments: Any) -> list[str]:
-        python, _, _, *rest = command(*arguments)
-        return [python, "-m", NODE, str(into), *rest]
-
-    process._command = timed  # type: ignore[assignment]  # whatever the arguments are, they are handed on
 
 
 def wire_bytes(config: RunConfig, parameters: int) -> int:
