@@ -47,6 +47,7 @@ class CatchUp:
         self.ahead: tuple[ModelVersion, float, str] | None = (
             None  # the first one seen that is not reached yet: when, whose
         )
+        self.moving = float("-inf")  # when bytes of a payload came or went last: commits may be among or behind them
         self.repairs = 0  # so far; each asks another peer
         self.doubted: set[int] = set()  # shards whose state here led to a wrong digest; asked for whole, once
         self.missed: dict[int, tuple[Version | None, float]] = {}  # shard → what it stood at when a gap showed, when
@@ -71,7 +72,11 @@ class CatchUp:
     # -- asking
 
     def seen(self, peer: str, theirs: ModelVersion, now: float) -> list[Effect]:
-        """A peer says what it holds: fetch it if it is ahead and no commit brings this replica there by itself."""
+        """A peer says what it holds: fetch it if it is ahead and no commit brings this replica there by itself.
+
+        On a slow link the commits of one round come one after another for a while; what is asked for meanwhile comes
+        behind them, for the second time.
+        """
         if self.gathering is not None:
             return self._ask_more(now)
         mine = self.model()
@@ -82,9 +87,12 @@ class CatchUp:
         if self.ahead is None:
             self.ahead = (theirs, now, peer)
         stuck = [since for shard, (at, since) in self.missed.items() if self.logs[shard].version == at]
-        if now - min([self.ahead[1], *stuck]) < self.rules.settle:
-            return []
         far = theirs.generation == mine.generation and theirs.epochs - mine.epochs > len(self.logs)
+        quiet = self.ahead[1]
+        if not far:
+            quiet = max(quiet, min(self.moving, quiet + self.rules.fetch_again))
+        if now - min([quiet, *stuck]) < self.rules.settle:
+            return []
         return self.gather(peer, theirs, now) if far else self.fetch(peer, theirs, now)
 
     def gap(self, shard: int, now: float) -> None:

@@ -202,6 +202,7 @@ class Replica:
                 self.roster.suspected(peer)
                 return self._probe(peer, now)
             case Moving(peer):
+                self.catchup.moving = now
                 return self._probe(peer, now) if self.roster.heard(peer) else []
             case Discovered(peer):
                 return self._probe(peer, now) if self.roster.discovered(peer) else []

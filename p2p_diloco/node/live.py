@@ -305,7 +305,7 @@ class Participation:
         while True:
             told = self.replica.roster.mine.bandwidth
             if (found := steady(told, self.transport.traffic.bandwidth.rate)) != told:
-                log.debug("this peer's link carries %.3g MB/s", found / 1e6)
+                log.info("this peer's link carries %.3g MB/s", found / 1e6)
                 self.node.post(Measured(found))
             await asyncio.sleep(MEASURE_EVERY_S)
 

@@ -14,6 +14,7 @@ from p2p_diloco.core.events import (
     Changed,
     Fill,
     Filled,
+    Moving,
     Note,
     Ready,
     Restore,
@@ -960,3 +961,33 @@ def test_a_newcomer_waits_a_while_for_what_the_first_donor_holds(peer: Any) -> N
     n = peer("n", epoch=None, live="")
     n.hear("a", Probe(summary))
     assert n.said(n.pass_time(n.rules.settle + 1.0)).count(Fetch((None,), shards=())) == 1
+
+
+def test_nothing_is_fetched_while_payloads_come(peer: Any) -> None:
+    """On a slow link the commit is among or behind them: it would come twice. Once they rest it is asked for; and after
+    a while even so, for what comes may be something else."""
+    b = peer("b", group="abc")
+    b.meet("a", model=ahead(b, 2), epochs=(2,))
+    for _ in range(10):
+        b.now += 1.0
+        b.feed(Moving("c"))
+        assert not b.said(b.meet("a", model=ahead(b, 2), epochs=(2,)))
+    b.now += b.rules.settle
+    assert b.said(b.meet("a", model=ahead(b, 2), epochs=(2,))) == [Fetch((b.held,))]
+    long = peer("b", group="abc")
+    began, asked = long.now, []
+    while not asked:
+        assert long.now - began < 2 * long.rules.fetch_again
+        asked = long.said(long.meet("a", model=ahead(long, 2), epochs=(2,)))
+        long.now += 1.0
+        long.feed(Moving("c"))
+    assert long.now - began > long.rules.fetch_again
+
+
+def test_who_is_more_than_a_round_behind_waits_for_no_payload(peer: Any) -> None:
+    """No commit brings it there."""
+    b = peer("b", group="abc")
+    b.meet("a", model=ahead(b, 5), epochs=(5,))
+    b.now += b.rules.settle
+    b.feed(Moving("c"))
+    assert b.said(b.meet("a", model=ahead(b, 5), epochs=(5,)))
