@@ -28,6 +28,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 TURN_BYTES = 256 * 1024
 """How much a connection reads before the loop's other business has its turn."""
 
+UNSENT_BYTES = 256 * 1024
+"""How much may wait in the system until the network takes it. The system would take megabytes: then the payloads that
+are written one after the other would share a slow link again, and the first be there as late as the last."""
+
 CLOSE_S = 2.0
 """How long what was written may take to go out once the end has begun."""
 
@@ -121,6 +125,8 @@ async def shake_hands(sock: ssl.SSLSocket) -> None:
     for option, value in _KEEPALIVE:
         if hasattr(socket, option):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     await _when_ready(sock, sock.do_handshake)
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from p2p_diloco.net.listener import pipe_over
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
-from p2p_diloco.net.tls import Certificate, connect, read_exactly, shake_hands, write_all
+from p2p_diloco.net.tls import UNSENT_BYTES, Certificate, connect, read_exactly, shake_hands, write_all
 
 
 def run(test: Awaitable[None]) -> None:
@@ -120,6 +120,18 @@ def test_an_older_tls_is_turned_away() -> None:
 def _dial_and_fail(context: ssl.SSLContext, port: int) -> None:
     with socket.create_connection(("127.0.0.1", port)) as sock, contextlib.suppress(OSError):
         context.wrap_socket(sock).close()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no such bound")
+def test_little_waits_in_the_system() -> None:
+    """At either end what is written and not sent yet is bounded: payloads are to go one after the other."""
+
+    async def test() -> None:
+        for sock in await sockets():
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == UNSENT_BYTES
+            sock.close()
+
+    run(test())
 
 
 def test_what_is_written_arrives_both_ways_at_once() -> None:
