@@ -102,21 +102,30 @@ class HivemindSwarm:
             await transport.close()
 
 
-@pytest.fixture(params=["memory", *(pytest.param(way, marks=pytest.mark.real) for way in ("libp2p", "direct"))])
+@contextlib.asynccontextmanager
+async def opened(way: str) -> AsyncIterator[MemorySwarm | HivemindSwarm]:
+    """A swarm of the adapter in question; all of it ends with the context."""
+    swarm = MemorySwarm() if way == "memory" else HivemindSwarm(way)
+    try:
+        yield swarm
+    finally:
+        await swarm.close()
+
+
+LIBP2P, DIRECT = (pytest.param(way, marks=pytest.mark.real) for way in ("libp2p", "direct"))
+
+
+@pytest.fixture(params=["memory", LIBP2P, DIRECT])
 def swarm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """A context manager that gives a swarm of the adapter in question, and ends all of it. Payloads wait for their
-    direct connections, however busy this machine is."""
+    """A context manager that gives a swarm. Payloads wait for their direct connections, however busy the machine is."""
     monkeypatch.setattr("p2p_diloco.net.direct.PATIENCE_PART", 5.0)
+    return lambda: opened(request.param)
 
-    @contextlib.asynccontextmanager
-    async def open_swarm() -> AsyncIterator[MemorySwarm | HivemindSwarm]:
-        swarm = MemorySwarm() if request.param == "memory" else HivemindSwarm(request.param)
-        try:
-            yield swarm
-        finally:
-            await swarm.close()
 
-    return open_swarm
+@pytest.fixture(params=["memory", LIBP2P])
+def plain(request: pytest.FixtureRequest) -> Callable[[], Any]:
+    """The same, for what has no payload, messages and records: these go by libp2p's streams and DHT all the same."""
+    return lambda: opened(request.param)
 
 
 def run(test: Awaitable[None]) -> None:
@@ -126,11 +135,11 @@ def run(test: Awaitable[None]) -> None:
     asyncio.run(bounded())
 
 
-def test_a_message_arrives_with_its_sender(swarm: Any) -> None:
+def test_a_message_arrives_with_its_sender(plain: Any) -> None:
     """Once `send` returns, the other inbox holds the header, under the sender's id, with no payload."""
 
     async def test() -> None:
-        async with swarm() as s:
+        async with plain() as s:
             (a, _), (b, inbox) = await s.join(), await s.join()
             await a.send(b.peer_id, b"hello")
             assert inbox.got == [(a.peer_id, b"hello", None)]
@@ -138,11 +147,11 @@ def test_a_message_arrives_with_its_sender(swarm: Any) -> None:
     run(test())
 
 
-def test_messages_keep_their_order(swarm: Any) -> None:
+def test_messages_keep_their_order(plain: Any) -> None:
     """Messages without payload arrive in the order of the calls, though none waits for the one before."""
 
     async def test() -> None:
-        async with swarm() as s:
+        async with plain() as s:
             (a, _), (b, inbox) = await s.join(), await s.join()
             sent = [f"{number}".encode() for number in range(200)]
             await asyncio.gather(*(a.send(b.peer_id, header) for header in sent))
@@ -230,12 +239,12 @@ def test_a_refusal_comes_back_with_its_reason(swarm: Any) -> None:
     run(test())
 
 
-def test_an_inbox_that_fails_refuses(swarm: Any) -> None:
+def test_an_inbox_that_fails_refuses(plain: Any) -> None:
     """A fault in the receiver's own code is answered as a refusal that gives nothing away; the link goes
     on."""
 
     async def test() -> None:
-        async with swarm() as s:
+        async with plain() as s:
             (a, _), (b, inbox) = await s.join(), await s.join()
 
             async def fail(header: bytes) -> None:
@@ -391,11 +400,11 @@ def test_a_peer_that_never_answers_is_given_up(swarm: Any) -> None:
     run(test())
 
 
-def test_nobody_there_fails_fast(swarm: Any) -> None:
+def test_nobody_there_fails_fast(plain: Any) -> None:
     """A peer that never was is unreachable, within the time to connect."""
 
     async def test() -> None:
-        async with swarm() as s:
+        async with plain() as s:
             (a, _), _ = await s.join(), await s.join()
             started = time.monotonic()
             with pytest.raises(Unreachable) as caught:
@@ -406,11 +415,11 @@ def test_nobody_there_fails_fast(swarm: Any) -> None:
     run(test())
 
 
-def test_a_cancelled_send_leaves_the_link_whole(swarm: Any) -> None:
+def test_a_cancelled_send_leaves_the_link_whole(plain: Any) -> None:
     """Answers still go to those that they are for after one of the senders has gone."""
 
     async def test() -> None:
-        async with swarm() as s:
+        async with plain() as s:
             (a, _), (b, inbox) = await s.join(), await s.join()
             entered, release = asyncio.Event(), asyncio.Event()
 
@@ -449,12 +458,12 @@ def test_closing_tells_the_others(swarm: Any) -> None:
     run(test())
 
 
-def test_records_are_found_by_all(swarm: Any) -> None:
+def test_records_are_found_by_all(plain: Any) -> None:
     """Records of several peers under one key are found by each, with value and expiration; other keys hold
     nothing."""
 
     async def test() -> None:
-        async with swarm() as s:
+        async with plain() as s:
             (a, _), (b, _), (c, _) = await s.join(), await s.join(), await s.join()
             now = time.time()
             assert await a.store("key", a.peer_id, b"of a", 60.0)
@@ -473,11 +482,11 @@ def test_records_are_found_by_all(swarm: Any) -> None:
     run(test())
 
 
-def test_the_record_that_lives_longer_wins(swarm: Any) -> None:
+def test_the_record_that_lives_longer_wins(plain: Any) -> None:
     """A record replaces one that expires before it, and no other; the loser is told."""
 
     async def test() -> None:
-        async with swarm() as s:
+        async with plain() as s:
             (a, _), (b, _) = await s.join(), await s.join()
             assert await a.store("key", "x", b"first", 30.0)
             assert await a.store("key", "x", b"longer", 60.0)
@@ -489,11 +498,11 @@ def test_the_record_that_lives_longer_wins(swarm: Any) -> None:
     run(test())
 
 
-def test_a_record_dies(swarm: Any) -> None:
+def test_a_record_dies(plain: Any) -> None:
     """After its time a record is found no more, while its neighbour still is."""
 
     async def test() -> None:
-        async with swarm() as s:
+        async with plain() as s:
             (a, _), (b, _) = await s.join(), await s.join()
             assert await a.store("key", "short", b"1", 1.0)
             assert await a.store("key", "long", b"2", 60.0)
@@ -504,11 +513,11 @@ def test_a_record_dies(swarm: Any) -> None:
     run(test())
 
 
-def test_nobody_speaks_for_another(swarm: Any) -> None:
+def test_nobody_speaks_for_another(plain: Any) -> None:
     """A record under a peer's id that the peer didn't sign isn't found, however long it lives."""
 
     async def test() -> None:
-        async with swarm() as s:
+        async with plain() as s:
             (a, _), (b, _), (c, _) = await s.join(), await s.join(), await s.join()
             await b.store("key", a.peer_id, b"forged", 600.0)
             await b.store("key", a.peer_id, b"forged", 600.0, owned=False)
@@ -519,11 +528,11 @@ def test_nobody_speaks_for_another(swarm: Any) -> None:
     run(test())
 
 
-def test_records_have_limits(swarm: Any) -> None:
+def test_records_have_limits(plain: Any) -> None:
     """A record too large, too long-lived, or with too long a name is an error of the caller's."""
 
     async def test() -> None:
-        async with swarm() as s:
+        async with plain() as s:
             a, _ = await s.join()
             for bad in (("x", bytes(1025), 60.0), ("x", b"", 1e9), ("x", b"", 0.0), ("x" * 257, b"", 60.0)):
                 with pytest.raises(ValueError, match="record"):

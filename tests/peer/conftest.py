@@ -41,6 +41,7 @@ class Trainee:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
         self.process = subprocess.Popen(
             [sys.executable, str(TRAINEE), json.dumps({"name": name, **options})],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=environment,
@@ -84,6 +85,12 @@ class Trainee:
     def node(self) -> psutil.Process:
         """Its node's process."""
         return next(p for p in self.family if "p2p_diloco.node" in " ".join(p.cmdline()))
+
+    def hurry(self) -> None:
+        """Have it make no pauses between steps any more."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
 
     def end(self, how: int = signal.SIGKILL) -> None:
         """Send a signal to the training process alone."""

@@ -1,7 +1,7 @@
 """A training script for tests: one process, one peer. It gets a JSON object, and says what it does in JSON lines.
 
 The inner optimizer is SGD with learning rate 1 and the gradient is set by hand, so that in `sync_every` steps each
-element of the parameters moves by exactly -`delta`.
+element of the parameters moves by exactly -`delta`. A line on stdin ends the pauses (`step_s`) between steps.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import threading
 import time
 from dataclasses import asdict
 from typing import Any
@@ -32,6 +33,9 @@ def build(options: dict[str, Any]) -> nn.Module:
 
 
 def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
+    hurry = threading.Event()
+    if "step_s" in options:
+        threading.Thread(target=lambda: sys.stdin.readline() and hurry.set(), daemon=True).start()
     epoch = peer.epoch
     while not peer.finished:
         for parameter in model.parameters():
@@ -48,7 +52,7 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
         if options.get("force_at") == peer.metrics.local_step:
             peer.force_sync()
             say("forced", epoch=peer.epoch)
-        time.sleep(options.get("step_s", 0.0))
+        hurry.wait(options.get("step_s", 0.0))
     say("finished", epoch=peer.epoch, digest=peer.digest)
 
 

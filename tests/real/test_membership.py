@@ -82,8 +82,9 @@ def test_joiners_and_the_death_of_the_bootstrap(swarm: Swarm) -> None:
     a, b = started(swarm, "ab", JOINED_STEP_S)
     c = joined(swarm, [a, b], "c")
     died_at = bootstrap.die()
-    for peer in (a, b, c):
-        peer.epoch(peer.reached() + 10)
+    later = {peer: peer.reached() + 10 for peer in (a, b, c)}
+    for peer, epoch in later.items():
+        peer.epoch(epoch)
         assert stall_s(peer, died_at) <= BOUND_S
     assert not any(text in peer.log() for peer in (a, b, c) for text in ("INFO p2p_diloco.node.node: died", "fork:"))
     c.die()
