@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,34 +32,49 @@ for number, plain in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
         signal.signal(number, plain)
 
 
-WORLDS = pytest.StashKey["subprocess.Popen[str]"]()
-"""The command that plays 1,800 simulated worlds, for the one test that looks at what it says."""
+COMMANDS = {
+    "worlds": ["p2p_diloco", "simulate", "--seeds", "1800", "--first", "1000"],
+    "types": ["mypy", "--strict"],
+}
+"""What runs beside all other tests, each for the one test that looks at what it says, by the name of its fixture."""
+BESIDE = pytest.StashKey[dict[str, "subprocess.Popen[str]"]]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Play the worlds from now on, with whatever processor time the other tests leave: most of them wait. And have
-    the garbage collector pass over all that is loaded by now: a test that asks what it leaves looks at its own."""
+    """Begin with them now, with whatever processor time the other tests leave: most of them wait. And have the garbage
+    collector pass over all that is loaded by now: a test that asks what it leaves looks at its own."""
     gc.collect()
     gc.freeze()
-    wanted = any("worlds" in getattr(item, "fixturenames", ()) for item in session.items)
-    if wanted and not session.config.option.collectonly:
-        command = [sys.executable, "-m", "p2p_diloco", "simulate", "--seeds", "1800", "--first", "1000"]
-        session.config.stash[WORLDS] = subprocess.Popen(
-            ["nice", "-n", "19", *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+    wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    started = session.config.stash[BESIDE] = {}
+    for name, command in COMMANDS.items() if not session.config.option.collectonly else ():
+        if name in wanted:
+            started[name] = subprocess.Popen(
+                ["nice", "-n", "19", sys.executable, "-m", *command],
+                cwd=Path(__file__).parent.parent,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT if name == "types" else subprocess.DEVNULL,  # worlds tell of their progress
+                text=True,
+            )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End it, should nobody have waited for it."""
-    if (worlds := session.config.stash.get(WORLDS, None)) is not None:
-        worlds.terminate()
-        worlds.communicate()
+    """End those that nobody has waited for."""
+    for process in session.config.stash.get(BESIDE, {}).values():
+        process.terminate()
+        process.communicate()
 
 
 @pytest.fixture
 def worlds(pytestconfig: pytest.Config) -> subprocess.Popen[str]:
     """The command that plays 1,800 simulated worlds."""
-    return pytestconfig.stash[WORLDS]
+    return pytestconfig.stash[BESIDE]["worlds"]
+
+
+@pytest.fixture
+def types(pytestconfig: pytest.Config) -> subprocess.Popen[str]:
+    """The command that looks at the types."""
+    return pytestconfig.stash[BESIDE]["types"]
 
 
 @pytest.fixture(autouse=True)

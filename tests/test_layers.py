@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,8 +47,13 @@ def layer(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> frozenset[str]:
     """Every module that a file imports, at its top or later, but for type checkers alone."""
+    return frozenset(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     package = ("p2p_diloco", *path.relative_to(PACKAGE).parts[:-1])
     for node in _run_nodes(ast.parse(path.read_text())):
         match node:
@@ -108,7 +114,7 @@ def test_a_heavy_library_has_one_home(library: str, homes: set[str]) -> None:
 def test_counterparts_are_programs() -> None:
     """The exceptions above weigh on nothing: outside of these modules nobody imports them."""
     names = {f"p2p_diloco.cli.bench.{Path(name).stem}" for name in COUNTERPARTS}
-    users = {str(path.relative_to(PACKAGE)) for path in modules() if names & set(imports(path))}
+    users = {str(path.relative_to(PACKAGE)) for path in modules() if names & imports(path)}
     assert users <= {*COUNTERPARTS, "cli/bench/raw.py"}
 
 
