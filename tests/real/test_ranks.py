@@ -108,6 +108,8 @@ def test_two_ranks_train_what_one_process_would(swarm: Swarm, copied: bool) -> N
     group = start_group(swarm, "group", config=config, seed=1, copied=copied)
     meet(swarm, group[0])
     alone = swarm.start("alone", "ranks.py", config={}, seed=2)
+    assert len(group[0].last("in")["digest"]) > 20
+    assert "ask for it on rank 0" in group[1].wait_for("in")["digest"]
     expected = Reference([1, 2]).rounds(rounds)
     for member in (*group, alone):
         member.wait_for("finished", epoch=rounds)
@@ -162,6 +164,15 @@ def test_ranks_on_several_hosts_are_refused(swarm: Swarm) -> None:
         assert "rank=1 can't reach rank 0" in line["sentence"]
         assert "a group on each host" in line["sentence"]
         assert rank.status() == 3
+
+
+def test_what_keeps_a_group_out_is_told_by_every_rank(swarm: Swarm) -> None:
+    """What rank 0's node ends with ends the others too, with the same sentence and exit code."""
+    swarm.addresses = ["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"]
+    group = start_group(swarm, "lost", config=CONFIG, seed=1)
+    sentences = {rank.wait_for("error", kind="NoBootstrapReached")["sentence"] for rank in group}
+    assert len(sentences) == 1
+    assert [rank.status() for rank in group] == [4, 4]
 
 
 def test_the_example_is_one_peer_under_torchrun(swarm: Swarm) -> None:

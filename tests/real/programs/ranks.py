@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from p2p_diloco import P2PDilocoError, Peer, PeerConfig
+from p2p_diloco import P2PDilocoError, Peer, PeerConfig, UsageError
 from p2p_diloco.peer import ranks
 
 
@@ -85,6 +85,14 @@ def fingerprint(values: dict[str, Tensor]) -> dict[str, str]:
     return {name: hashlib.sha256(v.detach().numpy().tobytes()).hexdigest()[:12] for name, v in whole.items()}
 
 
+def digest_of(peer: Peer) -> str:
+    """Or why it isn't known here."""
+    try:
+        return peer.digest
+    except UsageError as error:
+        return error.sentence
+
+
 def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, options: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(options["seed"])
     before, epoch, known = peer.metrics.sync_count, peer.epoch, {}
@@ -129,7 +137,7 @@ def main(options: dict[str, Any]) -> int:
     local = PeerConfig(name=options["name"], **options.get("local", {}))
     try:
         with Peer(model, optimizer, local=local, **given) as peer:
-            say("in", epoch=peer.epoch, addresses=peer.addresses, step=peer.global_step, local=peer.metrics.local_step)
+            say("in", epoch=peer.epoch, addresses=peer.addresses, local=peer.metrics.local_step, digest=digest_of(peer))
             train(peer, model, optimizer, options)
             say("finished", epoch=peer.epoch)
     except P2PDilocoError as error:
