@@ -18,12 +18,14 @@ class Progress:
 
     base: the version that the local parameters were last merged with. last: the newest contribution sent and not
     written off. oldest: the oldest contribution whose progress rides in it. included: ``last`` is counted in base.
-    sends: how many rounds that were to wait for it the progress since ``oldest`` has been sent in.
+    sends: how many rounds that were to wait for it the progress since ``oldest`` has been sent in (asynchronous: how
+    often it was refused). oldest_base: where the trainer stood when ``oldest`` was made.
     """
 
     base: Version | None = None
     last: ContributionId | None = None
     oldest: ContributionId | None = None
+    oldest_base: Version | None = None
     included: bool = False
     sends: int = 0
 
@@ -31,7 +33,7 @@ class Progress:
         """Note that a contribution was made, and whether a round waits for it, so that a miss counts; returns the
         oldest one that rides in it."""
         if self.last is None or self.included or self.oldest is None:
-            self.oldest, self.sends = id, 0
+            self.oldest, self.oldest_base, self.sends = id, self.base, 0
         self.last, self.included = id, False
         self.sends += expected
         return self.oldest

@@ -15,7 +15,7 @@ from .gather import Gathering
 from .messages import Fetch, State, Versions
 from .roster import Roster
 from .rules import Rules
-from .shard import ShardLog, meta
+from .shard import ShardLog, meta_of
 from .version import ModelVersion, Version, descends, model_version
 
 
@@ -48,6 +48,7 @@ class CatchUp:
             None  # the first one seen that is not reached yet: when, whose
         )
         self.moving = float("-inf")  # when bytes of a payload came or went last: commits may be among or behind them
+        self.kept_up: dict[str, float] = {}  # when a peer was last asked, where being behind is usual
         self.repairs = 0  # so far; each asks another peer
         self.doubted: set[int] = set()  # shards whose state here led to a wrong digest; asked for whole, once
         self.missed: dict[int, tuple[Version | None, float]] = {}  # shard → what it stood at when a gap showed, when
@@ -84,6 +85,8 @@ class CatchUp:
             return []
         if mine == ModelVersion():
             return self.gather(peer, theirs, now)
+        if self.rules.asynchronous and not self._ended(theirs):
+            return self._keep_up(peer, now)
         if self.ahead is None:
             self.ahead = (theirs, now, peer)
         stuck = [since for shard, (at, since) in self.missed.items() if self.logs[shard].version == at]
@@ -94,6 +97,23 @@ class CatchUp:
         if now - min([quiet, *stuck]) < self.rules.settle:
             return []
         return self.gather(peer, theirs, now) if far else self.fetch(peer, theirs, now)
+
+    def _keep_up(self, peer: str, now: float) -> list[Effect]:
+        """Asynchronous: being behind is usual. Ask only for what this peer is named to hold; and so that a fork shows,
+        now and then for nothing."""
+        mine = tuple(log.shard for log in self.logs if self.roster.me in log.plan.succession)
+        every = self.rules.settle if mine else self.rules.dead_after
+        if now - self.kept_up.get(peer, float("-inf")) < every:
+            return []
+        self.kept_up[peer] = now
+        return [Send(peer, Fetch(self.versions(), shards=mine))]
+
+    def _ended(self, theirs: ModelVersion) -> bool:
+        """Whether the run has ended, for all that can be seen of a whole model's version."""
+        epochs, samples, shards = self.rules.stop_after_epochs, self.rules.stop_after_samples, len(self.logs)
+        return (epochs is not None and theirs.epochs >= epochs * shards) or (
+            samples is not None and theirs.samples >= samples * shards
+        )
 
     def gap(self, shard: int, now: float) -> None:
         """Somebody works on a base that this replica doesn't know yet: it has missed a commit, or will get it soon."""
@@ -137,7 +157,7 @@ class CatchUp:
         self.doubted.add(shard)
         if self.fetching is not None and self.fetching.vector is None:
             self.fetching = None  # whatever it was, the answer would not mend this
-        if not self.roster.live(peer):
+        if peer == self.roster.me or not self.roster.live(peer):
             ahead = [p for p, s in self.roster.summaries().items() if s.model > self.model()]
             if not ahead:
                 return []
@@ -149,7 +169,7 @@ class CatchUp:
         damaged = [log for log in self.logs if log.damaged is not None]
         if not damaged or self.fetching is not None:
             return []
-        donors = [p for p in self.roster.alive() if self.roster.holds_state(p)]
+        donors = damaged[0].donors()
         since = min(log.damaged for log in damaged if log.damaged is not None)
         if donors and now - since < self.rules.dead_after:
             self.doubted |= {log.shard for log in damaged}
@@ -220,7 +240,9 @@ class CatchUp:
         return [Send(fetching.donor, Fetch(self.versions(), whole=True, shards=missing))]
 
     def _differing(self, vector: Sequence[Version]) -> set[int]:
-        return {log.shard for log, v in zip(self.logs, vector, strict=True) if log.version != v}
+        """What is to be taken of another lineage: where this replica is ahead on the same one, nothing."""
+        behind = ("fork", "ahead") if self.rules.asynchronous else ("fork", "ahead", "ancestor")
+        return {log.shard for log, v in zip(self.logs, vector, strict=True) if log.relation(v) in behind}
 
     def touch(self, peer: str, now: float) -> None:
         """The donor sent something."""
@@ -302,7 +324,7 @@ class CatchUp:
         if staged is None:
             self.touch(peer, now)
         self.filling[key] = (state, self.logs[state.shard].version)
-        return [Fill(state, meta(state.version, state.term, state.plan, state.counted))]
+        return [Fill(state, meta_of(state))]
 
     def filled(self, shard: int, version: Version, digest: str, now: float) -> list[Effect]:
         """A fetched state has been filled in: check it and make it the present one, or stage it."""
@@ -328,6 +350,8 @@ class CatchUp:
             return False
         told = self.fetching.vector[state.shard]
         if _late(state, told):
+            return False
+        if self.rules.asynchronous and state.shard not in self._differing(self.fetching.vector):
             return False
         same_lineage = descends(state.version, dict(state.history), told)
         if not same_lineage:

@@ -200,6 +200,7 @@ class Average:
 
     meta: what the new digest covers beside the tensors; held: what that of the base does. Where the present state has
     another digest than the base → Damaged instead, unless ``held`` is None: then it is taken as it is.
+    buffered: submissions in the Delayed Nesterov buffer before this step.
     """
 
     shard: int
@@ -207,6 +208,7 @@ class Average:
     contributions: tuple[tuple[str, Contribution], ...]
     meta: bytes
     held: bytes | None
+    buffered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +217,7 @@ class Apply:
 
     commit: Commit
     meta: bytes
+    buffered: int = 0
 
 
 @dataclass(frozen=True, slots=True)

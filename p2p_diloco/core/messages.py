@@ -110,6 +110,26 @@ class Want:
     base: Version
 
 
+# -- asynchronous mode
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The sender holds this version: its commit named the sender, and its author may answer for it now."""
+
+    shard: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """Refusal: at ``version`` the contribution is further behind than the run allows. What is newer comes beside."""
+
+    shard: int
+    id: ContributionId
+    version: Version
+
+
 # -- failover
 
 
@@ -166,7 +186,8 @@ class Versions:
 class State:
     """One shard's whole replicated state. payload: θ and the outer optimizer's state, filled in on sending.
 
-    ``term``: the one under which the commit that made this version was written.
+    ``term``: the one under which the commit that made this version was written. ``buffered``: submissions in the
+    Delayed Nesterov buffer.
     """
 
     shard: int
@@ -175,9 +196,23 @@ class State:
     plan: Plan
     counted: tuple[tuple[str, ContributionId], ...]
     history: tuple[tuple[int, str], ...]  # (epoch, digest) of the newest ancestors
+    buffered: int = 0
     payload: Any = field(compare=False, repr=False, default=None)
 
 
 Message = (
-    Probe | ProbeAck | Leave | Contribution | Commit | Want | TakeOver | Promise | Outdated | Fetch | Versions | State
+    Probe
+    | ProbeAck
+    | Leave
+    | Contribution
+    | Commit
+    | Want
+    | Held
+    | Stale
+    | TakeOver
+    | Promise
+    | Outdated
+    | Fetch
+    | Versions
+    | State
 )

@@ -6,8 +6,10 @@ argument. What happens to one shard is in `shard`, to the whole state in `catchu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from .asynchronous import AsynchronousLog
 from .carry import Progress as Carried
 from .catchup import CatchUp
 from .events import (
@@ -45,6 +47,7 @@ from .messages import (
     Commit,
     Contribution,
     Fetch,
+    Held,
     Leave,
     Message,
     Outdated,
@@ -52,6 +55,7 @@ from .messages import (
     Probe,
     ProbeAck,
     Promise,
+    Stale,
     State,
     Summary,
     TakeOver,
@@ -62,6 +66,7 @@ from .roster import Roster
 from .rules import Rules
 from .schedule import fragment_by_log
 from .shard import ShardLog, meta
+from .shard import meta_of as meta_of
 from .version import ContributionId, ModelVersion, Version, incarnation_after
 
 
@@ -75,11 +80,6 @@ def founding_meta(generation: int, founder: str, role: str) -> bytes:
     return meta(Version(generation, 0, 0, ""), 0, founding_plan(founder, role), {})
 
 
-def meta_of(state: State) -> bytes:
-    """What a state's digest covers beside its tensors."""
-    return meta(state.version, state.term, state.plan, state.counted)
-
-
 class Replica:
     def __init__(
         self, me: str, rules: Rules, *, role: str = "worker", eligible: bool = True, incarnation: int, now: float
@@ -89,10 +89,12 @@ class Replica:
         summary = Summary(incarnation, role, eligible, ModelVersion(), (), idle=False)
         self.roster = Roster(me, rules, summary)
         fragment_of = {shard: f for f, shards in enumerate(rules.fragments) for shard in shards}
-        self.logs = [ShardLog(s, fragment_of[s], me, rules, self.roster) for s in range(rules.shards)]
+        log = AsynchronousLog if rules.asynchronous else ShardLog
+        self.logs: Sequence[ShardLog] = [log(s, fragment_of[s], me, rules, self.roster) for s in range(rules.shards)]
         self.catchup = CatchUp(rules, self.logs, self.roster)
         self.carried = [Carried() for _ in self.logs]
         self.flight: dict[int, Version] | None = None  # the shards being exchanged, with their bases
+        self.turn = 0  # asynchronous: contributions made, which decides whose turn it is of the fragments
         self.step_time, self.last_step, self.paused = 0.0, now, False
         self.finished = self.departed = False
         self.astray = 0  # commits in a row, of any shard, that led to another digest than they name
@@ -170,8 +172,7 @@ class Replica:
         """When to feed Wakeup, unless something else happens first; never, once this peer has left."""
         if self.departed:
             return float("inf")
-        able = [log for log in self.logs if log.working is None and not log.frozen and log.damaged is None]
-        ends = [log.deadline() for log in able if log.aggregating and len(log.inbox) >= max(1, log.needed)]
+        ends = [end for log in self.logs if (end := log.closes_at()) is not None]
         self.planned = min([self.next_tick, *ends])
         return self.planned
 
@@ -230,7 +231,7 @@ class Replica:
             case Found(generation, digests):
                 return self._found(generation, digests, now)
             case Restore(states):
-                return [effect for state in states for effect in self.logs[state.shard].adopt(state, now)]
+                return self._restore(states, now)
             case Depart():
                 self.departed = True
                 return [Send(peer, Leave(self.roster.mine.incarnation)) for peer in self.roster.alive()]
@@ -258,6 +259,11 @@ class Replica:
                 return effects + self._committed(sender, message, now)
             case Want(shard, base):
                 return effects + self.logs[shard].wanted(sender, base, now)
+            case Held(shard, version):
+                return effects + self.logs[shard].held(sender, version, now)
+            case Stale():
+                self.logs[message.shard].stale(message)
+                return effects
             case TakeOver():
                 return effects + self._asked(sender, message, now)
             case Promise():
@@ -293,7 +299,7 @@ class Replica:
             case "equal":
                 return log.collect(sender, contribution, now)
             case "ancestor":
-                return [Send(sender, log.news(sender, contribution.base))]
+                return log.passed(sender, contribution, now)
             case "fork":
                 log.stash(sender, contribution)  # its lineage may win
                 return self.catchup.forked(sender)
@@ -308,7 +314,8 @@ class Replica:
         if log.relation(commit.base) == "ahead":
             log.keep(commit)
             self.catchup.gap(log.shard, now)
-        return []
+            return log.missed(sender, commit, self.versions, now)
+        return log.repeated(sender, commit)
 
     def _applied(self, shard: int, base: Version, digest: str, now: float) -> list[Effect]:
         log = self.logs[shard]
@@ -360,7 +367,7 @@ class Replica:
         match message:
             case Contribution():
                 self.logs[message.shard].delivered(to, message, ok=False)
-            case Commit() | State():
+            case Commit() | State() | Held():
                 self.logs[message.shard].undelivered(to, message)
             case Fetch():
                 effects += self.catchup.gone(to, now)
@@ -387,10 +394,7 @@ class Replica:
         """The peers that something here waits for."""
         watched: set[str] = set()
         for log in self.logs:
-            if log.mine is not None and log.mine.base == log.version:
-                watched.add(log.target()[1])
-            if log.holder == self.me and log.version is not None:
-                watched |= {*log.asked, *(log.waited_for() if log.inbox else ())}
+            watched |= log.watched()
         if self.catchup.fetching is not None:
             watched.add(self.catchup.fetching.donor)
         return watched - {self.me, ""}
@@ -421,12 +425,15 @@ class Replica:
             return Load((), ())
         loads = []
         for log, carried in zip(self.logs, self.carried, strict=True):
-            if log.version is not None and log.version != carried.base:
-                carry = carried.merge(log.version, self.counted(log.shard), self.rules.carry_rounds)
+            if log.version is not None and log.version != carried.base and log.loads(carried.base):
+                carried.sends, log.refusals = carried.sends + log.refusals, 0
+                carry = carried.merge(log.version, self.counted(log.shard), log.carry_rounds)
                 loads.append(Loaded(log.shard, log.version, carry))
         return Load(tuple(loads), self._due())
 
     def _due(self) -> tuple[int, ...]:
+        if self.rules.asynchronous:
+            return self._due_in_turn()
         lowest: list[int | None] = []
         for shards in self.rules.fragments:
             epochs = [v.epoch for s in shards if (v := self.logs[s].version) is not None and not self.logs[s].final]
@@ -440,7 +447,33 @@ class Replica:
             if (v := self.logs[s].version) is not None and v.epoch == lowest[fragment] and not self.logs[s].final
         )
 
+    def _due_in_turn(self) -> tuple[int, ...]:
+        """Asynchronous: epochs say nothing of what a peer has to send; its fragments take turns."""
+        count = len(self.rules.fragments)
+        for fragment in range(self.turn, self.turn + count):
+            if due := tuple(s for s in self.rules.fragments[fragment % count] if not self.logs[s].final):
+                return due
+        return ()
+
+    def _submit(self, event: Contribute, now: float) -> list[Effect]:
+        """Asynchronous: a contribution counts on any base of the lineage, and each counts one."""
+        self.sequence, self.turn = self.sequence + 1, self.turn + 1
+        id = ContributionId(self.incarnation, self.sequence)
+        bases, effects = dict[int, Version](), list[Effect]()
+        for shard, payload in zip(event.shards, event.payloads, strict=True):
+            log, carried = self.logs[shard], self.carried[shard]
+            assert isinstance(log, AsynchronousLog)
+            oldest = carried.send(id, expected=False)
+            base = log.submits_on(carried.base, carried.oldest_base)
+            if base is not None:
+                bases[shard] = base
+                effects += log.contribute(Contribution(shard, base, id, oldest, 1.0, event.samples, payload), now)
+        self.flight = bases or None
+        return effects if bases else [Release(sent=False)]
+
     def _contribute(self, event: Contribute, now: float) -> list[Effect]:
+        if self.rules.asynchronous:
+            return self._submit(event, now)
         self.sequence += 1
         id = ContributionId(self.incarnation, self.sequence)
         flight: dict[int, Version] = {}
@@ -461,6 +494,12 @@ class Replica:
 
     # -- what follows from any change
 
+    def _restore(self, states: tuple[State, ...], now: float) -> list[Effect]:
+        effects = [effect for state in states for effect in self.logs[state.shard].adopt(state, now)]
+        for log in self.logs:
+            log.restored()
+        return effects
+
     def _found(self, generation: int, digests: tuple[str, ...], now: float) -> list[Effect]:
         plan = founding_plan(self.me, self.roster.mine.role)
         effects: list[Effect] = []
@@ -471,10 +510,18 @@ class Replica:
 
     def _settle(self, now: float) -> list[Effect]:
         """Tell the trainer and the others what the event has changed."""
-        versions = self.versions
-        if versions == self.held:
+        changed = self.versions != self.held
+        if not changed and not self.rules.asynchronous:
             return []
-        had_state, self.held = None not in self.held, versions
+        effects = self._moved(now) if changed else []
+        if self.flight is not None and not self._flying(self.flight):
+            self.flight, self.last_step = None, now
+            effects.append(Release(sent=True))
+        return effects
+
+    def _moved(self, now: float) -> list[Effect]:
+        """Some shard's present state has changed."""
+        had_state, self.held = None not in self.held, self.versions
         effects = self.catchup.moved(now)
         if not self.has_state:
             return effects
@@ -489,16 +536,13 @@ class Replica:
         if all(log.final for log in self.logs) and not self.finished:
             self.finished = True
             effects.append(Finished())
-        if self.flight is not None and not self._flying(self.flight):
-            self.flight, self.last_step = None, now
-            effects.append(Release(sent=True))
         return effects
 
     def _flying(self, flight: dict[int, Version]) -> bool:
         """Whether some of what is exchanged is still due. After a fork the log may ask for another fragment: then the
         trainer goes on to that one, and what it has sent may be counted all the same, or is carried."""
         due = self._due()
-        return any(self.logs[s].version == base and s in due for s, base in flight.items())
+        return any(self.logs[s].exchanging(base, s in due) for s, base in flight.items())
 
     def _renew_incarnation(self) -> None:
         """A life that begins below what was counted of an earlier one would be mute."""

@@ -11,12 +11,17 @@ class Rules:
 
     run: str
     fragments: tuple[tuple[int, ...], ...]  # the shards of each fragment
+    mode: str = "sync"  # or "async": an outer step waits for nobody
     min_peers: int = 1
     start_peers: int = 1
     round_timeout: float = 600.0
     heartbeat_interval: float = 1.0
     heartbeat_timeout: float = 10.0
     carry_rounds: int = 2
+    successors: int = 1  # async: hold each commit before its submitter is answered
+    dn_buffer_size: int = 0  # async: submissions in the Delayed Nesterov buffer; 0 or 1: there is none
+    async_grace: float = 0.0  # async: how long a submission waits to be averaged with others
+    max_staleness: int | None = None  # async: epochs that a submission may be behind
     stop_after_epochs: int | None = None
     stop_after_samples: int | None = None
     history: int = 256  # ancestors remembered per shard
@@ -25,7 +30,12 @@ class Rules:
     commits_kept: int = 16  # per shard, on bases that are still being fetched
     fetch_repeats: int = 5  # of the question for what is missing of another lineage, while nothing comes
     astray_max: int = 6  # commits in a row that lead a replica to other digests; then it computes unlike the others
+    answered_with: int = 4  # commits at most in place of a state: of as many bytes as a state, or fewer
     resends: int = 2  # of a commit or a state that did not reach a living peer; then it has to ask
+
+    @property
+    def asynchronous(self) -> bool:
+        return self.mode == "async"
 
     @property
     def shards(self) -> int:
@@ -68,6 +78,11 @@ class Rules:
     def forgotten_after(self) -> float:
         """A peer that has been gone for this long is not probed any more, nor remembered."""
         return self.forgotten * self.heartbeat_timeout
+
+    @property
+    def assigned_for(self) -> float:
+        """Async: a shard stays with its aggregator for this long at least before a newcomer is elected for it."""
+        return self.heartbeat_timeout
 
     @property
     def frozen_after(self) -> float:

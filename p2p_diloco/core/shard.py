@@ -11,29 +11,36 @@ from dataclasses import replace
 
 from .election import assign
 from .events import Accept, Apply, Average, Effect, Note, Send
-from .messages import Commit, Contribution, Counted, Outdated, Plan, Promise, State, TakeOver, Want
+from .messages import Commit, Contribution, Counted, Held, Outdated, Plan, Promise, Stale, State, TakeOver, Want
 from .roster import Roster
 from .rules import Rules
 from .version import ContributionId, Version, descends
 
 
 def meta(
-    version: Version, term: int, plan: Plan, counted: dict[str, ContributionId] | tuple[tuple[str, ContributionId], ...]
+    version: Version,
+    term: int,
+    plan: Plan,
+    counted: dict[str, ContributionId] | tuple[tuple[str, ContributionId], ...],
+    buffered: int = 0,
 ) -> bytes:
     """Canonical bytes of the replicated state beside the tensors; a version's digest covers them (its own apart)."""
     table = sorted(counted.items() if isinstance(counted, dict) else counted)
-    return json.dumps(
-        [
-            version.generation,
-            version.samples,
-            version.epoch,
-            term,
-            plan.group,
-            plan.succession,
-            [[peer, id.incarnation, id.sequence] for peer, id in table],
-        ],
-        separators=(",", ":"),
-    ).encode()
+    state: list[object] = [
+        version.generation,
+        version.samples,
+        version.epoch,
+        term,
+        plan.group,
+        plan.succession,
+        [[peer, id.incarnation, id.sequence] for peer, id in table],
+    ]
+    return json.dumps([*state, buffered] if buffered else state, separators=(",", ":")).encode()
+
+
+def meta_of(state: State) -> bytes:
+    """What a state's digest covers beside its tensors."""
+    return meta(state.version, state.term, state.plan, state.counted, state.buffered)
 
 
 class ShardLog:
@@ -46,6 +53,7 @@ class ShardLog:
         self.plan = Plan((), ())
         self.counted: dict[str, ContributionId] = {}
         self.history: dict[int, str] = {}
+        self.buffered = 0  # submissions in the Delayed Nesterov buffer
         self.last: Commit | None = None  # the commit that made the version, where this replica has it
         # the round after it
         self.term, self.holder = 0, ""  # the highest claim known to aggregate it: of equal terms, the greater id
@@ -64,6 +72,7 @@ class ShardLog:
         self.past_mending = False  # they are not, and no commit comes any more
         # this peer's own contribution to it
         self.mine: Contribution | None = None
+        self.refusals = 0  # of it, since the trainer last merged
         self.handed: str | None = None  # who has it
         self.sending_to: str | None = None
 
@@ -130,13 +139,43 @@ class ShardLog:
         """Whether this peer holds the term and has all promises."""
         return self.holder == self.me and not self.asked
 
+    @property
+    def carry_rounds(self) -> int:
+        """How often progress that was not counted is sent again."""
+        return self.rules.carry_rounds
+
+    def loads(self, base: Version | None) -> bool:
+        """Whether the trainer, whose base is another than the present version, merges this shard now."""
+        return True
+
+    def exchanging(self, base: Version, due: bool) -> bool:
+        """Whether the exchange of this peer's contribution, made on ``base``, goes on; ``due``: the shard is due."""
+        return self.version == base and due
+
+    def watched(self) -> set[str]:
+        """The peers that something here waits for."""
+        watched: set[str] = set()
+        if self.mine is not None and self.mine.base == self.version:
+            watched.add(self.target()[1])
+        if self.holder == self.me and self.version is not None:
+            watched |= {*self.asked, *(self.waited_for() if self.inbox else ())}
+        return watched
+
+    def closes_at(self) -> float | None:
+        """When time alone will end the round, if it will."""
+        able = self.working is None and not self.frozen and self.damaged is None
+        return self.deadline() if able and self.aggregating and len(self.inbox) >= max(1, self.needed) else None
+
+    def donors(self) -> list[str]:
+        """Who may have this shard's tensors as they should be."""
+        return [p for p in self.roster.alive() if self.roster.holds_state(p)]
+
     def state(self) -> State:
         """The replicated state, to be sent or saved; the payload is filled in by whoever holds the tensors."""
         assert self.version is not None
         newest = sorted(self.history.items())[-self.rules.history :]
-        return State(
-            self.shard, self.version, self.made_term, self.plan, tuple(sorted(self.counted.items())), tuple(newest)
-        )
+        counted = tuple(sorted(self.counted.items()))
+        return State(self.shard, self.version, self.made_term, self.plan, counted, tuple(newest), self.buffered)
 
     def news(self, peer: str, base: Version | None) -> Commit | State:
         """What brings a peer from ``base`` to here: the last commit, if that does and the peer can apply it, or the
@@ -154,7 +193,7 @@ class ShardLog:
 
     def deliver(self, now: float) -> list[Effect]:
         """Hand this peer's contribution to the aggregator, if it hasn't it already."""
-        if self.mine is None or self.mine.base != self.version:
+        if self.mine is None or not self._sendable(self.mine):
             return []
         _, holder = self.target()
         if holder == self.me:
@@ -165,6 +204,10 @@ class ShardLog:
             return []
         self.sending_to = holder
         return [Send(holder, self.mine)]
+
+    def _sendable(self, mine: Contribution) -> bool:
+        """Whether an aggregator could still count it."""
+        return mine.base == self.version
 
     def delivered(self, to: str, message: Contribution, ok: bool) -> None:
         if self.mine is None or message.id != self.mine.id or self.sending_to != to:
@@ -193,6 +236,10 @@ class ShardLog:
         """A round begins, by its version, its first contribution or a takeover."""
         self.opened, self.patience = now, self.rules.settle
         self.wants = now + self.patience
+
+    def passed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
+        """A contribution on an earlier version: it comes too late, and its author has missed something."""
+        return [Send(sender, self.news(sender, contribution.base))]
 
     def wanted(self, sender: str, base: Version, now: float) -> list[Effect]:
         """The aggregator hasn't got what it was handed: hand it over again."""
@@ -242,14 +289,26 @@ class ShardLog:
             return []
         if not self.trusted and (len(self.inbox) < self.needed or (self.waited_for() and now < self.deadline())):
             return []
-        contributions = () if self.trusted else tuple(sorted(self.inbox.items()))
-        draft = self._draft(contributions)
-        counted = {**self.counted, **{peer: c.id for peer, c in contributions}}
-        new = meta(draft.version, self.term, draft.plan, counted)
-        held = None if self.trusted else meta(self.version, self.made_term, self.plan, self.counted)
-        work = Average(self.shard, self.version, contributions, new, held)
+        return self._work(() if self.trusted else tuple(sorted(self.inbox.items())), now)
+
+    def _work(self, contributions: tuple[tuple[str, Contribution], ...], now: float) -> list[Effect]:
+        """Have the next commit computed."""
+        assert self.version is not None
+        draft = self._draft(contributions, now)
+        held = None if self.trusted else meta_of(self.state())
+        work = Average(self.shard, self.version, contributions, self._meta_after(draft), held, self.buffered)
         self.working, self._drafted = work, draft
         return [work]
+
+    def _meta_after(self, commit: Commit) -> bytes:
+        """What the digest of the commit's version covers beside its tensors."""
+        counted = {**self.counted, **{c.peer: c.id for c in commit.contributions}}
+        return meta(commit.version, commit.term, commit.plan, counted, self._buffered_after(commit))
+
+    def _buffered_after(self, commit: Commit) -> int:
+        """How full the Delayed Nesterov buffer is then; no commit goes beyond the submission that empties it."""
+        size = self.rules.dn_buffer_size
+        return (self.buffered + len(commit.contributions)) % size if size > 1 else 0
 
     def deadline(self) -> float:
         """When the round ends with whoever has contributed."""
@@ -290,15 +349,15 @@ class ShardLog:
             self.term, self.holder, self.promised_by = self.term + 1, self.me, None
         return self.close(now)
 
-    def _draft(self, contributions: tuple[tuple[str, Contribution], ...]) -> Commit:
+    def _draft(self, contributions: tuple[tuple[str, Contribution], ...], now: float) -> Commit:
         assert self.version is not None
         base = self.version
         version = Version(base.generation, base.samples + sum(c.samples for _, c in contributions), base.epoch + 1, "")
         listed = tuple(Counted(peer, c.id, c.weight, c.samples) for peer, c in contributions)
-        plan = self._next_plan(version, {peer for peer, _ in contributions})
+        plan = self._next_plan(version, {peer for peer, _ in contributions}, now)
         return Commit(self.shard, base, version, self.term, self.me, listed, plan)
 
-    def _next_plan(self, version: Version, contributors: set[str]) -> Plan:
+    def _next_plan(self, version: Version, contributors: set[str], now: float) -> Plan:
         """Wait for every live worker that is up to date; let those aggregate that already took part."""
         base_epoch = version.epoch - 1
         group, members, unlike = dict[str, float](), dict[str, float](), dict[str, float]()
@@ -317,10 +376,10 @@ class ShardLog:
 
     # -- others' commits and states
 
-    def undelivered(self, to: str, message: Commit | State) -> None:
+    def undelivered(self, to: str, message: Commit | State | Held) -> None:
         """What makes the present version did not reach a peer, who may be the one that everybody waits for."""
         tries = self.resent.get(to, 0)
-        if message.version == self.version and tries < self.rules.resends:
+        if message.version == self.version and tries < self.rules.resends and not isinstance(message, Held):
             self.resent[to], self.again[to] = tries + 1, message
 
     def send_again(self) -> list[Effect]:
@@ -335,9 +394,26 @@ class ShardLog:
         older = (commit.term, commit.aggregator) < (self.term, self.holder)
         if sender == commit.aggregator and older and self._claimed_by_another(sender):
             return [Send(sender, self._outdated())]
-        counted = {**self.counted, **{c.peer: c.id for c in commit.contributions}}
-        self.working = Apply(commit, meta(commit.version, commit.term, commit.plan, counted))
+        self.working = Apply(commit, self._meta_after(commit), self.buffered)
         return [self.working]
+
+    def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
+        """A commit on a version that this replica has not reached. ``have``: what it has of all shards."""
+        return []
+
+    def repeated(self, sender: str, commit: Commit) -> list[Effect]:
+        """A commit on an earlier version."""
+        return []
+
+    def held(self, sender: str, version: Version, now: float) -> list[Effect]:
+        """A peer says that it holds a version. Nobody waits for that here."""
+        return []
+
+    def stale(self, refusal: Stale) -> None:
+        """This peer's contribution is refused as too far behind. Here it never is."""
+
+    def restored(self) -> None:
+        """This life began with what a disk held."""
 
     def keep(self, commit: Commit) -> None:
         """A commit on a base that this replica has not reached, because it still fetches; applied once it has."""
@@ -368,9 +444,11 @@ class ShardLog:
         """Take a whole state in place of the present one; its proposal has been accepted already."""
         self.version, self.made_term, self.plan = state.version, state.term, state.plan
         self.counted, self.history, self.last = dict(state.counted), dict(state.history), None
+        self.buffered = state.buffered
         return self.begin(now)
 
     def _append(self, commit: Commit) -> None:
+        self.buffered = self._buffered_after(commit)
         self.version, self.made_term, self.plan, self.last = commit.version, commit.term, commit.plan, commit
         self.counted |= {c.peer: c.id for c in commit.contributions}
         self.history[commit.version.epoch] = commit.version.digest
@@ -379,14 +457,8 @@ class ShardLog:
 
     def begin(self, now: float) -> list[Effect]:
         """The round after a new version: nothing collected but what had come early."""
-        self.term, self.holder = 0, self.plan.succession[0]
-        self.working, self.promised_by = None, None
-        self.damaged, self.trusted, self.past_mending = None, False, False
-        self.again = {p: self.state() for p, message in self.again.items() if isinstance(message, State)}
-        self.inbox, self.resent = {}, {}
-        self._open(now)
-        for peer in self.line():
-            self.roster.name(peer)
+        self._renew(now)
+        self.inbox = {}
         effects = self._commit_kept()
         for peer, contribution in sorted(self.early.items()):
             if contribution.base == self.version:
@@ -395,6 +467,17 @@ class ShardLog:
             elif self.version is not None and contribution.base.epoch < self.version.epoch:
                 del self.early[peer]  # passed by; should its lineage come back, it is asked for again
         return effects
+
+    def _renew(self, now: float) -> None:
+        """Forget what was of the version before."""
+        self.term, self.holder = 0, self.plan.succession[0]
+        self.working, self.promised_by = None, None
+        self.damaged, self.trusted, self.past_mending = None, False, False
+        self.again = {p: self.state() for p, message in self.again.items() if isinstance(message, State)}
+        self.resent = {}
+        self._open(now)
+        for peer in self.line():
+            self.roster.name(peer)
 
     # -- failover
 

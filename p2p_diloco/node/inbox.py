@@ -17,11 +17,13 @@ from p2p_diloco.core.messages import (
     Contribution,
     Counted,
     Fetch,
+    Held,
     Message,
     Outdated,
     Probe,
     ProbeAck,
     Promise,
+    Stale,
     State,
     Summary,
     TakeOver,
@@ -49,7 +51,8 @@ _LIMITS: dict[type, dict[str, int]] = {
     Contribution: {"samples": _COUNT_MAX},
     Counted: {"samples": _COUNT_MAX},
     Summary: {"incarnation": 2**62},
-    **{kind: {"term": _COUNT_MAX} for kind in (Commit, TakeOver, Promise, Outdated, State)},
+    **{kind: {"term": _COUNT_MAX} for kind in (Commit, TakeOver, Promise, Outdated)},
+    State: {"term": _COUNT_MAX, "buffered": _COUNT_MAX},
 }
 """The largest numbers in messages: what a replica makes of them, sums over shards included, still fits into one."""
 
@@ -160,7 +163,7 @@ class Inbox:
 def misfit(message: Message, shards: int, fragments: int) -> str:
     """Why a well-formed message can't be of a run with so many shards and fragments, or nothing."""
     match message:
-        case Contribution() | Commit() | State() | TakeOver() | Promise() | Outdated() | Want():
+        case Contribution() | Commit() | State() | TakeOver() | Promise() | Outdated() | Want() | Held() | Stale():
             if not 0 <= message.shard < shards:
                 return f"the run has no shard {message.shard}"
         case Fetch(have=versions) | Versions(versions=versions):

@@ -22,6 +22,8 @@ KINDS = {
     "bereaved": "as patient, and the dead stay dead",
     "hesitant": "as bereaved, and bases change while pseudo-gradients are made",
     "overlapped": "as healed, and training goes on while exchanges are under way",
+    "async": "asynchronous mode; never more deaths at a time than there are successors",
+    "torn": "asynchronous mode; faults of all kinds, cuts of the network too",
 }
 _MIX = ("healed", "patient", "healed", "bereaved", "healed", "patient", "overlapped", "hesitant")
 
@@ -46,6 +48,7 @@ def drawn(seed: int, kind: str = "healed") -> Settings:
     """What a world of a kind is made of. Raises KeyError for a kind that there is not."""
     kinds = {
         "healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant, "overlapped": _overlapped,
+        "async": _async, "torn": _torn,
     }  # fmt: skip
     settings = _harder(kinds[kind](Random(f"settings {seed}")), Random(f"harder {seed}"))
     unequal = Random(f"links {seed}").random() > 0.5
@@ -56,12 +59,13 @@ def _harder(settings: Settings, rng: Random) -> Settings:
     """Half of the worlds: short memories, slow states, links cut one by one."""
     if rng.random() < 0.5:
         return settings
+    torn = ("part", "mute") if settings.deaths_at_once is None else ()  # who is cut off is as good as dead
     return replace(
         settings,
         history=rng.choice([8, 256]),
         forgotten=rng.choice([2, 60]),
         state_lag=rng.choice([0.0, 1.0, 4.0, 15.0]),
-        faults=(*settings.faults, *(kind for kind in ("part", "mute") if rng.random() < 0.5)),
+        faults=(*settings.faults, *(kind for kind in torn if rng.random() < 0.5)),
     )
 
 
@@ -114,6 +118,36 @@ def _overlapped(rng: Random) -> Settings:
     return replace(settings, overlap=rng.randint(1, settings.interval))
 
 
+def _async(rng: Random) -> Settings:
+    settings, successors = _healed(rng), rng.choice([1, 1, 2])
+    faults = ("crash", "flip", "freeze", "leave", "restart", "stall")
+    return replace(
+        settings,
+        mode="async",
+        peers=max(settings.peers, 2 + successors),
+        successors=successors,
+        dn_buffer_size=rng.choice([0, 2, 3]),
+        async_grace=rng.choice([0.0, 0.0, 0.5, 2.0]),
+        max_staleness=rng.choice([None, None, 3, 8]),
+        overlap=rng.choice([0, 0, settings.interval]),
+        faults=("crash", "restart", *rng.sample(faults, rng.randint(1, len(faults)))),
+        drop=rng.choice([0.0, 0.02]),
+        deaths_at_once=successors,
+    )
+
+
+def _torn(rng: Random) -> Settings:
+    settings = _async(rng)
+    faults = ("crash", "restart", "cut", "heal", "freeze", "stall", "leave", "flip")
+    return replace(
+        settings,
+        successors=rng.choice([0, 1, 1, 2]),
+        faults=tuple(sorted(rng.sample(faults, rng.randint(2, len(faults))))),
+        drop=rng.choice([0.0, 0.02, 0.1]),
+        deaths_at_once=None,
+    )
+
+
 def check(world: World) -> Outcome:
     """One world from birth to peace. Raises Violation."""
     world.chaos(CHAOS_S)
@@ -131,5 +165,7 @@ def check(world: World) -> Outcome:
         world.run(world.now + SETTLE_S + slow)
         require(len(world.lineage()) == 1, "d", f"more than one lineage after healing: {world.lineage()}")
         world.intact()
+        if world.settings.deaths_at_once is not None:
+            world.relied_upon()
         steps = world.account()
     return Outcome(world.seed, min(p.replica.epoch for p in world.alive.values()), world.count, steps, world.happened)

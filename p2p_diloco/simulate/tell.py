@@ -33,11 +33,13 @@ from p2p_diloco.core.messages import (
     Commit,
     Contribution,
     Fetch,
+    Held,
     Message,
     Outdated,
     Probe,
     ProbeAck,
     Promise,
+    Stale,
     State,
     Summary,
     TakeOver,
@@ -123,6 +125,10 @@ def _message(message: Message) -> str:
             return f"Outdated: {holder} has term {term} of {_at(shard, base)}"
         case Want(shard, base):
             return f"Want {_at(shard, base)}"
+        case Held(shard, version):
+            return f"Held {_at(shard, version)}"
+        case Stale(shard, id, version):
+            return f"Stale {_id(id)} at {_at(shard, version)}"
         case _:
             return type(message).__name__
 

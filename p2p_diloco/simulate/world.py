@@ -16,6 +16,7 @@ from p2p_diloco.core.events import (
     Apply,
     Average,
     Averaged,
+    Carry,
     Changed,
     Closed,
     Contribute,
@@ -44,10 +45,13 @@ from p2p_diloco.core.events import (
 from p2p_diloco.core.messages import Commit, Message, State
 from p2p_diloco.core.replica import Replica, founding_meta, meta_of
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.version import SALT_BITS, ModelVersion, incarnation
+from p2p_diloco.core.version import SALT_BITS, ModelVersion, Version, incarnation
 
 from .model import Store, Tensors, Trainer, Violation, require
 from .tell import tell
+
+FREEZE_S = (0.5, 8.0)
+"""How long a frozen process stands still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,11 @@ class Settings:
     """What a world is made of. Probabilities per message; times in simulated seconds."""
 
     peers: int = 4
+    mode: str = "sync"
+    successors: int = 1  # this and the next three: of the asynchronous mode
+    dn_buffer_size: int = 0
+    async_grace: float = 0.0
+    max_staleness: int | None = None
     fragments: int = 1
     shards_per_fragment: int = 1
     interval: int = 3  # inner steps between sendings
@@ -72,6 +81,7 @@ class Settings:
     clock_skew: float = 100.0
     fault_every: tuple[float, float] = (1.0, 6.0)
     faults: tuple[str, ...] = ("crash", "restart", "cut", "heal", "freeze", "stall")
+    deaths_at_once: int | None = None  # that may strike before what the last ones left has been repaired
     dead_return: bool = True  # when the faults end; else only links, frozen processes and stuck trainers recover
     hesitation: float = 0.0  # at most so long between a Load and its Contribute, in which bases may change
     carry_rounds: int = 2
@@ -119,6 +129,11 @@ class World:
         f, n = settings.fragments, settings.shards_per_fragment
         self.rules = Rules(
             run="sim",
+            mode=settings.mode,
+            successors=settings.successors,
+            dn_buffer_size=settings.dn_buffer_size,
+            async_grace=settings.async_grace,
+            max_staleness=settings.max_staleness,
             fragments=tuple(tuple(range(i * n, (i + 1) * n)) for i in range(f)),
             min_peers=settings.min_peers,
             start_peers=settings.start_peers,
@@ -135,9 +150,11 @@ class World:
         self.disks: dict[str, tuple[tuple[State, ...], tuple[Tensors, ...]]] = {}
         self.cut: set[frozenset[str]] = set()
         self.mute: set[tuple[str, str]] = set()  # (from, to) of links that carry nothing that way
+        self.weakened = [self.repair]  # until when what a death has left is being repaired; at first, the founder's run
         self.bits, self.flips = 0, 0
         self.happened: Counter[str] = Counter()  # faults, messages and their fates, commits
         self.trainers: list[tuple[str, Trainer]] = []
+        self.answered = [0] * self.rules.shards  # the steps that a trainer was told are counted
         self.drop, self.duplicate = settings.drop, settings.duplicate
         self.training = True
         self.commits: list[tuple[float, str, int, int]] = []  # (time, peer, shard, epoch)
@@ -369,6 +386,8 @@ class World:
         trainer = process.trainer
         for loaded in load.shards:
             trainer.merge(loaded, process.store.present[loaded.shard].steps)
+            if loaded.carry is Carry.SUBTRACT:
+                self.answered[loaded.shard] |= trainer.delta[loaded.shard]
         process.changed = False
         if not trainer.loaded:
             trainer.loaded = True
@@ -396,6 +415,10 @@ class World:
             raise Violation(f"(b) {process.name} went back from {process.best} to {model}")
         process.best = model
         for log in process.replica.logs if ticked and not process.replica.departed else ():
+            if self.rules.asynchronous:
+                now = process.clock(self.now)
+                require(not log.close(now), "e", f"{process.name} could commit to shard {log.shard} and waits")
+                continue
             if (
                 log.version is None
                 or log.final
@@ -412,7 +435,8 @@ class World:
 
     def _blame(self, process: Process) -> None:
         """(e): nobody waits for a peer that has long been dead, cut off, or without a running trainer."""
-        aggregated = [log for log in process.replica.logs if log.inbox and log.aggregating]
+        in_turn = self.rules.asynchronous
+        aggregated = [log for log in process.replica.logs if (log.inbox or in_turn) and log.aggregating]
         waited_for = {peer for log in aggregated for peer in log.waited_for()}
         frozen = self.now < process.frozen_until + 1.0
         gone = [p for p in sorted(waited_for) if not frozen and not self._at_work(p, process.name)]
@@ -423,7 +447,9 @@ class World:
 
     def _at_work(self, peer: str, seen_by: str) -> bool:
         process = self.alive.get(peer)
-        return process is not None and self.carries(peer, seen_by) and process.stalled_until <= self.now
+        if process is None or not self.carries(peer, seen_by):
+            return False
+        return self.rules.asynchronous or process.stalled_until <= self.now  # whose trainer is stuck may hold a commit
 
     def say(self, who: str, what: str) -> None:
         if self.lines is not None:
@@ -450,8 +476,26 @@ class World:
         self.fault()
         self.chaos(until)
 
+    @property
+    def repair(self) -> float:
+        """What it takes until a death is noticed, and others hold what was held."""
+        return 2 * self.rules.heartbeat_timeout + 4 + 3 * self.settings.state_lag
+
+    def _spared(self, kind: str) -> bool:
+        """Whether as many have died of late as may. Who starts again holds little; who freezes is as good as dead."""
+        most = self.settings.deaths_at_once
+        if most is None or kind not in ("crash", "freeze", "leave", "restart"):
+            return False
+        self.weakened = [until for until in self.weakened if until > self.now]
+        if len(self.weakened) >= most and kind != "restart":
+            return True
+        self.weakened.append(self.now + self.repair + (FREEZE_S[1] if kind == "freeze" else 0.0))
+        return False
+
     def fault(self) -> None:
         kind = self.rng.choice(self.settings.faults)
+        if self._spared(kind):
+            return
         self.happened[kind] += 1
         holders, dead = self.holders(), sorted(set(self.names) - set(self.alive))
         someone = self.rng.choice(sorted(self.alive)) if self.alive else ""
@@ -477,7 +521,7 @@ class World:
                 self.cut, self.mute = set(), set()
                 self.say("net", "healed")
             case "freeze" if someone:
-                self.alive[someone].frozen_until = self.now + self.rng.uniform(0.5, 8)
+                self.alive[someone].frozen_until = self.now + self.rng.uniform(*FREEZE_S)
                 self.say(someone, "freezes")
             case "leave" if len(holders) > 1 and someone:
                 self.say(someone, "leaves")
@@ -510,7 +554,31 @@ class World:
             process.frozen_until = process.stalled_until = 0.0
 
     def lineage(self) -> set[tuple[Any, ...]]:
-        return {p.replica.versions for p in self.alive.values()}
+        """What the living hold; asynchronous: what those hold that don't stand on an ancestor of it."""
+        if not self.rules.asynchronous:
+            return {p.replica.versions for p in self.alive.values()}
+        newest = [self.newest(shard).replica.logs[shard] for shard in range(self.rules.shards)]
+        found: set[tuple[Any, ...]] = {tuple(log.version for log in newest)}
+        for process in self.alive.values():
+            mine = process.replica.versions
+            related = (v is not None and log.relation(v) for log, v in zip(newest, mine, strict=True))
+            if not all(relation in ("equal", "ancestor") for relation in related):
+                found.add(mine)
+        return found
+
+    def newest(self, shard: int) -> Process:
+        """Who has the greatest version of a shard."""
+
+        def version(process: Process) -> Version:
+            return process.replica.versions[shard] or Version(-1, 0, 0, "")
+
+        return max(self.alive.values(), key=version)
+
+    def relied_upon(self) -> None:
+        """(g): what a trainer was told is counted is there in the end, if no more holders died than may."""
+        for shard, steps in enumerate(self.answered):
+            lost = steps & ~self.newest(shard).store.present[shard].steps
+            require(not lost, "g", f"steps {bin(lost)} of shard {shard} were answered for, and are lost")
 
     def intact(self) -> None:
         """Whatever was changed in memory has been mended, wherever commits still came after it."""
@@ -546,11 +614,11 @@ class World:
                 self.feed(process, Merge())
         blocked = {id(p.trainer) for p in self.alive.values() if p.blocked}
         living = {id(p.trainer) for p in self.alive.values()}
-        reference = next(iter(self.alive.values()))
+        newest = [self.newest(shard).store.present[shard].steps for shard in range(self.rules.shards)]
         steps: Counter[str] = Counter()
         for name, trainer in self.trainers:
             for shard in range(self.rules.shards):
-                counted = reference.store.present[shard].steps
+                counted = newest[shard]
                 pending = trainer.pending(shard)
                 if id(trainer) in blocked:
                     pending &= ~(trainer.delta[shard] & counted)

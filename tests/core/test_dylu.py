@@ -1,0 +1,91 @@
+"""Dynamic local updates: the formula's numbers, and calm where speeds are noisy."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+from statistics import pstdev
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_diloco.core.dylu import READINGS, STAYS_WITHIN, Pace
+from p2p_diloco.core.schedule import dylu_steps
+
+speeds = st.floats(0.01, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("table", "base", "steps"),
+    [((10.0, 5.0, 2.0), 500, (500, 250, 100)), ((100.0, 0.01), 10, (10, 1)), ((20.0, 5.0), 100, (100, 25))],
+)
+def test_steady_speeds_give_the_formulas_numbers(table: tuple[float, ...], base: int, steps: tuple[int, ...]) -> None:
+    """From the first reading on, and for ever."""
+    for speed, expected in zip(table, steps, strict=True):
+        pace = Pace(base)
+        assert [pace.adjust(speed, table) for _ in range(10)] == [expected] * 10
+
+
+def test_an_unknown_speed_gives_the_base() -> None:
+    """Before the first reading, and where none is known; what was read before is not kept."""
+    pace = Pace(500)
+    assert pace.steps == 500
+    assert pace.adjust(1.0, [10.0]) == 50
+    assert pace.adjust(0.0, [10.0]) == 500
+    assert pace.adjust(5.0, [10.0]) == 250
+
+
+def test_others_of_unknown_speed_count_for_nothing() -> None:
+    """A peer beside whom nobody's speed is known is the fastest."""
+    assert Pace(500).adjust(3.0, [0.0, -1.0]) == 500
+
+
+@given(speeds, speeds, st.lists(st.tuples(speeds, speeds), min_size=4, max_size=4), st.integers(1, 1000))
+def test_four_wrong_readings_of_nine_change_nothing(
+    speed: float, fastest: float, wrong: list[tuple[float, float]], base: int
+) -> None:
+    """Whatever they say, and wherever they fall: the number stays what the other readings give."""
+    pace = Pace(base)
+    for _ in range(READINGS - 4):
+        steps = pace.adjust(speed, [fastest])
+    for own, other in wrong:
+        assert pace.adjust(own, [other]) == steps
+    for _ in range(READINGS):
+        assert pace.adjust(speed, [fastest]) == steps
+
+
+@given(st.lists(st.tuples(speeds, speeds), max_size=20), speeds, speeds, st.integers(1, 1000))
+def test_a_speed_that_lasts_is_followed(
+    before: list[tuple[float, float]], speed: float, fastest: float, base: int
+) -> None:
+    """Whatever was read before, nine equal readings bring the number within a tenth of the formula's."""
+    pace = Pace(base)
+    for own, other in before:
+        pace.adjust(own, [other])
+    for _ in range(READINGS):
+        pace.adjust(speed, [fastest])
+    wanted = dylu_steps(speed, max(speed, fastest), base)
+    assert abs(wanted - pace.steps) <= STAYS_WITHIN * pace.steps
+
+
+@given(st.lists(st.tuples(speeds, speeds), min_size=1, max_size=20), st.integers(1, 1000))
+def test_the_number_is_at_least_one_and_at_most_the_base(readings: list[tuple[float, float]], base: int) -> None:
+    """Whatever the table says."""
+    pace = Pace(base)
+    for own, other in readings:
+        assert 1 <= pace.adjust(own, [other]) <= base
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_heavy_noise_moves_it_little(seed: int) -> None:
+    """Speeds whose logarithms have a spread of a factor of two: the number spreads little more than half as far as the
+    formula's, and stays where it is at most readings."""
+    rng, pace = Random(seed), Pace(500)
+    raw, smooth = [], []
+    for _ in range(400):
+        own, other = (speed * 2 ** rng.gauss(0.0, 1.0) for speed in (4.0, 10.0))
+        raw.append(dylu_steps(own, max(own, other), 500))
+        smooth.append(pace.adjust(own, [other]))
+    assert pstdev(smooth) < 0.6 * pstdev(raw)
+    assert sum(a != b for a, b in pairwise(smooth)) < 200
