@@ -1,0 +1,95 @@
+"""Delayed Nesterov: the outer step of the asynchronous mode, spread over N submissions. Pure functions of one shard.
+
+Law: as in `outer`: nothing is updated in place, and each line below is one operation on fp32, rounded by itself, so
+that replicas on unlike machines agree to the bit. How full the buffer is, is the log's to count, and an argument here;
+the buffer itself is state.
+
+A commit of k submissions (k = 1, or a grace window), ḡ their mean, into a buffer B of size N that holds f, f + k ≤ N.
+Scalars are computed in double and rounded to fp32 first.
+
+    1. θ' ← θ − s·ḡ       s = η·(k/N) for "paper"; η·k for "buffered", or η·(k − 1) if the N-th is among the k
+    2. B' ← B + k·ḡ
+    and with the N-th:
+    3. c ← B' / N
+    4. m' ← μ·m, then m' ← m' + c
+    5. u ← μ·m', then u ← u + c for "buffered", then u ← η·u
+    6. θ' ← θ' − u
+    7. B' ← 0
+
+"paper" is Liu et al. 2024, arXiv 2401.09135, Alg. 3, with c = 0; "buffered" spreads only the plain steps. N submissions
+of the same ḡ are one Nesterov step on ḡ with "paper".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors.flat import blocks
+from p2p_diloco.tensors.outer import OuterOptimizer, State
+
+VARIANTS = ("paper", "buffered")
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedNesterov:
+    """N = `size` ≥ 2 submissions to an outer step of `outer`, which must be sgd with nesterov.
+
+    Raises `ConfigError`, naming the key, for what can't be.
+    """
+
+    outer: OuterOptimizer
+    size: int
+    variant: str = "paper"
+
+    def __post_init__(self) -> None:
+        if self.size < 2:
+            wrong, mend = "needs no buffer", "use the outer optimizer itself"
+            raise ConfigError(wrong, key="dn_buffer_size", value=self.size, mend=mend)
+        if self.variant not in VARIANTS:
+            mend = f"choose {' or '.join(VARIANTS)}"
+            raise ConfigError("is not known", key="dn_variant", value=self.variant, mend=mend)
+        if self.outer.state_lengths(1) != {"m": 1} or not self.outer.nesterov:
+            mend = "use outer_optimizer=sgd with nesterov, or dn_buffer_size=0"
+            raise ConfigError("is for sgd with nesterov", key="dn_buffer_size", value=self.size, mend=mend)
+
+    def state_lengths(self, numel: int) -> dict[str, int]:
+        """Elements of each state tensor of a shard of `numel`, by name, in the order of storage."""
+        return {"m": numel, "b": numel}
+
+    def init_state(self, numel: int) -> State:
+        """The state before the first submission: zeros."""
+        return {name: torch.zeros(length) for name, length in self.state_lengths(numel).items()}
+
+    def step(
+        self, theta: Tensor, state: Mapping[str, Tensor], grad: Tensor, submissions: int, buffered: int
+    ) -> tuple[Tensor, State]:
+        """(θ', state') after a commit of so many `submissions`, ḡ their mean, with so many `buffered` before.
+
+        All flat fp32 [numel]; inputs untouched. Raises ValueError for more submissions than there is room for.
+        """
+        if submissions < 1 or buffered < 0 or buffered + submissions > self.size:
+            raise ValueError(f"{submissions} submissions don't fit into a buffer of {self.size} that holds {buffered}")
+        full = buffered + submissions == self.size
+        new_theta, new_m, new_b = torch.empty_like(theta), state["m"].clone(), torch.empty_like(theta)
+        at_once = submissions / self.size if self.variant == "paper" else submissions - full
+        for old, b, g, new, m, kept in blocks(theta, state["b"], grad, new_theta, new_m, new_b):
+            torch.sub(old, torch.mul(g, self.outer.lr * at_once), out=new)
+            torch.add(b, torch.mul(g, submissions), out=kept)
+            if full:
+                self._fill(new, m, kept)
+        return new_theta, {"m": new_m, "b": new_b}
+
+    def _fill(self, theta: Tensor, m: Tensor, b: Tensor) -> None:
+        """The outer step on a full buffer, in place on what `step` has made."""
+        mean = torch.div(b, self.size)
+        m.mul_(self.outer.momentum).add_(mean)
+        update = torch.mul(m, self.outer.momentum)
+        if self.variant == "buffered":
+            update.add_(mean)
+        theta.sub_(update.mul_(self.outer.lr))
+        b.zero_()
