@@ -310,9 +310,10 @@ class AsynchronousLog(ShardLog):
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
         """A commit on a version that is not reached. If it is what this peer has proposed, then it is held. If this
-        peer must hold it, it asks for what lies between."""
+        peer may have to hold it (the plan in between may name it, too), it asks for what lies between."""
         effects = self.held(sender, commit.base, now)
-        if self._names_me(commit) and self.version is not None and self.version.epoch < commit.base.epoch:
+        asks = self._names_me(commit) or (sender == commit.aggregator and self.working is None)
+        if asks and self.version is not None and self.version.epoch < commit.base.epoch:
             effects.append(Send(sender, Fetch(have, shards=(self.shard,))))
         return effects
 

@@ -22,10 +22,10 @@ KINDS = {
     "bereaved": "as patient, and the dead stay dead",
     "hesitant": "as bereaved, and bases change while pseudo-gradients are made",
     "overlapped": "as healed, and training goes on while exchanges are under way",
-    "async": "asynchronous mode; never more deaths at a time than there are successors",
+    "async": "asynchronous mode; no more deaths at a time than there are successors",
     "torn": "asynchronous mode; faults of all kinds, cuts of the network too",
 }
-_MIX = ("healed", "patient", "healed", "bereaved", "healed", "patient", "overlapped", "hesitant")
+_MIX = ("healed", "patient", "async", "bereaved", "healed", "torn", "overlapped", "hesitant")
 
 
 @dataclass(frozen=True, slots=True)

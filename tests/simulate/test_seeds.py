@@ -18,6 +18,8 @@ CHUNK = 10
         *(("bereaved", first) for first in range(0, 40, CHUNK)),
         *(("hesitant", first) for first in range(0, 30, CHUNK)),
         *(("overlapped", first) for first in range(0, 30, CHUNK)),
+        *(("async", first) for first in range(0, 30, CHUNK)),
+        *(("torn", first) for first in range(0, 30, CHUNK)),
     ],
 )
 def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str, first: int) -> None:
@@ -38,6 +40,8 @@ def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str, fi
         ("healed", 1814),
         ("patient", 2253),
         ("hesitant", 3439),
+        *(("async", seed) for seed in (0, 2, 11)),
+        *(("torn", seed) for seed in (3, 9, 14)),
     ],
 )
 def test_worlds_that_stood_still_once(kinds: dict[str, Callable[[int], None]], kind: str, seed: int) -> None:

@@ -1,0 +1,197 @@
+"""Named stories of the asynchronous mode: what was answered for stays, whoever dies, and shards move without a loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.asynchronous import AsynchronousLog
+from p2p_diloco.core.election import assign
+from p2p_diloco.simulate.model import Violation
+from p2p_diloco.simulate.world import Settings, World
+
+PEERS = 4
+
+
+def calm(seed: int = 0, **settings: Any) -> World:
+    """A world in which nothing goes wrong by itself, at work for 25 s: shards lie where they were elected to be."""
+    plain = {"peers": PEERS, "drop": 0.0, "duplicate": 0.0, "delay_mean": 0.02, "step_times": (0.3, 0.8), "interval": 2}
+    world = World(seed, Settings(**{**plain, "mode": "async", "faults": (), **settings}))
+    world.run(25.0)
+    assert len(world.holders()) == world.settings.peers
+    return world
+
+
+def aggregator(world: World, shard: int = 0) -> str:
+    return world.newest(shard).replica.logs[shard].plan.succession[0]
+
+
+def settle(world: World) -> None:
+    """Training stops; then all agree, every inner step is accounted for, and all that was answered for is there."""
+    world.training = False
+    world.run(world.now + 15.0)
+    assert len(world.lineage()) == 1, world.lineage()
+    world.account()
+    world.relied_upon()
+
+
+def epochs(world: World, since: float) -> dict[int, float]:
+    """When each epoch of shard 0 was first held by anybody."""
+    first: dict[int, float] = {}
+    for when, _, shard, epoch in world.commits:
+        if shard == 0 and when >= since:
+            first.setdefault(epoch, when)
+    return first
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_aggregator_killed_at_any_moment(seed: int) -> None:
+    """Its successor goes on within 3 s, from the last commit that anybody was answered with."""
+    world = calm(seed)
+    moment = 25.0 + seed * 0.083
+    world.run(moment)
+    world.crash(aggregator(world))
+    world.run(moment + 3.0 + 2 * 0.8)
+    assert epochs(world, moment + 0.5)
+    world.run(moment + 12.0)
+    settle(world)
+
+
+@pytest.mark.parametrize("successors", [1, 2])
+def test_one_aggregator_after_another(successors: int) -> None:
+    """Each is killed as soon as what the last one left is repaired, and starts again from nothing."""
+    world = calm(successors, successors=successors, fragments=2, dn_buffer_size=3)
+    for _ in range(5):
+        gone = aggregator(world)
+        world.crash(gone)
+        world.run(world.now + world.repair)
+        world.start(gone)
+        world.run(world.now + world.repair)
+    settle(world)
+
+
+def test_as_many_deaths_at_once_as_there_are_successors() -> None:
+    """Aggregator and successor die in the same moment; the second successor has what was answered for."""
+    world = calm(successors=2)
+    first, second, third = world.newest(0).replica.logs[0].plan.succession
+    world.crash(first)
+    world.crash(second)
+    world.run(world.now + 15.0)
+    assert third in world.newest(0).replica.logs[0].plan.succession
+    settle(world)
+
+
+def kill_all_named(world: World) -> None:
+    for name in world.newest(0).replica.logs[0].plan.succession:
+        world.crash(name)
+    world.run(world.now + 15.0)
+    settle(world)
+
+
+def test_more_deaths_at_once_lose_what_only_the_dead_held() -> None:
+    """The check above bites: kill all whom the plan names, and something that was answered for is gone."""
+    lost = 0
+    for seed in range(6):
+        try:
+            kill_all_named(calm(seed))
+        except Violation:
+            lost += 1
+    assert lost > 0
+
+
+def test_a_shard_moves_to_who_is_elected() -> None:
+    """The founder has all at first; later each shard lies where it is elected to be, so everybody has a share."""
+    world = calm(3, shards_per_fragment=4)
+    plan = assign("sim", 0, range(4), dict.fromkeys(world.names, 1.0))
+    assert [aggregator(world, shard) for shard in range(4)] == [plan[shard][0] for shard in range(4)]
+    assert len({aggregator(world, shard) for shard in range(4)}) == PEERS
+    settle(world)
+
+
+def test_handing_over_holds_nobody_up() -> None:
+    """A shard is handed over while a state takes 2 s: commits pause no longer than one transfer and a submission."""
+    world = calm(3, state_lag=2.0)
+    world.run(40.0)
+    assert aggregator(world) != "p0"
+    moments = sorted(epochs(world, 10.0).values())
+    assert max(b - a for a, b in pairwise(moments)) < 2.0 * 1.3 + 2 * 0.8 + 1.0
+    settle(world)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_an_aggregator_that_thaws_yields(seed: int) -> None:
+    """It stood still for longer than the heartbeat timeout; its successor has taken over. Both believe; what either
+    answered for is there in the end."""
+    world = calm(seed)
+    frozen = aggregator(world)
+    world.alive[frozen].frozen_until = world.now + 7.0
+    world.run(world.now + 20.0)
+    assert world.happened["note takeover"] > 0
+    assert world.happened["note fork"] == 0
+    settle(world)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_two_sides_of_a_cut_become_one_again(seed: int) -> None:
+    """Both sides commit, for there is no consensus. Healed, one lineage is left, and no step is counted twice."""
+    world = calm(seed)
+    side = {aggregator(world), next(n for n in world.names if n != aggregator(world))}
+    world.cut = {frozenset((a, b)) for a in side for b in world.names if b not in side}
+    world.run(world.now + 15.0)
+    world.heal()
+    world.run(world.now + 20.0)
+    world.training = False
+    world.run(world.now + 15.0)
+    assert len(world.lineage()) == 1
+    world.account()
+
+
+def test_a_window_of_all_peers_is_a_round() -> None:
+    """With a grace window that holds everybody, each commit counts every peer once."""
+    world = calm(2, async_grace=30.0, step_times=(0.5, 0.5), delay_mean=0.01)
+    log = world.newest(0).replica.logs[0]
+    counted = [len(commit.contributions) for commit in log.recent if commit.contributions]  # type: ignore[attr-defined]
+    assert counted[-1] == PEERS
+    settle(world)
+
+
+def test_who_is_too_stale_loses_no_step_unnoticed() -> None:
+    """A slow peer beside fast ones is refused, carries it once, and drops it: all of that is accounted for."""
+    world = calm(1, max_staleness=2, step_times=(0.1, 2.0))
+    world.run(80.0)
+    assert world.happened["note stale"] > 0
+    settle(world)
+
+
+SABOTAGES = [
+    # what is broken, where, as it is, as it shall be, in worlds of which kind, among how many seeds
+    ("answered before it is held", "waited_for", "for p in named if self._must_hold(p)", "for p in ()", "async", 60),
+    ("counted again", "collect", "if self.final or settled(", "if self.final and settled(", "async", 20),
+    ("never proposed again", "_offer", "if now >= self.offered.get(p, now)", "if p not in self.offered", "async", 60),
+    ("an exchange never ends", "exchanging", "self.mine is not None", "True", "async", 10),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "old", "new", "kind", "seeds"), [pytest.param(*rest, id=what) for what, *rest in SABOTAGES]
+)
+def test_a_broken_rule_shows(
+    kinds: dict[str, Callable[[int], None]],
+    sabotage: Any,
+    method: str,
+    old: str,
+    new: str,
+    kind: str,
+    seeds: int,
+) -> None:
+    """Within the first seeds a world breaks an invariant, though all of them hold without the sabotage."""
+    sabotage(AsynchronousLog, method, old, new)
+    for seed in range(seeds):
+        try:
+            kinds[kind](seed)
+        except Exception:
+            return
+    raise AssertionError("no world misses the rule")
