@@ -8,6 +8,7 @@ counted table, claims and promises are the synchronous log's.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from .election import assign, without
 from .events import Accept, Apply, Average, Effect, Note, Send
@@ -24,6 +25,12 @@ def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
         return False
     ours = counted.incarnation in (contribution.oldest.incarnation, contribution.id.incarnation)
     return ours or counted >= contribution.id
+
+
+@lru_cache(maxsize=32)  # for each fragment, as long as nobody comes or goes: it is asked for at every tick
+def elected(run: str, shards: tuple[int, ...], members: tuple[tuple[str, float], ...]) -> dict[int, tuple[str, ...]]:
+    """Who should have which shard, of members with their weights, whatever the epoch; the first aggregates."""
+    return assign(run, 0, shards, dict(members))
 
 
 class AsynchronousLog(ShardLog):
@@ -61,6 +68,23 @@ class AsynchronousLog(ShardLog):
     def carry_rounds(self) -> int:
         """What was refused is carried over once."""
         return 1
+
+    def waiting(self) -> str:
+        """What this peer's submission waits for, in one sentence."""
+        _, holder = self.target()
+        if not self.roster.may_aggregate(holder):
+            return f"waiting for a peer that may aggregate and can be reached; of {', '.join(self.line())} none can"
+        if holder != self.me:
+            return f"waiting for {holder} to answer a submission"
+        if self.asked:
+            return f"taking over shard {self.shard}, waiting for {', '.join(sorted(self.asked))}"
+        if missing := self.waited_for():
+            return f"waiting for {', '.join(missing)} to hold a commit of shard {self.shard}"
+        workers = len(self._workers())
+        if workers < self.needed:
+            key = "min_peers" if self.needed <= self.rules.min_peers else "start_peers"
+            return f"waiting for peers: {workers} of {self.needed} ({key}) are there"
+        return ""
 
     def exchanging(self, base: Version, due: bool) -> bool:
         """Until it is answered for: counted, or refused."""
@@ -172,8 +196,7 @@ class AsynchronousLog(ShardLog):
             return False
         if not self.aggregating or (self.final and not self.trusted):
             return False
-        workers = [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs]
-        return self.trusted or len(workers) >= self.needed
+        return self.trusted or len(self._workers()) >= self.needed
 
     def _window(self, now: float) -> tuple[tuple[str, Contribution], ...]:
         """What is applied as one, by peer: without grace, what came first. With it, all that came, as soon as time is
@@ -183,8 +206,7 @@ class AsynchronousLog(ShardLog):
         by_arrival = sorted(self.inbox.items(), key=lambda entry: (self.arrived[entry[0]], entry[0]))
         if not self.rules.async_grace:
             return tuple(by_arrival[:1])
-        training = [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs and not s.idle]
-        everybody = all(p in self.inbox for p in training)
+        everybody = all(p in self.inbox for p in self._training())
         closes = len(by_arrival) >= room or everybody or now >= self.deadline()
         return tuple(sorted(by_arrival[:room])) if closes else ()
 
@@ -268,29 +290,27 @@ class AsynchronousLog(ShardLog):
 
     def _next_plan(self, version: Version, contributors: set[str], now: float) -> Plan:
         """The same aggregator and successors, unless some are gone or others are elected."""
-        training = [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs and not s.idle]
-        return Plan(tuple(training), self._succession(now))
+        return Plan(tuple(self._training()), self._succession(now))
 
     def _succession(self, now: float) -> tuple[str, ...]:
         """The aggregator and its successors after the next commit: those that are, while they live; then the elected.
 
         Who is elected in this peer's place is made a successor first, so that it holds the state when it takes over.
         """
-        able = {
-            p: s.bandwidth for p, s in self.roster.summaries().items() if s.eligible and s.epochs and not s.unlike
-        } or {self.me: 1.0}
-        order = assign(self.rules.run, 0, self.rules.fragments[self.fragment], able)[self.shard]
+        members = self.roster.summaries().items()
+        able = {p: s.bandwidth for p, s in members if s.eligible and s.epochs and not s.unlike} or {self.me: 1.0}
+        order = elected(self.rules.run, self.rules.fragments[self.fragment], tuple(able.items()))[self.shard]
         others = without(self.plan.succession, self.me)
-        room, elected = self.rules.successors, order[0]
+        room, first = self.rules.successors, order[0]
         successors = [p for p in others if p in able][:room]
         since = now if self.assigned is None else self.assigned
-        hands_over = elected != self.me and now - since >= self.rules.assigned_for
-        if hands_over and elected not in successors:
-            successors = [*successors[: max(0, room - 1)], elected]
+        hands_over = first != self.me and now - since >= self.rules.assigned_for
+        if hands_over and first not in successors:
+            successors = [*successors[: max(0, room - 1)], first]
         spare = [p for p in (*order, *others) if p not in (self.me, *successors)]
         line = [self.me, *successors, *dict.fromkeys(spare)][: 1 + max(room, len(successors))]
-        if hands_over and (elected in self.plan.succession or not room):
-            line = [elected, *without(line, elected)][: 1 + room]
+        if hands_over and (first in self.plan.succession or not room):
+            line = [first, *without(line, first)][: 1 + room]
         return tuple(line)
 
     def _worth_a_commit(self, succession: tuple[str, ...]) -> bool:
@@ -387,8 +407,9 @@ class AsynchronousLog(ShardLog):
             self.promised_by = set()
 
     def _append(self, commit: Commit) -> None:
+        kept = self.rules.answered_with if self.me in commit.plan.succession else 1  # by who may have to answer
         super()._append(commit)
-        self.recent = [*self.recent, commit][-self.rules.answered_with :]
+        self.recent = [*self.recent, commit][-kept:]
 
     def begin(self, now: float) -> list[Effect]:
         """After a new version: what is left of the inbox is for this peer to count, or not any more."""
@@ -454,6 +475,13 @@ class AsynchronousLog(ShardLog):
             self.working = None
 
     # -- inside
+
+    def _workers(self) -> list[str]:
+        return [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs]
+
+    def _training(self) -> list[str]:
+        """The workers that will submit something before long."""
+        return [p for p in self._workers() if (s := self.roster.summary(p)) is not None and not s.idle]
 
     def _names_me(self, commit: Commit) -> bool:
         return self.me in commit.plan.succession or self.me in self.plan.succession

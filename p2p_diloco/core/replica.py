@@ -149,6 +149,8 @@ class Replica:
             if donors:
                 return f"fetching the state of the run from {donors}: {got} of {len(self.logs)} shards"
             return "waiting for a peer that holds the state of the run"
+        if self.rules.asynchronous:
+            return self._waiting_for_answers()
         open_ones = [self.logs[s] for s, base in (self.flight or {}).items() if self.logs[s].version == base]
         for log in open_ones:
             if log.holder != self.me:
@@ -167,6 +169,11 @@ class Replica:
                 return f"waiting for a peer that may aggregate and can be reached; of {line} none can"
             return f"waiting for the commit of {len(open_ones)} shards, the next from {holder}"
         return ""
+
+    def _waiting_for_answers(self) -> str:
+        logs = [self.logs[s] for s in self.flight or ()]
+        waits = (log.waiting() for log in logs if isinstance(log, AsynchronousLog) and log.mine is not None)
+        return next(filter(None, waits), "")
 
     def next_wakeup(self) -> float:
         """When to feed Wakeup, unless something else happens first; never, once this peer has left."""

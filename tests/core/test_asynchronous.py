@@ -650,3 +650,43 @@ def test_who_is_named_keeps_up_and_the_others_only_look(peer: Any) -> None:
     assert to(b.meet("c", model=ahead), "c", Fetch) == [Fetch((b.version(1),), shards=(0,))]
     assert to(b.meet("c", model=ahead), "c", Fetch) == []
     assert to(a.meet("c", model=ahead), "c", Fetch) == [Fetch((a.version(1),), shards=())]
+
+
+# -- what is told of it
+
+
+def test_what_a_submission_waits_for_is_told(peer: Any) -> None:
+    """In one sentence, as the aggregator and as anybody else; nothing where nothing is under way."""
+    a, c = running(peer, "a"), running(peer, min_peers=3)
+    assert (a.replica.waiting(), c.replica.waiting()) == ("", "")
+    a.contribute()
+    assert a.replica.waiting() == "waiting for c to answer a submission"
+    a.lose("b")
+    a.lose("c")
+    a.replica.roster.mine = replace(a.replica.roster.mine, eligible=False)
+    assert a.replica.waiting() == "waiting for a peer that may aggregate and can be reached; of c, b, a none can"
+    effects = c.contribute()
+    averaged(c, effects)
+    assert c.replica.waiting() == "waiting for b to hold a commit of shard 0"
+    d = running(peer, min_peers=4)
+    d.contribute()
+    assert d.replica.waiting() == "waiting for peers: 3 of 4 (min_peers) are there"
+
+
+def test_who_takes_over_says_whom_it_waits_for(peer: Any) -> None:
+    """Until all have promised."""
+    b = running(peer, "b")
+    b.contribute()
+    b.lose("c")
+    assert b.replica.waiting() == "taking over shard 0, waiting for a"
+
+
+def test_only_who_may_have_to_answer_keeps_commits(peer: Any) -> None:
+    """The others keep the last, which is a payload each."""
+    for me, kept in (("a", 1), ("b", 4)):
+        one = running(peer, me)
+        for epoch in range(1, 7):
+            commit = next_commit(one, epoch=epoch)
+            one.hear("c", commit)
+            one.feed(Applied(0, commit.base, commit.version.digest))
+        assert len(one.replica.logs[0].recent) == kept
