@@ -28,9 +28,10 @@ def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
 
 
 @lru_cache(maxsize=32)  # for each fragment, as long as nobody comes or goes: it is asked for at every tick
-def elected(run: str, shards: tuple[int, ...], members: tuple[tuple[str, float], ...]) -> dict[int, tuple[str, ...]]:
-    """Who should have which shard, of members with their weights, whatever the epoch; the first aggregates."""
-    return assign(run, 0, shards, dict(members))
+def elected(run: str, shards: tuple[int, ...], members: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
+    """Who should have which shard, whatever the epoch; the first aggregates. All weigh alike: links are measured again
+    and again, and a shard that followed them would be sent as a whole each time."""
+    return assign(run, 0, shards, dict.fromkeys(members, 1.0))
 
 
 class AsynchronousLog(ShardLog):
@@ -298,8 +299,8 @@ class AsynchronousLog(ShardLog):
         Who is elected in this peer's place is made a successor first, so that it holds the state when it takes over.
         """
         members = self.roster.summaries().items()
-        able = {p: s.bandwidth for p, s in members if s.eligible and s.epochs and not s.unlike} or {self.me: 1.0}
-        order = elected(self.rules.run, self.rules.fragments[self.fragment], tuple(able.items()))[self.shard]
+        able = tuple(p for p, s in members if s.eligible and s.epochs and not s.unlike) or (self.me,)
+        order = elected(self.rules.run, self.rules.fragments[self.fragment], able)[self.shard]
         others = without(self.plan.succession, self.me)
         room, first = self.rules.successors, order[0]
         successors = [p for p in others if p in able][:room]
