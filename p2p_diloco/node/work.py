@@ -64,7 +64,8 @@ class TensorWork:
         parts = [(peer, c.weight, c.payload) for peer, c in contributions]
         mean = weighted_mean(parts, self._run.config.codec, numel) if parts else torch.zeros(numel)
         payload = codecs.encode(mean, codec)
-        proposal = self.store.propose(shard, payload, codec, effect.meta)
+        submissions = len(effect.contributions)  # as the log counts them, be it as nothing
+        proposal = self.store.propose(shard, payload, codec, effect.meta, submissions, effect.buffered)
         self._proposals[shard, proposal.digest] = proposal
         return Averaged(shard, effect.base, proposal.digest, payload)
 
@@ -84,7 +85,10 @@ class TensorWork:
         commit = effect.commit
         try:
             if commit.contributions:
-                proposal = self.store.propose(commit.shard, commit.payload, self._run.reply_codec, effect.meta)
+                codec, submissions = self._run.reply_codec, len(commit.contributions)
+                proposal = self.store.propose(
+                    commit.shard, commit.payload, codec, effect.meta, submissions, effect.buffered
+                )
             else:
                 proposal = self.store.restate(commit.shard, effect.meta)
         except ValueError as error:

@@ -22,15 +22,16 @@ of the same ḡ are one Nesterov step on ḡ with "paper".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.flat import blocks
-from p2p_diloco.tensors.outer import OuterOptimizer, State
+from p2p_diloco.tensors.outer import OuterOptimizer, Seen, State
 
 VARIANTS = ("paper", "buffered")
 
@@ -66,22 +67,34 @@ class DelayedNesterov:
         return {name: torch.zeros(length) for name, length in self.state_lengths(numel).items()}
 
     def step(
-        self, theta: Tensor, state: Mapping[str, Tensor], grad: Tensor, submissions: int, buffered: int
+        self,
+        theta: Tensor,
+        state: Mapping[str, Tensor],
+        grad: Tensor | Iterable[Tensor],
+        submissions: int,
+        buffered: int,
+        seen: Seen | None = None,
     ) -> tuple[Tensor, State]:
         """(θ', state') after a commit of so many `submissions`, ḡ their mean, with so many `buffered` before.
 
-        All flat fp32 [numel]; inputs untouched. Raises ValueError for more submissions than there is room for.
+        All flat fp32 [numel]; inputs untouched. `grad` may come in blocks, and `seen` is shown what is new, as in
+        `OuterOptimizer.step`. Raises ValueError for more submissions than there is room for.
         """
         if submissions < 1 or buffered < 0 or buffered + submissions > self.size:
             raise ValueError(f"{submissions} submissions don't fit into a buffer of {self.size} that holds {buffered}")
         full = buffered + submissions == self.size
+        parts = torch.split(grad, flats.BLOCK) if isinstance(grad, Tensor) else grad
         new_theta, new_m, new_b = torch.empty_like(theta), state["m"].clone(), torch.empty_like(theta)
         at_once = submissions / self.size if self.variant == "paper" else submissions - full
-        for old, b, g, new, m, kept in blocks(theta, state["b"], grad, new_theta, new_m, new_b):
+        for (old, b, new, m, kept), g in zip(blocks(theta, state["b"], new_theta, new_m, new_b), parts, strict=True):
             torch.sub(old, torch.mul(g, self.outer.lr * at_once), out=new)
             torch.add(b, torch.mul(g, submissions), out=kept)
             if full:
                 self._fill(new, m, kept)
+            if seen is not None:
+                seen("theta", new)
+                seen("state.m", m)
+                seen("state.b", kept)
         return new_theta, {"m": new_m, "b": new_b}
 
     def _fill(self, theta: Tensor, m: Tensor, b: Tensor) -> None:

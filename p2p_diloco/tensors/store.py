@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.digest import Look, digest, look
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.outer import OuterOptimizer, State
@@ -33,7 +34,7 @@ class Proposal:
 class ShardStore:
     """θ and the outer optimizer's state, by shard."""
 
-    def __init__(self, layout: Layout, outer: OuterOptimizer, theta: Tensor) -> None:
+    def __init__(self, layout: Layout, outer: OuterOptimizer | DelayedNesterov, theta: Tensor) -> None:
         """Hold `theta` (flat fp32, `layout.numel` long; not copied) with the state that precedes any step."""
         if theta.dtype != torch.float32 or theta.shape != (layout.numel,) or not theta.is_contiguous():
             raise ValueError(
@@ -57,15 +58,22 @@ class ShardStore:
         """The digest of what the shard holds now, and `meta`."""
         return digest(self.theta(shard), self._states[shard], meta)
 
-    def propose(self, shard: int, mean: Buffer, codec: str, meta: bytes) -> Proposal:
+    def propose(
+        self, shard: int, mean: Buffer, codec: str, meta: bytes, submissions: int = 1, buffered: int = 0
+    ) -> Proposal:
         """The outer step on the mean pseudo-gradient in `mean`, encoded by `codec`; nothing changes.
 
+        With Delayed Nesterov: the mean of so many `submissions`, where so many are `buffered`.
         `meta` is the rest of the state that the proposal leads to. Raises ValueError for a wrong length, for
         values that aren't finite, and for a step whose result isn't (no replica could load it).
         """
         grad = codecs.decode_blocks(mean, codec, self.layout.shards[shard].numel)
         seen = Look()
-        theta, state = self.outer.step(self.theta(shard), self._states[shard], grad, seen)
+        held, outer = (self.theta(shard), self._states[shard]), self.outer
+        if isinstance(outer, DelayedNesterov):
+            theta, state = outer.step(*held, grad, submissions, buffered, seen)
+        else:
+            theta, state = outer.step(*held, grad, seen)
         return _proposal(theta, state, seen, meta)
 
     def restate(self, shard: int, meta: bytes) -> Proposal:

@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.delayed import VARIANTS, DelayedNesterov
 from p2p_diloco.tensors.flat import BLOCK
+from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.outer import OuterOptimizer, State
+from p2p_diloco.tensors.store import ShardStore
 
 PAPER = {
     2: [-0.5, -1.9, -2.4, -4.61, -5.11, -8.049],
@@ -140,3 +143,55 @@ def test_what_can_not_be_names_its_key(outer: OuterOptimizer, size: int, variant
     with pytest.raises(ConfigError) as error:
         DelayedNesterov(outer, size, variant)
     assert error.value.key == key
+
+
+# -- in the store
+
+
+def stored() -> ShardStore:
+    """Two shards of 3 elements."""
+    layout = Layout.build((ParamSpec("a", (6,), "float32"),), 1, shard_elements=3)
+    assert [shard.numel for shard in layout.shards] == [3, 3]
+    return ShardStore(layout, delayed(3, lr=0.7), torch.zeros(6))
+
+
+def submit(store: ShardStore, shard: int, grad: Tensor, submissions: int, buffered: int) -> str:
+    proposal = store.propose(shard, codecs.encode(grad, "fp32"), "fp32", b"meta", submissions, buffered)
+    store.accept(shard, proposal)
+    return proposal.digest
+
+
+def test_each_shard_has_its_own_buffer() -> None:
+    """A store with a buffer takes the steps of the formula, shard by shard."""
+    store, grads = stored(), [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])]
+    for fill in range(2):
+        submit(store, 0, grads[0], 1, fill)
+    submit(store, 1, grads[1], 2, 0)
+    expected = [run(delayed(3, lr=0.7), [(grads[0], 1)] * 2)[1], run(delayed(3, lr=0.7), [(grads[1], 2)])[1]]
+    for shard in (0, 1):
+        assert torch.equal(store.state(shard)["b"], expected[shard]["b"])
+        assert store.state(shard)["b"].any()
+
+
+def test_the_buffer_travels_with_the_state() -> None:
+    """What one store exports another loads, to the same digest; from there both go on alike, also with the N-th."""
+    one, other = stored(), stored()
+    for fill in range(2):
+        submit(one, 0, torch.tensor([1.0, -2.0, 3.0]), 1, fill)
+    loaded = other.load(0, b"".join(one.export(0)), b"meta")
+    assert loaded.digest == one.digest(0, b"meta")
+    assert one.state_nbytes(0) == 4 * 3 * 3
+    other.accept(0, loaded)
+    last = torch.tensor([0.5, 0.25, 0.125])
+    assert submit(one, 0, last, 1, 2) == submit(other, 0, last, 1, 2)
+    assert torch.equal(one.theta(0), other.theta(0))
+
+
+def test_the_digest_covers_the_buffer() -> None:
+    """A proposal's digest is that of what it leads to; a bit of the buffer that changes is seen."""
+    store = stored()
+    digest = submit(store, 0, torch.ones(3), 1, 0)
+    assert store.digest(0, b"meta") == digest
+    store.state(0)["b"][1] += 1e-6
+    assert store.digest(0, b"meta") != digest
+
