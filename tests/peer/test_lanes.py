@@ -102,6 +102,15 @@ def test_the_next_chunk_is_on_its_way_before_the_host_works_on_this_one() -> Non
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("fetch", "store"), [(True, False), (False, True)])
+def test_nothing_travels_that_nobody_asked_for(fetch: bool, store: bool) -> None:
+    """What is loaded is not read from the device before, and what is read is not written back."""
+    copies = LateCopies()
+    list(StagedLane(copies).through([(torch.zeros(4), n) for n in range(3)], fetch=fetch, store=store))
+    travelled = {line.split()[0] for line in copies.log} - {"begin", "wait", "end"}
+    assert travelled == ({"fetch"} if fetch else {"store"})
+
+
 def test_an_error_in_the_middle_leaves_no_copy_unordered() -> None:
     """Whatever ends the work, the trainer's stream still waits for what was begun."""
     copies = LateCopies()
