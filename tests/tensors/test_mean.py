@@ -14,6 +14,8 @@ from p2p_diloco.tensors import codec, flat
 from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.mean import weighted_mean
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 
 def contributions(seed: int, count: int, numel: int, name: str) -> list[tuple[str, float, bytes]]:
     source = torch.Generator().manual_seed(seed)

@@ -15,6 +15,8 @@ from p2p_diloco.tensors import flat
 from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.outer import ELEMENTWISE, OuterOptimizer
 
+pytestmark = pytest.mark.usefixtures("two_threads")
+
 OTHERS = [
     *((name, {}) for name in ELEMENTWISE.values()),
     ("Adam", {"amsgrad": True, "betas": [0.8, 0.9], "weight_decay": 0.1}),
