@@ -56,7 +56,7 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
         "no fetch",
         CatchUp,
         "seen",
-        "if now - min([self.ahead[1], *stuck]) < self.rules.settle:",
+        "if now - min([quiet, *stuck]) < self.rules.settle:",
         "if True:",
         "healed",
         20,
