@@ -92,8 +92,9 @@ class AsynchronousLog(ShardLog):
         return self.mine is not None
 
     def loads(self, base: Version | None) -> bool:
-        """The trainer merges when its exchange is over, or when its base is of a lineage that was left."""
-        loads = self.over or base is None or not self._descends_from(base)
+        """The trainer merges when its exchange is over, when its base is of a lineage that was left, and when the run
+        has ended: no exchange follows."""
+        loads = self.over or self.final or base is None or not self._descends_from(base)
         self.over = False
         return loads
 

@@ -27,8 +27,8 @@ def test_a_machine_unlike_the_others_is_sent_states(
         peers = [memory_peer(network, name, {**quick, "start_peers": 3}) for name in ("anna", "bert", "carl")]
         odd = peers[-1].memory.theta.data_ptr()
 
-        def proposed(self: ShardStore, shard: int, mean: Any, codec: str, meta: bytes) -> Proposal:
-            right = propose(self, shard, mean, codec, meta)
+        def proposed(self: ShardStore, shard: int, mean: Any, codec: str, meta: bytes, *more: int) -> Proposal:
+            right = propose(self, shard, mean, codec, meta, *more)
             if self.theta(0).data_ptr() != odd:
                 return right
             theta = torch.nextafter(right.theta, torch.full_like(right.theta, torch.inf))

@@ -41,12 +41,19 @@ def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str, fi
         ("patient", 2253),
         ("hesitant", 3439),
         *(("async", seed) for seed in (0, 2, 11)),
-        *(("torn", seed) for seed in (3, 9, 14)),
+        *(("torn", seed) for seed in (3, 9, 14, 2613)),
     ],
 )
 def test_worlds_that_stood_still_once(kinds: dict[str, Callable[[int], None]], kind: str, seed: int) -> None:
-    """In each the protocol once had somebody wait for ever, and no shorter run of seeds showed it."""
+    """In each the protocol once had somebody wait for ever, or left a final state unmerged, and no shorter run of seeds
+    showed it."""
     kinds[kind](seed)
+
+
+@pytest.mark.xfail(strict=True, reason="a peer that a plan names, and that is behind, does not fetch: its commit waits")
+def test_a_torn_world_that_stands_still(kinds: dict[str, Callable[[int], None]]) -> None:
+    """Known, and not mended yet: an aggregator waits for ever for one that lags behind to hold its commit."""
+    kinds["torn"](9483)
 
 
 @pytest.mark.slow
