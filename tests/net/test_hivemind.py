@@ -125,6 +125,12 @@ def test_a_killed_process_is_noticed_and_leaves_nothing() -> None:
             process.kill()
             assert await asyncio.wait_for(box.closed_peers.get(), 1.0) == peer_id
             await until(lambda: gone(daemon), 1.0)
+            began, refused = time.monotonic(), False
+            while not refused:  # that the connection has ended may still be on its way to our own daemon
+                assert time.monotonic() - began < 1.0
+                with pytest.raises(Unreachable) as caught:
+                    await transport.send(peer_id, b"anyone?")
+                refused = caught.value.refused
             began = time.monotonic()
             for _ in range(3):  # the daemon itself dials only once
                 with pytest.raises(Unreachable, match=r"refused|dialled") as caught:

@@ -50,9 +50,10 @@ def test_worlds_that_stood_still_once(kinds: dict[str, Callable[[int], None]], k
     kinds[kind](seed)
 
 
-@pytest.mark.xfail(strict=True, reason="a peer that a plan names, and that is behind, does not fetch: its commit waits")
+@pytest.mark.xfail(strict=True, reason="a newcomer asks one donor after another, those first that lack the shard")
 def test_a_torn_world_that_stands_still(kinds: dict[str, Callable[[int], None]]) -> None:
-    """Known, and not mended yet: an aggregator waits for ever for one that lags behind to hold its commit."""
+    """Known, and not mended yet: a commit waits until a newcomer that the plan before named holds it, and that one asks
+    one donor after another for the state below, those first that have not reached what it was told of."""
     kinds["torn"](9483)
 
 
