@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 test: $(STAMP)  ## style, types, unit tests, simulated worlds, and peers in processes of their own; a quarter of an hour
 	$(BIN)/python -m pytest
 
-test-fast: $(STAMP)  ## what takes less than two minutes
+test-fast: $(STAMP)  ## what needs no other processes and no patience; three minutes
 	$(BIN)/python -m pytest -m "not real and not slow"
 
 chaos: $(STAMP)  ## links cut (as root on Linux, else skipped), spoilt wires, 10,000 simulated worlds; half an hour
