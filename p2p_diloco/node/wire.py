@@ -19,7 +19,7 @@ import msgpack
 from p2p_diloco.core import messages
 from p2p_diloco.net.interface import Refusal
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of what is described here. Peers of another one are refused, by name."""
 
 TOKEN_BYTES = 16
@@ -135,9 +135,6 @@ def _reader(hint: Any) -> _Reader:
 def _dataclass_reader(kind: type[Any]) -> _Reader:
     hints = get_type_hints(kind)
     row = _row_reader([_reader(hints[f.name]) for f in dataclasses.fields(kind) if f.name != "payload"])
-    if kind is messages.State:  # checkpoints of before there was a Delayed Nesterov buffer don't tell how full it is
-        fields = len(dataclasses.fields(kind)) - 1
-        return lambda value: kind(*row([*value, 0] if type(value) is list and len(value) == fields - 1 else value))
     return lambda value: kind(*row(value))
 
 

@@ -33,8 +33,8 @@ from p2p_diloco.tensors.packing import pack as pack
 from p2p_diloco.tensors.packing import unpack as unpack
 from p2p_diloco.tensors.raw import as_bytes
 
-FORMAT = 1
-"""Version of what is described above. A reader refuses a greater one."""
+FORMAT = 2
+"""Version of what is described above, digests of outer states included. A reader refuses any other."""
 
 MANIFEST = "manifest.json"
 
@@ -245,8 +245,8 @@ def _read_manifest(folder: Path) -> dict[str, object]:
     except ValueError as error:
         raise _broken(folder, f"{MANIFEST} is torn or no JSON") from error
     match content:
-        case {"format": int(version)} if version > FORMAT:
-            raise _broken(folder, f"it has format {version}, and this version reads up to {FORMAT}")
+        case {"format": int(version)} if version != FORMAT:
+            raise _broken(folder, f"it has format {version}, and this version reads format {FORMAT}")
         case {"format": int(), "epoch": int(), "files": dict(), "seal": str(seal)}:
             pass
         case _:

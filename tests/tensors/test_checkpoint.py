@@ -187,7 +187,14 @@ def edit(path: Path) -> None:
 
 
 def newer_format(path: Path) -> None:
-    (path / "manifest.json").write_text(json.dumps({"format": 2}))
+    (path / "manifest.json").write_text(json.dumps({"format": 3}))
+
+
+def older_format(path: Path) -> None:
+    """Whole and sealed, of a time when digests were others."""
+    manifest = json.loads((path / "manifest.json").read_text()) | {"format": 1}
+    sealed = {key: value for key, value in manifest.items() if key != "seal"}
+    (path / "manifest.json").write_text(json.dumps({**sealed, "seal": checkpoint._seal(sealed)}))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +205,8 @@ def newer_format(path: Path) -> None:
         (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json is torn or no JSON"),
         (lambda p: (p / "manifest.json").write_text('{"model": "gpt"}'), "manifest.json is not one of ours"),
         (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json is not one of ours"),
-        (newer_format, "it has format 2, and this version reads up to 1"),
+        (newer_format, "it has format 3, and this version reads format 2"),
+        (older_format, "it has format 1, and this version reads format 2"),
         (edit, "manifest.json has been altered"),
         (lambda p: (p / "theta.safetensors").unlink(), "theta.safetensors can't be read: No such file"),
         (truncate, r"outer.safetensors has 20 bytes of \d+"),
@@ -235,7 +243,7 @@ def test_a_file_that_is_as_sealed_but_no_safetensors_is_refused(tmp_path):
     shutil.rmtree(path)
     path.mkdir()
     entry = checkpoint._write_file(path / "theta.safetensors", [b"no such header"])
-    content = {"format": 1, "epoch": 1, "files": {"theta.safetensors": entry}}
+    content = {"format": checkpoint.FORMAT, "epoch": 1, "files": {"theta.safetensors": entry}}
     (path / "manifest.json").write_text(json.dumps({**content, "seal": checkpoint._seal(content)}))
     with pytest.raises(CheckpointError, match=r"theta.safetensors can't be read"):
         checkpoint.load(path)
