@@ -74,3 +74,16 @@ def test_unknown_names_are_attribute_errors() -> None:
 def test_every_public_name_can_be_fetched() -> None:
     """No name is promised that its home doesn't have."""
     assert {name for name in p2p_diloco.__all__ if not hasattr(p2p_diloco, name)} == set()
+
+
+def test_hivemind_comes_without_what_nobody_uses() -> None:
+    """A sixth of a peer's start would be an optimizer of scipy's, which only Hivemind's averager uses: it still can."""
+    code = (
+        "import sys\n"
+        "import p2p_diloco.net.hivemind\n"
+        "assert 'scipy.optimize' not in sys.modules\n"
+        "from hivemind.averaging.load_balancing import load_balance_peers\n"
+        "assert load_balance_peers(100, [1.0, 1.0]) == (50, 50)\n"
+        "assert 'scipy.optimize' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

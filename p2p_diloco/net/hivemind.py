@@ -19,17 +19,6 @@ from typing import Any
 
 import msgpack
 from cryptography.hazmat.primitives import serialization
-from hivemind.dht import DHTNode
-from hivemind.dht.crypto import RSASignatureValidator
-from hivemind.dht.protocol import DHTProtocol
-from hivemind.dht.validation import DHTRecord
-from hivemind.p2p import P2P, PeerID
-from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
-from hivemind.proto import crypto_pb2, dht_pb2
-from hivemind.utils.crypto import RSAPrivateKey
-from hivemind.utils.logging import use_hivemind_log_handler
-from hivemind.utils.multiaddr import Multiaddr
 
 from p2p_diloco.addresses import by_reach, host
 from p2p_diloco.errors import ConfigError, P2PDilocoError, Refused
@@ -51,6 +40,20 @@ from p2p_diloco.net.interface import (
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reasons import last_line, likely_reason, nobody_listens, none_reached, tells_nothing
 from p2p_diloco.net.records import newest_records
+from p2p_diloco.net.spare import spared
+
+with spared("scipy.optimize"):  # a sixth of the start, for an averager that isn't used
+    from hivemind.dht import DHTNode
+    from hivemind.dht.crypto import RSASignatureValidator
+    from hivemind.dht.protocol import DHTProtocol
+    from hivemind.dht.validation import DHTRecord
+    from hivemind.p2p import P2P, PeerID
+    from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
+    from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+    from hivemind.proto import crypto_pb2, dht_pb2
+    from hivemind.utils.crypto import RSAPrivateKey
+    from hivemind.utils.logging import use_hivemind_log_handler
+    from hivemind.utils.multiaddr import Multiaddr
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import ctypes
+import gc
 import logging
 import os
 import signal
@@ -52,6 +53,7 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("p2p_diloco").setLevel(options.log_level)
     threading.Thread(target=_end_with, args=(options.parent_pid,), daemon=True).start()
+    gc.disable()  # until all is loaded: nothing of it is garbage
     import torch  # here, for it takes seconds in which the trainer may end
 
     torch.set_num_threads(1)  # the other cores are the trainer's
@@ -86,6 +88,8 @@ def _end_with(parent_pid: int) -> None:
 async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
     from p2p_diloco.node.live import live
 
+    gc.freeze()  # to go through all of torch again and again would keep the loop from its probes, for 0.1 s each time
+    gc.enable()
     _running.set()
     channel = await NodeEnd.over(sock)
     messages: asyncio.Queue[Message] = asyncio.Queue()
