@@ -200,6 +200,9 @@ class Replica:
             case Delivered(to, Contribution() as contribution):
                 self.logs[contribution.shard].delivered(to, contribution, ok=True)
                 return []
+            case Delivered(to, Commit(shard=shard, version=version)):
+                self.logs[shard].reached(to, version)
+                return []
             case Delivered():
                 return []
             case SendFailed(to, message, gone):
@@ -294,6 +297,9 @@ class Replica:
             effects += self.catchup.gone(peer, now)
             for log in self.logs:
                 log.forgotten_by(peer)
+        for log in self.logs if summary.epochs else ():
+            if log.version is not None and summary.epochs[log.fragment] >= log.version.epoch:
+                log.reached(peer, log.version)
         if back:
             effects.append(Note("joined", f"{peer} is there"))
         if back or restarted or before is None or before.idle != summary.idle or not before.epochs:
@@ -436,7 +442,10 @@ class Replica:
                 carried.sends, log.refusals = carried.sends + log.refusals, 0
                 carry = carried.merge(log.version, self.counted(log.shard), log.carry_rounds)
                 loads.append(Loaded(log.shard, log.version, carry))
-        return Load(tuple(loads), self._due())
+        due = self._due()
+        for shard in due:
+            self.logs[shard].withdraw()
+        return Load(tuple(loads), due)
 
     def _due(self) -> tuple[int, ...]:
         if self.rules.asynchronous:

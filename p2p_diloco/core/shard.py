@@ -54,7 +54,8 @@ class ShardLog:
         self.counted: dict[str, ContributionId] = {}
         self.history: dict[int, str] = {}
         self.buffered = 0  # submissions in the Delayed Nesterov buffer
-        self.last: Commit | None = None  # the commit that made the version, where this replica has it
+        self.last: Commit | None = None  # the commit that made the version, as long as anybody may lack it
+        self.lacking: set[str] = set()  # who may
         # the round after it
         self.term, self.holder = 0, ""  # the highest claim known to aggregate it: of equal terms, the greater id
         self.promised_by: set[str] | None = None  # set while this peer has the term by a claim, not by the plan
@@ -184,6 +185,14 @@ class ShardLog:
         unlike = summary is not None and summary.unlike
         return self.state() if self.last is None or self.last.base != base or unlike else self.last
 
+    def reached(self, peer: str, version: Version) -> None:
+        """A peer has what made a version. Once nobody who is there lacks it, its payload is given up: who comes later
+        takes the whole state."""
+        if version == self.version:
+            self.lacking.discard(peer)
+            if not self.lacking:
+                self.last = None
+
     # -- contributions
 
     def contribute(self, mine: Contribution, now: float) -> list[Effect]:
@@ -242,10 +251,16 @@ class ShardLog:
         return [Send(sender, self.news(sender, contribution.base))]
 
     def wanted(self, sender: str, base: Version, now: float) -> list[Effect]:
-        """The aggregator hasn't got what it was handed: hand it over again."""
-        if base == self.version and self.handed == sender:
+        """The aggregator hasn't got what it was handed: hand it over again. If somebody else asks, whoever has it may
+        know nothing any more of its claim: asked again, it says so."""
+        if base == self.version and self.handed != self.me:
             self.handed = None
         return self.deliver(now)
+
+    def withdraw(self) -> None:
+        """The trainer is about to write the next pseudo-gradient where the last one lies."""
+        self.mine = None
+        self.inbox.pop(self.me, None)
 
     def forgotten_by(self, peer: str) -> None:
         """The peer restarted: what it was handed and what it promised is gone."""
@@ -257,17 +272,19 @@ class ShardLog:
     def collect(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
         """A contribution to the present round."""
         known = self.inbox.get(sender)
-        if self.final or (known is not None and known.id >= contribution.id):
+        if self.final:
             return []
+        elsewhere = sender != self.me and self.target()[1] != self.me
+        effects: list[Effect] = [Send(sender, self._outdated())] if elsewhere else []
+        if known is not None and known.id >= contribution.id:
+            return effects
         counted = self.counted.get(sender)
         if counted is not None and contribution.id <= counted:
             return [Note("refused", f"{sender} sent contribution {contribution.id} again after it was counted")]
         if not self.inbox:
             self._open(now)
+        self.reached(sender, contribution.base)
         self.inbox[sender] = contribution
-        effects: list[Effect] = []
-        if sender != self.me and self.target()[1] != self.me:
-            effects.append(Send(sender, self._outdated()))
         return effects + self.close(now)
 
     def stash(self, sender: str, contribution: Contribution) -> None:
@@ -443,13 +460,15 @@ class ShardLog:
     def adopt(self, state: State, now: float) -> list[Effect]:
         """Take a whole state in place of the present one; its proposal has been accepted already."""
         self.version, self.made_term, self.plan = state.version, state.term, state.plan
-        self.counted, self.history, self.last = dict(state.counted), dict(state.history), None
-        self.buffered = state.buffered
+        self.counted, self.history = dict(state.counted), dict(state.history)
+        self.buffered, self.last, self.lacking = state.buffered, None, set()
         return self.begin(now)
 
     def _append(self, commit: Commit) -> None:
         self.buffered = self._buffered_after(commit)
-        self.version, self.made_term, self.plan, self.last = commit.version, commit.term, commit.plan, commit
+        self.version, self.made_term, self.plan = commit.version, commit.term, commit.plan
+        self.last, self.lacking = commit, {*self.roster.alive(), self.me} - {commit.aggregator}
+        self.reached(self.me, commit.version)
         self.counted |= {c.peer: c.id for c in commit.contributions}
         self.history[commit.version.epoch] = commit.version.digest
         if len(self.history) > self.rules.history:

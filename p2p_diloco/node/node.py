@@ -1,7 +1,8 @@
 """The loop: one event into the replica, its effects out in order, then the next event.
 
 Law: the replica's state changes here and nowhere else, by one event at a time. An effect that takes the
-network's time becomes a task that answers with an event; an effect on tensors is carried out on the spot.
+network's time becomes a task that answers with an event; an effect on tensors is carried out in its turn, and its event
+is fed at once: there is one proposal at a time, and what it leads to is sent while the next one is computed.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Node:
         self._trainer = trainer
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
+        self._due: deque[Average | Apply | Fill] = deque()
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
         self._at_rest.set()
         self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that wait or are on their way
@@ -125,11 +127,16 @@ class Node:
         try:
             self._arm()
             while True:
-                event, done = await self._events.get()
-                await self._feed(event)
-                if done is not None and not done.done():
-                    done.set_result(None)
-                await asyncio.sleep(0)  # a full queue must not keep the loop from its sockets
+                if not self._due or not self._events.empty():
+                    event, done = await self._events.get()
+                    await self._feed(event)
+                    if done is not None and not done.done():
+                        done.set_result(None)
+                    done = None
+                    await asyncio.sleep(0)  # a full queue must not keep the loop from its sockets
+                if self._due:
+                    await self._feed(self._worked(self._due.popleft()))
+                    await asyncio.sleep(0)
         finally:
             self._end(done)
 
@@ -167,19 +174,17 @@ class Node:
         match effect:
             case Send(to, message):
                 self._send(to, message)
-            case Average():
-                with self.stepping():
-                    self.post(self.work.average(effect))
-            case Apply():
-                with self.stepping():
-                    self.post(self.work.apply(effect))
-            case Fill():
-                self.post(self.work.fill(effect))
+            case Average() | Apply() | Fill():
+                self._due.append(effect)
             case Accept(proposals):
                 await self._trainer.not_reading()
                 with self.stepping():
                     self.work.accept(proposals)
-            case Load():
+            case Load(due=due):
+                while due and self._due:  # the trainer is about to write what these may be made of
+                    self.post(self._worked(self._due.popleft()))
+                for shard in due:
+                    await self._outbox.withdraw(shard)
                 self._trainer.load(effect)
             case Release():
                 self._trainer.release(effect)
@@ -192,6 +197,18 @@ class Node:
             case Note(kind, text):
                 log.log(logging.WARNING if kind in LOUD else logging.INFO, "%s: %s", kind, self.named(text))
                 self.notes.append((self._loop.time(), self.named(text)))
+
+    def _worked(self, effect: Average | Apply | Fill) -> Event:
+        """What comes of an effect on tensors."""
+        match effect:
+            case Average():
+                with self.stepping():
+                    return self.work.average(effect)
+            case Apply():
+                with self.stepping():
+                    return self.work.apply(effect)
+            case Fill():
+                return self.work.fill(effect)
 
     def named(self, text: str) -> str:
         """The text with peers called by their names; the end of the id stays, for names may be used twice."""
@@ -235,7 +252,8 @@ class Node:
                 kept = message.shard, message.base.epoch % self.run.rules.commits_kept
                 self._outbox.put_late(to, _made(header, payload), answer, kept)
             else:
-                self._outbox.put(to, header, payload, answer)
+                key = message.shard if isinstance(message, Contribution) else None
+                self._outbox.put(to, header, payload, answer, key)
 
     async def _present(self, to: str, shard: int) -> tuple[bytes, memoryview]:
         """A shard's present state, to go out now: by its turn it may have moved on since it was asked for.

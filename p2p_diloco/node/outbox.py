@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 
@@ -66,17 +67,32 @@ class Outbox:
     def __init__(self, transport: Transport, sending: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
         self._transport, self._sending = transport, sending
         self._tasks: set[asyncio.Task[None]] = set()
+        self._keyed: dict[Hashable, dict[asyncio.Task[None], Answer]] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._lines: dict[str, dict[Hashable, tuple[Made, Answer]]] = {}  # by peer: what waits, by key, oldest first
         self._patience_s: dict[str, float] = {}
         self._rounds, self._late = _Count(), _Count()  # payloads, and lines, under way or waiting for their turn
 
-    def put(self, to: str, header: bytes, payload: memoryview | None, answer: Answer) -> None:
-        """Send a message; `answer` gets the outcome."""
+    def put(
+        self, to: str, header: bytes, payload: memoryview | None, answer: Answer, key: Hashable = None
+    ) -> None:
+        """Send a message; `answer` gets the outcome. `key`: by which it can be withdrawn."""
         if payload is None:
             self._start(self._send(to, header, answer))
-        else:
-            self._start(self._send_bulk(to, header, payload, answer))
+            return
+        task = self._start(self._send_bulk(to, header, payload, answer))
+        if key is not None:
+            sendings = self._keyed.setdefault(key, {})
+            sendings[task] = answer
+            task.add_done_callback(lambda task: sendings.pop(task, None))
+
+    async def withdraw(self, key: Hashable) -> None:
+        """Let nothing that was put here under this key be on its way any more."""
+        if sendings := self._keyed.pop(key, {}):
+            for task, answer in list(sendings.items()):
+                if task.cancel():
+                    answer(Refusal("it is not needed any more"))
+            await asyncio.wait(list(sendings))
 
     def put_late(self, to: str, make: Made, answer: Answer, key: Hashable = None) -> None:
         """Send what is for somebody who catches up; it is made, and takes memory, only when it is its turn.
@@ -109,10 +125,11 @@ class Outbox:
         for task in self._tasks:
             task.cancel()
 
-    def _start(self, sending: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(sending)
+    def _start(self, sending: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(sending)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _send(self, to: str, header: bytes, answer: Answer) -> None:
         answer(await self._outcome(to, self._transport.send(to, header, None)))

@@ -98,12 +98,12 @@ class Saving:
 
     def _snapshot(self) -> _Snapshot:
         layout, store = self._run.layout, self._work.store
-        outer = {
-            f"{shard.index}.{name}": tensor
+        outer = {  # copies: the outer state goes on
+            f"{shard.index}.{name}": tensor.clone()
             for shard in layout.shards
             for name, tensor in store.state(shard.index).items()
         }
-        theta = torch.cat([store.theta(shard.index) for shard in layout.shards])  # a copy: the outer state goes on
+        theta = torch.cat([store.theta(shard.index) for shard in layout.shards])
         return _Snapshot(self._run, theta, outer, [self._replica.state(shard.index) for shard in layout.shards])
 
 

@@ -4,7 +4,8 @@ Law: memory and nothing else. Who may touch what, and when:
 
     header   each slot has one writer (below); 8 bytes are read and written whole, so no lock is needed
     theta    the node writes, except while it lets the trainer read; before the start the trainer writes θ₀
-    delta    the trainer writes; the node reads a fragment between `contribute` and the answer to it
+    delta    the trainer writes what is due, after it has merged; the node reads it from `contribute` on, and sends from
+             here, until it is about to answer a merge: then nothing of what is due may be on its way any more
 
 A trainer may be several processes, each with its part of the model. Then rank 0 writes the header, and speaks with the
 node once all of them have read or written.
@@ -87,7 +88,7 @@ class SharedMemory:
         self.theta = self._vector(_HEADER_BYTES)
         """θ, [numel] fp32."""
         self.delta = self._vector(_HEADER_BYTES + 4 * numel)
-        """The pseudo-gradient that was last sent, fragment by fragment, [numel] fp32."""
+        """The pseudo-gradient that was last sent, fragment by fragment, [numel] fp32; see `delta_in`."""
 
     def count(self, slot: Count) -> int:
         """A whole number."""
@@ -113,6 +114,11 @@ class SharedMemory:
         """Write real numbers side by side."""
         for index, value in enumerate(values):
             self._levels[first + index] = value
+
+    def delta_in(self, dtype: torch.dtype) -> Tensor:
+        """The pseudo-gradient, [numel] of a dtype that both sides know. What a shorter one doesn't need of the memory
+        is never touched, and so never taken."""
+        return self.delta.view(dtype)[: self.numel]
 
     def _vector(self, offset: int) -> Tensor:
         if not self.numel:

@@ -16,6 +16,7 @@ from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, Ledger
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.shared import Count, Level, SharedMemory
+from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.mean import WEIGHT_MIN
 
 HEADER_EVERY_S = 0.25
@@ -80,7 +81,8 @@ class TrainerSide:
     async def _contribute(self, message: Message) -> None:
         self._contributing = message["n"]
         self.ledger.begin()
-        shards, replica, delta = tuple(message["shards"]), self.node.replica, self._shared.delta
+        shards, replica, config = tuple(message["shards"]), self.node.replica, self.node.run.config
+        delta = self._shared.delta_in(written_in(config.codec, config.rounding))
         id, weighs = replica.next_contribution, message["weight"] > WEIGHT_MIN
         payloads = []
         for shard in shards:

@@ -62,7 +62,8 @@ class TensorWork:
     def _averaged(self, effect: Average, contributions: Sequence[tuple[str, Contribution]]) -> Averaged:
         shard, codec, numel = effect.shard, self._run.reply_codec, self._numel(effect.shard)
         parts = [(peer, c.weight, c.payload) for peer, c in contributions]
-        mean = weighted_mean(parts, self._run.config.codec, numel) if parts else torch.zeros(numel)
+        dtype = codecs.written_in(codec, "nearest")
+        mean = weighted_mean(parts, self._run.config.codec, numel, dtype) if parts else torch.zeros(numel)
         payload = codecs.encode(mean, codec)
         submissions = len(effect.contributions)  # as the log counts them, be it as nothing
         proposal = self.store.propose(shard, payload, codec, effect.meta, submissions, effect.buffered)
@@ -146,7 +147,8 @@ class TensorWork:
         return memoryview(b"".join(self.store.export(shard)))
 
     def encode(self, shard: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
-        """A shard's pseudo-gradient out of `delta` [numel], as it travels under `id`; none of that memory is kept.
+        """A shard's pseudo-gradient out of `delta` [numel], as it travels under `id`: that memory itself, if it is
+        written so already.
 
         What a codec of few bits loses is added to what is sent next, unless that weighs nothing. What no peer would
         take leaves as zeros: refused, it would be sent again for ever.
@@ -157,8 +159,6 @@ class TensorWork:
             feedback = self._feedback[shard] = self._feedback.get(shard) or Feedback(numel)
             values = feedback.added(values) if weighs else values
         payload = self._encoded(values, shard, id)
-        if codec == "fp32":
-            payload = memoryview(bytearray(payload))  # not the trainer's memory
         if objection := _unfit(payload, codec, numel, MAGNITUDE_MAX):
             log.error("this peer's contribution to shard %d is sent as zeros: %s", shard, objection)
             payload = memoryview(bytearray(codecs.encode(torch.zeros(numel), codec)))

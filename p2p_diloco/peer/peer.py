@@ -39,6 +39,7 @@ from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.process import NodeProcess
 from p2p_diloco.peer.ranks import Group, bare, group_of, meeting
 from p2p_diloco.settings import from_environment, refuse_further_ranks
+from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.layout import FragmentPlan, Layout, specs_of
 
 START_S = 90.0
@@ -235,8 +236,9 @@ class Peer:
 
     def _parameters(self, layout: Layout) -> LocalModel:
         assert self._model is not None
-        memory = self._shared
-        return LocalModel(self._model, layout, memory.theta, memory.delta, self.config.local_share, self._rank)
+        memory, config = self._shared, self.config
+        delta = memory.delta_in(written_in(config.codec, config.rounding))
+        return LocalModel(self._model, layout, memory.theta, delta, config.local_share, self._rank)
 
     def _trains(self, checkpoint: str | None) -> InnerState | None:
         """From now on the optimizer's steps are this peer's. Where its state is kept, if it is."""

@@ -58,6 +58,12 @@ CODECS: dict[str, Codec] = {
 """The codecs by the name that the run config gives them."""
 
 
+def written_in(codec: str, rounding: str) -> torch.dtype:
+    """The dtype in which a pseudo-gradient is written, to be sent. But for fp32's bytes, only bf16's are those that the
+    codec would make of it: fp16 has to look at what is too large for it."""
+    return torch.bfloat16 if codec == "bf16" and rounding == "nearest" else torch.float32
+
+
 def nbytes(codec: str, numel: int) -> int:
     """Bytes that `numel` elements take. `ConfigError` for an unknown codec, here and in all that follow."""
     return _codec(codec).nbytes(numel)
@@ -69,9 +75,11 @@ def feeds_back(codec: str) -> bool:
 
 
 def encode(flat: Tensor, codec: str) -> memoryview:
-    """The bytes of a flat fp32 vector. For fp32 they are the vector's own: send them before it changes."""
-    _check_flat(flat)
-    return _codec(codec).encode(flat)
+    """The bytes of a flat vector of fp32, or of the codec's own dtype (`written_in`). Where that is what it has, they
+    are the vector's own: send them before it changes."""
+    row = _codec(codec)
+    _check_flat(flat, row.dtype if isinstance(row, Cast) else torch.float32)
+    return row.encode(flat)
 
 
 def encode_stochastically(flat: Tensor, codec: str, seed: int) -> memoryview:
@@ -119,8 +127,8 @@ def check_length(buffer: Buffer, codec: str, numel: int) -> None:
         raise ValueError(f"{numel} elements in {codec} are {expected} bytes, found {found}")
 
 
-def _check_flat(flat: Tensor) -> None:
-    if flat.dtype != torch.float32 or flat.dim() != 1:
+def _check_flat(flat: Tensor, own: torch.dtype = torch.float32) -> None:
+    if flat.dtype not in (torch.float32, own) or flat.dim() != 1:
         raise ValueError(f"expected a flat fp32 vector, found {flat.dtype} {tuple(flat.shape)}")
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.flat import blocks
-from p2p_diloco.tensors.outer import OuterOptimizer, Seen, State
+from p2p_diloco.tensors.outer import Like, OuterOptimizer, Seen, State
 
 VARIANTS = ("paper", "buffered")
 
@@ -74,17 +74,18 @@ class DelayedNesterov:
         submissions: int,
         buffered: int,
         seen: Seen | None = None,
+        like: Like = torch.empty_like,
     ) -> tuple[Tensor, State]:
         """(θ', state') after a commit of so many `submissions`, ḡ their mean, with so many `buffered` before.
 
-        All flat fp32 [numel]; inputs untouched. `grad` may come in blocks, and `seen` is shown what is new, as in
-        `OuterOptimizer.step`. Raises ValueError for more submissions than there is room for.
+        All flat fp32 [numel]; inputs untouched. `grad`, `seen` and `like` as in `OuterOptimizer.step`. Raises
+        ValueError for more submissions than there is room for.
         """
         if submissions < 1 or buffered < 0 or buffered + submissions > self.size:
             raise ValueError(f"{submissions} submissions don't fit into a buffer of {self.size} that holds {buffered}")
         full = buffered + submissions == self.size
         parts = torch.split(grad, flats.BLOCK) if isinstance(grad, Tensor) else grad
-        new_theta, new_m, new_b = torch.empty_like(theta), state["m"].clone(), torch.empty_like(theta)
+        new_theta, new_m, new_b = like(theta), like(theta).copy_(state["m"]), like(theta)
         at_once = submissions / self.size if self.variant == "paper" else submissions - full
         for (old, b, new, m, kept), g in zip(blocks(theta, state["b"], new_theta, new_m, new_b), parts, strict=True):
             torch.sub(old, torch.mul(g, self.outer.lr * at_once), out=new)

@@ -7,7 +7,7 @@ touches parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -25,14 +25,14 @@ def blocks(*tensors: Tensor, size: int | None = None) -> Iterator[tuple[Tensor, 
 
 
 @torch.no_grad()
-def gather(params: Iterable[Tensor], out: Tensor) -> None:
+def gather(params: Sequence[Tensor], out: Tensor) -> None:
     """Copy parameters one after another into `out` (flat fp32, exactly as long as they are together)."""
     for param, part in _beside(params, out):
         part.view(param.shape).copy_(param)
 
 
 @torch.no_grad()
-def scatter(flat: Tensor, params: Iterable[Tensor]) -> None:
+def scatter(flat: Tensor, params: Sequence[Tensor]) -> None:
     """Load flat fp32 values into parameters, rounded to each one's dtype.
 
     What was loaded, to measure a pseudo-gradient from, is what `gather` reads back: a bf16 model's rounding
@@ -43,36 +43,33 @@ def scatter(flat: Tensor, params: Iterable[Tensor]) -> None:
 
 
 @torch.no_grad()
-def pseudo_gradient(base: Tensor, params: Iterable[Tensor], out: Tensor) -> None:
-    """Write base − params into `out`, in fp32 (all flat, in the order of `params`; `out` may not be `base`).
+def pseudo_gradient(base: Tensor, params: Sequence[Tensor], out: Tensor) -> None:
+    """Write base − params, in fp32, into `out`, rounded to its dtype (all flat, in the order of `params`; `out` may not
+    be `base`).
 
     `base` holds the global parameters as they were loaded. The sign is that of a gradient: the outer
     optimizer descends along it (arXiv 2311.08105, Alg. 1, line 12).
     """
     if base.shape != out.shape:
         raise ValueError(f"base has {base.numel()} elements, out {out.numel()}")
-    start = 0
-    for param, part in _beside(params, out):
-        anchor = base[start : start + part.numel()]
-        start += part.numel()
+    for (param, anchor), part in zip(_beside(params, base), torch.split(out, [p.numel() for p in params]), strict=True):
         if param.device.type == "cpu" and param.is_contiguous():
             for anchors, values, parts in blocks(anchor, param.view(-1), part, size=UNDIVIDED):
-                parts.copy_(values)
-                torch.sub(anchors, parts, out=parts)
+                parts.copy_(torch.sub(anchors, values.to(torch.float32)))
         else:
-            part.view(param.shape).copy_(param)
-            torch.sub(anchor, part, out=part)
+            values = torch.empty_like(anchor)
+            values.view(param.shape).copy_(param)
+            part.copy_(torch.sub(anchor, values))
 
 
-def _beside(params: Iterable[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def _beside(params: Sequence[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Each parameter with its part of the flat vector."""
-    listed: Sequence[Tensor] = list(params)
-    total = sum(param.numel() for param in listed)
+    total = sum(param.numel() for param in params)
     if flat.dtype != torch.float32 or flat.dim() != 1 or flat.numel() != total:
         raise ValueError(
             f"expected a flat fp32 vector of {total} elements, found {flat.dtype} {tuple(flat.shape)}"
         )
     start = 0
-    for param in listed:
+    for param in params:
         yield param, flat[start : start + param.numel()]
         start += param.numel()

@@ -31,8 +31,10 @@ WEIGHT_MIN, WEIGHT_MAX = 2.0**-40, 2.0**40
 beside a weight of 1 the least one vanishes."""
 
 
-def weighted_mean(contributions: Sequence[tuple[str, float, Buffer]], codec: str, numel: int) -> Tensor:
-    """Mean [numel], fp32, of contributions (peer id, weight, encoded pseudo-gradient).
+def weighted_mean(
+    contributions: Sequence[tuple[str, float, Buffer]], codec: str, numel: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Mean [numel], in fp32 and then rounded to `dtype`, of contributions (peer id, weight, encoded pseudo-gradient).
 
     Raises ValueError for no contribution, a peer twice, a weight that isn't positive and finite in fp32, or a
     buffer of another length. Values that aren't finite are the caller's to refuse (`codec.finite`).
@@ -49,12 +51,12 @@ def weighted_mean(contributions: Sequence[tuple[str, float, Buffer]], codec: str
     if not math.isfinite(total):
         raise ValueError("the sum of the weights is not finite")
     divisor = torch.tensor(float(total))
-    mean = torch.empty(numel)
-    for (acc,), *values in zip(blocks(mean), *parts, strict=True):
-        torch.mul(values[0], weights[0], out=acc)
+    mean = torch.empty(numel, dtype=dtype)
+    for (part,), *values in zip(blocks(mean), *parts, strict=True):
+        acc = torch.mul(values[0], weights[0])
         for value, weight in zip(values[1:], weights[1:], strict=True):
             acc.add_(torch.mul(value, weight))
-        acc.div_(divisor)
+        part.copy_(acc.div_(divisor))
     return mean
 
 

@@ -37,6 +37,8 @@ from p2p_diloco.tensors.flat import blocks
 State = dict[str, Tensor]
 Seen = Callable[[str, Tensor], None]
 """What looks at a piece of a new state, by its name."""
+Like = Callable[[Tensor], Tensor]
+"""Memory, whatever it holds, of a tensor's length."""
 
 SGD = "sgd"
 
@@ -118,16 +120,22 @@ class OuterOptimizer:
         return {name: torch.zeros(length) for name, length in self.state_lengths(numel).items()}
 
     def step(
-        self, theta: Tensor, state: Mapping[str, Tensor], grad: Tensor | Iterable[Tensor], seen: Seen | None = None
+        self,
+        theta: Tensor,
+        state: Mapping[str, Tensor],
+        grad: Tensor | Iterable[Tensor],
+        seen: Seen | None = None,
+        like: Like = torch.empty_like,
     ) -> tuple[Tensor, State]:
         """One outer step: (θ', state') from θ, its state and ḡ, all flat fp32 [numel]; inputs untouched.
 
         `grad` may come in blocks, cut as `flat.blocks` cuts. `seen` is shown what is new, piece by piece, each as soon
-        as it is made: "theta", and "state." with the name of a state tensor.
+        as it is made: "theta", and "state." with the name of a state tensor. `like` gives memory for what is as long as
+        a tensor.
         """
         parts = torch.split(grad, flats.BLOCK) if isinstance(grad, Tensor) else grad
         if self._is_sgd:
-            return self._step_sgd(theta, state["m"], parts, seen)
+            return self._step_sgd(theta, state["m"], parts, seen, like)
         new_theta, new_state = self._step_torch(theta, state, torch.cat(list(parts)))
         if seen is not None:
             seen("theta", new_theta)
@@ -136,9 +144,9 @@ class OuterOptimizer:
         return new_theta, new_state
 
     def _step_sgd(
-        self, theta: Tensor, m: Tensor, grad: Iterable[Tensor], seen: Seen | None
+        self, theta: Tensor, m: Tensor, grad: Iterable[Tensor], seen: Seen | None, like: Like
     ) -> tuple[Tensor, State]:
-        new_theta, new_m = torch.empty_like(theta), torch.empty_like(m)
+        new_theta, new_m = like(theta), like(m)
         for (old, buffer, new, new_buffer), g in zip(blocks(theta, m, new_theta, new_m), grad, strict=True):
             torch.mul(buffer, self.momentum, out=new_buffer)
             new_buffer.add_(g)

@@ -3,7 +3,8 @@
 Law: state changes in `accept` and nowhere else. `propose` and `load` only say what the state would be, and
 its digest, so that whoever calls can compare it with the digest that a commit names before anything has
 happened. θ may lie in memory shared with the trainer, who only reads it; it is written in place, the
-optimizer's state is swapped.
+optimizer's state is swapped, and what it was before is memory for the next proposal. So who wants to keep a state
+copies it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from p2p_diloco.tensors.digest import Look, digest, look
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.outer import OuterOptimizer, State
 from p2p_diloco.tensors.raw import Buffer, as_bytes
+
+SPARE = 6
+"""Pieces of memory that are kept for the next proposals: θ and two more, of two lengths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class ShardStore:
         self.outer = outer
         self._theta = theta
         self._states: list[State] = [outer.init_state(shard.numel) for shard in layout.shards]
+        self._spare: list[Tensor] = []
 
     def theta(self, shard: int) -> Tensor:
         """The shard's part of θ [numel], a view."""
@@ -51,7 +56,7 @@ class ShardStore:
         return self._theta[place.start : place.stop]
 
     def state(self, shard: int) -> Mapping[str, Tensor]:
-        """The shard's state of the outer optimizer; to be read only."""
+        """The shard's state of the outer optimizer; to be read only, and until the next `accept`."""
         return self._states[shard]
 
     def digest(self, shard: int, meta: bytes) -> str:
@@ -71,9 +76,9 @@ class ShardStore:
         seen = Look()
         held, outer = (self.theta(shard), self._states[shard]), self.outer
         if isinstance(outer, DelayedNesterov):
-            theta, state = outer.step(*held, grad, submissions, buffered, seen)
+            theta, state = outer.step(*held, grad, submissions, buffered, seen, self._like)
         else:
-            theta, state = outer.step(*held, grad, seen)
+            theta, state = outer.step(*held, grad, seen, self._like)
         return _proposal(theta, state, seen, meta)
 
     def restate(self, shard: int, meta: bytes) -> Proposal:
@@ -83,9 +88,17 @@ class ShardStore:
         return _proposal(theta, state, look(theta, state), meta)
 
     def accept(self, shard: int, proposal: Proposal) -> None:
-        """Make the proposal the shard's state."""
+        """Make the proposal the shard's state. Its θ, and the state before, are void then."""
         self.theta(shard).copy_(proposal.theta)
-        self._states[shard] = proposal.state
+        before, self._states[shard] = self._states[shard], proposal.state
+        void = [old for name, old in before.items() if old is not proposal.state[name]]  # `restate` keeps them
+        self._spare = [*self._spare, proposal.theta, *void][-SPARE:]
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        """Memory of a tensor's length: what an earlier proposal left. Fresh memory each time would leave holes between
+        what stays, as large as all of it together."""
+        fitting = [index for index, spare in enumerate(self._spare) if spare.numel() == tensor.numel()]
+        return self._spare.pop(fitting[-1]) if fitting else torch.empty_like(tensor)
 
     def state_nbytes(self, shard: int) -> int:
         """Bytes that `export` gives."""
@@ -95,12 +108,11 @@ class ShardStore:
     def export(self, shard: int) -> list[memoryview]:
         """θ, then each state tensor in the outer optimizer's order: fp32, to be sent one after another.
 
-        θ is a copy, so that a commit accepted while it is being sent doesn't tear it; the rest is never
-        written to.
+        They are the shard's own memory, until the next `accept`.
         """
         states = self._states[shard]
         order = self.outer.state_lengths(self.layout.shards[shard].numel)
-        return [as_bytes(self.theta(shard).clone()), *(as_bytes(states[name]) for name in order)]
+        return [as_bytes(self.theta(shard)), *(as_bytes(states[name]) for name in order)]
 
     def load(self, shard: int, buffer: Buffer, meta: bytes) -> Proposal:
         """What `export` gave elsewhere, joined, as a proposal of its own memory; nothing changes.

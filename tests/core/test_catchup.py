@@ -122,7 +122,7 @@ def test_an_answer_for_a_state_given_up_is_void(peer: Any) -> None:
 @pytest.mark.parametrize(("have", "answer"), [(2, []), (1, ["commit"]), (0, ["state"]), (None, ["state"])])
 def test_the_least_that_closes_the_gap(peer: Any, have: int | None, answer: list[str]) -> None:
     """Nothing for an equal, the last commit for who lacks just that, the whole state for all others."""
-    b = peer("b", group="ab")
+    b = peer("b", group="abc")
     commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
     b.hear("a", commit)
     b.feed(Applied(0, commit.base, "d2"))

@@ -19,6 +19,7 @@ from p2p_diloco.core.events import (
     Filled,
     Found,
     Measured,
+    Merge,
     Note,
     Release,
     Restore,
@@ -209,6 +210,35 @@ def test_a_late_contribution_is_answered_with_the_commit(peer: Any) -> None:
     assert a.hear("b", a.contribution(base)) == [Send("b", a.replica.state(0))]
 
 
+def test_a_commit_is_kept_as_long_as_somebody_may_lack_it(peer: Any) -> None:
+    """Until all who were there have taken it, or show that they have it; who comes later takes the whole state."""
+    a = peer("a", group="a", live="bcd")
+    log, base = a.replica.logs[0], a.held
+    a.averaged(a.contribute(), "new")
+    commit = log.last
+    assert commit is not None
+    a.feed(Delivered("b", commit))
+    a.feed(Delivered("c", replace(commit, version=base)))  # of an earlier one
+    a.hear("c", a.contribution(a.held, 2))
+    assert log.last is commit
+    a.meet("d", epochs=(a.held.epoch - 1,))
+    assert log.last is commit
+    a.meet("d", epochs=(a.held.epoch,))
+    assert log.last is None
+    assert a.hear("b", a.contribution(base)) == [Send("b", a.replica.state(0))]
+
+
+def test_what_nobody_else_could_lack_is_not_kept(peer: Any) -> None:
+    """Of two, the one that takes a commit of the other is the last to have it; with a third one it may have to tell."""
+    for live, kept in (("a", False), ("ac", True)):
+        b = peer("b", group="ab", live=live)
+        commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")), "mean")
+        b.hear("a", commit)
+        b.feed(Applied(0, commit.base, commit.version.digest))
+        assert b.held == commit.version
+        assert (b.replica.logs[0].last is not None) is kept
+
+
 def test_an_early_contribution_is_kept_until_its_base_is_reached(peer: Any) -> None:
     """The next aggregator may hear of a round before it has the commit that opens it."""
     b = peer("b", group="ab")
@@ -315,14 +345,39 @@ def test_nobody_else_wants_contributions(peer: Any, why: str) -> None:
 
 
 def test_what_is_wanted_is_handed_over_again(peer: Any) -> None:
-    """It came too early, or was lost with a lineage left behind. The wrong base or the wrong peer is not answered."""
+    """It came too early, or was lost with a lineage left behind. A wrong base is not answered."""
     b = peer("b")
     (send,) = b.contribute()
     assert b.hear("a", Want(0, b.held)) == []  # it is under way
     b.feed(Delivered("a", send.message))
-    assert b.hear("c", Want(0, b.held)) == []
     assert b.hear("a", Want(0, b.version(2))) == []
     assert b.hear("a", Want(0, b.held)) == [send]
+
+
+def test_who_has_forgotten_its_claim_is_found_out(peer: Any) -> None:
+    """b had claimed the term, and c handed its contribution over; then b took up another lineage and came back to this
+    one, where the plan has a aggregate. a wants what c thinks it need not send; b, asked again, however often, says
+    that it aggregates no more."""
+    c, b = peer("c"), peer("b")
+    c.hear("b", TakeOver(0, c.held, 1))
+    (send,) = c.contribute()
+    assert send.to == "b"
+    c.feed(Delivered("b", send.message))
+    assert c.hear("a", Want(0, c.held)) == [send]
+    denial = Outdated(0, b.held, 0, "a")
+    assert b.hear("c", send.message) == b.hear("c", send.message) == [Send("c", denial)]
+    assert c.hear("b", denial) == [Send("a", send.message)]
+
+
+def test_what_the_trainer_writes_over_is_not_counted_any_more(peer: Any) -> None:
+    """A fork ends the exchange of what is still to be counted, the trainer goes on to something else, and comes back:
+    from then on its memory holds the next contribution."""
+    a = peer("a", fragments=((0,), (1,)))
+    a.contribute(0)
+    assert (a.replica.logs[0].mine is not None, list(a.replica.logs[0].inbox)) == (True, ["a"])
+    a.replica.flight = None  # as after the fork
+    assert a.feed(Merge())[0].due == (0,)
+    assert (a.replica.logs[0].mine, a.replica.logs[0].inbox) == (None, {})
 
 
 def test_a_contribution_of_a_lineage_that_wins_is_kept(peer: Any) -> None:

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.events import Accept, Damaged, Delivered, Effect, Event, Pause, Send, SendFailed
-from p2p_diloco.core.messages import Commit, Leave, Plan, State, Want
+from p2p_diloco.core.events import Accept, Damaged, Delivered, Effect, Event, Load, Pause, Send, SendFailed
+from p2p_diloco.core.messages import Commit, Contribution, Leave, Plan, State, Want
 from p2p_diloco.core.replica import meta_of
-from p2p_diloco.core.version import Version
+from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import wire
@@ -71,10 +71,15 @@ class Wires:
         self.gate = asyncio.Event()
         self.gate.set()
         self.failure: Exception | None = None
+        self.under_way = 0
 
     async def send(self, peer: str, header: bytes, payload: memoryview | None = None) -> None:
         self.sent.append((peer, header, None if payload is None else bytes(payload)))
-        await self.gate.wait()
+        self.under_way += 1
+        try:
+            await self.gate.wait()
+        finally:
+            self.under_way -= 1
         if self.failure is not None:
             raise self.failure
 
@@ -84,9 +89,13 @@ class Reader:
 
     def __init__(self) -> None:
         self.reading = asyncio.Event()
+        self.on_load: Callable[[], None] = lambda: None
 
     async def not_reading(self) -> None:
         await self.reading.wait()
+
+    def load(self, effect: Load) -> None:
+        self.on_load()
 
 
 class Table:
@@ -240,6 +249,27 @@ def test_no_more_commits_wait_for_a_slow_peer_than_it_would_keep() -> None:
         table.wires.gate.set()
         delivered = [d.message.base.epoch for d in await table.answered(Delivered, kept + 1)]
         assert delivered == [0, *range(5, kept + 5)]
+
+    at_table(test)
+
+
+def test_a_contribution_is_not_on_its_way_when_the_trainer_writes_the_next_one() -> None:
+    """It goes out from the trainer's memory; whoever takes it so late can't count it. Another shard's goes on."""
+
+    async def test(table: Table) -> None:
+        table.wires.gate.clear()
+        id = ContributionId(1, 1)
+        late, other = (Contribution(s, state(0).version, id, id, 1.0, 1, memoryview(bytes(8))) for s in (0, 1))
+        await table.carry_out(Send("a", late), Send("b", late), Send("a", other))
+        await asyncio.sleep(0.01)
+        assert table.wires.under_way == 3
+        seen: list[int] = []
+        table.trainer.on_load = lambda: seen.append(table.wires.under_way)
+        await table.carry_out(Load((), (0,)))
+        assert seen == [1]
+        assert [failed.to for failed in await table.answered(SendFailed, 2)] == ["a", "b"]
+        table.wires.gate.set()
+        assert [done.message.shard for done in await table.answered(Delivered)] == [1]
 
     at_table(test)
 

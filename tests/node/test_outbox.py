@@ -173,3 +173,28 @@ def test_a_state_gives_way_by_its_share() -> None:
         assert sorted(wires.under_way) == [("a", b"round"), ("b", b"second")]
 
     played(test)
+
+
+def test_what_is_withdrawn_is_on_its_way_no_more() -> None:
+    """Nor waits for its turn; each is answered for once. What goes under another key goes on, and so does what comes
+    later."""
+
+    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
+        others: list[Any] = []
+        for n in range(BULK_AT_ONCE + 1):
+            box.put("a", b"%d" % n, PAYLOAD, answers.append, 7)
+        box.put("b", b"other", PAYLOAD, others.append, 8)
+        await asyncio.sleep(0.01)
+        assert len(wires.under_way) == BULK_AT_ONCE + 1
+        await box.withdraw(7)
+        assert wires.under_way == [("b", b"other")]
+        assert [type(answer) for answer in answers] == [Refusal] * (BULK_AT_ONCE + 1)
+        box.put("a", b"later", PAYLOAD, others.append, 7)
+        await asyncio.sleep(0.01)
+        assert ("a", b"later") in wires.under_way
+        wires.let_go.set()
+        await box.emptied(1.0)
+        assert others == [None, None]
+        assert len(answers) == BULK_AT_ONCE + 1
+
+    played(test)

@@ -44,7 +44,9 @@ def by_hand(given_: list[tuple[str, float, bytes]], name: str, numel: int) -> np
 def test_the_documented_order_of_operations_to_the_bit(name, numel):
     """Blocks and vector lanes change nothing."""
     given_ = contributions(3, 5, numel, name)
-    assert np.array_equal(weighted_mean(given_, name, numel).numpy(), by_hand(given_, name, numel))
+    by_hand_ = by_hand(given_, name, numel)
+    assert np.array_equal(weighted_mean(given_, name, numel).numpy(), by_hand_)
+    assert torch.equal(weighted_mean(given_, name, numel, torch.bfloat16), torch.from_numpy(by_hand_).bfloat16())
 
 
 @settings(max_examples=30, deadline=None)
