@@ -134,13 +134,34 @@ class CatchUp:
         if gathering.done:
             self.gathering = None
             return []
-        summaries = self.roster.summaries()
-        donors = [p for p, s in summaries.items() if p != self.roster.me and s.model >= gathering.target]
-        if not donors and not gathering.asked:
+        donors = {p: self._told_to_hold(p) for p, s in self.roster.summaries().items() if s.model >= gathering.target}
+        donors.pop(self.roster.me, None)
+        if gathering.hopeless(donors):
             self.gathering = None  # those that held so much are gone; whoever is ahead now is asked anew
         have = self.versions()
-        requests = gathering.ask([p for p in donors if p not in but], have, now)
+        requests = gathering.ask({p: holds for p, holds in donors.items() if p not in but}, have, now)
         return [Send(donor, Fetch(have, shards=shards)) for donor, shards in requests]
+
+    def _told_to_hold(self, donor: str) -> set[int]:
+        """The shards of which a donor holds what the first one told, by its own word: that speaks of the lowest epoch
+        of each fragment, so it may hold others, too."""
+        gathering, summary = self.gathering, self.roster.summary(donor)
+        if gathering is None or gathering.vector is None or summary is None or not summary.epochs:
+            return set()
+        told = zip(self.logs, gathering.vector, strict=True)
+        all_of_it = donor == gathering.told_by
+        return {log.shard for log, v in told if all_of_it or summary.epochs[log.fragment] >= v.epoch}
+
+    def _too_old(self, peer: str, state: State, now: float) -> list[Effect]:
+        """A state that was asked of a peer and can't be taken: another may hold what was told."""
+        gathering = self.gathering
+        asked = None if gathering is None else gathering.asked.get(state.shard)
+        if gathering is None or gathering.vector is None or asked is None or asked.donor != peer:
+            return []
+        if state.shard in self._told_to_hold(peer) or not _late(state, gathering.vector[state.shard]):
+            return []
+        gathering.lacks(peer, state.shard)
+        return self._ask_more(now)
 
     def fetch(self, peer: str, target: ModelVersion, now: float) -> list[Effect]:
         """Ask the peer for what is newer; where this replica's own state is in doubt, for the whole state."""
@@ -207,6 +228,8 @@ class CatchUp:
         if self.gathering.vector is None and self.gathering.first == peer:
             self.gathering = None
             return []
+        if self.gathering.told_by == peer:
+            self.gathering.told_by = None
         self.gathering.again(self.gathering.of(peer))
         return self._ask_more(now, but=[peer])
 
@@ -319,8 +342,10 @@ class CatchUp:
         key = (state.shard, state.version)
         staged = self.fetching.staged.get(state.shard) if self.fetching is not None else None
         known = key in self.filling or (staged is not None and staged.version == state.version)
-        if known or not self._wanted(peer, state):
+        if known:
             return []
+        if not self._wanted(peer, state):
+            return self._too_old(peer, state, now)
         if staged is None:
             self.touch(peer, now)
         self.filling[key] = (state, self.logs[state.shard].version)

@@ -6,7 +6,7 @@ so that a death costs those few, nobody uploads much at once, and donors that co
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .rules import Rules
@@ -32,25 +32,39 @@ class Gathering:
     target: ModelVersion
     began: float
     vector: tuple[Version, ...] | None = None
+    told_by: str | None = None  # who holds all of the vector, as long as it does not forget it
     left: list[int] = field(default_factory=list)
     asked: dict[int, Asked] = field(default_factory=dict)
+    behind: set[tuple[str, int]] = field(default_factory=set)  # (donor, shard): it has sent less than was told
 
     def begin(self, vector: tuple[Version, ...]) -> None:
         """The first donor has told what it holds."""
-        self.vector, self.left = vector, list(range(len(vector)))
+        self.vector, self.told_by, self.left = vector, self.first, list(range(len(vector)))
 
     def ask(
-        self, donors: Sequence[str], have: Sequence[Version | None], now: float
+        self, donors: Mapping[str, Collection[int]], have: Sequence[Version | None], now: float
     ) -> list[tuple[str, tuple[int, ...]]]:
-        """What to ask of whom now."""
-        requests = []
-        for donor in donors:
-            room = max(0, self.rules.fetch_window - len(self.of(donor)))
-            shards, self.left = self.left[:room], self.left[room:]
-            self.asked |= {shard: Asked(donor, now, have[shard]) for shard in shards}
-            if shards:
-                requests.append((donor, tuple(shards)))
-        return requests
+        """What to ask of whom now. ``donors``: each with the shards of which it is known to hold what was told; these
+        are asked of it first. Then it is tried with others, unless it was found to be behind there."""
+        requests: dict[str, tuple[int, ...]] = {}
+        for likely in (True, False):
+            for donor, holds in donors.items():
+                room = max(0, self.rules.fetch_window - len(self.of(donor)))
+                shards = [s for s in self.left if s in holds or not (likely or (donor, s) in self.behind)][:room]
+                self.left = [s for s in self.left if s not in shards]
+                self.asked |= {shard: Asked(donor, now, have[shard]) for shard in shards}
+                requests[donor] = (*requests.get(donor, ()), *shards)
+        return [(donor, shards) for donor, shards in requests.items() if shards]
+
+    def hopeless(self, donors: Mapping[str, Collection[int]]) -> bool:
+        """Nothing is to come, and nobody may have what is left."""
+        tried = all((p, s) in self.behind for p, holds in donors.items() for s in self.left if s not in holds)
+        return not self.asked and tried and not any(s in holds for holds in donors.values() for s in self.left)
+
+    def lacks(self, donor: str, shard: int) -> None:
+        """What the donor has sent of a shard that was asked of it is less than what was told."""
+        self.behind.add((donor, shard))
+        self.again([shard])
 
     def came(self, shards: Collection[int]) -> None:
         """These need not come any more."""

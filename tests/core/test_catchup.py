@@ -507,6 +507,45 @@ def test_no_two_lineages_mix(peer: Any) -> None:
     assert isinstance(n.hear("c", n.state(0, 8))[0], Fill)
 
 
+def behind(peer: Any) -> tuple[Any, list[Any]]:
+    """A newcomer whom b told of epoch 9 of shard 1, of which a holds epoch 8; what it asks of whom."""
+    n = peer("n", epoch=None, live="", fragments=TWO)
+    n.meet("b", model=ahead(n, 7), epochs=(7, 7))
+    n.meet("a", model=ahead(n, 8), epochs=(8, 8))
+    n.meet("c", model=ahead(n, 9), epochs=(8, 8))
+    effects = n.hear("b", Versions((n.version(7), n.version(9)), forked=False))
+    return n, [(to, message.shards) for to, message in fetches(effects)]
+
+
+def test_a_shard_is_asked_of_who_holds_what_was_told(peer: Any) -> None:
+    """Not of whoever comes first: what a has of shard 1 could not be taken."""
+    assert behind(peer)[1] == [("a", (0,)), ("b", (1,))]
+
+
+def test_a_donor_that_is_behind_is_passed_over_at_once(peer: Any) -> None:
+    """Its state can't be taken; then another is asked. When nobody is left that may have it, all begins anew with
+    what there is."""
+    n, _ = behind(peer)
+    effects = n.lose("b")
+    assert [(to, m.shards) for to, m in fetches(effects)] == [("a", (1,))]
+    effects = n.hear("a", n.state(1, 8))
+    assert [(to, m.shards) for to, m in fetches(effects)] == [("c", (1,))]
+    assert n.hear("a", n.state(1, 8)) == [], "nobody has asked for that"
+    take(n, "a", 0, 8)
+    assert n.hear("c", n.state(1, 8)) == []
+    assert [m.shards for _, m in fetches(n.meet("a", model=ahead(n, 8), epochs=(8, 8)))] == [()]
+    n.hear("a", Versions((n.version(8),) * 2, forked=False))
+    take(n, "a", 1, 8)
+    assert n.replica.has_state
+
+
+def test_what_a_donor_sent_before_it_told_is_no_sign_that_it_is_behind(peer: Any) -> None:
+    """An older state of one that holds what was told was asked for before; the newer one comes."""
+    n, _ = behind(peer)
+    assert n.hear("b", n.state(1, 8)) == []
+    take(n, "b", 1, 9)
+
+
 def test_when_all_that_held_so_much_are_gone_less_is_taken(peer: Any) -> None:
     """The greatest version may be lost with its holders; a newcomer doesn't wait for it."""
     n, _ = gathering(peer, "a")
