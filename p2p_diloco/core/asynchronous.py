@@ -284,9 +284,12 @@ class AsynchronousLog(ShardLog):
         return [Accept(((self.shard, commit.version.digest),)), *answers, *follows]
 
     def _must_hold(self, peer: str) -> bool:
-        """A named peer that lives; but one whose arithmetic is another could never hold what it computes."""
+        """A named peer that lives; but one whose arithmetic is another could never hold what it computes, and one that
+        began anew from nothing can't hold it before it has fetched the whole model: it counts like one that is gone."""
         summary = self.roster.summary(peer)
-        return self.roster.presumed(peer) if summary is None else not summary.unlike
+        if summary is None:
+            return self.roster.presumed(peer)
+        return bool(summary.epochs) and not summary.unlike
 
     # -- who is named
 

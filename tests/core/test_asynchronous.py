@@ -426,6 +426,18 @@ def test_a_successor_that_dies_is_replaced_before_the_answer(peer: Any) -> None:
     assert commits_to(held_by(c, "d", effects), "a") == [proposal, named]
 
 
+def test_a_successor_that_began_anew_from_nothing_is_replaced(peer: Any) -> None:
+    """It could hold a commit only after it has fetched the whole model: nobody waits for that, and another is named."""
+    c = running(peer)
+    joined_by(c, "d")
+    averaged(c, c.hear("a", c.contribution(c.held)), "d2")
+    effects = c.meet("b", incarnation=9, **c.blank())
+    assert Accept(((0, "d2"),)) in effects
+    [named] = commits_to(averaged(c, effects, "d3"), "d")
+    assert named.plan.succession == ("c", "d")
+    assert Accept(((0, "d3"),)) in c.hear("d", Held(0, named.version)), "b need not hold what names another"
+
+
 def test_a_lone_survivor_goes_on(peer: Any) -> None:
     """Where nobody can be named, the aggregator alone holds what it answers for."""
     c = running(peer)
