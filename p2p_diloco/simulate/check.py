@@ -25,8 +25,7 @@ KINDS = {
     "async": "asynchronous mode; no more deaths at a time than there are successors",
     "torn": "asynchronous mode; faults of all kinds, cuts of the network too",
 }
-_MIX = ("healed", "patient", "async", "bereaved", "healed", "healed", "overlapped", "hesitant")
-"""Torn worlds are asked for by name, until all of them hold."""
+_MIX = ("healed", "patient", "async", "bereaved", "healed", "torn", "overlapped", "hesitant")
 
 
 @dataclass(frozen=True, slots=True)

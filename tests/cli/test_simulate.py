@@ -27,7 +27,7 @@ def test_worlds_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
     assert "24 worlds" in told
     assert "every invariant held in each" in told
     counts = {kind: count for count, kind in re.findall(r"^ +(\d+) (\w+): ", told, re.MULTILINE)}
-    assert counts == {"healed": "9", **dict.fromkeys(set(KINDS) - {"healed", "torn"}, "3")}
+    assert counts == {"healed": "6", **dict.fromkeys(set(KINDS) - {"healed"}, "3")}
     assert re.search(r"faults: \d+ killed, .* memory changed", told)
     fates = [float(share) for share in re.findall(r"([\d.]+)% (?:counted|pending|died|dropped)", told)]
     assert sum(fates) == pytest.approx(100.0, abs=0.03)
@@ -40,7 +40,7 @@ def test_a_report_adds_worlds_up() -> None:
         outcome = check(World(seed, drawn(seed, kind_of(seed))))
         report.add(seed, kind_of(seed), outcome)
         events += outcome.events
-    assert set(report.kinds) == {*KINDS} - {"torn"}
+    assert set(report.kinds) == {*KINDS}
     assert report.events == events
     steps = report.steps
     assert steps["taken"] == steps["counted"] + steps["pending"] + steps["died"] + steps["dropped"]
