@@ -8,48 +8,28 @@ counted table, claims and promises are the synchronous log's.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
-from .election import assign, without
 from .events import Accept, Apply, Average, Effect, Note, Send
 from .messages import Commit, Contribution, Fetch, Held, Plan, Stale, State, TakeOver
+from .proposal import Proposal
 from .roster import Roster
 from .rules import Rules
-from .shard import ShardLog
-from .version import ContributionId, Version, descends
+from .submitting import SubmittingLog, settled
+from .succession import elected, hands_over, succession, worth_a_commit
+from .version import Version
 
 
-def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
-    """Whether nothing of it can be counted any more: it is, or a part of what rides in it."""
-    if counted is None or counted < contribution.oldest:
-        return False
-    ours = counted.incarnation in (contribution.oldest.incarnation, contribution.id.incarnation)
-    return ours or counted >= contribution.id
-
-
-@lru_cache(maxsize=32)  # for each fragment, as long as nobody comes or goes: it is asked for at every tick
-def elected(run: str, shards: tuple[int, ...], members: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
-    """Who should have which shard, whatever the epoch; the first aggregates. All weigh alike: links are measured again
-    and again, and a shard that followed them would be sent as a whole each time."""
-    return assign(run, 0, shards, dict.fromkeys(members, 1.0))
-
-
-class AsynchronousLog(ShardLog):
+class AsynchronousLog(SubmittingLog):
     def __init__(self, shard: int, fragment: int, me: str, rules: Rules, roster: Roster) -> None:
         super().__init__(shard, fragment, me, rules, roster)
         self.recent: list[Commit] = []  # the last ones, which bring a submitter to here
         self.arrived: dict[str, float] = {}  # when what is in the inbox came
-        self.proposed: Commit | None = None  # computed, and not yet held by those who must hold it
+        self.proposed: Proposal | None = None  # computed, and not yet held by those who must hold it
         self.interrupted: Average | None = None  # the same, while the tensors that it was made on are mended
-        self.holding: set[str] = set()  # who does
-        self.offered: dict[str, float] = {}  # to whom it went, and when it goes again
         self.owed: dict[str, Version] = {}  # submitters that are counted and not answered, and where they stood
         self.unheard: dict[str, Held] = {}  # said, and not delivered
         self.claims: dict[Version, tuple[int, str]] = {}  # on versions that are not reached yet
         self.assigned: float | None = None  # since when a plan names this peer to aggregate
-        # this peer's own submission
-        self.refused: Version | None = None  # where it was found to be too stale
-        self.over = False  # its exchange is over, and the trainer has not merged the result
 
     # -- questions
 
@@ -64,11 +44,6 @@ class AsynchronousLog(ShardLog):
         if self.promised_by is None:
             return []
         return [*super().asked, *(p for p in self.line() if self.roster.presumed(p) and p not in self.promised_by)]
-
-    @property
-    def carry_rounds(self) -> int:
-        """What was refused is carried over once."""
-        return 1
 
     def waiting(self) -> str:
         """What this peer's submission waits for, in one sentence."""
@@ -87,31 +62,12 @@ class AsynchronousLog(ShardLog):
             return f"waiting for peers: {workers} of {self.needed} ({key}) are there"
         return ""
 
-    def exchanging(self, base: Version, due: bool) -> bool:
-        """Until it is answered for: counted, or refused."""
-        return self.mine is not None
-
-    def loads(self, base: Version | None) -> bool:
-        """The trainer merges when its exchange is over, when its base is of a lineage that was left, and when the run
-        has ended: no exchange follows."""
-        loads = self.over or self.final or base is None or not self._descends_from(base)
-        self.over = False
-        return loads
-
-    def submits_on(self, base: Version | None, oldest: Version | None) -> Version | None:
-        """The base that a contribution is told to have: where the oldest progress in it began, so that old work can't
-        pass as fresh. None: it can't be counted here, for its lineage was left or the run has ended."""
-        if base is None or self.final or not self._descends_from(base):
-            return None
-        return oldest if oldest is not None and self._descends_from(oldest) else base
-
     def waited_for(self) -> list[str]:
         """Who must hold the proposed commit and doesn't yet: those that its plan or the present one names, and live.
         Nobody, if it was made of damaged tensors that nobody else has: nobody could be given its base."""
         if self.proposed is None or self.trusted:
             return []
-        named = {*self.plan.succession, *self.proposed.plan.succession} - {self.me, *self.holding}
-        return sorted(p for p in named if self._must_hold(p))
+        return sorted(p for p in self.proposed.missing(self.plan, self.me) if self._must_hold(p))
 
     def watched(self) -> set[str]:
         """The peers that something here waits for."""
@@ -130,34 +86,6 @@ class AsynchronousLog(ShardLog):
     def closes_at(self) -> float | None:
         """When time alone will close a window, if it will."""
         return self.deadline() if self.inbox and self._able() else None
-
-    # -- this peer's own submission
-
-    def contribute(self, mine: Contribution, now: float) -> list[Effect]:
-        """This peer's own pseudo-gradient is ready."""
-        self.refused, self.over, self.patience = None, False, self.rules.dead_after
-        self.wants = now + self.patience
-        return super().contribute(mine, now)
-
-    def stale(self, refusal: Stale) -> None:
-        """The aggregator refuses it. The exchange is over once what is newer has come, too."""
-        if self.mine is not None and refusal.id == self.mine.id:
-            self.refused = refusal.version
-            self._end_exchange()
-
-    def _sendable(self, mine: Contribution) -> bool:
-        return True
-
-    def _end_exchange(self) -> None:
-        """If this peer's submission is answered for, or never will be: let the trainer go on."""
-        mine, version = self.mine, self.version
-        if mine is None or version is None:
-            return
-        refused = self.refused is not None and version.epoch >= self.refused.epoch
-        if refused or self.final or settled(mine, self.counted.get(self.me)) or not self._descends_from(mine.base):
-            self.refusals += refused
-            self.mine, self.refused, self.over = None, None, True
-            self.inbox.pop(self.me, None)
 
     # -- submissions
 
@@ -186,7 +114,7 @@ class AsynchronousLog(ShardLog):
             return []
         effects = self._refuse_stale()
         window = () if self.trusted else self._window(now)
-        if not (self.trusted or window or self._worth_a_commit(self._succession(now))):
+        if not (self.trusted or window or worth_a_commit(self.me, self.plan, self._succession(now))):
             return effects
         return effects + self._work(window, now)
 
@@ -248,15 +176,14 @@ class AsynchronousLog(ShardLog):
             self.working = None
             return self.close(now)
         draft = self._drafted
-        self.proposed = replace(draft, version=replace(draft.version, digest=digest), payload=payload)
-        self.holding, self.offered = set(), {}
+        self.proposed = Proposal(replace(draft, version=replace(draft.version, digest=digest), payload=payload))
         return self._offer(now)
 
     def held(self, sender: str, version: Version, now: float) -> list[Effect]:
         """A peer holds what was proposed."""
         if self.proposed is None or self.proposed.version != version:
             return []
-        self.holding.add(sender)
+        self.proposed.holding.add(sender)
         return self._offer(now)
 
     def _offer(self, now: float) -> list[Effect]:
@@ -266,18 +193,18 @@ class AsynchronousLog(ShardLog):
         waited_for = self.waited_for()
         if not waited_for:
             return self._conclude(self.proposed, now)
-        late = [p for p in waited_for if now >= self.offered.get(p, now)]
-        self.offered |= dict.fromkeys(late, now + self.rules.dead_after)
-        return [Send(p, self.proposed) for p in late]
+        due = self.proposed.due(waited_for, now, self.rules.dead_after)
+        return [Send(p, self.proposed.commit) for p in due]
 
-    def _conclude(self, commit: Commit, now: float) -> list[Effect]:
+    def _conclude(self, proposal: Proposal, now: float) -> list[Effect]:
+        commit = proposal.commit
         counted = [(c.peer, self.inbox.pop(c.peer, None)) for c in commit.contributions]
-        have_it = {self.me, *self.holding}
+        have_it = {self.me, *proposal.holding}
         owed = self.owed | {peer: c.base for peer, c in counted if c is not None and peer not in have_it}
         self._append(commit)
         follows = self.begin(now)
         answers: list[Effect] = []
-        if isinstance(self.working, Average) and self._worth_a_commit(self._drafted.plan.succession):
+        if isinstance(self.working, Average) and worth_a_commit(self.me, self.plan, self._drafted.plan.succession):
             self.owed = owed  # a holder has died, and another is found: an answer must be able to rely on that one
         else:
             answers = [effect for peer, base in sorted(owed.items()) for effect in self._answer(peer, base)]
@@ -298,29 +225,13 @@ class AsynchronousLog(ShardLog):
         return Plan(tuple(self._training()), self._succession(now))
 
     def _succession(self, now: float) -> tuple[str, ...]:
-        """The aggregator and its successors after the next commit: those that are, while they live; then the elected.
-
-        Who is elected in this peer's place is made a successor first, so that it holds the state when it takes over.
-        """
+        """Who has the shard after the next commit."""
         members = self.roster.summaries().items()
         able = tuple(p for p, s in members if s.eligible and s.epochs and not s.unlike) or (self.me,)
         order = elected(self.rules.run, self.rules.fragments[self.fragment], able)[self.shard]
-        others = without(self.plan.succession, self.me)
-        room, first = self.rules.successors, order[0]
-        successors = [p for p in others if p in able][:room]
         since = now if self.assigned is None else self.assigned
-        hands_over = first != self.me and now - since >= self.rules.assigned_for
-        if hands_over and first not in successors:
-            successors = [*successors[: max(0, room - 1)], first]
-        spare = [p for p in (*order, *others) if p not in (self.me, *successors)]
-        line = [self.me, *successors, *dict.fromkeys(spare)][: 1 + max(room, len(successors))]
-        if hands_over and (first in self.plan.succession or not room):
-            line = [first, *without(line, first)][: 1 + room]
-        return tuple(line)
-
-    def _worth_a_commit(self, succession: tuple[str, ...]) -> bool:
-        """Whether a plan alone is reason for a commit: it hands over, or names somebody new."""
-        return succession[0] != self.me or not {*succession} <= {self.me, *self.plan.succession}
+        hand_over = hands_over(self.me, order, now - since, self.rules.assigned_for)
+        return succession(self.me, self.plan, order, able, self.rules.successors, hand_over=hand_over)
 
     # -- others' commits and states
 
@@ -384,7 +295,7 @@ class AsynchronousLog(ShardLog):
         if isinstance(message, Held):
             self.unheard[to] = message
         elif self.proposed is not None and message.version == self.proposed.version:
-            self.offered.pop(to, None)
+            self.proposed.offered.pop(to, None)
         elif (tries := self.resent.get(to, 0)) < self.rules.resends:
             self.resent[to], self.again[to] = tries + 1, self.state()
 
@@ -395,11 +306,7 @@ class AsynchronousLog(ShardLog):
             return effects
         unheard, self.unheard = self.unheard, {}
         effects += [Send(p, held) for p, held in unheard.items() if held.version == self.version]
-        if self.mine is not None and self.handed not in (None, self.me) and now >= self.wants:
-            self.patience = min(2 * self.patience, self.rules.say_again)
-            self.wants, self.handed = now + self.patience, None
-            effects += self.deliver(now)
-        return effects
+        return effects + self.insist(now)
 
     def adopt(self, state: State, now: float) -> list[Effect]:
         """Take a whole state in place of the present one."""
@@ -429,7 +336,7 @@ class AsynchronousLog(ShardLog):
         if claim is not None and claim > (self.term, self.holder):
             self._concede(*claim)
         self.claims = {base: c for base, c in self.claims.items() if base.epoch > self.version.epoch}
-        self._end_exchange()
+        self.end_exchange()
         effects = self._commit_kept()
         stays = self.target()[1] == self.me
         for peer, c in sorted(self.inbox.items()):
@@ -455,8 +362,8 @@ class AsynchronousLog(ShardLog):
     def forgotten_by(self, peer: str) -> None:
         """The peer restarted: what it was handed, promised or held is gone."""
         super().forgotten_by(peer)
-        self.holding.discard(peer)
-        self.offered.pop(peer, None)
+        if self.proposed is not None:
+            self.proposed.forgotten_by(peer)
 
     def asked_by(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
         """A claim on a version that is not reached yet is remembered until it is."""
@@ -490,6 +397,3 @@ class AsynchronousLog(ShardLog):
 
     def _names_me(self, commit: Commit) -> bool:
         return self.me in commit.plan.succession or self.me in self.plan.succession
-
-    def _descends_from(self, base: Version) -> bool:
-        return self.version is not None and descends(self.version, self.history, base)

@@ -10,6 +10,8 @@ import pytest
 
 from p2p_diloco.core.asynchronous import AsynchronousLog
 from p2p_diloco.core.election import assign
+from p2p_diloco.core.proposal import Proposal
+from p2p_diloco.core.submitting import SubmittingLog
 from p2p_diloco.simulate.model import Violation
 from p2p_diloco.simulate.world import Settings, World
 
@@ -67,7 +69,7 @@ def test_the_aggregator_killed_at_any_moment(seed: int) -> None:
 def test_what_is_answered_before_it_is_held_is_lost(sabotage: Any) -> None:
     """The story above bites: an aggregator that waits for nobody to hold its commits takes along, when it dies, what it
     has told its own trainer."""
-    sabotage(AsynchronousLog, "waited_for", "for p in named if self._must_hold(p)", "for p in ()")
+    sabotage(Proposal, "missing", "- {me, *self.holding}", "- {*present.succession, *self.commit.plan.succession}")
     lost = 0
     for seed in range(12):
         try:
@@ -185,18 +187,19 @@ def test_who_is_too_stale_loses_no_step_unnoticed() -> None:
 
 SABOTAGES = [
     # what is broken, where, as it is, as it shall be, in worlds of which kind, among how many seeds
-    ("counted again", "collect", "if self.final or settled(", "if self.final and settled(", "async", 20),
-    ("never proposed again", "_offer", "if now >= self.offered.get(p, now)", "if p not in self.offered", "async", 60),
-    ("an exchange never ends", "exchanging", "self.mine is not None", "True", "async", 10),
+    ("counted again", AsynchronousLog, "collect", "self.final or settled(", "self.final and settled(", "async", 20),
+    ("never offered again", Proposal, "due", "now >= self.offered.get(p, now)", "p not in self.offered", "async", 60),
+    ("an exchange never ends", SubmittingLog, "exchanging", "self.mine is not None", "True", "async", 10),
 ]
 
 
 @pytest.mark.parametrize(
-    ("method", "old", "new", "kind", "seeds"), [pytest.param(*rest, id=what) for what, *rest in SABOTAGES]
+    ("owner", "method", "old", "new", "kind", "seeds"), [pytest.param(*rest, id=what) for what, *rest in SABOTAGES]
 )
 def test_a_broken_rule_shows(
     kinds: dict[str, Callable[[int], None]],
     sabotage: Any,
+    owner: type,
     method: str,
     old: str,
     new: str,
@@ -204,7 +207,7 @@ def test_a_broken_rule_shows(
     seeds: int,
 ) -> None:
     """Within the first seeds a world breaks an invariant, though all of them hold without the sabotage."""
-    sabotage(AsynchronousLog, method, old, new)
+    sabotage(owner, method, old, new)
     for seed in range(seeds):
         try:
             kinds[kind](seed)

@@ -1,0 +1,46 @@
+"""Who has a shard from one asynchronous commit to the next: its aggregator, and who succeeds it.
+
+Law: pure. It proposes the next plan to whoever writes a commit. An aggregator stays while it lives and nobody else is
+elected; who is elected is made a successor first, so that it holds the state when it takes over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from .election import assign, without
+from .messages import Plan
+
+
+@lru_cache(maxsize=32)  # for each fragment, as long as nobody comes or goes: it is asked for at every tick
+def elected(run: str, shards: tuple[int, ...], members: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
+    """Who should have which shard, whatever the epoch; the first aggregates. All weigh alike: links are measured again
+    and again, and a shard that followed them would be sent as a whole each time."""
+    return assign(run, 0, shards, dict.fromkeys(members, 1.0))
+
+
+def hands_over(me: str, order: Sequence[str], assigned_for: float, least: float) -> bool:
+    """Whether another peer is elected for a shard that has stayed here for long enough. Times in seconds."""
+    return order[0] != me and assigned_for >= least
+
+
+def succession(
+    me: str, plan: Plan, order: Sequence[str], able: Sequence[str], room: int, *, hand_over: bool
+) -> tuple[str, ...]:
+    """The aggregator, ``me``, and its successors after the next commit: those that are, while they are able; then the
+    elected (``order``). ``room``: how many successors there should be."""
+    others, first = without(plan.succession, me), order[0]
+    successors = [p for p in others if p in able][:room]
+    if hand_over and first not in successors:
+        successors = [*successors[: max(0, room - 1)], first]
+    spare = [p for p in (*order, *others) if p not in (me, *successors)]
+    line = [me, *successors, *dict.fromkeys(spare)][: 1 + max(room, len(successors))]
+    if hand_over and (first in plan.succession or not room):
+        line = [first, *without(line, first)][: 1 + room]
+    return tuple(line)
+
+
+def worth_a_commit(me: str, plan: Plan, then: Sequence[str]) -> bool:
+    """Whether a succession alone is reason for a commit: it hands over, or names somebody new."""
+    return then[0] != me or not {*then} <= {me, *plan.succession}
