@@ -29,6 +29,7 @@ class AsynchronousLog(SubmittingLog):
         self.owed: dict[str, Version] = {}  # submitters that are counted and not answered, and where they stood
         self.unheard: dict[str, Held] = {}  # said, and not delivered
         self.claims: dict[Version, tuple[int, str]] = {}  # on versions that are not reached yet
+        self.unproven = False  # the version that comes next was fetched: it may be behind what others hold
         self.assigned: float | None = None  # since when a plan names this peer to aggregate
 
     # -- questions
@@ -309,14 +310,10 @@ class AsynchronousLog(SubmittingLog):
         return effects + self.insist(now)
 
     def adopt(self, state: State, now: float) -> list[Effect]:
-        """Take a whole state in place of the present one."""
-        self.recent = []
-        return super().adopt(state, now)
-
-    def restored(self) -> None:
-        """This life began with what a disk held: the others may have gone on, so the plan alone gives no right."""
-        if self.holder == self.me:
-            self.promised_by = set()
+        """Take a whole state in place of the present one. Whom it was fetched from, or the disk that held it, may be
+        behind, and the others have gone on: a plan that comes with it gives no right to aggregate."""
+        self.recent, self.unproven = [], True
+        return super().adopt(state, now) + self.ask()
 
     def _append(self, commit: Commit) -> None:
         kept = self.rules.answered_with if self.me in commit.plan.succession else 1  # by who may have to answer
@@ -327,6 +324,9 @@ class AsynchronousLog(SubmittingLog):
         """After a new version: what is left of the inbox is for this peer to count, or not any more."""
         self.proposed = self.interrupted = None
         self._renew(now)
+        if self.unproven and self.holder == self.me:
+            self.promised_by = set()
+        self.unproven = False
         if self.holder != self.me:
             self.assigned = None
         elif self.assigned is None:

@@ -482,7 +482,7 @@ class Replica:
             oldest = carried.send(id, expected=False)
             base = log.submits_on(carried.base, carried.oldest_base)
             if base is not None:
-                bases[shard] = base
+                bases[shard] = carried.oldest_base = base  # refused, it stays as old as it was said to be
                 effects += log.contribute(Contribution(shard, base, id, oldest, 1.0, event.samples, payload), now)
         self.flight = bases or None
         return effects if bases else [Release(sent=False)]
@@ -511,10 +511,7 @@ class Replica:
     # -- what follows from any change
 
     def _restore(self, states: tuple[State, ...], now: float) -> list[Effect]:
-        effects = [effect for state in states for effect in self.logs[state.shard].adopt(state, now)]
-        for log in self.logs:
-            log.restored()
-        return effects
+        return [effect for state in states for effect in self.logs[state.shard].adopt(state, now)]
 
     def _found(self, generation: int, digests: tuple[str, ...], now: float) -> list[Effect]:
         plan = founding_plan(self.me, self.roster.mine.role)

@@ -130,8 +130,14 @@ class Roster:
         return back and member.left is None
 
     def summarized(self, peer: str, summary: Summary) -> bool:
-        """True when the peer is another incarnation than before: it has forgotten what it was sent."""
+        """True when the peer is another incarnation than before: it has forgotten what it was sent.
+
+        A life never goes back to a lesser model: what says so has been overtaken, and is passed over.
+        """
         member = self.members[peer]
+        before = member.summary
+        if before is not None and before.incarnation == summary.incarnation and summary.model < before.model:
+            return False
         known = member.left if member.summary is None else member.summary.incarnation
         restarted = known not in (None, summary.incarnation)
         member.summary, member.left = summary, None if restarted else member.left

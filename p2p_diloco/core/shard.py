@@ -429,9 +429,6 @@ class ShardLog:
     def stale(self, refusal: Stale) -> None:
         """This peer's contribution is refused as too far behind. Here it never is."""
 
-    def restored(self) -> None:
-        """This life began with what a disk held."""
-
     def keep(self, commit: Commit) -> None:
         """A commit on a base that this replica has not reached, because it still fetches; applied once it has."""
         self.kept[commit.base] = commit

@@ -35,9 +35,10 @@ from p2p_diloco.core.messages import (
     Stale,
     State,
     TakeOver,
+    Versions,
 )
 from p2p_diloco.core.shard import meta_of
-from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.core.version import ContributionId, Version, model_version
 
 
 def running(peer: Any, me: str = "c", succession: str = "cb", **rules: Any) -> Any:
@@ -238,6 +239,24 @@ def test_a_refused_submission_is_carried_once_with_its_oldest_base(peer: Any) ->
     assert [one.carry for one in load.shards] == [Carry.DROP]
     [third] = to(a.contribute(), "c", Contribution)
     assert (third.base, third.oldest) == (a.version(9), third.id)
+
+
+def test_what_was_refused_stays_as_old_as_it_was_said_to_be(peer: Any) -> None:
+    """Also if it began on a lineage that was left: then it counts from where it was first sent on this one."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    other = Version(0, 70, 6, "x6")
+    a.replica.logs[0].adopt(State(0, other, 0, Plan(tuple("abc"), tuple("cb")), (), ((0, "d0"), (6, "x6"))), a.now)
+    a.feed(Merge())
+    [second] = to(a.contribute(), "c", Contribution)
+    assert second.base == other
+    later = Version(0, 99, 9, "x9")
+    state = State(0, later, 0, Plan(tuple("abc"), tuple("cb")), (), ((0, "d0"), (6, "x6"), (9, "x9")))
+    a.hear("c", state)
+    a.feed(Filled(0, later, "x9"))
+    a.hear("c", Stale(0, second.id, later))
+    [third] = to(a.contribute(), "c", Contribution)
+    assert (third.base, third.id > second.id) == (other, True)
 
 
 def test_a_refusal_alone_ends_nothing(peer: Any) -> None:
@@ -557,6 +576,21 @@ def test_who_starts_from_a_disk_asks_before_it_commits(peer: Any) -> None:
     c.hear("a", Promise(0, c.held, 0))
     assert c.averages(c.meet("b")) == []
     assert c.averages(c.hear("b", Promise(0, c.held, 0))) == [["c"]]
+
+
+def test_who_has_fetched_a_state_asks_before_it_commits(peer: Any) -> None:
+    """Though the plan that came with it names this peer: the donor may be behind, and the others have gone on since,
+    with what this peer committed in an earlier life."""
+    c = peer("c", epoch=None, live="", mode="async", heartbeat_timeout=10.0)
+    behind = c.state(0, 4, plan=Plan(tuple("abc"), tuple("cb")))
+    c.meet("a", model=model_version([behind.version]), epochs=(4,))
+    c.hear("a", Versions((behind.version,), forked=False))
+    c.hear("a", behind)
+    effects = c.feed(Filled(0, behind.version, "d4"))
+    assert to(effects, "a", TakeOver) == [TakeOver(0, behind.version, 0)]
+    assert c.averages([*effects, *c.contribute()]) == []
+    assert c.averages(c.hear("a", Promise(0, behind.version, 0))) == [], "b is named, and not met yet"
+    assert c.averages(c.hear("b", Promise(0, behind.version, 0))) == [["c"]]
 
 
 # -- the submitter

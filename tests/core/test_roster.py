@@ -178,6 +178,16 @@ def test_who_holds_state() -> None:
     assert [r.holds_state(p) for p in ("a", "b", "nobody")] == [True, False, False]
 
 
+def test_a_word_that_was_overtaken_is_passed_over() -> None:
+    """A life never goes back to a lesser model, so what says so is the older word; of another life it is the newer."""
+    r = roster("b")
+    r.summarized("b", replace(says(7), model=ModelVersion(0, 20, 2, "two")))
+    assert not r.summarized("b", says(7, epochs=()))
+    assert r.holds_state("b")
+    assert r.summarized("b", says(8, epochs=()))
+    assert not r.holds_state("b")
+
+
 def test_another_incarnation_has_forgotten() -> None:
     """A peer that speaks with another number has restarted; its first summary is no restart."""
     r = roster()

@@ -324,7 +324,7 @@ def test_missing_contributions_are_wanted_ever_more_rarely(peer: Any) -> None:
 
 def test_all_that_work_are_wanted_where_too_few_are_named(peer: Any) -> None:
     """With the others of the plan gone, it takes one that it does not name."""
-    a = peer("a", group="ab", live="acdxz", min_peers=2)
+    a = peer("a", group="ab", live="acdx", min_peers=2)
     a.meet("c", idle=True)
     a.meet("d", role="aggregator")
     a.meet("z", **a.blank())
@@ -501,7 +501,7 @@ def test_a_contributor_is_up_to_date_whatever_it_said_last(peer: Any) -> None:
 @pytest.mark.parametrize(("samples", "named"), [(10, True), (9, False)])
 def test_who_is_on_another_lineage_is_not_named(peer: Any, samples: int, named: bool) -> None:
     """Ahead in epochs with fewer samples: nobody waits for it here."""
-    a = peer("a", group="ab", live="bz")
+    a = peer("a", group="ab", live="b")
     a.meet("z", epochs=(5,), model=ModelVersion(0, samples, 5, "other"))
     assert ("z" in next_plan(a, "b").group) == named
 
