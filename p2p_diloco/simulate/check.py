@@ -168,4 +168,5 @@ def check(world: World) -> Outcome:
         if world.settings.deaths_at_once is not None:
             world.relied_upon()
         steps = world.account()
+        world.witness.ended(steps, world.happened)
     return Outcome(world.seed, min(p.replica.epoch for p in world.alive.values()), world.count, steps, world.happened)

@@ -49,6 +49,7 @@ from p2p_diloco.core.version import SALT_BITS, ModelVersion, Version, incarnatio
 
 from .model import Store, Tensors, Trainer, Violation, require
 from .tell import tell
+from .witness import Witness
 
 FREEZE_S = (0.5, 8.0)
 """How long a frozen process stands still."""
@@ -150,13 +151,15 @@ class World:
         self.disks: dict[str, tuple[tuple[State, ...], tuple[Tensors, ...]]] = {}
         self.cut: set[frozenset[str]] = set()
         self.mute: set[tuple[str, str]] = set()  # (from, to) of links that carry nothing that way
-        self.weakened = [self.repair]  # until when what a death has left is being repaired; at first, the founder's run
+        # until when what a death has left is being repaired; at first nobody but the founder holds anything
+        self.weakened = [self.repair] * (settings.deaths_at_once or 0)
         self.bits, self.flips = 0, 0
         self.happened: Counter[str] = Counter()  # faults, messages and their fates, commits
         self.trainers: list[tuple[str, Trainer]] = []
         self.answered = [0] * self.rules.shards  # the steps that a trainer was told are counted
         self.drop, self.duplicate = settings.drop, settings.duplicate
         self.training = True
+        self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
         self.commits: list[tuple[float, str, int, int]] = []  # (time, peer, shard, epoch)
         for i, name in enumerate(self.names):
             self.at(0.0 if i == 0 else self.rng.uniform(0, 3), self._starter(name, found=i == 0))
@@ -316,14 +319,17 @@ class World:
                 self.later(process, rng.uniform(0, work), Damaged(shard, base))
             case Average(shard, base, contributions, meta):
                 digest, mean = store.average(shard, contributions, meta)
+                self.witness.averages(process.replica.logs[shard], effect, digest)
                 self.later(process, rng.uniform(0, work), Averaged(shard, base, digest, mean))
             case Apply(commit, meta):
                 present = store.present[commit.shard]
                 digest = store.propose(commit.shard, present.step(commit.payload), meta)
                 same = digest == commit.version.digest or self._excused(process, commit)
                 require(same, "a", f"{process.name}: shard {commit.shard} epoch {commit.version.epoch}: {digest}")
+                self.witness.applies(effect)
                 self.later(process, rng.uniform(0, work), Applied(commit.shard, commit.base, digest))
             case Fill(state, meta):
+                self.witness.fills(effect)
                 digest = store.propose(state.shard, state.payload, meta)
                 self.later(process, rng.uniform(0, work), Filled(state.shard, state.version, digest))
             case Accept(proposals):
@@ -331,6 +337,7 @@ class World:
                     store.accept(shard, digest)
                     version = process.replica.logs[shard].version
                     assert version is not None
+                    self.witness.accepts(shard, version)
                     self.commits.append((self.now, process.name, shard, version.epoch))
                     self.happened["moved"] += 1
             case Load():
@@ -364,6 +371,7 @@ class World:
         if not trainer.loaded:
             self.feed(process, Merge())
         trainer.step(1 << self.bits)
+        self.witness.stepped(process)
         self.bits += 1
         process.flown += 1
         self.feed(process, Progress(process.step_time))
@@ -386,6 +394,7 @@ class World:
         trainer = process.trainer
         for loaded in load.shards:
             trainer.merge(loaded, process.store.present[loaded.shard].steps)
+            self.witness.merges(process, loaded)
             if loaded.carry is Carry.SUBTRACT:
                 self.answered[loaded.shard] |= trainer.delta[loaded.shard]
         process.changed = False

@@ -11,6 +11,7 @@ import pytest
 from p2p_diloco.core.asynchronous import AsynchronousLog
 from p2p_diloco.core.election import assign
 from p2p_diloco.core.proposal import Proposal
+from p2p_diloco.core.shard import ShardLog
 from p2p_diloco.core.submitting import SubmittingLog
 from p2p_diloco.simulate.model import Violation
 from p2p_diloco.simulate.world import Settings, World
@@ -189,8 +190,17 @@ SABOTAGES = [
     # what is broken, where, as it is, as it shall be, in worlds of which kind, among how many seeds
     ("counted again", AsynchronousLog, "collect", "self.final or settled(", "self.final and settled(", "async", 20),
     ("never offered again", Proposal, "due", "now >= self.offered.get(p, now)", "p not in self.offered", "async", 60),
+    ("old work passes as fresh", SubmittingLog, "submits_on", "return oldest if", "return base if", "async", 20),
+    ("the stale are counted", AsynchronousLog, "_refuse_stale", "behind <= most", "behind <= most + 3", "async", 10),
+    ("a window counts one", ShardLog, "_buffered_after", "len(commit.contrib", "bool(commit.contrib", "async", 10),
+    ("a window is too long", AsynchronousLog, "_window", "size - self.buffered if", "size if", "async", 10),
+    ("an empty buffer is taken over", ShardLog, "adopt", "= state.buffered", "= 0", "async", 10),
+    ("a fetched plan gives the right", AsynchronousLog, "begin", "if self.unproven and", "if False and", "async", 40),
     ("an exchange never ends", SubmittingLog, "exchanging", "self.mine is not None", "True", "async", 10),
 ]
+
+SHOWN_BY = {("begin", "if False and"): 31}
+"""Worlds that showed it when this was written: they are tried first."""
 
 
 @pytest.mark.parametrize(
@@ -208,7 +218,7 @@ def test_a_broken_rule_shows(
 ) -> None:
     """Within the first seeds a world breaks an invariant, though all of them hold without the sabotage."""
     sabotage(owner, method, old, new)
-    for seed in range(seeds):
+    for seed in sorted(range(seeds), key=lambda seed: seed != SHOWN_BY.get((method, new))):
         try:
             kinds[kind](seed)
         except Exception:

@@ -40,13 +40,13 @@ def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str, fi
         ("healed", 1814),
         ("patient", 2253),
         ("hesitant", 3439),
-        *(("async", seed) for seed in (0, 2, 11)),
-        *(("torn", seed) for seed in (3, 9, 14, 2613, 9483)),
+        *(("async", seed) for seed in (0, 2, 11, 31, 164)),
+        *(("torn", seed) for seed in (3, 9, 14, 21, 2613, 9483)),
     ],
 )
-def test_worlds_that_stood_still_once(kinds: dict[str, Callable[[int], None]], kind: str, seed: int) -> None:
-    """In each the protocol once had somebody wait for ever, or left a final state unmerged, and no shorter run of seeds
-    showed it."""
+def test_worlds_that_broke_once(kinds: dict[str, Callable[[int], None]], kind: str, seed: int) -> None:
+    """In each the protocol once had somebody wait for ever, or left a final state unmerged, or an aggregator commit
+    without a right to, or old work pass as fresh."""
     kinds[kind](seed)
 
 

@@ -1,0 +1,99 @@
+"""What only the asynchronous mode promises, held against every world of it, as its effects go by.
+
+Law: it sees what replicas have computed and what they accept, and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from p2p_diloco.core.events import Apply, Average, Carry, Fill, Loaded
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.shard import ShardLog
+from p2p_diloco.core.version import Version
+
+from .model import require
+
+if TYPE_CHECKING:
+    from .world import Process
+
+
+class Witness:
+    def __init__(self, rules: Rules, one_line: bool) -> None:
+        self.rules = rules
+        self.one_line = one_line  # nobody is cut off, and no more die at a time than there are successors
+        self.begun: list[list[Version | None]] = []  # by inner step, and shard: what it was made on
+        self.bases: dict[tuple[int, int], Version] = {}  # (id of a trainer, shard) → what it last merged
+        self.filled: dict[tuple[int, str], int] = {}  # (shard, digest) → submissions in the Delayed Nesterov buffer
+        self.epochs: dict[tuple[int, int], Version] = {}  # (shard, epoch) → the one version that it has
+
+    def stepped(self, process: Process) -> None:
+        """A trainer has made the next inner step."""
+        self.begun.append([carried.base for carried in process.replica.carried])
+
+    def merges(self, process: Process, loaded: Loaded) -> None:
+        """A trainer goes on from a newer state. The steps that it made while its exchange was under way stand on the
+        answer now; and how old work of a lineage is that was left can't be told on another."""
+        shard, trainer = loaded.shard, process.trainer
+        before = self.bases.get((id(trainer), shard))
+        left = before is not None and process.replica.logs[shard].relation(before) == "fork"
+        self.bases[id(trainer), shard] = loaded.version
+        for step in _bits(trainer.pending(shard)) if left or loaded.carry is Carry.SUBTRACT else ():
+            self.begun[step][shard] = loaded.version
+
+    def averages(self, log: ShardLog, work: Average, digest: str) -> None:
+        """An aggregator has computed the step that leads to ``digest``."""
+        if not self.rules.asynchronous:
+            return
+        self.one_line = self.one_line and work.held is not None  # else it is made of what was changed in memory
+        most = self.rules.max_staleness
+        for peer, c in work.contributions:
+            behind = work.base.epoch - c.base.epoch
+            require(most is None or behind <= most, "i", f"{peer} is {behind} epochs behind, and counted")
+            for step in _bits(c.payload):
+                began = self.begun[step][log.shard]
+                here = began is not None and log.history.get(began.epoch) == began.digest
+                fresh = here and began is not None and c.base.epoch > began.epoch
+                require(not fresh, "i", f"{peer} sends work of {began} as if it were of {c.base}")
+        self._steps(log.shard, work.base, len(work.contributions), work.buffered, digest)
+
+    def applies(self, work: Apply) -> None:
+        """A peer applies another's commit."""
+        commit = work.commit
+        counted = len(commit.contributions)
+        self._steps(commit.shard, commit.base, counted, work.buffered, commit.version.digest)
+
+    def fills(self, work: Fill) -> None:
+        """A peer fetches a state."""
+        state = work.state
+        told = self.filled.get((state.shard, state.version.digest), 0)
+        require(state.buffered == told, "j", f"a state with {state.buffered} in the buffer, where {told} were put")
+
+    def accepts(self, shard: int, version: Version) -> None:
+        """A peer's present state is this one now."""
+        known = self.epochs.setdefault((shard, version.epoch), version)
+        require(not self.one_line or known == version, "k", f"shard {shard}: both {known} and {version}")
+
+    def ended(self, steps: Counter[str], happened: Counter[str]) -> None:
+        """The world is at peace: what became of its inner steps, and what happened."""
+        if self.one_line:
+            require(not happened["note fork"], "k", "lineages have parted")
+            lost = steps["dropped"] and not happened["note stale"]
+            require(not lost, "k", f"{steps['dropped']} inner steps are dropped, and nothing was refused as too stale")
+
+    def _steps(self, shard: int, base: Version, counted: int, told: int, digest: str) -> None:
+        size = self.rules.dn_buffer_size
+        before = self.filled.get((shard, base.digest), 0)
+        require(told == before, "j", f"shard {shard}: {told} are said to be in the buffer, where {before} were put")
+        after = before + counted if size > 1 else 0
+        require(after <= max(size, 0), "j", f"shard {shard}: a window goes {after - size} beyond the buffer")
+        self.filled[shard, digest] = after % size if size > 1 else 0
+
+
+def _bits(steps: int) -> Iterator[int]:
+    while steps:
+        lowest = steps & -steps
+        yield lowest.bit_length() - 1
+        steps ^= lowest
