@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from p2p_diloco.core.election import assign
 from p2p_diloco.core.events import (
     Accept,
@@ -199,6 +201,27 @@ def test_the_first_outer_step_waits_for_start_peers(peer: Any) -> None:
     assert c.averages(c.hear("b", c.contribution(c.held))) == [["b"]]
 
 
+@pytest.mark.parametrize(
+    "base",
+    [
+        pytest.param(Version(0, 10, 1, "other"), id="of another lineage"),
+        pytest.param(Version(0, 0, 0, "other"), id="of another beginning"),
+        pytest.param(Version(3, 10, 1, "d1"), id="of another generation"),
+        pytest.param(Version(0, 10**9, 10**6, "far"), id="that nobody has"),
+        pytest.param(Version(0, 10**9, 0, "d0"), id="of the past, with samples of the future"),
+    ],
+)
+def test_a_wrong_base_harms_nobody(peer: Any, base: Version) -> None:
+    """What claims to stand on it is never averaged; others' submissions are, and its author's next right one."""
+    c = running(peer)
+    assert c.averages(c.hear("a", c.contribution(base, 1))) == []
+    for sequence in range(2, 5):
+        submitted(c, "b", sequence)
+        submitted(c, "a", sequence)
+    assert c.held == c.version(7, samples=10 + 6 * 5)
+    assert dict(c.replica.state(0).counted)["a"] == ContributionId(1, 4)
+
+
 # -- staleness
 
 
@@ -213,6 +236,24 @@ def test_a_stale_submission_is_refused_and_told_so(peer: Any) -> None:
     assert to(effects, "a", Stale) == [Stale(0, ContributionId(1, 2), c.held)]
     assert to(effects, "a", Commit), "what is newer comes beside"
     assert not to(effects, "b")
+
+
+def test_a_joiners_staleness_starts_from_what_it_adopted(peer: Any) -> None:
+    """It trains on what it has fetched; however old the run is, its first submission is as far behind as the run has
+    gone on since."""
+    n = peer("n", epoch=None, live="", mode="async", max_staleness=2)
+    state = n.state(0, 40, plan=Plan(tuple("abc"), tuple("cb")))
+    n.meet("c", model=model_version([state.version]), epochs=(40,))
+    n.hear("c", Versions((state.version,), forked=False))
+    n.hear("c", state)
+    n.feed(Filled(0, state.version, "d40"))
+    [first] = to(n.contribute(), "c", Contribution)
+    assert first.base == state.version
+    for epochs_since, counts in ((2, True), (3, False)):
+        c = peer("c", epoch=40 + epochs_since, succession="cb", mode="async", max_staleness=2)
+        for other in "ab":
+            c.hear(other, Promise(0, c.held, 0))
+        assert (c.averages(c.hear("n", first)) == [["n"]]) is counts
 
 
 def refused(one: Any, sequence: int, epoch: int) -> list[Effect]:
