@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from .messages import Commit, Contribution, Message, State
+from .revision import FOUNDED, Revision
 from .version import Version
 
 # -- events: from the network
@@ -151,6 +152,13 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True)
+class Revised:
+    """The run's founder has asked for this revision, or for this one already when it was last heard of."""
+
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
 class Depart:
     """Leave the run on purpose."""
 
@@ -178,6 +186,7 @@ Event = (
     | Filled
     | Found
     | Restore
+    | Revised
     | Depart
     | Wakeup
 )
@@ -200,7 +209,7 @@ class Average:
 
     meta: what the new digest covers beside the tensors; held: what that of the base does. Where the present state has
     another digest than the base → Damaged instead, unless ``held`` is None: then it is taken as it is.
-    buffered: submissions in the Delayed Nesterov buffer before this step.
+    buffered: submissions in the Delayed Nesterov buffer before this step. revision: what it is taken with.
     """
 
     shard: int
@@ -209,6 +218,7 @@ class Average:
     meta: bytes
     held: bytes | None
     buffered: int = 0
+    revision: Revision = FOUNDED
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from .revision import FOUNDED, Revision
 from .version import ContributionId, ModelVersion, Version
 
 
@@ -38,6 +39,7 @@ class Summary:
     idle: bool  # makes no progress of its own: paused, or its trainer is stuck
     bandwidth: float = 0.0  # of its link, the slower direction, in bytes a second; 0: not measured yet
     unlike: bool = False  # it computes other outer steps: it gets states in place of commits, and is elected last
+    revision: Revision = FOUNDED  # the highest that it has heard of
 
 
 # -- liveness
@@ -89,7 +91,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One outer step: apply the payload (the encoded mean) to ``base`` and reach ``version``."""
+    """One outer step: apply the payload (the encoded mean) to ``base`` with ``revision`` and reach ``version``."""
 
     shard: int
     base: Version
@@ -99,6 +101,7 @@ class Commit:
     contributions: tuple[Counted, ...]
     plan: Plan
     payload: Any = field(compare=False, repr=False, default=None)
+    revision: Revision = FOUNDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +189,8 @@ class Versions:
 class State:
     """One shard's whole replicated state. payload: θ and the outer optimizer's state, filled in on sending.
 
-    ``term``: the one under which the commit that made this version was written. ``buffered``: submissions in the
-    Delayed Nesterov buffer.
+    ``term``: the one under which the commit that made this version was written, and ``revision`` the one that it was
+    applied with. ``buffered``: submissions in the Delayed Nesterov buffer.
     """
 
     shard: int
@@ -198,6 +201,7 @@ class State:
     history: tuple[tuple[int, str], ...]  # (epoch, digest) of the newest ancestors
     buffered: int = 0
     payload: Any = field(compare=False, repr=False, default=None)
+    revision: Revision = FOUNDED
 
 
 Message = (

@@ -39,6 +39,7 @@ from .events import (
     Received,
     Release,
     Restore,
+    Revised,
     Send,
     SendFailed,
     Wakeup,
@@ -62,6 +63,7 @@ from .messages import (
     Versions,
     Want,
 )
+from .revision import FOUNDED, Revision
 from .roster import Roster
 from .rules import Rules
 from .schedule import fragment_by_log
@@ -99,6 +101,7 @@ class Replica:
         self.finished = self.departed = False
         self.astray = 0  # commits in a row, of any shard, that led to another digest than they name
         self.silent_until, self.unsaid = now, 0  # of mismatches
+        self.adopted = FOUNDED  # the revision that every shard was last said to be at
         self.next_tick = self.planned = now
         self.held: tuple[Version | None, ...] = self.versions
 
@@ -116,6 +119,11 @@ class Replica:
     def epoch(self) -> int:
         """The lowest epoch over all shards; 0 while nothing is held."""
         return min((v.epoch if v is not None else 0) for v in self.versions)
+
+    @property
+    def revision(self) -> Revision:
+        """The lowest over all shards: no outer step is taken with a lesser one any more."""
+        return min(log.revision for log in self.logs)
 
     def state(self, shard: int) -> State:
         """A shard's replicated state, to be saved."""
@@ -242,6 +250,8 @@ class Replica:
                 return self._found(generation, digests, now)
             case Restore(states):
                 return self._restore(states, now)
+            case Revised(revision):
+                return self._learn(revision)
             case Depart():
                 self.departed = True
                 return [Send(peer, Leave(self.roster.mine.incarnation)) for peer in self.roster.alive()]
@@ -292,7 +302,7 @@ class Replica:
         before = self.roster.summary(peer)
         restarted = self.roster.summarized(peer, summary)
         back = back or (before is None and self.roster.live(peer))
-        effects: list[Effect] = []
+        effects = self._learn(summary.revision)
         if restarted:
             effects += self.catchup.gone(peer, now)
             for log in self.logs:
@@ -535,11 +545,14 @@ class Replica:
     def _moved(self, now: float) -> list[Effect]:
         """Some shard's present state has changed."""
         had_state, self.held = None not in self.held, self.versions
-        effects = self.catchup.moved(now)
+        effects = self.catchup.moved(now) + self._learn(*(log.revision for log in self.logs))
         if not self.has_state:
             return effects
         self._renew_incarnation()
         self._describe()
+        if self.revision != self.adopted:
+            self.adopted = self.revision
+            effects.append(Note("revision", f"all shards are at {self.adopted}"))
         if not had_state:
             self.last_step = now
             effects.append(Ready())
@@ -550,6 +563,17 @@ class Replica:
             self.finished = True
             effects.append(Finished())
         return effects
+
+    def _learn(self, *heard: Revision) -> list[Effect]:
+        """Revisions that others, or this peer's own shards, know of: the highest goes into the next commits, and on."""
+        mine = self.roster.mine
+        highest = max(mine.revision, *heard)
+        if highest == mine.revision:
+            return []
+        self.roster.mine = replace(mine, revision=highest)
+        if self.revision == highest:
+            return []
+        return [Note("revision", f"{highest} is known, and each shard adopts it with its next commit")]
 
     def _flying(self, flight: dict[int, Version]) -> bool:
         """Whether some of what is exchanged is still due. After a fork the log may ask for another fragment: then the

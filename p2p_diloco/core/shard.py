@@ -12,6 +12,7 @@ from dataclasses import replace
 from .election import assign
 from .events import Accept, Apply, Average, Effect, Note, Send
 from .messages import Commit, Contribution, Counted, Held, Outdated, Plan, Promise, Stale, State, TakeOver, Want
+from .revision import FOUNDED, Revision
 from .roster import Roster
 from .rules import Rules
 from .version import ContributionId, Version, descends
@@ -23,6 +24,7 @@ def meta(
     plan: Plan,
     counted: dict[str, ContributionId] | tuple[tuple[str, ContributionId], ...],
     buffered: int = 0,
+    revision: Revision = FOUNDED,
 ) -> bytes:
     """Canonical bytes of the replicated state beside the tensors; a version's digest covers them (its own apart)."""
     table = sorted(counted.items() if isinstance(counted, dict) else counted)
@@ -35,12 +37,16 @@ def meta(
         plan.succession,
         [[peer, id.incarnation, id.sequence] for peer, id in table],
     ]
-    return json.dumps([*state, buffered] if buffered else state, separators=(",", ":")).encode()
+    if revision.number:
+        state += [buffered, [revision.number, revision.outer_lr, revision.outer_momentum]]
+    elif buffered:
+        state.append(buffered)
+    return json.dumps(state, separators=(",", ":")).encode()
 
 
 def meta_of(state: State) -> bytes:
     """What a state's digest covers beside its tensors."""
-    return meta(state.version, state.term, state.plan, state.counted, state.buffered)
+    return meta(state.version, state.term, state.plan, state.counted, state.buffered, state.revision)
 
 
 class ShardLog:
@@ -54,6 +60,7 @@ class ShardLog:
         self.counted: dict[str, ContributionId] = {}
         self.history: dict[int, str] = {}
         self.buffered = 0  # submissions in the Delayed Nesterov buffer
+        self.revision = FOUNDED
         self.last: Commit | None = None  # the commit that made the version, as long as anybody may lack it
         self.lacking: set[str] = set()  # who may
         # the round after it
@@ -176,7 +183,8 @@ class ShardLog:
         assert self.version is not None
         newest = sorted(self.history.items())[-self.rules.history :]
         counted = tuple(sorted(self.counted.items()))
-        return State(self.shard, self.version, self.made_term, self.plan, counted, tuple(newest), self.buffered)
+        held = self.version, self.made_term, self.plan, counted, tuple(newest)
+        return State(self.shard, *held, self.buffered, revision=self.revision)
 
     def news(self, peer: str, base: Version | None) -> Commit | State:
         """What brings a peer from ``base`` to here: the last commit, if that does and the peer can apply it, or the
@@ -313,14 +321,15 @@ class ShardLog:
         assert self.version is not None
         draft = self._draft(contributions, now)
         held = None if self.trusted else meta_of(self.state())
-        work = Average(self.shard, self.version, contributions, self._meta_after(draft), held, self.buffered)
+        after = self._meta_after(draft)
+        work = Average(self.shard, self.version, contributions, after, held, self.buffered, draft.revision)
         self.working, self._drafted = work, draft
         return [work]
 
     def _meta_after(self, commit: Commit) -> bytes:
         """What the digest of the commit's version covers beside its tensors."""
         counted = {**self.counted, **{c.peer: c.id for c in commit.contributions}}
-        return meta(commit.version, commit.term, commit.plan, counted, self._buffered_after(commit))
+        return meta(commit.version, commit.term, commit.plan, counted, self._buffered_after(commit), commit.revision)
 
     def _buffered_after(self, commit: Commit) -> int:
         """How full the Delayed Nesterov buffer is then; no commit goes beyond the submission that empties it."""
@@ -372,7 +381,8 @@ class ShardLog:
         version = Version(base.generation, base.samples + sum(c.samples for _, c in contributions), base.epoch + 1, "")
         listed = tuple(Counted(peer, c.id, c.weight, c.samples) for peer, c in contributions)
         plan = self._next_plan(version, {peer for peer, _ in contributions}, now)
-        return Commit(self.shard, base, version, self.term, self.me, listed, plan)
+        revision = max(self.revision, self.roster.mine.revision)
+        return Commit(self.shard, base, version, self.term, self.me, listed, plan, revision=revision)
 
     def _next_plan(self, version: Version, contributors: set[str], now: float) -> Plan:
         """Wait for every live worker that is up to date; let those aggregate that already took part."""
@@ -411,6 +421,8 @@ class ShardLog:
         older = (commit.term, commit.aggregator) < (self.term, self.holder)
         if sender == commit.aggregator and older and self._claimed_by_another(sender):
             return [Send(sender, self._outdated())]
+        if commit.revision < self.revision:
+            return [Note("refused", f"a commit of {commit.aggregator} on shard {self.shard} goes back a revision")]
         self.working = Apply(commit, self._meta_after(commit), self.buffered)
         return [self.working]
 
@@ -458,11 +470,12 @@ class ShardLog:
         """Take a whole state in place of the present one; its proposal has been accepted already."""
         self.version, self.made_term, self.plan = state.version, state.term, state.plan
         self.counted, self.history = dict(state.counted), dict(state.history)
-        self.buffered, self.last, self.lacking = state.buffered, None, set()
+        self.buffered, self.revision = state.buffered, state.revision
+        self.last, self.lacking = None, set()
         return self.begin(now)
 
     def _append(self, commit: Commit) -> None:
-        self.buffered = self._buffered_after(commit)
+        self.buffered, self.revision = self._buffered_after(commit), commit.revision
         self.version, self.made_term, self.plan = commit.version, commit.term, commit.plan
         self.last, self.lacking = commit, {*self.roster.alive(), self.me} - {commit.aggregator}
         self.reached(self.me, commit.version)

@@ -52,7 +52,15 @@ def drawn(seed: int, kind: str = "healed") -> Settings:
     }  # fmt: skip
     settings = _harder(kinds[kind](Random(f"settings {seed}")), Random(f"harder {seed}"))
     unequal = Random(f"links {seed}").random() > 0.5
-    return replace(settings, bandwidths=(1.0, 100.0)) if unequal else settings
+    settings = replace(settings, bandwidths=(1.0, 100.0)) if unequal else settings
+    return settings if kind == "torn" else _revised(settings, Random(f"revised {seed}"))
+
+
+def _revised(settings: Settings, rng: Random) -> Settings:
+    """In a third of the worlds the founder changes the outer rates, once or several times."""
+    if rng.random() < 2 / 3:
+        return settings
+    return replace(settings, revisions=rng.randint(1, 4), record_kept=rng.random() < 0.5)
 
 
 def _harder(settings: Settings, rng: Random) -> Settings:
@@ -151,8 +159,10 @@ def _torn(rng: Random) -> Settings:
 def check(world: World) -> Outcome:
     """One world from birth to peace. Raises Violation."""
     world.chaos(CHAOS_S)
+    world.ask(CHAOS_S)
     world.run(CHAOS_S)
     world.heal()
+    asked = world.highest()
     slow = LAGS * world.settings.state_lag
     world.run(world.now + HEAL_S + 2 * slow)  # as long for what recovers as for what it must show then
     steps: Counter[str] = Counter()
@@ -165,6 +175,7 @@ def check(world: World) -> Outcome:
         world.run(world.now + SETTLE_S + slow)
         require(len(world.lineage()) == 1, "d", f"more than one lineage after healing: {world.lineage()}")
         world.intact()
+        world.revised(asked)
         if world.settings.deaths_at_once is not None:
             world.relied_upon()
         steps = world.account()

@@ -6,11 +6,12 @@ union that must be disjoint: a step that came twice would show here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from p2p_diloco.core.events import Carry, Loaded
 from p2p_diloco.core.messages import Contribution
+from p2p_diloco.core.revision import FOUNDED, Revision
 
 
 class Violation(AssertionError):
@@ -43,6 +44,13 @@ class Tensors:
         return Tensors(steps, chain.digest())
 
 
+    def rated(self, revision: Revision) -> Tensors:
+        """These, about to take a step with the rates of a revision: other rates lead elsewhere."""
+        if revision.rates is None:
+            return self
+        return replace(self, chain=blake2b(self.chain + repr(revision.rates).encode(), digest_size=8).digest())
+
+
 @dataclass(slots=True)
 class Store:
     """A node's outer state and proposals."""
@@ -51,10 +59,14 @@ class Store:
     proposals: dict[tuple[int, str], Tensors] = field(default_factory=dict)
 
     def average(
-        self, shard: int, contributions: tuple[tuple[str, Contribution], ...], meta: bytes
+        self,
+        shard: int,
+        contributions: tuple[tuple[str, Contribution], ...],
+        meta: bytes,
+        revision: Revision = FOUNDED,
     ) -> tuple[str, object]:
         mean = tuple((peer, c.payload) for peer, c in contributions)
-        return self.propose(shard, self.present[shard].step(mean), meta), mean
+        return self.propose(shard, self.present[shard].rated(revision).step(mean), meta), mean
 
     def propose(self, shard: int, tensors: Tensors, meta: bytes) -> str:
         digest = tensors.digest(meta)

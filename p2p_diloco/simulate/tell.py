@@ -26,6 +26,7 @@ from p2p_diloco.core.events import (
     Received,
     Release,
     Restore,
+    Revised,
     Send,
     SendFailed,
 )
@@ -97,6 +98,8 @@ def tell(what: Event | Effect) -> str:
             return f"founds generation {generation}"
         case Restore(states):
             return f"restores {', '.join(_at(state.shard, state.version) for state in states)}"
+        case Revised(revision):
+            return f"hears of {revision}"
         case Note(kind, text):
             return f"notes {kind}: {text}"
         case _:
@@ -137,7 +140,8 @@ def _commit(commit: Commit) -> str:
     counted = ", ".join(f"{counted.peer} {_id(counted.id)}" for counted in commit.contributions)
     step = f"{_at(commit.shard, commit.base)} → {_version(commit.version)}"
     plan = f"next {','.join(commit.plan.group)} at {','.join(commit.plan.succession)}"
-    return f"Commit {step} by {commit.aggregator} of {counted or 'nothing'}; {plan}"
+    revised = f" at revision {commit.revision.number}" if commit.revision.number else ""
+    return f"Commit {step} by {commit.aggregator} of {counted or 'nothing'}{revised}; {plan}"
 
 
 def _summary(summary: Summary) -> str:

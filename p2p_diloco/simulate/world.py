@@ -38,12 +38,14 @@ from p2p_diloco.core.events import (
     Received,
     Release,
     Restore,
+    Revised,
     Send,
     SendFailed,
     Wakeup,
 )
 from p2p_diloco.core.messages import Commit, Message, State
 from p2p_diloco.core.replica import Replica, founding_meta, meta_of
+from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import SALT_BITS, ModelVersion, Version, incarnation
 
@@ -53,6 +55,8 @@ from .witness import Witness
 
 FREEZE_S = (0.5, 8.0)
 """How long a frozen process stands still."""
+RECORDED_S = 20.0
+"""How long the record of a revision lives, unless somebody keeps it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,8 @@ class Settings:
     history: int = 256  # ancestors remembered per shard
     forgotten: int = 60  # heartbeat_timeouts until a peer that is gone is forgotten
     state_lag: float = 0.0  # a State takes about so long, beside the delay of any message
+    revisions: int = 0  # how often the founder asks for other rates, at random times before the faults end
+    record_kept: bool = True  # by who knows of one; else only the asker writes it, and may die before
     round_timeout: float = 12.0
     blame_after: float = (
         16.0  # a peer that is dead, cut off or stuck for this long is known to be so by those that live
@@ -113,6 +119,8 @@ class Process:
         self.flown = 0  # steps since it was sent
         self.waiting_for: dict[str, float] = {}  # peers that it waits for though they are not at work; since when
         self.best = ModelVersion()
+        self.known = FOUNDED  # the highest revision that it has known of
+        self.reached: dict[int, tuple[Version, Revision]] = {}  # by shard
         self.woken_for = float("inf")
         self.disk = disk
 
@@ -160,9 +168,43 @@ class World:
         self.drop, self.duplicate = settings.drop, settings.duplicate
         self.training = True
         self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
+        self.recorded, self.recorded_until = FOUNDED, 0.0  # the revision that the DHT holds
         self.commits: list[tuple[float, str, int, int]] = []  # (time, peer, shard, epoch)
         for i, name in enumerate(self.names):
             self.at(0.0 if i == 0 else self.rng.uniform(0, 3), self._starter(name, found=i == 0))
+
+    def ask(self, within: float) -> None:
+        """Have the founder ask for revisions at random times."""
+        asks = Random(f"revisions {self.seed}")
+        for number in range(1, self.settings.revisions + 1):
+            # now and then two have one number: an asker that has not seen the other's
+            number -= number > 1 and asks.random() < 0.2
+            revision = Revision(number, asks.choice([0.3, 0.5, 0.7]), asks.choice([0.0, 0.8, 0.9]))
+            dies = asks.random() < 0.5
+            self.at(asks.uniform(0.0, within), lambda r=revision, d=dies: self._asked(asks, r, d))  # type: ignore[misc]
+
+    def _asked(self, asks: Random, revision: Revision, dies: bool) -> None:
+        """The asker leaves a record, or dies when it has told one peer."""
+        self.say("founder", f"asks for {revision}{' and dies' if dies else ''}")
+        if not dies:
+            self._record(revision)
+        elif self.alive:
+            told = self.alive[asks.choice(sorted(self.alive))]
+            self.feed_alive(told, Revised(revision))
+
+    def _record(self, revision: Revision) -> None:
+        if revision >= self.present_record:
+            self.recorded, self.recorded_until = revision, self.now + RECORDED_S
+
+    @property
+    def present_record(self) -> Revision:
+        """What the DHT says."""
+        return self.recorded if self.now < self.recorded_until else FOUNDED
+
+    def highest(self) -> Revision:
+        """The highest revision that anybody alive knows of, or the DHT."""
+        known = (p.replica.roster.mine.revision for p in self.alive.values() if not p.replica.departed)
+        return max([self.present_record, *known])
 
     # -- time
 
@@ -222,6 +264,10 @@ class World:
         for other in sorted(self.alive):
             if other != process.name:
                 self.later(process, self.rng.uniform(0.1, 1.0), Discovered(other))
+        if self.present_record > process.replica.roster.mine.revision:
+            self.feed_alive(process, Revised(self.present_record))
+        elif self.settings.record_kept and process.known > FOUNDED:
+            self._record(process.known)
         self.at(5.0, lambda: self._discover(process))
 
     def _measure(self, process: Process) -> None:
@@ -318,12 +364,12 @@ class World:
             case Average(shard, base, _, _, held) if held is not None and self._damaged(process, shard):
                 self.later(process, rng.uniform(0, work), Damaged(shard, base))
             case Average(shard, base, contributions, meta):
-                digest, mean = store.average(shard, contributions, meta)
+                digest, mean = store.average(shard, contributions, meta, effect.revision)
                 self.witness.averages(process.replica.logs[shard], effect, digest)
                 self.later(process, rng.uniform(0, work), Averaged(shard, base, digest, mean))
             case Apply(commit, meta):
                 present = store.present[commit.shard]
-                digest = store.propose(commit.shard, present.step(commit.payload), meta)
+                digest = store.propose(commit.shard, present.rated(commit.revision).step(commit.payload), meta)
                 same = digest == commit.version.digest or self._excused(process, commit)
                 require(same, "a", f"{process.name}: shard {commit.shard} epoch {commit.version.epoch}: {digest}")
                 self.witness.applies(effect)
@@ -338,6 +384,7 @@ class World:
                     version = process.replica.logs[shard].version
                     assert version is not None
                     self.witness.accepts(shard, version)
+                    self._advanced(process, shard, version)
                     self.commits.append((self.now, process.name, shard, version.epoch))
                     self.happened["moved"] += 1
             case Load():
@@ -423,6 +470,9 @@ class World:
         if model < process.best:
             raise Violation(f"(b) {process.name} went back from {process.best} to {model}")
         process.best = model
+        known = process.replica.roster.mine.revision
+        require(known >= process.known, "h", f"{process.name} forgot {process.known}, and knows {known}")
+        process.known = known
         for log in process.replica.logs if ticked and not process.replica.departed else ():
             if self.rules.asynchronous:
                 now = process.clock(self.now)
@@ -441,6 +491,15 @@ class World:
             require(not stuck, "e", f"{process.name} has all it needs for shard {log.shard} and waits")
         if ticked:
             self._blame(process)
+
+    def _advanced(self, process: Process, shard: int, version: Version) -> None:
+        """(h): along a lineage the revision never falls, and who has a shard at one knows of it."""
+        log = process.replica.logs[shard]
+        before = process.reached.get(shard)
+        if before is not None and log.history.get(before[0].epoch) == before[0].digest:
+            fell = log.revision < before[1]
+            require(not fell, "h", f"{process.name}: shard {shard} went back from {before[1]} to {log.revision}")
+        process.reached[shard] = version, log.revision
 
     def _blame(self, process: Process) -> None:
         """(e): nobody waits for a peer that has long been dead, cut off, or without a running trainer."""
@@ -611,6 +670,17 @@ class World:
     def _excused(self, process: Process, commit: Commit) -> bool:
         """A commit may lead elsewhere on damaged tensors; and so may one of no contributions, made from such."""
         return self._damaged(process, commit.shard) or not commit.contributions
+
+    def revised(self, asked: Revision) -> None:
+        """(h): all know of the highest revision, which is ``asked`` at least, and every log that goes on is at it."""
+        highest = self.highest()
+        require(highest >= asked, "h", f"{asked} was known, and now {highest} is the highest")
+        for name, process in self.alive.items():
+            known = process.replica.roster.mine.revision
+            require(known == highest, "h", f"{name} knows of {known}, others of {highest}")
+        for shard in range(self.rules.shards):
+            log = self.newest(shard).replica.logs[shard]
+            require(log.final or log.revision == highest, "h", f"shard {shard} is at {log.revision}, not at {highest}")
 
     def account(self) -> Counter[str]:
         """(f): every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule.

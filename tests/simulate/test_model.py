@@ -8,6 +8,7 @@ import pytest
 
 from p2p_diloco.core.events import Carry, Loaded
 from p2p_diloco.core.messages import Contribution
+from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.simulate.model import Store, Tensors, Trainer, Violation
 from p2p_diloco.simulate.world import Settings, World
@@ -46,6 +47,14 @@ def test_the_chain_tells_lineages_apart() -> None:
     assert one.digest(b"") != two.digest(b"")
     assert one.digest(b"") != one.digest(b"x")
     assert one.digest(b"") == Tensors().step((("a", 1), ("b", 2))).digest(b"")
+
+
+def test_other_rates_lead_elsewhere() -> None:
+    """The same mean taken with the rates of another revision is another state; a run's own rates are no revision."""
+    mean = (("a", 1),)
+    reached = {Tensors().rated(r).step(mean).chain for r in (FOUNDED, Revision(1, 0.5, 0.9), Revision(2, 0.7, 0.9))}
+    assert len(reached) == 3
+    assert Tensors().rated(FOUNDED) == Tensors()
 
 
 def test_accepting_voids_the_other_proposals() -> None:

@@ -136,6 +136,42 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
         "healed",
         120,
     ),
+    (
+        "what is asked for is not adopted",
+        ShardLog,
+        "_draft",
+        "max(self.revision, self.roster.mine.revision)",
+        "self.revision",
+        "healed",
+        10,
+    ),
+    (
+        "a revision is not handed on",
+        Replica,
+        "_summarized",
+        "self._learn(summary.revision)",
+        "[]",
+        "async",
+        60,
+    ),
+    (
+        "a state's revision is not taken",
+        ShardLog,
+        "adopt",
+        "state.buffered, state.revision",
+        "state.buffered, self.revision",
+        "healed",
+        20,
+    ),
+    (
+        "a lineage makes a peer forget a revision",
+        Replica,
+        "_learn",
+        "max(mine.revision, *heard)",
+        "max(heard)",
+        "healed",
+        20,
+    ),
 ]
 
 SHOWN_BY = {
@@ -146,6 +182,8 @@ SHOWN_BY = {
     "an old life's numbers": 6,
     "the dead are never probed": 12,
     "proposals overtaken are taken": 68,
+    "a revision is not handed on": 15,
+    "a state's revision is not taken": 13,
 }
 """Worlds that showed it when this was written: they are tried first, for what comes before them takes long. Which world
 shows it may change with the protocol, and then any of the first seeds will do."""

@@ -1,0 +1,35 @@
+"""Revisions: the outer learning rate and momentum of a run, changed while it goes on.
+
+Law: plain ordered data. A shard's log is at one revision, and each commit names the one that its outer step is taken
+with; along a lineage it never falls. A peer hands on the highest that it has heard of, and writes no commit with a
+lesser one. Whose word it is, is checked before anything comes in here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Revision:
+    """number 0: as the run was founded, whatever the other fields say. Of two with one number the greater values win,
+    so that all end with the same. proof: the founder's signature, for others to check; no part of what it says."""
+
+    number: int = 0
+    outer_lr: float = 0.0
+    outer_momentum: float = 0.0
+    proof: str = field(compare=False, repr=False, default="")
+
+    @property
+    def rates(self) -> tuple[float, float] | None:
+        """(outer_lr, outer_momentum) to take an outer step with; None: those of the run's settings."""
+        return (self.outer_lr, self.outer_momentum) if self.number else None
+
+    def __str__(self) -> str:
+        if not self.number:
+            return "revision 0 (as founded)"
+        return f"revision {self.number} (outer_lr={self.outer_lr:g}, outer_momentum={self.outer_momentum:g})"
+
+
+FOUNDED = Revision()
+"""What a run begins with: the values of its settings."""

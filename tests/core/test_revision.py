@@ -1,0 +1,185 @@
+"""Revisions of the outer rates: the highest goes into every commit, on to every peer, and never back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.events import Accept, Applied, Apply, Average, Fill, Filled, Note, Revised, Send
+from p2p_diloco.core.messages import Commit, Counted, Fetch, Held, Plan, Probe, ProbeAck, Promise, State, Versions
+from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.shard import meta, meta_of
+from p2p_diloco.core.version import ContributionId, Version
+
+FIRST = Revision(1, 0.5, 0.9, "signed")
+SECOND = Revision(2, 0.3, 0.0, "signed")
+
+
+def commit_on(peer: Any, revision: Revision, author: str = "b") -> Commit:
+    """The next commit of shard 0, made by another peer."""
+    base = peer.held
+    version = Version(0, base.samples + 5, base.epoch + 1, f"d{base.epoch + 1}")
+    counted = (Counted(author, ContributionId(1, 1), 2.0, 5),)
+    return Commit(0, base, version, 0, author, counted, peer.plan("abc", "bac"), "mean", revision)
+
+
+def notes(effects: list[Any]) -> list[str]:
+    return [effect.text for effect in effects if isinstance(effect, Note) and effect.kind == "revision"]
+
+
+def test_revisions_are_ordered_and_the_proof_says_nothing() -> None:
+    """The higher number wins, of equal numbers the greater values, everywhere alike; who carries which copy of the
+    signature makes no difference."""
+    assert FOUNDED < FIRST < SECOND
+    assert max(Revision(1, 0.5, 0.9), Revision(1, 0.7, 0.0)) == Revision(1, 0.7, 0.0)
+    assert Revision(1, 0.5, 0.9, "x") == Revision(1, 0.5, 0.9, "y")
+    assert FOUNDED.rates is None
+    assert FIRST.rates == (0.5, 0.9)
+
+
+def test_the_digest_covers_the_revision() -> None:
+    """Two states that differ in nothing but their revision have different digests; without one it is as before."""
+    state = Version(0, 1, 1, ""), 0, Plan(("a",), ("a",)), {}
+    assert meta(*state, 0, FOUNDED) == meta(*state)
+    assert len({meta(*state), meta(*state, 0, FIRST), meta(*state, 0, SECOND), meta(*state, 3, FIRST)}) == 4
+
+
+def test_what_the_founder_asked_for_goes_into_the_next_commit(peer: Any) -> None:
+    """The aggregator takes the outer step with it, covers it by the digest, and the commit names it to all."""
+    a = peer("a", group="ab")
+    assert notes(a.feed(Revised(FIRST))) == [f"{FIRST} is known, and each shard adopts it with its next commit"]
+    a.contribute()
+    work = a.hear("b", a.contribution(a.held))
+    average = work[-1]
+    assert isinstance(average, Average)
+    assert average.revision == FIRST
+    assert b"[1,0.5,0.9]" in average.meta
+    effects = a.averaged(work)
+    (sent,) = {m.revision for m in a.said(effects) if isinstance(m, Commit)}
+    assert sent == FIRST
+    assert notes(effects) == [f"all shards are at {FIRST}"]
+    assert a.replica.revision == a.replica.state(0).revision == FIRST
+
+
+def test_a_step_under_way_is_not_changed(peer: Any) -> None:
+    """What is heard while a mean is computed goes into the commit after it."""
+    a = peer("a", group="ab")
+    a.contribute()
+    work = a.hear("b", a.contribution(a.held))
+    a.feed(Revised(FIRST))
+    effects = a.averaged(work)
+    assert [m.revision for m in a.said(effects) if isinstance(m, Commit)] == [FOUNDED]
+    assert a.replica.revision == FOUNDED
+
+
+def test_every_probe_and_its_answer_hand_on_the_highest(peer: Any) -> None:
+    """With the signature, so that others can check it; what is heard so goes into this peer's commits, and on."""
+    a = peer("a", group="ab")
+    assert notes(a.hear("b", Probe(a.about(revision=FIRST)))) != []
+    answer = next(e.message for e in a.hear("b", Probe(a.about())) if isinstance(e, Send))
+    assert isinstance(answer, ProbeAck)
+    assert answer.summary.revision == FIRST
+    assert answer.summary.revision.proof == "signed"
+    a.contribute()
+    assert a.hear("b", a.contribution(a.held))[-1].revision == FIRST
+
+
+def test_a_lesser_one_that_comes_late_changes_nothing(peer: Any) -> None:
+    """Nor does the same one again, and neither is news."""
+    a = peer("a", group="ab")
+    a.feed(Revised(SECOND))
+    assert notes(a.feed(Revised(FIRST))) == notes(a.hear("b", ProbeAck(a.about(revision=SECOND)))) == []
+    assert a.replica.roster.mine.revision == SECOND
+
+
+def test_a_commit_is_applied_with_the_revision_that_it_names(peer: Any) -> None:
+    """Not with the one that this peer has heard of; and who applies one knows of it from then on, signature and all."""
+    a = peer("a", succession="bac")
+    a.feed(Revised(SECOND))
+    commit = commit_on(a, FIRST)
+    (apply,) = a.hear("b", commit)
+    assert isinstance(apply, Apply)
+    assert apply.commit.revision == FIRST
+    assert apply.meta.endswith(b",0,[1,0.5,0.9]]")
+    effects = a.feed(Applied(0, commit.base, commit.version.digest))
+    assert any(isinstance(effect, Accept) for effect in effects)
+    assert a.replica.revision == FIRST
+    assert a.replica.roster.mine.revision == SECOND
+
+    b = peer("a", succession="bac")
+    b.hear("b", commit)
+    b.feed(Applied(0, commit.base, commit.version.digest))
+    assert b.replica.roster.mine.revision.proof == "signed"
+
+
+def test_a_commit_that_goes_back_is_refused(peer: Any) -> None:
+    """Whoever made it lost what its base says: it is not applied, and the log says so."""
+    a = peer("a", epoch=None, group="abc")
+    state = replace(a.state(0, 1, plan=a.plan("abc", "bac")), revision=SECOND)
+    a.hear("b", state)
+    a.feed(Filled(0, state.version, state.version.digest))
+    (note,) = a.hear("b", commit_on(a, FIRST))
+    assert isinstance(note, Note)
+    assert note.kind == "refused"
+
+
+def test_a_newcomer_gets_it_with_the_state(peer: Any) -> None:
+    """And passes it on to the next one: in the state, and as what it knows."""
+    a = peer("a", epoch=None)
+    state = replace(a.state(0, 1), revision=FIRST)
+    (fill,) = [e for e in a.hear("b", state) if isinstance(e, Fill)]
+    assert fill.meta == meta_of(state)
+    assert b"[1,0.5,0.9]" in fill.meta
+    a.feed(Filled(0, state.version, state.version.digest))
+    assert a.replica.revision == a.replica.roster.mine.revision == FIRST
+    sent = a.said(a.hear("c", Fetch((None,))))
+    assert [m.revision for m in sent if isinstance(m, State)] == [FIRST]
+
+
+def test_one_shard_is_enough_for_all_to_get_there(peer: Any) -> None:
+    """The asker and the aggregator that it told are dead: who holds one shard's commit brings it into the others."""
+    a = peer("a", group="ab", succession="ba", fragments=((0,), (1,)))
+    commit = replace(commit_on(a, FIRST), plan=a.plan("ab", "ab"))
+    a.hear("b", commit)
+    a.feed(Applied(0, commit.base, commit.version.digest))
+    assert a.replica.revision == FOUNDED
+    a.lose("b")
+    (average,) = [e for e in a.contribute(1) if isinstance(e, Average)]
+    assert average.shard == 1
+    assert average.revision == FIRST
+
+
+def test_a_lineage_that_wins_does_not_make_a_peer_forget(peer: Any) -> None:
+    """The state that it takes is at a lesser revision, for the digest covers it; its own next commit is not."""
+    a = peer("a", group="ab", succession="ab")
+    a.feed(Revised(FIRST))
+    a.contribute()
+    a.averaged(a.hear("b", a.contribution(a.held)))
+    assert a.replica.revision == FIRST
+    theirs = a.version(3, "other", samples=99)
+    state = a.state(0, 3, plan=a.plan("ab", "ab"), version=theirs, history=((3, "other"),))
+    a.hear("b", Versions((theirs,), forked=True))
+    a.hear("b", state)
+    a.feed(Filled(0, theirs, "other"))
+    assert a.held == theirs
+    assert a.replica.revision == FOUNDED
+    a.contribute()
+    assert a.hear("b", a.contribution(theirs, 2))[-1].revision == FIRST
+
+
+@pytest.mark.parametrize("asked", [FIRST, SECOND])
+def test_an_asynchronous_commit_is_held_with_its_revision(peer: Any, asked: Revision) -> None:
+    """It is the aggregator's own state once its successor holds it, and then the submitter's answer."""
+    c = peer("c", group="abc", succession="cb", mode="async", heartbeat_timeout=10.0)
+    for other in "ab":
+        c.hear(other, Promise(0, c.held, 0))
+    c.feed(Revised(asked))
+    proposed = c.averaged(c.hear("a", c.contribution(c.held)))
+    (offer,) = [m for m in c.said(proposed) if isinstance(m, Commit)]
+    assert offer.revision == asked
+    assert c.replica.revision == FOUNDED
+    answers = c.said(c.hear("b", Held(0, offer.version)))
+    assert [m.revision for m in answers if isinstance(m, Commit)] == [asked]
+    assert c.replica.revision == asked
