@@ -8,6 +8,7 @@ lesser one. Whose word it is, is checked before anything comes in here.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import isfinite
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,6 +25,11 @@ class Revision:
     def rates(self) -> tuple[float, float] | None:
         """(outer_lr, outer_momentum) to take an outer step with; None: those of the run's settings."""
         return (self.outer_lr, self.outer_momentum) if self.number else None
+
+    @property
+    def sound(self) -> bool:
+        """Whether an outer step can be taken with it."""
+        return self.number >= 0 and self.outer_lr >= 0 and isfinite(self.outer_lr) and 0 <= self.outer_momentum < 1
 
     def __str__(self) -> str:
         if not self.number:

@@ -40,6 +40,7 @@ from p2p_diloco.net.interface import (
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reasons import last_line, likely_reason, nobody_listens, none_reached, tells_nothing
 from p2p_diloco.net.records import newest_records
+from p2p_diloco.net.signing import signer
 from p2p_diloco.net.spare import spared
 
 with spared("scipy.optimize"):  # a sixth of the start, for an averager that isn't used
@@ -187,6 +188,10 @@ class HivemindTransport:
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
         """As `Transport.fetch`."""
         return await self._dht.fetch(key)
+
+    def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
+        """As `Transport.signed_by`."""
+        return signer(statement, proof) == peer
 
     async def close(self) -> None:
         """As `Transport.close`."""

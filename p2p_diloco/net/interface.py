@@ -227,6 +227,10 @@ class Transport(Protocol):
         """
         ...
 
+    def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
+        """Whether the proof shows that the peer has said this, whoever hands it on. Asks nobody."""
+        ...
+
     async def close(self) -> None:
         """End every stream and whatever the transport started, in bounded time. Others see their links
         close.

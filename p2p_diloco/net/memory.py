@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from hashlib import blake2b
 
 from p2p_diloco.net.interface import (
     Inbox,
@@ -24,6 +25,11 @@ from p2p_diloco.net.interface import (
 )
 
 log = logging.getLogger(__name__)
+
+
+def signed(peer: str, statement: bytes) -> str:
+    """What stands for a peer's signature here."""
+    return blake2b(peer.encode() + b"\0" + statement, digest_size=16).hexdigest()
 
 
 class MemoryNetwork:
@@ -164,6 +170,10 @@ class MemoryTransport:
             if until > now and not foreign and until > newest.get(subkey, (b"", 0.0))[1]:
                 newest[subkey] = (value, until)
         return newest
+
+    def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
+        """As `Transport.signed_by`."""
+        return proof == signed(peer, statement)
 
     async def close(self) -> None:
         """As `Transport.close`."""

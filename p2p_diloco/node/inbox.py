@@ -30,6 +30,7 @@ from p2p_diloco.core.messages import (
     Versions,
     Want,
 )
+from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
@@ -51,6 +52,7 @@ _LIMITS: dict[type, dict[str, int]] = {
     Contribution: {"samples": _COUNT_MAX},
     Counted: {"samples": _COUNT_MAX},
     Summary: {"incarnation": 2**62},
+    Revision: {"number": _COUNT_MAX},
     **{kind: {"term": _COUNT_MAX} for kind in (Commit, TakeOver, Promise, Outdated)},
     State: {"term": _COUNT_MAX, "buffered": _COUNT_MAX},
 }
@@ -77,6 +79,8 @@ class Inbox:
         """A transfer with a peer goes on."""
         self.judging: Callable[[], AbstractContextManager[None]] = nullcontext
         """Entered while a payload is looked at, whether it can be used."""
+        self.proven: Callable[[Revision], bool] = lambda revision: False
+        """Whether the run's founder has asked for it."""
         self._work: TensorWork | None = None
         self._fragments = 0
         self._take: Callable[[str, Message], Awaitable[None]] | None = None
@@ -130,7 +134,16 @@ class Inbox:
                 raise self._refusal(sender, f"the {type(message).__name__} is refused: {objection}")
             assert isinstance(message, (Contribution, Commit, State)), "only these have a size"
             message = dataclasses.replace(message, payload=payload)
-        await self._take(sender, message)
+        await self._take(sender, self._believed(sender, message))
+
+    def _believed(self, sender: str, message: Message) -> Message:
+        """Without a revision that the founder has not signed: all else in a probe may be true. Those in commits and
+        states are part of what their digests cover, and are believed as that is."""
+        match message:
+            case Probe(summary) | ProbeAck(summary) if summary.revision.number and not self.proven(summary.revision):
+                self._complain(sender, f"{summary.revision} in it is not signed by the run's founder, and is left out")
+                return dataclasses.replace(message, summary=dataclasses.replace(summary, revision=FOUNDED))
+        return message
 
     def _judged(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
         """The message, and how many bytes of payload belong to it."""
@@ -154,10 +167,13 @@ class Inbox:
             raise self._refusal(sender, refusal.reason) from None
 
     def _refusal(self, sender: str, reason: str) -> Refusal:
+        self._complain(sender, reason)
+        return Refusal(reason)
+
+    def _complain(self, sender: str, reason: str) -> None:
         if sender not in self._complained:
             self._complained.add(sender)
             log.warning("refused a message of %s: %s (said once for each peer)", sender, reason)
-        return Refusal(reason)
 
 
 def misfit(message: Message, shards: int, fragments: int) -> str:
@@ -198,6 +214,8 @@ def _out_of_range(value: object) -> str:
         return next(filter(None, map(_out_of_range, value)), "")
     if not dataclasses.is_dataclass(value):
         return ""
+    if isinstance(value, Revision) and not value.sound:
+        return "its revision has rates that nobody can use"
     for name, most in _LIMITS.get(type(value), {}).items():
         if not 0 <= getattr(value, name) <= most:
             return f"the {name} of a {type(value).__name__} is out of range"

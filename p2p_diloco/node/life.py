@@ -46,9 +46,16 @@ class Joined:
 
 
 async def find_run(
-    setup: Setup, founding: RunConfig, transport: Transport, inbox: Inbox, tell: Callable[[str], None]
+    setup: Setup,
+    founding: RunConfig,
+    transport: Transport,
+    inbox: Inbox,
+    tell: Callable[[str], None],
+    founded: tuple[str, float] | None = None,
 ) -> Joined:
     """Find the run, or found it with the settings `founding` if this peer brings a model and nobody else has.
+
+    `founded` is who founded it before, and when: it comes back from a disk, and stays that peer's.
 
     Raises:
         GaveUpWaiting: nobody founded it in time.
@@ -63,7 +70,7 @@ async def find_run(
         if found:
             break
         if setup.specs is not None and local.role == "worker":
-            own = await _publish_own(setup, founding, transport)
+            own = await _publish_own(setup, founding, transport, founded or (transport.peer_id, time.time()))
             await asyncio.sleep(FOUNDERS_MEET_S)
             found = await _records(transport, run_id) or {name_of(own): own}
             break
@@ -227,10 +234,12 @@ async def _records(transport: Transport, run_id: str) -> dict[str, bytes]:
     return records
 
 
-async def _publish_own(setup: Setup, config: RunConfig, transport: Transport) -> bytes:
+async def _publish_own(
+    setup: Setup, config: RunConfig, transport: Transport, founded: tuple[str, float]
+) -> bytes:
     run = Run(setup.local.run_id, config, layout_for(setup, config))
     run.check(transport.limits)
-    value = RunRecord.founding(run, transport.peer_id, time.time()).pack()
+    value = RunRecord.founding(run, *founded).pack()
     await store_record(transport, run.run_id, value)
     return value
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.core.events import Closed, Depart, Discovered, Found, Measured, Moving, Restore
+from p2p_diloco.core.events import Closed, Depart, Discovered, Found, Measured, Moving, Restore, Revised
 from p2p_diloco.core.replica import Replica, founding_meta
 from p2p_diloco.core.version import SALT_BITS, incarnation
 from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied, Refused
@@ -28,7 +28,7 @@ from p2p_diloco.net.addresses import listen_for
 from p2p_diloco.net.bandwidth import steady
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport
-from p2p_diloco.node import records, wire
+from p2p_diloco.node import records, revising, wire
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.ledger import CODEC, OUTER_STEP, SHARES, TRANSFER
@@ -37,7 +37,7 @@ from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.records import PeerRecord
 from p2p_diloco.node.restart import until_the_others_are_back
-from p2p_diloco.node.run import Run
+from p2p_diloco.node.run import Run, RunRecord
 from p2p_diloco.node.saving import Checkpoint, Saving, read_checkpoint
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import Count, Level, SharedMemory
@@ -131,8 +131,13 @@ async def take_part(
 ) -> None:
     """Find the run or found it, and be one of its peers until cancelled."""
     saved = await _read_checkpoint(setup.local)
-    founding = setup.asked if saved is None else RunConfig(**{**saved.config, **setup.asked.given})
-    joined = await find_run(setup, founding, transport, inbox, lambda text: channel.send("progress", text=text))
+    founding, founded = setup.asked, None
+    if saved is not None:
+        founding = RunConfig(**{**saved.config_for(setup.local.run_id), **setup.asked.given})
+        founded = saved.founded if saved.run_id == setup.local.run_id else None
+    joined = await find_run(
+        setup, founding, transport, inbox, lambda text: channel.send("progress", text=text), founded
+    )
     run = joined.run
     checkpoint = None if saved is None else str(saved.path)
     channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
@@ -181,10 +186,13 @@ class Participation:
         )
         self.node = Node(self.run, self.replica, work, self.outbox, self.trainer)
         self.trainer.node = self.node
-        self.saving = Saving(self.run, setup.local, self.replica, work, self.node.post)
+        self.founding_of = revising.Founding.of(self.run.run_id, RunRecord.unpack(joined.record))
+        founded = self.founding_of.founder, self.founding_of.time
+        self.saving = Saving(self.run, setup.local, self.replica, work, self.node.post, founded)
         self.node.settled = self.saving.settled
         Describing(transport, inbox, self.run.token).serve(self.run.layout)
         inbox.on_nudge, inbox.on_closed, inbox.on_moving = self._nudged, self._closed, self._moving
+        inbox.proven = partial(self.founding_of.proven, transport)
         inbox.judging = partial(self.trainer.ledger.part, CODEC)
         self.node.stepping = partial(self.trainer.ledger.part, OUTER_STEP)
         inbox.open(work, len(self.run.layout.fragments), self.node.receive)
@@ -202,6 +210,12 @@ class Participation:
             self._find_state(),
             self._wait_for_the_others(),
             keep_record(transport, self.joined),
+            revising.watch(
+                transport,
+                self.founding_of,
+                lambda: self.replica.roster.mine.revision,
+                lambda revision: self.node.post(Revised(revision)),
+            ),
             records.publish(transport, run_id, self.describe),
             records.look_around(
                 transport,
@@ -231,6 +245,8 @@ class Participation:
         elif self.saved is not None:
             self.saved.restore(self.run, self.work)
             self.node.post(self.founding(self.saved.generation + 1))
+            if self.saved.run_id == self.run.run_id:
+                self.node.post(Revised(self.saved.revision))
         elif self.joined.founder:
             self.node.post(self.founding(0))
 
@@ -347,6 +363,7 @@ class Participation:
             bw=int(replica.roster.mine.bandwidth),
             spent=[round(1000 * share) for share in shared.levels(Level.ROUND, len(SHARES))],
             ways=dict(Counter(way for peer, way in self.transport.traffic.ways().items() if peer in alive)),
+            rev=[replica.revision.number, *self.run.rates(replica.revision), replica.roster.mine.revision.number],
             agg=list(aggregates[: records.AGG_MAX]),
             agg_n=len(aggregates),
             round=None if round_now is None else list(round_now),

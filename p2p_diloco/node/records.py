@@ -67,6 +67,8 @@ class PeerRecord:
     ways: dict[str, int]
     """To how many of the live peers the newest payload went "direct", to how many over "libp2p", and to how many
     "relayed" by a third peer; what is 0 is left out."""
+    rev: list[float]
+    """[the lowest revision over its shards, its outer_lr and outer_momentum, the highest that it has heard of]."""
     agg: list[int]
     """Shards that it aggregates now, at most AGG_MAX; `agg_n`: all of them."""
     agg_n: int

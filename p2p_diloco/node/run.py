@@ -14,6 +14,7 @@ from typing import Any
 import msgpack
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import VALUE_BYTES_MAX, Limits
@@ -69,6 +70,10 @@ class Run:
             config.nesterov,
             config.outer_options,
         )
+
+    def rates(self, revision: Revision) -> tuple[float, float]:
+        """(outer_lr, outer_momentum) at a revision."""
+        return revision.rates or (self.config.outer_lr, self.config.outer_momentum)
 
     def timed(self, limits: Limits) -> Limits:
         """The same with the timeouts of the run's ladder."""

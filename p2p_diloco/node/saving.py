@@ -5,7 +5,8 @@ believed only where its digests say so.
 
     theta      the global parameters, by name and shape, fp32
     outer      the outer optimizer's state, as <shard>.<name>
-    manifest   run_id, generation, samples, config, layout, states (`core.messages.State` by shard)
+    manifest   run_id, founded (by whom, and when), generation, samples, config, layout, states (`core.messages.State`
+               by shard)
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.events import Damaged
 from p2p_diloco.core.messages import State
 from p2p_diloco.core.replica import Replica, meta_of
+from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
 from p2p_diloco.node.run import Run, cut_of
@@ -46,9 +48,16 @@ class Saving:
     """
 
     def __init__(
-        self, run: Run, local: PeerConfig, replica: Replica, work: TensorWork, post: Callable[[Damaged], None]
+        self,
+        run: Run,
+        local: PeerConfig,
+        replica: Replica,
+        work: TensorWork,
+        post: Callable[[Damaged], None],
+        founded: tuple[str, float] | None = None,
     ) -> None:
-        """`post` hears of shards that turn out to be damaged, and not saved for that."""
+        """`post` hears of shards that turn out to be damaged, and not saved for that. `founded`: by whom, and when."""
+        self._founded = founded
         self._run, self._replica, self._work, self._post = run, replica, work, post
         self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
         self._counted_from: int | None = None
@@ -104,7 +113,8 @@ class Saving:
             for name, tensor in store.state(shard.index).items()
         }
         theta = torch.cat([store.theta(shard.index) for shard in layout.shards])
-        return _Snapshot(self._run, theta, outer, [self._replica.state(shard.index) for shard in layout.shards])
+        states = [self._replica.state(shard.index) for shard in layout.shards]
+        return _Snapshot(self._run, theta, outer, states, self._founded)
 
 
 @dataclass(frozen=True)
@@ -115,6 +125,7 @@ class _Snapshot:
     theta: Tensor
     outer: Mapping[str, Tensor]
     states: Sequence[State]
+    founded: tuple[str, float] | None
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """As a checkpoint holds them."""
@@ -130,6 +141,7 @@ class _Snapshot:
         versions = [state.version for state in self.states]
         return {
             "run_id": self.run.run_id,
+            "founded": None if self.founded is None else list(self.founded),
             "generation": max(version.generation for version in versions),
             "samples": sum(version.samples for version in versions),
             "config": self.run.config.to_wire(),
@@ -196,6 +208,7 @@ class Checkpoint:
         """Raises `CheckpointError` unless it is whole, one of ours, and what its digests say."""
         self.path = path
         tensors, manifest = checkpoint.load(path)
+        self.founded = _founded(manifest)
         match tensors, manifest:
             case {"theta": theta, "outer": outer}, {
                 "run_id": str(run_id),
@@ -225,6 +238,18 @@ class Checkpoint:
         """The settings of the run that it was made in."""
         return RunConfig.from_wire(self.config)
 
+    @property
+    def revision(self) -> Revision:
+        """The highest of its shards."""
+        return max((state.revision for state in self._states), default=FOUNDED)
+
+    def config_for(self, run_id: str) -> dict[str, Any]:
+        """The settings that a run begins with which goes on from here: in another run a revision is none of a founder's
+        of it, so its rates are that run's settings."""
+        if run_id == self.run_id or (rates := self.revision.rates) is None:
+            return self.config
+        return {**self.config, "outer_lr": rates[0], "outer_momentum": rates[1]}
+
     def restore(self, run: Run, work: TensorWork) -> tuple[State, ...]:
         """Put its tensors in place, and return every shard's replicated state.
 
@@ -232,6 +257,8 @@ class Checkpoint:
             CheckpointError: it is of another model, or of another outer optimizer.
         """
         layout, states = self._layout, self._states
+        if run.run_id != self.run_id:
+            states = tuple(self._as_founded(state) for state in states)
         if cut_of(layout) != cut_of(run.layout) or [s.shard for s in states] != [s.index for s in layout.shards]:
             raise self._unusable("its model, or the way it is cut, is not the run's")
         try:
@@ -248,6 +275,17 @@ class Checkpoint:
             work.store.accept(index, proposal)
         return states
 
+    def _as_founded(self, state: State) -> State:
+        """The same state without its revision, by its new digest; whoever does the same reaches the same."""
+        if not state.revision.number:
+            return state
+        bare, place = replace(state, revision=FOUNDED), self._layout.shards[state.shard]
+        prefix = f"{state.shard}."
+        outer = {key.removeprefix(prefix): t for key, t in self._outer.items() if key.startswith(prefix)}
+        reached = digest(self._theta[place.start : place.stop], outer, meta_of(bare))
+        version = replace(state.version, digest=reached)
+        return replace(bare, version=version, history=(*state.history[:-1], (version.epoch, reached)))
+
     def _payloads(self, run: Run, layout: Layout) -> Iterator[memoryview]:
         """Each shard's state as it would have been sent."""
         for shard in layout.shards:
@@ -257,6 +295,14 @@ class Checkpoint:
 
     def _unusable(self, why: str) -> CheckpointError:
         return CheckpointError(f"can't be used: {why}", key="checkpoint", value=self.path, mend="choose another")
+
+
+def _founded(manifest: Mapping[str, object]) -> tuple[str, float] | None:
+    """Who founded the run, and when, if it is told."""
+    match manifest.get("founded"):
+        case [str(founder), float(time)]:
+            return founder, time
+    return None
 
 
 def _names(layout: Layout) -> Mapping[str, Any]:

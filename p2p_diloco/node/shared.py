@@ -58,6 +58,8 @@ class Count(IntEnum):
     """Node: the commits, summed over fragments, up to which a peer asks all to exchange at once."""
     STANDS = 11
     """Trainer: 1 while training stands still until an exchange is over."""
+    REVISION = 20
+    """Node: the lowest revision over the shards; 0: as the run was founded."""
 
 
 class Level(IntEnum):
@@ -74,6 +76,10 @@ class Level(IntEnum):
     ROUND = 36
     """Trainer: the first of several, what became of its last round's time (`ledger.SHARES`); all 0 before one is over.
     They are written one by one, for people to look at: one look may see two rounds' figures."""
+    OUTER_LR = 48
+    """Node: the outer learning rate of that revision."""
+    OUTER_MOMENTUM = 49
+    """Node: its outer momentum."""
 
 
 class SharedMemory:

@@ -181,6 +181,10 @@ class TrainerSide:
         replica = self.node.replica
         self._shared.set_count(Count.EPOCH, replica.epoch if replica.has_state else -1)
         self._shared.set_count(Count.PEERS, 1 + len(replica.roster.alive()))
+        outer_lr, outer_momentum = self.node.run.rates(replica.revision)
+        self._shared.set_count(Count.REVISION, replica.revision.number)
+        self._shared.set_level(Level.OUTER_LR, outer_lr)
+        self._shared.set_level(Level.OUTER_MOMENTUM, outer_momentum)
 
 
 async def until_one_ends(tasks: Sequence[asyncio.Task[None]], other: asyncio.Task[None]) -> None:

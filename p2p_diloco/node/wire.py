@@ -134,8 +134,9 @@ def _reader(hint: Any) -> _Reader:
 
 def _dataclass_reader(kind: type[Any]) -> _Reader:
     hints = get_type_hints(kind)
-    row = _row_reader([_reader(hints[f.name]) for f in dataclasses.fields(kind) if f.name != "payload"])
-    return lambda value: kind(*row(value))
+    names = [f.name for f in dataclasses.fields(kind) if f.name != "payload"]
+    row = _row_reader([_reader(hints[name]) for name in names])
+    return lambda value: kind(**dict(zip(names, row(value), strict=True)))
 
 
 def _row_reader(readers: list[_Reader]) -> _Reader:

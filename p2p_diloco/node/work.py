@@ -66,7 +66,8 @@ class TensorWork:
         mean = weighted_mean(parts, self._run.config.codec, numel, dtype) if parts else torch.zeros(numel)
         payload = codecs.encode(mean, codec)
         submissions = len(effect.contributions)  # as the log counts them, be it as nothing
-        proposal = self.store.propose(shard, payload, codec, effect.meta, submissions, effect.buffered)
+        rates = effect.revision.rates
+        proposal = self.store.propose(shard, payload, codec, effect.meta, submissions, effect.buffered, rates)
         self._proposals[shard, proposal.digest] = proposal
         return Averaged(shard, effect.base, proposal.digest, payload)
 
@@ -86,9 +87,9 @@ class TensorWork:
         commit = effect.commit
         try:
             if commit.contributions:
-                codec, submissions = self._run.reply_codec, len(commit.contributions)
+                codec, submissions, rates = self._run.reply_codec, len(commit.contributions), commit.revision.rates
                 proposal = self.store.propose(
-                    commit.shard, commit.payload, codec, effect.meta, submissions, effect.buffered
+                    commit.shard, commit.payload, codec, effect.meta, submissions, effect.buffered, rates
                 )
             else:
                 proposal = self.store.restate(commit.shard, effect.meta)

@@ -72,6 +72,12 @@ class RunStatus:
     epoch: int
     """The furthest peer's."""
     shards: int | None
+    revision: int | None
+    """The highest that a peer has in all its shards; 0: the rates are those of the config. None if nobody tells."""
+    outer_lr: float | None
+    """The outer learning rate at that revision."""
+    outer_momentum: float | None
+    """The outer momentum at it."""
     config: dict[str, object] | None
     """The run config as it was published; None when nobody has, or it can't be read."""
     round: RoundProgress | None
@@ -98,6 +104,10 @@ class PeerStatus:
     """Seconds since it wrote its record."""
     bytes_sent: int | None
     bytes_received: int | None
+    revision: int | None
+    """The lowest over its shards; None if it doesn't tell."""
+    revision_known: int | None
+    """The highest that it has heard of: each shard adopts it with its next commit."""
     waiting_s: float | None
     """Seconds that its training has stood still for exchanges, in all."""
     last_round: LastRound | None
@@ -144,12 +154,16 @@ def snapshot(
     peers = sorted((_peer(record, now) for record in current), key=lambda peer: (peer.name, peer.peer_id))
     epoch = max((peer.epoch or 0 for peer in peers), default=0)
     config = _config(config_record)
+    revision, outer_lr, outer_momentum = _highest(config, current)
     mode = config.get("mode") if config else None
     run = RunStatus(
         run_id=run_id,
         mode=mode if isinstance(mode, str) else None,
         epoch=epoch,
         shards=_count(config_record, "shards") if config_record else None,
+        revision=revision,
+        outer_lr=outer_lr,
+        outer_momentum=outer_momentum,
         config=config,
         round=_round(record for record in current if (_count(record, "epoch") or 0) == epoch),
         events=_events(current),
@@ -174,6 +188,8 @@ def _peer(record: Mapping[str, object], now: float) -> PeerStatus:
         last_seen_s=round(max(0.0, now - (_number(record, "time") or 0.0)), 3),
         bytes_sent=_count(record, "sent"),
         bytes_received=_count(record, "recv"),
+        revision=_revision(record)[0],
+        revision_known=_revision(record)[3],
         waiting_s=_number(record, "wait_s"),
         bandwidth=_count(record, "bw") or None,
         last_round=_last_round(record),
@@ -182,6 +198,27 @@ def _peer(record: Mapping[str, object], now: float) -> PeerStatus:
         aggregates_count=_count(record, "agg_n") or len(aggregates),
         addresses=tuple(_clean(address) for address in _items(record, "addrs") if isinstance(address, str)),
     )
+
+
+def _revision(record: Mapping[str, object]) -> tuple[int | None, float | None, float | None, int | None]:
+    """(the lowest of its shards, outer_lr, outer_momentum, the highest that it knows of), as the record tells."""
+    match _items(record, "rev"):
+        case [int(number), float(lr), float(momentum), int(known)] if _is_count(number) and _is_count(known):
+            if math.isfinite(lr) and math.isfinite(momentum):
+                return number, lr, momentum, known
+    return None, None, None, None
+
+
+def _highest(
+    config: Mapping[str, object] | None, records: Iterable[Mapping[str, object]]
+) -> tuple[int | None, float | None, float | None]:
+    """The highest revision that a peer has in all its shards, and its rates."""
+    told = [(number, lr, momentum) for number, lr, momentum, _ in map(_revision, records) if number]
+    if told:
+        return max(told, key=lambda entry: (entry[0] or 0, entry[1] or 0.0, entry[2] or 0.0))
+    if config is None:
+        return None, None, None
+    return 0, _number(config, "outer_lr"), _number(config, "outer_momentum")
 
 
 def _last_round(record: Mapping[str, object]) -> LastRound | None:

@@ -94,9 +94,11 @@ def _headline(snapshot: Snapshot) -> str:
 
 
 def _settings(run: RunStatus) -> list[str]:
-    """One line of what was settled when the run was founded, or none if nobody tells."""
-    settings = [(key, run.config[key]) for key in SETTINGS_SHOWN if run.config and run.config.get(key) is not None]
-    return [" ".join(f"{key}={value}" for key, value in settings)] if settings else []
+    """One line of what was settled when the run was founded, or since, or none if nobody tells."""
+    now = {**(run.config or {}), "outer_lr": run.outer_lr, "outer_momentum": run.outer_momentum}
+    settings = [(key, now[key]) for key in SETTINGS_SHOWN if now.get(key) is not None]
+    revised = f" (revision {run.revision})" if run.revision else ""
+    return [" ".join(f"{key}={value}" for key, value in settings) + revised] if settings else []
 
 
 def _events(run: RunStatus) -> list[str]:

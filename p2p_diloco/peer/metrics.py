@@ -48,6 +48,12 @@ class Metrics:
     hidden_outer_step_time_s: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
+    revision: int = 0
+    """The lowest over the shards of what `p2p-diloco set` has changed the outer rates to; 0: as the run was founded."""
+    outer_lr: float = 0.0
+    """The outer learning rate of that revision; 0 before the state is there."""
+    outer_momentum: float = 0.0
+    """Its outer momentum."""
     steps_per_second: float = 0.0
     """Inner steps a second while training; 0 until known."""
     peers: int = 1

@@ -27,7 +27,7 @@ from p2p_diloco.errors import NodeDied, UsageError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.saving import SAVE_S_MAX
 from p2p_diloco.node.setup import Setup
-from p2p_diloco.node.shared import Count, SharedMemory
+from p2p_diloco.node.shared import Count, Level, SharedMemory
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.extents import ALONE, Rank
 from p2p_diloco.peer.follow import FollowingHook, Leader
@@ -400,12 +400,15 @@ class Peer:
     def metrics(self) -> Metrics:
         """The counters of this peer at this moment."""
         memory, hook, before = self._shared, self._hook, self._before
-        node = {
+        node: dict[str, Any] = {
             "bytes_sent": memory.count(Count.BYTES_SENT),
             "bytes_received": memory.count(Count.BYTES_RECEIVED),
             "peers": max(1, memory.count(Count.PEERS)),
             "retries": memory.count(Count.RETRIES),
             "reconnections": memory.count(Count.RECONNECTIONS),
+            "revision": memory.count(Count.REVISION),
+            "outer_lr": memory.level(Level.OUTER_LR),
+            "outer_momentum": memory.level(Level.OUTER_MOMENTUM),
         }
         if hook is None:
             return Metrics(sync_every=self.config.sync_every, **node)

@@ -23,7 +23,7 @@ of the same ḡ are one Nesterov step on ḡ with "paper".
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -57,6 +57,10 @@ class DelayedNesterov:
         if self.outer.state_lengths(1) != {"m": 1} or not self.outer.nesterov:
             mend = "use outer_optimizer=sgd with nesterov, or dn_buffer_size=0"
             raise ConfigError("is for sgd with nesterov", key="dn_buffer_size", value=self.size, mend=mend)
+
+    def revised(self, lr: float, momentum: float) -> DelayedNesterov:
+        """The same with other rates, from the next submission on: the buffer and the momentum stay as they are."""
+        return replace(self, outer=self.outer.revised(lr, momentum))
 
     def state_lengths(self, numel: int) -> dict[str, int]:
         """Elements of each state tensor of a shard of `numel`, by name, in the order of storage."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -108,6 +108,10 @@ class OuterOptimizer:
     @property
     def _is_sgd(self) -> bool:
         return self.name.lower() == SGD
+
+    def revised(self, lr: float, momentum: float) -> OuterOptimizer:
+        """The same with other rates, for the same state. Raises `ConfigError` for what can't be."""
+        return replace(self, lr=lr, momentum=momentum)
 
     def state_lengths(self, numel: int) -> dict[str, int]:
         """Elements of each state tensor of a shard of `numel`, by name, in the order of storage."""

@@ -47,6 +47,7 @@ class ShardStore:
         self.layout = layout
         self.outer = outer
         self._theta = theta
+        self._revised: tuple[tuple[float, float] | None, OuterOptimizer | DelayedNesterov] = None, outer
         self._states: list[State] = [outer.init_state(shard.numel) for shard in layout.shards]
         self._spare: list[Tensor] = []
 
@@ -64,22 +65,36 @@ class ShardStore:
         return digest(self.theta(shard), self._states[shard], meta)
 
     def propose(
-        self, shard: int, mean: Buffer, codec: str, meta: bytes, submissions: int = 1, buffered: int = 0
+        self,
+        shard: int,
+        mean: Buffer,
+        codec: str,
+        meta: bytes,
+        submissions: int = 1,
+        buffered: int = 0,
+        rates: tuple[float, float] | None = None,
     ) -> Proposal:
         """The outer step on the mean pseudo-gradient in `mean`, encoded by `codec`; nothing changes.
 
-        With Delayed Nesterov: the mean of so many `submissions`, where so many are `buffered`.
+        With Delayed Nesterov: the mean of so many `submissions`, where so many are `buffered`. `rates` are another
+        (lr, momentum) than the run began with.
         `meta` is the rest of the state that the proposal leads to. Raises ValueError for a wrong length, for
         values that aren't finite, and for a step whose result isn't (no replica could load it).
         """
         grad = codecs.decode_blocks(mean, codec, self.layout.shards[shard].numel)
         seen = Look()
-        held, outer = (self.theta(shard), self._states[shard]), self.outer
+        held, outer = (self.theta(shard), self._states[shard]), self._at(rates)
         if isinstance(outer, DelayedNesterov):
             theta, state = outer.step(*held, grad, submissions, buffered, seen, self._like)
         else:
             theta, state = outer.step(*held, grad, seen, self._like)
         return _proposal(theta, state, seen, meta)
+
+    def _at(self, rates: tuple[float, float] | None) -> OuterOptimizer | DelayedNesterov:
+        """The outer optimizer with other rates, as a rule those of the last time."""
+        if rates != self._revised[0]:
+            self._revised = rates, self.outer if rates is None else self.outer.revised(*rates)
+        return self._revised[1]
 
     def restate(self, shard: int, meta: bytes) -> Proposal:
         """What the shard holds now, as a proposal with another `meta`. Raises ValueError for values that aren't

@@ -136,5 +136,5 @@ def test_a_state_tells_how_full_the_buffer_is() -> None:
     """One that doesn't is none."""
     state = State(1, Version(0, 5, 2, "d"), 1, messages.Plan(("a",), ("a",)), (), ((2, "d"),), buffered=3)
     assert wire.from_plain(State, wire.to_plain(state)) == state
-    with pytest.raises(ValueError, match="no list of 7"):
+    with pytest.raises(ValueError, match="no list of 8"):
         wire.from_plain(State, wire.to_plain(state)[:-1])

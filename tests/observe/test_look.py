@@ -34,6 +34,7 @@ ALICE = PeerRecord(
     bw=11_900_000,
     spent=[900, 20, 40, 30, 8, 2, 250],
     ways={"direct": 2},
+    rev=[0, 0.7, 0.9, 0],
     agg=[0],
     agg_n=1,
     round=[0, 1, 2],

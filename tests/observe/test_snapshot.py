@@ -20,6 +20,7 @@ def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
         "v": 1, "peer_id": f"id-{name}", "name": name, "host": "box", "role": "worker", "state": "training",
         "epoch": 12, "step": 6100, "sps": 3.5, "loss": 2.25, "samples": 48800, "sent": 1000, "recv": 2000,
         "wait_s": 12.5, "bw": 11_900_000, "spent": [900, 20, 40, 30, 8, 2, 250], "ways": {"direct": 2},
+        "rev": [1, 0.5, 0.8, 2],
         "agg": [0, 2], "agg_n": 2, "round": None, "addrs": ["/ip4/1.2.3.4/tcp/1"], "time": NOW - 1.5,
         "events": [], **changes,
     }  # fmt: skip
@@ -37,6 +38,7 @@ def test_the_schema_is_the_documented_one() -> None:
             "mode": "sync",
             "epoch": 12,
             "shards": 4,
+            "revision": 1, "outer_lr": 0.5, "outer_momentum": 0.8,
             "config": {"mode": "sync", "sync_every": 500, "reply_codec": None},
             "round": {"fragment": 1, "got": 2, "want": 3},
             "events": [{"time": NOW - 10, "peer": "alice", "text": "carol has joined"}],
@@ -45,7 +47,8 @@ def test_the_schema_is_the_documented_one() -> None:
             {
                 "name": "alice", "peer_id": "id-alice", "host": "box", "role": "worker", "state": "training",
                 "epoch": 12, "step": 6100, "steps_per_second": 3.5, "loss": 2.25, "samples": 48800,
-                "last_seen_s": 1.5, "bytes_sent": 1000, "bytes_received": 2000, "waiting_s": 12.5,
+                "last_seen_s": 1.5, "bytes_sent": 1000, "bytes_received": 2000,
+                "revision": 1, "revision_known": 2, "waiting_s": 12.5,
                 "last_round": {
                     "inner": 0.9, "encode": 0.02, "group": 0.04, "transfer": 0.03, "outer_step": 0.008, "merge": 0.002,
                     "hidden": 0.25,
@@ -62,6 +65,22 @@ def test_shares_that_mean_nothing_are_left_out(spent: Any) -> None:
     """A round's time is told by seven shares or not at all; before the first one all are 0."""
     (peer,) = snapshot("main", None, [record(spent=spent)], NOW).peers
     assert peer.last_round is None
+
+
+@pytest.mark.parametrize("told", [None, [], [1, 0.5, 0.9], [-1, 0.5, 0.9, 1], [1, float("nan"), 0.9, 1], ["1"] * 4])
+def test_a_revision_that_means_nothing_is_left_out(told: Any) -> None:
+    """Then the run's rates are those of its config."""
+    config = {"config": {"outer_lr": 0.7, "outer_momentum": 0.9}}
+    seen = snapshot("main", config, [record(rev=told)], NOW)
+    assert (seen.run.revision, seen.run.outer_lr, seen.run.outer_momentum) == (0, 0.7, 0.9)
+    assert seen.peers[0].revision is seen.peers[0].revision_known is None
+
+
+def test_the_rates_are_those_of_the_highest_revision_that_a_peer_is_at() -> None:
+    """Others may have heard of a higher one, or not be there yet."""
+    records = [record("a", rev=[0, 0.7, 0.9, 3]), record("b", rev=[2, 0.3, 0.0, 3]), record("c", rev=[1, 0.5, 0.9, 1])]
+    run = snapshot("main", CONFIG, records, NOW).run
+    assert (run.revision, run.outer_lr, run.outer_momentum) == (2, 0.3, 0.0)
 
 
 def test_a_run_that_nobody_founded_is_empty() -> None:

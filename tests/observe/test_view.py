@@ -114,3 +114,13 @@ def test_an_empty_run_says_so() -> None:
     """A misspelt run id is told from a run without peers."""
     assert lines(snapshot("mian", None, [], NOW)) == ["run mian: nobody has founded it yet"]
     assert lines(snapshot("main", {"config": {"mode": "sync"}}, [], NOW)) == ["run main, sync, epoch 0, 0 peers"]
+
+
+def test_rates_that_were_set_since_are_shown() -> None:
+    """In place of those that the run was founded with, with the number of their revision."""
+    config = {"outer_lr": 0.7, "outer_momentum": 0.9, "codec": "bf16"}
+    peer = {"peer_id": "id-a", "name": "alice", "epoch": 2, "time": NOW, "rev": [3, 0.25, 0.5, 3]}
+    _, settings, *_ = lines(snapshot("main", {"config": config}, [peer], NOW))
+    assert settings == "  codec=bf16 outer_lr=0.25 outer_momentum=0.5 (revision 3)"
+    _, settings, *_ = lines(snapshot("main", {"config": config}, [{**peer, "rev": [0, 0.7, 0.9, 0]}], NOW))
+    assert settings == "  codec=bf16 outer_lr=0.7 outer_momentum=0.9"

@@ -1,0 +1,101 @@
+"""What a peer signs with the key that makes it who it is, so that others can hand it on and anybody can check it.
+
+Law: keys and bytes; no socket, no DHT, no Hivemind. A proof is text: the public key and the signature, each in base64.
+A peer's id is a hash of its public key, so a proof needs nobody to vouch for it. (libp2p's peer-ids specification; keys
+as `P2P.generate_identity` makes them, 2048-bit RSA.)
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
+
+from p2p_diloco.errors import ConfigError
+
+PROOF_LETTERS_MAX = 1000
+"""A longer proof is not looked at. One of a 2048-bit key has 737."""
+
+_PADDING, _HASH = padding.PKCS1v15(), hashes.SHA256()  # the same statement gives the same proof
+_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_RSA_PRIVATE = b"\x08\x00\x12"  # libp2p's protobuf: the kind of key, then its bytes with their length before them
+
+
+class SigningKey:
+    """The key of an identity file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read it; the file may be in use by a peer. Raises `ConfigError` where there is none."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            mend = "name the file that the peer was started with"
+            wrong = f"can't be read ({error.strerror})"
+            raise ConfigError(wrong, key="identity_path", value=path, mend=mend) from None
+        try:
+            key = serialization.load_der_private_key(_data_of(content), password=None)
+        except Exception:  # each of the parsers raises something else
+            key = None
+        if not isinstance(key, RSAPrivateKey):
+            mend = "name the file that --identity-path made"
+            raise ConfigError("holds no RSA key of a peer", key="identity_path", value=path, mend=mend)
+        self._key = key
+        self._public = key.public_key().public_bytes(
+            serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+        )
+        self.peer_id = _peer_id(self._public)
+
+    def sign(self, statement: bytes) -> str:
+        """The proof that this peer says so."""
+        signature = self._key.sign(statement, _PADDING, _HASH)
+        return f"{b64encode(self._public).decode()}.{b64encode(signature).decode()}"
+
+
+@lru_cache(maxsize=64)
+def signer(statement: bytes, proof: str) -> str | None:
+    """Whose proof of a statement this is, by peer id; None: nobody's."""
+    if len(proof) > PROOF_LETTERS_MAX:
+        return None
+    public, _, signature = proof.partition(".")
+    try:
+        encoded = b64decode(public, validate=True)
+        key = serialization.load_der_public_key(encoded)
+        if not isinstance(key, RSAPublicKey):
+            return None
+        key.verify(b64decode(signature, validate=True), statement, _PADDING, _HASH)
+    except Exception:  # a wrong signature, or whatever a stranger's bytes make the parsers raise
+        return None
+    return _peer_id(encoded)
+
+
+def _data_of(content: bytes) -> bytes:
+    """What libp2p's protobuf of a private key holds. Raises ValueError, or finds nothing, in what is none."""
+    if not content.startswith(_RSA_PRIVATE):
+        raise ValueError("no RSA key")
+    length = shift = 0
+    for at in range(len(_RSA_PRIVATE), len(content)):
+        length |= (content[at] & 0x7F) << shift
+        shift += 7
+        if content[at] < 0x80:
+            return content[at + 1 : at + 1 + length]
+    raise ValueError("no RSA key")
+
+
+def _peer_id(public: bytes) -> str:
+    """The id of the peer with this public key: base58 of the multihash of its protobuf."""
+    length, digits = len(public), bytearray()
+    while length >= 0x80:
+        digits.append(length & 0x7F | 0x80)
+        length >>= 7
+    digits.append(length)
+    number = int.from_bytes(b"\x12\x20" + sha256(_RSA_PRIVATE + digits + public).digest(), "big")
+    letters = ""
+    while number:
+        number, rest = divmod(number, 58)
+        letters = _BASE58[rest] + letters
+    return letters

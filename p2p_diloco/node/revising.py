@@ -1,0 +1,115 @@
+"""Revisions of a run on their way in and out: who may ask for one, and the record of the newest in the DHT.
+
+Law: a revision counts if the run's founder has signed it for this very founding, whoever hands it on. A record is
+content-addressed and unowned, as the run's own is, so every peer can keep it alive; the highest one wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgpack
+
+from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.net.interface import Transport, Unreachable
+from p2p_diloco.node.run import RunRecord, name_of
+from p2p_diloco.node.wire import PROTOCOL
+
+RECORD_TTL_S = 600.0
+"""How long a revision waits in the DHT for a peer that takes it up."""
+LOOK_EVERY_S = 3.0
+KEEP_EVERY_S = 60.0
+TRIED_MAX = 16
+"""Records of one look whose signatures are checked, from the highest number down: anybody may leave some."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Founding:
+    """What a founder's word is bound to: one founding of one run, so that it means nothing in the next of that name."""
+
+    run_id: str
+    founder: str
+    time: float
+
+    @classmethod
+    def of(cls, run_id: str, record: RunRecord) -> Founding:
+        """As the run's record has it."""
+        return cls(run_id, record.founder, record.time)
+
+    def statement(self, revision: Revision) -> bytes:
+        """What the founder signs."""
+        said = [revision.number, float(revision.outer_lr), float(revision.outer_momentum)]
+        return bytes(msgpack.packb(["p2p-diloco revision", self.run_id, float(self.time), *said]))
+
+    def proven(self, transport: Transport, revision: Revision) -> bool:
+        """Whether the founder has asked for it. What a run begins with needs no proof."""
+        if not revision.number:
+            return True
+        return revision.sound and transport.signed_by(self.founder, self.statement(revision), revision.proof)
+
+
+async def read(transport: Transport, founding: Founding) -> Revision:
+    """The highest revision that the DHT holds; what the founder has not signed is left out.
+
+    Raises:
+        Unreachable: the DHT doesn't answer.
+    """
+    found = [_unpack(name, value) for name, (value, _) in (await transport.fetch(_key(founding.run_id))).items()]
+    for revision in sorted(found, reverse=True)[:TRIED_MAX]:
+        if founding.proven(transport, revision):
+            return revision
+        log.warning("refused %s of the run %s: the founder has not signed it", revision, founding.run_id)
+    return FOUNDED
+
+
+async def store(transport: Transport, founding: Founding, revision: Revision) -> bool:
+    """Leave a revision in the DHT, or keep it there. False if it wasn't taken."""
+    said = [PROTOCOL, revision.number, revision.outer_lr, revision.outer_momentum, revision.proof]
+    value = bytes(msgpack.packb(said))
+    return await transport.store(_key(founding.run_id), name_of(value), value, RECORD_TTL_S, owned=False)
+
+
+async def watch(
+    transport: Transport, founding: Founding, known: Callable[[], Revision], heard: Callable[[Revision], None]
+) -> None:
+    """Report what the DHT has that is higher than what is `known`, and keep there what is, until cancelled."""
+    clock = asyncio.get_running_loop().time
+    keep_at, told = 0.0, FOUNDED
+    while True:
+        try:
+            there = await read(transport, founding)
+            mine = known()
+            if there > max(mine, told):
+                told = there
+                heard(there)
+            elif mine > there or (mine > FOUNDED and clock() >= keep_at):
+                keep_at = clock() + KEEP_EVERY_S
+                if founding.proven(transport, mine):
+                    await store(transport, founding, mine)
+        except Unreachable as error:
+            log.debug("no answer about revisions: %s", error)
+        except Exception:  # the other peers look as well
+            log.warning("revisions in the DHT can't be looked after", exc_info=True)
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _key(run_id: str) -> str:
+    return f"{run_id}/revisions"
+
+
+def _unpack(name: str, value: bytes) -> Revision:
+    """What `store` left; FOUNDED for anything else."""
+    try:
+        content = msgpack.unpackb(value) if name == name_of(value) else None
+    except (ValueError, msgpack.UnpackException):
+        return FOUNDED
+    match content:
+        case [int(protocol), int(number), float(lr), float(momentum), str(proof)] if protocol == PROTOCOL:
+            revision = Revision(number, lr, momentum, proof)
+            return revision if revision.sound else FOUNDED
+    return FOUNDED

@@ -1,0 +1,239 @@
+"""Revisions between nodes: the founder's word, out of the DHT or from another peer, becomes the next steps' rates."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from p2p_diloco.core.messages import Probe, Summary
+from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.version import ModelVersion
+from p2p_diloco.net.memory import MemoryNetwork, signed
+from p2p_diloco.node import revising, wire
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.revising import Founding
+from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.shared import Count, Level
+from p2p_diloco.tensors import checkpoint
+from p2p_diloco.tensors.outer import OuterOptimizer
+
+
+@pytest.fixture(autouse=True)
+def looks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revising, "LOOK_EVERY_S", 0.05)
+
+
+def founding_in(network: MemoryNetwork) -> Founding:
+    """The founding of the run "r", as its record has it."""
+    ((value, _),) = network.records["r/config"].values()
+    return Founding.of("r", RunRecord.unpack(value))
+
+
+async def ask(network: MemoryNetwork, number: int, lr: float, momentum: float, who: str | None = None) -> Revision:
+    """Leave a revision in the DHT, signed by the founder or by somebody else, from a process that ends at once."""
+    founding = founding_in(network)
+    bare = Revision(number, lr, momentum)
+    proof = signed(founding.founder if who is None else who, founding.statement(bare))
+    asker = network.join(f"asker{number}{who}", Inbox())
+    assert await revising.store(asker, founding, dataclasses.replace(bare, proof=proof))
+    await asker.close()
+    return bare
+
+
+async def both(peers: list[Any]) -> float:
+    """An exchange of all; what θ is then, the same on all of them."""
+    await asyncio.gather(*(peer.exchange(1.0) for peer in peers))
+    values = {peer.memory.theta[0].item() for peer in peers}
+    assert len(values) == 1
+    return values.pop()
+
+
+def test_the_rates_of_a_run_change_while_it_goes_on(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """The asker is gone as soon as it has asked. Every outer step is taken by all with the same rates, the old ones
+    until a commit brings the new ones, and these from then on; the momentum gathered so far stays. A newcomer gets
+    them with the state."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        config = {**quick, "outer_momentum": 0.5, "start_peers": 2, "min_peers": 2}
+        a, b, c = (memory_peer(network, name, config if name == "a" else {}, sizes=(4, 2)) for name in "abc")
+        for peer in (a, b):
+            await peer.enter()
+        old, new = OuterOptimizer(lr=1.0, momentum=0.5), OuterOptimizer(lr=0.25, momentum=0.75)
+        theta, state, one = torch.zeros(1), {"m": torch.zeros(1)}, torch.ones(1)
+        revised = 0
+        for epoch in range(200):
+            if epoch == 3:
+                await ask(network, 1, 0.25, 0.75)
+            reached = await both([a, b])
+            steps = [optimizer.step(theta, state, one) for optimizer in (old, new)]
+            took = [value.item() for value, _ in steps].index(reached)
+            assert took >= (revised > 0)
+            theta, state = steps[took]
+            revised += took
+            if revised == 4:
+                break
+        assert revised == 4
+        for peer in (a, b):
+            assert peer.memory.count(Count.REVISION) == 1
+            assert peer.memory.level(Level.OUTER_LR) == 0.25
+            assert peer.memory.level(Level.OUTER_MOMENTUM) == 0.75
+        await a.stop()
+        await c.enter()
+        assert c.memory.count(Count.REVISION) == 1
+        await asyncio.gather(b.stop(), c.stop())
+
+    asyncio.run(life())
+
+
+def test_nobody_elses_word_counts(
+    memory_peer: Any, quick: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What another peer signs, or the founder for another founding, is refused in the log, and the run goes on."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a = memory_peer(network, "a", quick)
+        await a.enter()
+        await ask(network, 7, 0.25, 0.75, who="b")
+        founding = founding_in(network)
+        earlier = dataclasses.replace(founding, time=founding.time - 60)
+        stale = Revision(6, 0.25, 0.75)
+        stale = dataclasses.replace(stale, proof=signed("a", earlier.statement(stale)))
+        assert await revising.store(a.transport, founding, stale)
+        while caplog.text.count("the founder has not signed it") < 2:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            await a.exchange(1.0)
+        assert a.memory.count(Count.REVISION) == 0
+        await ask(network, 1, 0.5, 0.0)
+        while a.memory.count(Count.REVISION) == 0:
+            await a.exchange(1.0)
+        await a.stop()
+
+    asyncio.run(asyncio.wait_for(life(), 20.0))
+
+
+def test_one_peer_that_knows_is_enough(
+    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The DHT has lost the record; who has read it tells the other with its probes, and keeps it there anew."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        config = {**quick, "start_peers": 2, "min_peers": 2}
+        a = memory_peer(network, "a", config)
+        b = memory_peer(network, "b", {})
+        read = revising.read
+
+        async def only_a(transport: Any, founding: Founding) -> Revision:
+            return FOUNDED if transport is b.transport else await read(transport, founding)
+
+        monkeypatch.setattr(revising, "read", only_a)
+        await asyncio.gather(a.enter(), b.enter())
+        asked = await ask(network, 1, 0.5, 0.0)
+        while b.memory.count(Count.REVISION) == 0:
+            await both([a, b])
+        network.records["r/revisions"].clear()
+        while (await read(a.transport, founding_in(network))) != asked:
+            await asyncio.sleep(0.01)
+        await asyncio.gather(a.stop(), b.stop())
+
+    asyncio.run(asyncio.wait_for(life(), 20.0))
+
+
+def test_the_highest_record_that_is_signed_counts(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Whatever else lies under the key: what is no record, or higher and not the founder's."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a = memory_peer(network, "a", quick)
+        await a.enter()
+        await a.stop()
+        watcher, founding = network.join("w", Inbox()), founding_in(network)
+        assert await revising.read(watcher, founding) == FOUNDED
+        await ask(network, 2, 0.5, 0.0)
+        await ask(network, 1, 0.9, 0.0)
+        await ask(network, 9, 0.1, 0.0, who="w")
+        for number, junk in enumerate((b"\xc1", b"\x90", b"\x95\x02\x01\x02\x03\x04", b"x" * 1000)):
+            await watcher.store("r/revisions", f"junk{number}", junk, 600.0, owned=False)
+        assert await revising.read(watcher, founding) == Revision(2, 0.5, 0.0)
+
+    asyncio.run(life())
+
+
+def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCaptureFixture) -> None:
+    """The rest of it stands; a warning says once whose it was. A signed one is handed to the replica."""
+    heard: list[Any] = []
+
+    async def take(sender: str, message: Any) -> None:
+        heard.append(message)
+
+    async def life() -> None:
+        inbox = Inbox()
+        inbox.token, inbox.proven = b"t" * 16, lambda revision: revision.proof == "good"
+        work: Any = type("Work", (), {"nbytes": lambda self, message: 0, "store": Shards()})()
+        inbox.open(work, 1, take)
+        for proof in ("bad", "bad", "good"):
+            summary = Summary(1, "worker", True, ModelVersion(), (), False, revision=Revision(1, 0.5, 0.0, proof))
+            await inbox.deliver("b", wire.pack(Probe(summary), inbox.token), None)
+
+    class Shards:
+        class layout:  # noqa: N801
+            shards = (0,)
+
+    asyncio.run(life())
+    assert [message.summary.revision for message in heard] == [FOUNDED, FOUNDED, Revision(1, 0.5, 0.0)]
+    assert [message.summary.role for message in heard] == ["worker"] * 3
+    assert caplog.text.count("not signed by the run's founder") == 1
+
+
+def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    """After all have been gone the run is its founder's still: the restored state is at the revision, and the founder's
+    earlier word counts. In another run it is that run's settings, and no revision."""
+    disk = {"checkpoint_dir": tmp_path, "save_every": 1}
+
+    async def first() -> float:
+        network = MemoryNetwork()
+        a = memory_peer(network, "a", {**quick, "outer_momentum": 0.0}, **disk)
+        await a.enter()
+        await ask(network, 1, 0.25, 0.0)
+        while a.memory.count(Count.REVISION) == 0:
+            await a.exchange(1.0)
+        await a.stop()
+        return a.memory.theta[0].item()
+
+    async def again(theta: float) -> None:
+        network = MemoryNetwork()
+        b = memory_peer(network, "b", {}, **disk)
+        await b.enter()
+        assert b.memory.count(Count.REVISION) == 1
+        assert founding_in(network).founder == "a"
+        await b.exchange(1.0)
+        assert b.memory.theta[0].item() == theta - 0.25
+        await ask(network, 2, 0.5, 0.0)
+        while b.memory.count(Count.REVISION) == 1:
+            await b.exchange(1.0)
+        await b.stop()
+
+    async def elsewhere(theta: float) -> None:
+        network = MemoryNetwork()
+        c = memory_peer(network, "c", {}, from_checkpoint=tmp_path)
+        c.setup = dataclasses.replace(c.setup, local=c.setup.local.model_copy(update={"run_id": "other"}))
+        await c.enter()
+        assert c.memory.count(Count.REVISION) == 0
+        assert c.memory.level(Level.OUTER_LR) == 0.5
+        before = c.memory.theta[0].item()
+        await c.exchange(1.0)
+        assert c.memory.theta[0].item() == before - 0.5
+        await c.stop()
+
+    theta = asyncio.run(asyncio.wait_for(first(), 20.0))
+    assert checkpoint.load(next(checkpoint.whole(tmp_path)))[1]["founded"][0] == "a"  # type: ignore[index]
+    asyncio.run(asyncio.wait_for(again(theta), 20.0))
+    asyncio.run(asyncio.wait_for(elsewhere(theta), 20.0))
