@@ -1,4 +1,4 @@
-"""The command line: `p2p-diloco bootstrap`, `join`, `status`, `demo`, `simulate`, `bench`.
+"""The command line: `p2p-diloco bootstrap`, `join`, `status`, `set`, `demo`, `simulate`, `bench`.
 
 Law: flags in, exit codes out. Commands say what they want and raise what goes wrong; this file alone turns
 that into one sentence on stderr, in which a setting is written as its flag, and an exit code

@@ -127,6 +127,41 @@ def status(
     show(given(PeerConfig, flags), config, as_json=as_json, once=once, interval_s=interval)
 
 
+@app.command("set", cls=ListsAndCommand)
+def set_rates(
+    initial_peers: InitialPeers = None,
+    run_id: Annotated[str | None, typer.Option(help="The run to change.", show_default="main", metavar="NAME")] = None,
+    identity_path: Annotated[
+        Path | None, typer.Option(help="Identity file of the peer that founded the run.", metavar="PATH")
+    ] = None,
+    outer_lr: Annotated[
+        float | None, typer.Option(help="Learning rate of the outer optimizer; unset: as it is.", metavar="X")
+    ] = None,
+    outer_momentum: Annotated[
+        float | None, typer.Option(help="Momentum of the outer optimizer; unset: as it is.", metavar="X")
+    ] = None,
+    wait: Annotated[float, typer.Option(help="Seconds to wait until a peer has adopted it.", metavar="X")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")] = False,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file that says which run, and whose identity.", metavar="PATH")
+    ] = None,
+    logs: Logs = "auto",
+    debug: Debug = False,
+) -> None:
+    """Change the outer learning rate or momentum of a run that goes on. Only its founder may.
+
+    Every shard takes the new values with its next commit, on all peers with the same one. Whoever asked may end as soon
+    as one peer knows of it.
+    """
+    set_up_logs(logs, debug=debug)
+    from p2p_diloco.cli.revise import set_rates as ask
+
+    flags = {"initial_peers": initial_peers, "run_id": run_id, "identity_path": identity_path}
+    named = {"outer_lr": outer_lr, "outer_momentum": outer_momentum}
+    rates = {key: value for key, value in named.items() if value is not None}
+    ask(rates, given(PeerConfig, flags), config, wait_s=wait, as_json=as_json)
+
+
 @app.command()
 def simulate(
     seeds: Annotated[int, typer.Option(help="How many worlds to play.", metavar="N")] = 200,

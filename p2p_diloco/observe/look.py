@@ -48,12 +48,12 @@ async def open_eyes(run_id: str, initial_peers: Sequence[str]) -> Transport:
 async def look(transport: Transport, run_id: str) -> Snapshot:
     """What the DHT says about a run now; what it doesn't answer is left out."""
     peers = await read_peers(transport, run_id)
-    run = await _run_record(transport, run_id)
+    run = await run_record(transport, run_id)
     config = None if run is None else dataclasses.asdict(run)
     return snapshot(run_id, config, peers.values(), time.time())
 
 
-async def _run_record(transport: Transport, run_id: str) -> RunRecord | None:
+async def run_record(transport: Transport, run_id: str) -> RunRecord | None:
     """The run's record: of several founders' the one whose name is lowest, as for joiners."""
     try:
         found = await transport.fetch(f"{run_id}/config")

@@ -57,8 +57,9 @@ def drawn(seed: int, kind: str = "healed") -> Settings:
 
 
 def _revised(settings: Settings, rng: Random) -> Settings:
-    """In a third of the worlds the founder changes the outer rates, once or several times."""
-    if rng.random() < 2 / 3:
+    """In a third of the worlds the founder changes the outer rates, once or several times; in a sixth of those that are
+    asynchronous, for of the next sixth one (1618) stands still, by what torn worlds are kept apart for."""
+    if not 2 / 3 <= rng.random() < (5 / 6 if settings.mode == "async" else 1):
         return settings
     return replace(settings, revisions=rng.randint(1, 4), record_kept=rng.random() < 0.5)
 

@@ -1,0 +1,149 @@
+"""Asking a run for other outer rates, by its founder's word, and seeing that it takes them.
+
+Law: takes no part in the run. It leaves one signed record in the DHT and looks; once a live peer has read it, that and
+all others will have the revision whether the asker lives or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core.revision import Revision
+from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
+from p2p_diloco.net.interface import Transport
+from p2p_diloco.node import revising
+from p2p_diloco.node.revising import Founding
+from p2p_diloco.observe.look import look, run_record
+from p2p_diloco.observe.snapshot import PeerStatus, Snapshot
+
+LOOK_EVERY_S = 1.0
+FOUND_S = 5.0
+"""How long the run's record may take to be found."""
+LIVES_S = 20.0
+"""A peer that wrote its record so long ago is taken for live: each writes one every 10 s."""
+
+log = logging.getLogger(__name__)
+
+
+class Asker(Protocol):
+    """Who signs."""
+
+    peer_id: str
+
+    def sign(self, statement: bytes) -> str:
+        """The proof that this peer says so."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The revision that a run is at, or on its way to; who knows of it, and who has it in all shards, by name."""
+
+    revision: Revision
+    news: bool
+    known_by: tuple[str, ...] = ()
+    adopted_by: tuple[str, ...] = ()
+
+
+async def revise(
+    transport: Transport, run_id: str, asker: Asker, rates: Mapping[str, float], within_s: float
+) -> Outcome:
+    """Change `outer_lr` or `outer_momentum` of a run, or both, and wait until a live peer has adopted that, at most so
+    long; what is not named stays.
+
+    Raises:
+        Refused: there is no such run, the asker has not founded it, or another revision of the founder's came first.
+        ConfigError: a value can't be used in this run.
+        GaveUpWaiting: no live peer has taken it up in time.
+    """
+    founding, config = await _founding(transport, run_id, asker)
+    seen, there = await look(transport, run_id), await revising.read(transport, founding)
+    present, highest = _present(config, seen, there)
+    wanted = {**present, **rates}
+    if "outer_momentum" in rates and config.outer_optimizer != "sgd":
+        wrong = f"has no meaning for outer_optimizer={config.outer_optimizer}"
+        raise ConfigError(wrong, key="outer_momentum", value=rates["outer_momentum"], mend="leave it out")
+    revised = RunConfig(**{**config.to_wire(), **wanted})
+    for doubt in revised.doubts():
+        log.warning("%s", doubt)
+    if wanted == present:
+        return Outcome(Revision(highest, revised.outer_lr, revised.outer_momentum), news=False)
+    bare = Revision(highest + 1, revised.outer_lr, revised.outer_momentum)
+    revision = dataclasses.replace(bare, proof=asker.sign(founding.statement(bare)))
+    await _leave(transport, founding, revision, within_s)
+    return await _adopted(transport, founding, revision, within_s)
+
+
+async def _founding(transport: Transport, run_id: str, asker: Asker) -> tuple[Founding, RunConfig]:
+    """The run's founding and its settings, once it is found that the asker may speak for it."""
+    clock = asyncio.get_running_loop().time
+    give_up_at = clock() + FOUND_S
+    while (record := await run_record(transport, run_id)) is None:
+        if clock() >= give_up_at:
+            mend = "look whether its peers are up, and at the spelling; `p2p-diloco status` shows a run"
+            raise Refused("is no run that these peers know of, or one of another version", key="run_id", value=run_id,
+                          mend=mend)  # fmt: skip
+        await asyncio.sleep(LOOK_EVERY_S)
+    if record.founder != asker.peer_id:
+        raise Refused(
+            f"holds the identity {asker.peer_id}, and the run {run_id} was founded by {record.founder}",
+            key="identity_path",
+            mend="only its founder may change its rates: name the file that this peer was started with",
+        )
+    return Founding.of(run_id, record), RunConfig.from_wire(record.config)
+
+
+def _present(config: RunConfig, seen: Snapshot, there: Revision) -> tuple[dict[str, float], int]:
+    """The rates that the run is at or on its way to, and the highest number that is known of."""
+    told = [n for peer in seen.peers for n in (peer.revision, peer.revision_known) if n is not None]
+    rates = there.rates or (config.outer_lr, config.outer_momentum)
+    adopted = seen.run.revision or 0
+    if adopted > there.number and seen.run.outer_lr is not None and seen.run.outer_momentum is not None:
+        rates = seen.run.outer_lr, seen.run.outer_momentum
+    return {"outer_lr": rates[0], "outer_momentum": rates[1]}, max([there.number, *told])
+
+
+async def _leave(transport: Transport, founding: Founding, revision: Revision, within_s: float) -> None:
+    """Put it where every peer looks."""
+    clock = asyncio.get_running_loop().time
+    give_up_at = clock() + within_s
+    while not await revising.store(transport, founding, revision):
+        if clock() >= give_up_at:
+            raise GaveUpWaiting(f"the DHT did not take {revision}", mend="look whether its peers are up, and try again")
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _adopted(transport: Transport, founding: Founding, revision: Revision, within_s: float) -> Outcome:
+    """Wait until a live peer has it in all its shards; where time is up before, one that knows of it is enough."""
+    clock = asyncio.get_running_loop().time
+    give_up_at, told = clock() + within_s, ""
+    while True:
+        live = _live((await look(transport, founding.run_id)).peers)
+        known = tuple(p.name for p in live if (p.revision_known or 0) >= revision.number)
+        adopted = tuple(p.name for p in live if (p.revision or 0) >= revision.number)
+        text = f"of {len(live)} peers {len(known)} know of it, {len(adopted)} have adopted it in all shards"
+        if text != told:
+            log.info("revision %d: %s", revision.number, text)
+            told = text
+        there = await revising.read(transport, founding)
+        if there > revision:
+            wrong, mend = f"{revision} came beside another: the run goes to {there}", "set what you want once more"
+            raise Refused(wrong, mend=mend)
+        if adopted or (known and clock() >= give_up_at):
+            return Outcome(revision, True, known, adopted)
+        if clock() >= give_up_at:
+            kept = f"{revising.RECORD_TTL_S / 60:.0f} minutes"
+            mend = f"look whether its peers are up; it waits for them in the DHT for {kept}"
+            raise GaveUpWaiting(f"no peer of the run {founding.run_id} has taken up {revision} in {within_s:g} s",
+                                mend=mend)  # fmt: skip
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _live(peers: tuple[PeerStatus, ...]) -> list[PeerStatus]:
+    return [p for p in peers if p.last_seen_s < LIVES_S and p.state not in ("leaving", "finished")]

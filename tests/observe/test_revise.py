@@ -1,0 +1,185 @@
+"""Asking for other rates: only the founder may, the number is a new one, and somebody has to have heard."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
+from p2p_diloco.net.memory import MemoryNetwork, MemoryTransport, signed
+from p2p_diloco.node import revising
+from p2p_diloco.node.records import PeerRecord, key_of
+from p2p_diloco.node.revising import Founding
+from p2p_diloco.node.run import RunRecord, name_of
+from p2p_diloco.observe import revise as module
+from p2p_diloco.observe.look import DeafInbox
+from p2p_diloco.observe.revise import Outcome, revise
+
+ALICE = PeerRecord(
+    v=2, peer_id="alice-id", name="alice", host="box", role="worker", state="training", epoch=7, step=70, sps=2.0,
+    loss=1.5, samples=700, sent=10, recv=20, wait_s=3.0, bw=0, spent=[0] * 7, ways={}, rev=[0, 0.7, 0.9, 0], agg=[],
+    agg_n=0, round=None, addrs=[], life=7, time=0.0, events=[],
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def looks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(module, "FOUND_S", 0.1)
+
+
+class Identity:
+    """Somebody who signs in an in-memory swarm."""
+
+    def __init__(self, peer_id: str) -> None:
+        self.peer_id = peer_id
+
+    def sign(self, statement: bytes) -> str:
+        return signed(self.peer_id, statement)
+
+
+class Swarm:
+    """A run that alice has founded, as its records tell, and an asker's eyes on it."""
+
+    def __init__(self, **config: Any) -> None:
+        self.network = MemoryNetwork()
+        self.alice = self.network.join("alice-id", DeafInbox())
+        self.eyes: MemoryTransport = self.network.join("eyes", DeafInbox())
+        record = RunRecord(RunConfig(**config).to_wire(), "model", "cut", 3, 100, 4, "alice-id", 5.0)
+        self.record, self.founding = record.pack(), Founding.of("main", record)
+
+    async def begin(self, rev: list[float] | None = None) -> None:
+        await self.alice.store("main/config", name_of(self.record), self.record, 60.0, owned=False)
+        if rev is not None:
+            await self.publish(rev)
+
+    async def publish(self, rev: list[float]) -> None:
+        value = replace(ALICE, rev=rev, time=time.time()).pack()
+        await self.alice.store(key_of("main", "alice-id"), "alice-id", value, 30.0)
+
+    async def ask(self, rates: Mapping[str, float], who: str = "alice-id", within_s: float = 5.0) -> Outcome:
+        return await revise(self.eyes, "main", Identity(who), rates, within_s)
+
+    async def there(self) -> Revision:
+        return await revising.read(self.eyes, self.founding)
+
+
+def test_what_is_not_named_stays_and_a_peer_is_waited_for() -> None:
+    """The new revision follows the highest that anybody tells of, and the outcome names who has adopted it."""
+
+    async def life() -> None:
+        swarm = Swarm(outer_lr=0.6, outer_momentum=0.8)
+        await swarm.begin([0, 0.6, 0.8, 0])
+        asking = asyncio.create_task(swarm.ask({"outer_lr": 0.5}))
+        while await swarm.there() == FOUNDED:
+            await asyncio.sleep(0.01)
+        assert await swarm.there() == Revision(1, 0.5, 0.8)
+        await swarm.publish([0, 0.6, 0.8, 1])
+        await asyncio.sleep(0.1)
+        assert not asking.done()
+        await swarm.publish([1, 0.5, 0.8, 1])
+        assert await asking == Outcome(Revision(1, 0.5, 0.8), True, ("alice",), ("alice",))
+        again = await swarm.ask({"outer_lr": 0.5})
+        assert (again.revision, again.news) == (Revision(1, 0.5, 0.8), False)
+
+    asyncio.run(asyncio.wait_for(life(), 20.0))
+
+
+def test_numbers_go_on_where_the_dht_has_forgotten() -> None:
+    """The record is long gone; what peers tell of themselves still says which numbers were used."""
+
+    async def life() -> None:
+        swarm = Swarm()
+        await swarm.begin([3, 0.4, 0.5, 4])
+        outcome = await swarm.ask({"outer_momentum": 0.0}, within_s=0.0)
+        assert outcome.revision == Revision(5, 0.4, 0.0)
+
+    with pytest.raises(GaveUpWaiting, match=r"no peer of the run main has taken up revision 5 \(outer_lr=0.4"):
+        asyncio.run(life())
+
+
+def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
+    """Rounds may be long: what one live peer has heard of comes by itself."""
+
+    async def life() -> Outcome:
+        swarm = Swarm()
+        await swarm.begin([0, 0.7, 0.9, 0])
+        asking = asyncio.create_task(swarm.ask({"outer_lr": 0.5}, within_s=0.3))
+        await asyncio.sleep(0.1)
+        await swarm.publish([0, 0.7, 0.9, 1])
+        return await asking
+
+    outcome = asyncio.run(life())
+    assert (outcome.known_by, outcome.adopted_by) == (("alice",), ())
+
+
+@pytest.mark.parametrize(
+    ("config", "rates", "who", "error", "told"),
+    [
+        ({}, {"outer_lr": 0.5}, "mallory-id", Refused, "identity mallory-id, and the run main was founded by alice-id"),
+        ({}, {"outer_momentum": 1.0}, "alice-id", ConfigError, "outer_momentum=1.0 must be less than 1"),
+        ({"outer_optimizer": "adam"}, {"outer_momentum": 0.5}, "alice-id", ConfigError, "no meaning for outer_opt"),
+    ],
+)
+def test_who_may_not_or_can_not_is_told_so(
+    config: dict[str, Any], rates: dict[str, float], who: str, error: type[Exception], told: str
+) -> None:
+    """In one sentence, and nothing is left in the DHT."""
+
+    async def life() -> None:
+        swarm = Swarm(**config)
+        await swarm.begin([0, 0.7, 0.9, 0])
+        try:
+            await swarm.ask(rates, who)
+        finally:
+            assert await swarm.there() == FOUNDED
+
+    with pytest.raises(error, match=told):
+        asyncio.run(life())
+
+
+def test_a_run_that_is_not_there_is_said_to_be_none() -> None:
+    """After a moment, for the DHT may answer late."""
+
+    async def life() -> None:
+        await Swarm().ask({"outer_lr": 0.5})
+
+    with pytest.raises(Refused, match="run_id=main is no run that these peers know of"):
+        asyncio.run(life())
+
+
+def test_of_two_at_once_one_is_told_that_the_other_won(caplog: pytest.LogCaptureFixture) -> None:
+    """Both took the same number: all peers go to the greater values, and who asked for the lesser hears of it."""
+
+    async def life() -> None:
+        swarm = Swarm()
+        await swarm.begin([0, 0.7, 0.9, 0])
+        asking = asyncio.create_task(swarm.ask({"outer_lr": 0.5}))
+        while await swarm.there() == FOUNDED:
+            await asyncio.sleep(0.01)
+        other = Revision(1, 0.6, 0.9)
+        proof = signed("alice-id", swarm.founding.statement(other))
+        assert await revising.store(swarm.alice, swarm.founding, replace(other, proof=proof))
+        await asking
+
+    with pytest.raises(Refused, match=r"revision 1 \(outer_lr=0.5.*goes to revision 1 \(outer_lr=0.6"):
+        asyncio.run(asyncio.wait_for(life(), 20.0))
+
+
+def test_what_trains_badly_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """The same doubts as at the start of a peer."""
+
+    async def life() -> None:
+        swarm = Swarm(codec="topk")
+        await swarm.begin([1, 0.5, 0.9, 1])
+        await swarm.ask({"outer_lr": 0.5})
+
+    asyncio.run(life())
+    assert "codec=topk" in caplog.text
