@@ -38,8 +38,8 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 LIVE_KEYS = frozenset({"outer_lr", "outer_momentum", "stop_after_epochs", "stop_after_samples"})
-"""No part of a run's fingerprint, and no ground for refusing a joiner: the run's value is used. Changing them in a
-run that is going on comes in a later version.
+"""No part of a run's fingerprint, and no ground for refusing a joiner: the run's value is used. The outer rates may be
+changed in a run that is going on (`core/revision.py`); changing the others comes in a later version.
 """
 
 THIS_VERSION_HAS: Mapping[str, tuple[object, ...]] = {

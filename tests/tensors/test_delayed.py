@@ -195,3 +195,15 @@ def test_the_digest_covers_the_buffer() -> None:
     store.state(0)["b"][1] += 1e-6
     assert store.digest(0, b"meta") != digest
 
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_other_rates_hold_from_the_next_submission_on(variant: str) -> None:
+    """Also within a buffer, which keeps what is in it, as the momentum does; the last one of it is the outer step's."""
+    dn, one = delayed(2, variant, lr=1.0, momentum=0.5), torch.ones(1)
+    theta, state = dn.step(torch.zeros(1), dn.init_state(1), one, 1, 0)
+    before = theta.item()
+    theta, state = dn.revised(0.25, 0.75).step(theta, state, one, 1, 1)
+    at_once = 0.25 / 2 if variant == "paper" else 0.0
+    update = 0.25 * (0.75 * 1.0 + (variant == "buffered"))  # m has become the buffer's mean, 1
+    assert theta.item() == before - at_once - update
+    assert state["m"].item() == 1.0

@@ -147,3 +147,24 @@ def test_values_that_are_not_finite_are_refused_wherever_they_are():
 def test_a_vector_that_doesnt_fit_the_layout_is_refused(theta):
     with pytest.raises(ValueError, match="47 elements of flat fp32"):
         ShardStore(LAYOUT, OuterOptimizer(), theta)
+
+
+def test_a_step_is_taken_with_the_rates_that_are_named():
+    """The numbers of docs/math.md: the momentum goes on, and the step after needs them named anew."""
+    held = store(OuterOptimizer(lr=1.0, momentum=0.5))
+    held.theta(1).zero_()
+    ones, values = codec.encode(torch.ones(NUMEL), "fp32"), []
+    for rates in (None, None, None, (0.25, 0.75), None):
+        held.accept(1, held.propose(1, ones, "fp32", b"", rates=rates))
+        values.append((held.state(1)["m"][0].item(), held.theta(1)[0].item()))
+    assert values[:4] == [(1.0, -1.5), (1.5, -3.25), (1.75, -5.125), (2.3125, -5.80859375)]
+    assert values[4] == (2.15625, -5.80859375 - 1 - 0.5 * 2.15625)
+
+
+def test_torch_optimizers_take_another_learning_rate():
+    """Their state stays, and a step is as long as the new one says."""
+    one, two = (store(OuterOptimizer("adam", lr=lr)) for lr in (0.1, 0.4))
+    for held in (one, two):
+        held.accept(1, held.propose(1, mean(0), "bf16", b"", rates=(0.1, 0.0)))
+    first, second = one.propose(1, mean(1), "bf16", b"", rates=(0.4, 0.0)), two.propose(1, mean(1), "bf16", b"")
+    assert first.digest == second.digest
