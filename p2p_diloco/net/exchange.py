@@ -14,6 +14,8 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from weakref import WeakValueDictionary
 
+import numpy as np
+
 from p2p_diloco.net.addresses import leads_over_a_relay
 from p2p_diloco.net.bandwidth import LARGE_BYTES, Meter, Payload
 from p2p_diloco.net.direct import DirectChannel, Opened
@@ -316,7 +318,7 @@ class Exchange:
             self._refuse(stream, f"busy: {self.limits.streams_max} payloads are under way")
             return False
         try:
-            payload = memoryview(bytearray(payload_bytes))
+            payload = np.empty(payload_bytes, dtype=np.uint8).data  # a bytearray would be filled with zeros first
             early = stream.decoder.rest()
             if len(early) > payload_bytes:
                 raise FrameError(f"more bytes came than the {payload_bytes} that were announced")
