@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from p2p_diloco.config import THIS_VERSION_HAS
 from p2p_diloco.core.messages import Probe, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion
@@ -20,6 +21,7 @@ from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.shared import Count, Level
 from p2p_diloco.tensors import checkpoint
+from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.outer import OuterOptimizer
 
 
@@ -237,3 +239,42 @@ def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tm
     assert checkpoint.load(next(checkpoint.whole(tmp_path)))[1]["founded"][0] == "a"  # type: ignore[index]
     asyncio.run(asyncio.wait_for(again(theta), 20.0))
     asyncio.run(asyncio.wait_for(elsewhere(theta), 20.0))
+
+
+@pytest.mark.skipif("async" not in THIS_VERSION_HAS.get("mode", ("async",)), reason="mode=async is not carried out yet")
+@pytest.mark.parametrize("variant", ["paper", "buffered"])
+def test_delayed_nesterov_goes_on_with_other_rates(memory_peer: Any, quick: dict[str, Any], variant: str) -> None:
+    """Asynchronous: each submission is a step of the formula with the old rates or the new ones, the new ones from some
+    submission on, wherever in a buffer that is; the successor, who submits nothing, holds the same."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        config = {**quick, "mode": "async", "dn_buffer_size": 3, "dn_variant": variant, "outer_momentum": 0.5}
+        a, b = memory_peer(network, "a", config), memory_peer(network, "b", {})
+        for peer in (a, b):
+            await peer.enter()
+        outer = OuterOptimizer(lr=1.0, momentum=0.5)
+        old = DelayedNesterov(outer, 3, variant)
+        new = old.revised(0.25, 0.75)
+        theta, one, revised, submission = torch.zeros(1), torch.ones(1), 0, 0
+        state = old.init_state(1)
+        while revised < 7:
+            if submission == 4:
+                await ask(network, 1, 0.25, 0.75)
+            await a.exchange(1.0)
+            reached = a.memory.theta[0].item()
+            steps = [dn.step(theta, state, one, 1, submission % 3) for dn in (old, new)]
+            found = [value.item() for value, _ in steps]
+            if reached == theta.item():  # a commit that only names other successors
+                continue
+            took = 1 if revised and reached == found[1] else found.index(reached)
+            assert took >= (revised > 0)
+            theta, state = steps[took]
+            revised, submission = revised + took, submission + 1
+            assert submission < 200
+        while b.memory.theta[0].item() != theta.item():
+            await asyncio.sleep(0.01)
+        assert a.memory.count(Count.REVISION) == b.memory.count(Count.REVISION) == 1
+        await asyncio.gather(a.stop(), b.stop())
+
+    asyncio.run(asyncio.wait_for(life(), 30.0))
