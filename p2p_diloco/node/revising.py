@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import msgpack
 
@@ -63,7 +64,7 @@ async def read(transport: Transport, founding: Founding) -> Revision:
     for revision in sorted(found, reverse=True)[:TRIED_MAX]:
         if founding.proven(transport, revision):
             return revision
-        log.warning("refused %s of the run %s: the founder has not signed it", revision, founding.run_id)
+        _refuse(founding, revision)
     return FOUNDED
 
 
@@ -96,6 +97,11 @@ async def watch(
         except Exception:  # the other peers look as well
             log.warning("revisions in the DHT can't be looked after", exc_info=True)
         await asyncio.sleep(LOOK_EVERY_S)
+
+
+@lru_cache(maxsize=256)  # said once, though it is found at every look
+def _refuse(founding: Founding, revision: Revision) -> None:
+    log.warning("refused %s of the run %s: the founder has not signed it", revision, founding.run_id)
 
 
 def _key(run_id: str) -> str:

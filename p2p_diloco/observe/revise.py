@@ -58,13 +58,17 @@ async def revise(
     long; what is not named stays.
 
     Raises:
-        Refused: there is no such run, the asker has not founded it, or another revision of the founder's came first.
+        Refused: there is no such run, the asker has not founded it, or another revision of the founder's came first, or
+            it can't be told what stays.
         ConfigError: a value can't be used in this run.
         GaveUpWaiting: no live peer has taken it up in time.
     """
     founding, config = await _founding(transport, run_id, asker)
     seen, there = await look(transport, run_id), await revising.read(transport, founding)
-    present, highest = _present(config, seen, there)
+    present, highest, readable = _present(config, seen, there)
+    if not readable and len(rates) < len(present):
+        wrong = f"peers know of a revision {highest} of the run {run_id} that can't be read from here"
+        raise Refused(wrong, mend="try again in a moment, or name both outer_lr and outer_momentum")
     wanted = {**present, **rates}
     if "outer_momentum" in rates and config.outer_optimizer != "sgd":
         wrong = f"has no meaning for outer_optimizer={config.outer_optimizer}"
@@ -99,14 +103,15 @@ async def _founding(transport: Transport, run_id: str, asker: Asker) -> tuple[Fo
     return Founding.of(run_id, record), RunConfig.from_wire(record.config)
 
 
-def _present(config: RunConfig, seen: Snapshot, there: Revision) -> tuple[dict[str, float], int]:
-    """The rates that the run is at or on its way to, and the highest number that is known of."""
+def _present(config: RunConfig, seen: Snapshot, there: Revision) -> tuple[dict[str, float], int, bool]:
+    """The rates that the run is at or on its way to, the highest number that is known of, and whether these are its."""
     told = [n for peer in seen.peers for n in (peer.revision, peer.revision_known) if n is not None]
     rates = there.rates or (config.outer_lr, config.outer_momentum)
     adopted = seen.run.revision or 0
     if adopted > there.number and seen.run.outer_lr is not None and seen.run.outer_momentum is not None:
         rates = seen.run.outer_lr, seen.run.outer_momentum
-    return {"outer_lr": rates[0], "outer_momentum": rates[1]}, max([there.number, *told])
+    highest, read = max([there.number, *told]), max(there.number, adopted)
+    return {"outer_lr": rates[0], "outer_momentum": rates[1]}, highest, highest == read
 
 
 async def _leave(transport: Transport, founding: Founding, revision: Revision, within_s: float) -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from p2p_diloco.config import THIS_VERSION_HAS
-from p2p_diloco.core.messages import Probe, Summary
+from p2p_diloco.core.messages import Commit, Plan, Probe, State, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
-from p2p_diloco.core.version import ModelVersion
+from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.net.memory import MemoryNetwork, signed
 from p2p_diloco.node import revising, wire
-from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.inbox import Inbox, misfit
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.shared import Count, Level
@@ -193,6 +193,24 @@ def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCapt
     assert [message.summary.revision for message in heard] == [FOUNDED, FOUNDED, Revision(1, 0.5, 0.0)]
     assert [message.summary.role for message in heard] == ["worker"] * 3
     assert caplog.text.count("not signed by the run's founder") == 1
+
+
+def test_messages_carry_revisions_that_can_be_used() -> None:
+    """What is sent comes back, proof and all; rates that no outer step can be taken with are refused, wherever they
+    stand."""
+    good, plan, v = Revision(3, 0.5, 0.9, "proof"), Plan(("a",), ("a",)), Version(0, 1, 1, "d")
+    token = b"t" * 16
+    for revision, fits in ((good, True), (Revision(1, -0.1, 0.9), False), (Revision(1, 0.5, 1.0), False)):
+        for message in (
+            Commit(0, Version(0, 0, 0, ""), v, 0, "a", (), plan, revision=revision),
+            State(0, v, 0, plan, (), ((1, "d"),), revision=revision),
+            Probe(Summary(1, "worker", True, ModelVersion(), (), False, revision=revision)),
+        ):
+            back: Any = wire.unpack(wire.pack(message, token), token)
+            assert back == message
+            held = back.summary.revision if isinstance(back, Probe) else back.revision
+            assert (held, held.proof) == (revision, revision.proof)
+            assert ("rates that nobody can use" in misfit(back, 1, 1)) is not fits
 
 
 def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:

@@ -90,16 +90,19 @@ def test_what_is_not_named_stays_and_a_peer_is_waited_for() -> None:
 
 
 def test_numbers_go_on_where_the_dht_has_forgotten() -> None:
-    """The record is long gone; what peers tell of themselves still says which numbers were used."""
+    """The record is long gone; what peers tell of themselves still says which numbers were used, and their rates."""
 
-    async def life() -> None:
+    async def life(told: list[float], rates: dict[str, float]) -> None:
         swarm = Swarm()
-        await swarm.begin([3, 0.4, 0.5, 4])
-        outcome = await swarm.ask({"outer_momentum": 0.0}, within_s=0.0)
-        assert outcome.revision == Revision(5, 0.4, 0.0)
+        await swarm.begin(told)
+        await swarm.ask(rates, within_s=0.0)
 
-    with pytest.raises(GaveUpWaiting, match=r"no peer of the run main has taken up revision 5 \(outer_lr=0.4"):
-        asyncio.run(life())
+    with pytest.raises(GaveUpWaiting, match=r"has taken up revision 4 \(outer_lr=0.4, outer_momentum=0\)"):
+        asyncio.run(life([3, 0.4, 0.5, 3], {"outer_momentum": 0.0}))
+    with pytest.raises(GaveUpWaiting, match=r"has taken up revision 5 \(outer_lr=0.2, outer_momentum=0\)"):
+        asyncio.run(life([3, 0.4, 0.5, 4], {"outer_lr": 0.2, "outer_momentum": 0.0}))
+    with pytest.raises(Refused, match=r"peers know of a revision 4 .* or name both"):
+        asyncio.run(life([3, 0.4, 0.5, 4], {"outer_momentum": 0.0}))
 
 
 def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
