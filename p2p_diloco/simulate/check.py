@@ -53,13 +53,12 @@ def drawn(seed: int, kind: str = "healed") -> Settings:
     settings = _harder(kinds[kind](Random(f"settings {seed}")), Random(f"harder {seed}"))
     unequal = Random(f"links {seed}").random() > 0.5
     settings = replace(settings, bandwidths=(1.0, 100.0)) if unequal else settings
-    return settings if kind == "torn" else _revised(settings, Random(f"revised {seed}"))
+    return _revised(settings, Random(f"revised {seed}"))
 
 
 def _revised(settings: Settings, rng: Random) -> Settings:
-    """In a third of the worlds the founder changes the outer rates, once or several times; in a sixth of those that are
-    asynchronous, for of the next sixth one (1618) stands still, by what torn worlds are kept apart for."""
-    if not 2 / 3 <= rng.random() < (5 / 6 if settings.mode == "async" else 1):
+    """In a third of the worlds the founder changes the outer rates, once or several times."""
+    if rng.random() < 2 / 3:
         return settings
     return replace(settings, revisions=rng.randint(1, 4), record_kept=rng.random() < 0.5)
 
