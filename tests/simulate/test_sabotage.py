@@ -146,6 +146,15 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
         10,
     ),
     (
+        "a commit names other rates than its author took",
+        ShardLog,
+        "_work",
+        "draft.revision",
+        "self.revision",
+        "healed",
+        20,
+    ),
+    (
         "a revision is not handed on",
         Replica,
         "_summarized",
