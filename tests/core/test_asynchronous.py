@@ -15,6 +15,7 @@ from p2p_diloco.core.events import (
     Average,
     Averaged,
     Carry,
+    Damaged,
     Delivered,
     Effect,
     Fill,
@@ -151,6 +152,46 @@ def test_who_is_far_behind_is_answered_with_the_state(peer: Any) -> None:
     assert commits_to(effects, "a") == []
 
 
+def test_who_computes_unlike_the_others_is_answered_with_the_state(peer: Any) -> None:
+    """A commit would lead it elsewhere."""
+    c = running(peer)
+    c.meet("a", unlike=True)
+    effects = submitted(c, "a")
+    assert (to(effects, "a", State), commits_to(effects, "a")) == ([c.replica.state(0)], [])
+
+
+def test_a_submitter_that_holds_the_commit_is_not_sent_it_again(peer: Any) -> None:
+    """A successor's own submission is answered by the proposal."""
+    assert commits_to(submitted(running(peer), "b"), "b") == []
+
+
+def test_an_answer_that_did_not_arrive_goes_out_again(peer: Any) -> None:
+    """As the newest state, at the next interval; a few times: then the submitter has to ask."""
+    c = running(peer)
+    [answer] = commits_to(submitted(c, "a"), "a")
+    for _ in range(c.rules.resends):
+        c.feed(SendFailed("a", answer, gone=False))
+        assert to(c.pass_time(1.1), "a", State) == [c.replica.state(0)]
+    c.feed(SendFailed("a", answer, gone=False))
+    assert to(c.pass_time(1.1), "a", State) == []
+
+
+def test_who_does_not_aggregate_tells_who_does(peer: Any) -> None:
+    """A submission that comes to a successor: it answers with the commits since its base, or, on the present version,
+    in a word; it keeps only the latter, which it will have to count should it take over now."""
+    b = running(peer, "b")
+    base = b.held
+    for epoch in (1, 2):
+        commit = next_commit(b, epoch=epoch)
+        b.hear("c", commit)
+        b.feed(Applied(0, commit.base, commit.version.digest))
+    effects = b.hear("a", b.contribution(base, 5))
+    assert [commit.version.epoch for commit in commits_to(effects, "a")] == [2, 3]
+    assert b.replica.logs[0].inbox == {}
+    assert to(b.hear("a", b.contribution(b.held, 5)), "a") == [Outdated(0, b.held, 0, "c")]
+    assert list(b.replica.logs[0].inbox) == ["a"]
+
+
 def test_a_submission_counts_once(peer: Any) -> None:
     """Sent again while it is under way nothing follows; afterwards it is answered again."""
     c = running(peer)
@@ -182,11 +223,12 @@ def test_submissions_weigh_alike(peer: Any) -> None:
 
 
 def test_the_floor_counts_who_is_there(peer: Any) -> None:
-    """With fewer live workers than min_peers nothing is committed; when they come, what waited is."""
+    """With fewer live workers than min_peers nothing is committed; when they come, what waited is. Also if they are
+    idle."""
     c = running(peer, min_peers=3)
     c.lose("a")
     assert c.averages(c.hear("b", c.contribution(c.held))) == []
-    assert c.averages(c.meet("a")) == [["b"]]
+    assert c.averages(c.meet("a", idle=True)) == [["b"]]
 
 
 def test_the_first_outer_step_waits_for_start_peers(peer: Any) -> None:
@@ -298,6 +340,17 @@ def test_what_was_refused_stays_as_old_as_it_was_said_to_be(peer: Any) -> None:
     a.hear("c", Stale(0, second.id, later))
     [third] = to(a.contribute(), "c", Contribution)
     assert (third.base, third.id > second.id) == (other, True)
+
+
+def test_a_refusal_of_an_earlier_submission_ends_nothing(peer: Any) -> None:
+    """It comes late, or twice."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    refused(a, 1, 5)
+    a.feed(Merge())
+    a.contribute()
+    earlier = ContributionId(a.replica.incarnation, 1)
+    assert Release(sent=True) not in a.hear("c", Stale(0, earlier, a.held))
 
 
 def test_a_refusal_alone_ends_nothing(peer: Any) -> None:
@@ -432,6 +485,58 @@ def test_a_successor_that_has_missed_something_asks_for_it_at_once(peer: Any) ->
     b.hear("c", b.state(0, 4, plan=Plan(tuple("abc"), tuple("cb"))))
     effects = b.feed(Filled(0, b.version(4), "d4"))
     assert [type(e) for e in effects if isinstance(e, Apply)] == [Apply]
+
+
+def test_a_submitter_that_has_missed_something_asks_the_aggregator(peer: Any) -> None:
+    """Its answer stands on commits that it has not got; what others pass on is no answer."""
+    a = running(peer, "a")
+    assert to(a.hear("b", next_commit(a, epoch=4)), "b", Fetch) == []
+    assert to(a.hear("c", next_commit(a, epoch=4)), "c", Fetch) == [Fetch((a.version(1),), shards=(0,))]
+
+
+def test_an_aggregator_that_is_behind_is_told_so(peer: Any) -> None:
+    """By those that its commit names: they have gone on without it."""
+    a, b = running(peer, "a"), running(peer, "b")
+    for one in (a, b):
+        for epoch in (1, 2):
+            commit = next_commit(one, epoch=epoch)
+            one.hear("c", commit)
+            one.feed(Applied(0, commit.base, commit.version.digest))
+    old = replace(next_commit(b), version=b.version(2, "other"))
+    assert [commit.version.epoch for commit in commits_to(b.hear("c", old), "c")] == [2, 3]
+    assert to(a.hear("c", old), "c") == []
+
+
+def test_a_successor_whose_memory_changed_mends_it_and_then_holds_the_commit(peer: Any) -> None:
+    """Its aggregator waits for it, and has nothing newer: the base is fetched anew, and the commit applied again."""
+    b = running(peer, "b")
+    commit = next_commit(b)
+    b.hear("c", commit)
+    effects = b.feed(Applied(0, commit.base, "astray"))
+    assert to(effects, "c", Fetch) == [Fetch((None,))]
+    b.hear("c", b.state(0, 1))
+    assert [e.commit for e in b.feed(Filled(0, b.held, "d1")) if isinstance(e, Apply)] == [commit]
+    assert to(b.feed(Applied(0, commit.base, commit.version.digest)), "c", Held) == [Held(0, commit.version)]
+
+
+def test_what_was_proposed_of_changed_memory_is_computed_again_and_nothing_else(peer: Any) -> None:
+    """Somebody may hold it already; so it is made once more as it was, though by now another plan would be made."""
+    c = running(peer)
+    first = average_in(c.hear("a", c.contribution(c.held)))
+    c.feed(Averaged(0, first.base, "d2", "mean"))
+    c.feed(Damaged(0, c.held))
+    c.meet("a", idle=True)
+    c.hear("b", c.state(0, 1))
+    assert average_in(c.feed(Filled(0, c.held, "d1"))) == first
+
+
+def test_its_own_proposal_takes_an_aggregator_nowhere(peer: Any) -> None:
+    """A successor that passes it on, having accepted it, does not end the waiting for those who must hold it."""
+    c = running(peer, successors=2, succession="cba")
+    [proposal] = commits_to(averaged(c, c.contribute()), "b")
+    assert not any(isinstance(e, Apply) for e in c.hear("b", proposal))
+    assert c.hear("b", Held(0, proposal.version)) == []
+    assert Release(sent=True) in c.hear("a", Held(0, proposal.version))
 
 
 def test_a_proposal_goes_out_again(peer: Any) -> None:
@@ -600,6 +705,19 @@ def test_a_claim_on_what_is_not_reached_yet_is_remembered(peer: Any) -> None:
     assert to(effects, "c") == [Outdated(0, a.version(4), 1, "b")]
 
 
+def test_of_claims_on_what_is_not_reached_yet_the_greatest_is_remembered(peer: Any) -> None:
+    """Whichever came last; and no more of them than of commits."""
+    a = running(peer, "a")
+    a.hear("b", TakeOver(0, a.version(4), 2))
+    a.hear("c", TakeOver(0, a.version(4), 1))
+    a.hear("c", a.state(0, 4, plan=Plan(tuple("abc"), tuple("cb"))))
+    a.feed(Filled(0, a.version(4), "d4"))
+    assert (a.replica.logs[0].term, a.replica.logs[0].holder) == (2, "b")
+    for epoch in range(10, 60):
+        a.hear("b", TakeOver(0, a.version(epoch), 1))
+    assert {v.epoch for v in a.replica.logs[0].claims} == {*range(60 - a.rules.commits_kept, 60)}
+
+
 def test_what_an_earlier_life_proposed_and_somebody_holds_is_the_commit(peer: Any) -> None:
     """An aggregator that was restarted takes it, rather than insisting on another one."""
     c = running(peer)
@@ -713,6 +831,11 @@ def test_who_is_named_keeps_up_and_the_others_only_look(peer: Any) -> None:
     b, a = running(peer, "b"), running(peer, "a")
     assert to(b.meet("c", model=ahead), "c", Fetch) == [Fetch((b.version(1),), shards=(0,))]
     assert to(b.meet("c", model=ahead), "c", Fetch) == []
+    assert to(a.meet("c", model=ahead), "c", Fetch) == [Fetch((a.version(1),), shards=())]
+    for one, asks in ((a, 0), (b, 1)):
+        one.now += one.rules.settle
+        assert len(to(one.meet("c", model=ahead), "c", Fetch)) == asks
+    a.now += a.rules.dead_after
     assert to(a.meet("c", model=ahead), "c", Fetch) == [Fetch((a.version(1),), shards=())]
 
 

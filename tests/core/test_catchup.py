@@ -539,6 +539,16 @@ def test_a_donor_that_is_behind_is_passed_over_at_once(peer: Any) -> None:
     assert n.replica.has_state
 
 
+def test_a_first_donor_that_restarts_holds_what_it_says_now(peer: Any) -> None:
+    """What it sends then may be less than it told; all begins anew when nobody else has more."""
+    n, _ = behind(peer)
+    n.meet("b", incarnation=9, model=ahead(n, 8), epochs=(8, 8))
+    for donor in "abc":
+        n.hear(donor, n.state(1, 8))
+    take(n, "a", 0, 8)
+    assert [m.shards for _, m in fetches(n.meet("a", model=ahead(n, 8), epochs=(8, 8)))] == [()]
+
+
 def test_what_a_donor_sent_before_it_told_is_no_sign_that_it_is_behind(peer: Any) -> None:
     """An older state of one that holds what was told was asked for before; the newer one comes."""
     n, _ = behind(peer)
