@@ -448,7 +448,9 @@ class Replica:
             return Load((), ())
         loads = []
         for log, carried in zip(self.logs, self.carried, strict=True):
-            if log.version is not None and log.version != carried.base and log.loads(carried.base):
+            # what was refused is carried or dropped, though nothing newer has come since the last merge
+            news = log.version != carried.base or log.refusals > 0
+            if log.version is not None and news and log.loads(carried.base):
                 carried.sends, log.refusals = carried.sends + log.refusals, 0
                 carry = carried.merge(log.version, self.counted(log.shard), log.carry_rounds)
                 loads.append(Loaded(log.shard, log.version, carry))

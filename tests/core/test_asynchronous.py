@@ -342,6 +342,20 @@ def test_what_was_refused_stays_as_old_as_it_was_said_to_be(peer: Any) -> None:
     assert (third.base, third.id > second.id) == (other, True)
 
 
+def test_what_is_refused_again_is_dropped_though_nobody_has_gone_on(peer: Any) -> None:
+    """Else it would be refused for ever, and where all have been refused no commit would come any more."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    refused(a, 1, 5)
+    a.feed(Merge())
+    [second] = to(a.contribute(), "c", Contribution)
+    assert Release(sent=True) in a.hear("c", Stale(0, second.id, a.held))
+    [load] = a.feed(Merge())
+    assert [(one.version, one.carry) for one in load.shards] == [(a.held, Carry.DROP)]
+    [third] = to(a.contribute(), "c", Contribution)
+    assert (third.base, third.oldest) == (a.held, third.id)
+
+
 def test_a_refusal_of_an_earlier_submission_ends_nothing(peer: Any) -> None:
     """It comes late, or twice."""
     a = running(peer, "a", max_staleness=2)
