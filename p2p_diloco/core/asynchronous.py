@@ -95,14 +95,13 @@ class AsynchronousLog(SubmittingLog):
         if self.final or settled(contribution, self.counted.get(sender)):
             return [] if sender == self.me else self._answer(sender, contribution.base)
         known = self.inbox.get(sender)
+        elsewhere = sender != self.me and self.target()[1] != self.me
+        effects: list[Effect] = [Send(sender, self._outdated())] if elsewhere else []
         if known is not None and known.id >= contribution.id:
-            return []
-        if sender != self.me and self.target()[1] != self.me and contribution.base != self.version:
-            return self._answer(sender, contribution.base)  # who aggregates now is in there
+            return effects
+        if elsewhere and contribution.base != self.version:
+            return self._answer(sender, contribution.base) + effects  # the plan is in there, the claim is not
         self.inbox[sender], self.arrived[sender] = replace(contribution, weight=1.0), now
-        effects: list[Effect] = []
-        if sender != self.me and self.target()[1] != self.me:
-            effects.append(Send(sender, self._outdated()))
         return effects + self.close(now)
 
     def passed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
@@ -379,6 +378,8 @@ class AsynchronousLog(SubmittingLog):
         super()._concede(term, holder)
         if holder != self.me:
             self._drop_draft()
+        else:
+            self.promised_by = set()  # a claim of its own that it has forgotten, with a lineage left: it asks anew
 
     def _drop_draft(self) -> None:
         """Another one writes the next commit."""

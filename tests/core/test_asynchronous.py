@@ -177,19 +177,22 @@ def test_an_answer_that_did_not_arrive_goes_out_again(peer: Any) -> None:
 
 
 def test_who_does_not_aggregate_tells_who_does(peer: Any) -> None:
-    """A submission that comes to a successor: it answers with the commits since its base, or, on the present version,
-    in a word; it keeps only the latter, which it will have to count should it take over now."""
+    """A submission that comes to a successor, however often: it says who has the claim, and sends the commits since its
+    base. It keeps only what stands on the present version, which it will have to count should it take over now."""
     b = running(peer, "b")
     base = b.held
     for epoch in (1, 2):
         commit = next_commit(b, epoch=epoch)
         b.hear("c", commit)
         b.feed(Applied(0, commit.base, commit.version.digest))
-    effects = b.hear("a", b.contribution(base, 5))
-    assert [commit.version.epoch for commit in commits_to(effects, "a")] == [2, 3]
-    assert b.replica.logs[0].inbox == {}
-    assert to(b.hear("a", b.contribution(b.held, 5)), "a") == [Outdated(0, b.held, 0, "c")]
-    assert list(b.replica.logs[0].inbox) == ["a"]
+    for _ in range(2):
+        effects = b.hear("a", b.contribution(base, 5))
+        assert [commit.version.epoch for commit in commits_to(effects, "a")] == [2, 3]
+        assert to(effects, "a", Outdated) == [Outdated(0, b.held, 0, "c")]
+        assert b.replica.logs[0].inbox == {}
+    for _ in range(2):
+        assert to(b.hear("a", b.contribution(b.held, 5)), "a") == [Outdated(0, b.held, 0, "c")]
+        assert list(b.replica.logs[0].inbox) == ["a"]
 
 
 def test_a_submission_counts_once(peer: Any) -> None:
@@ -730,6 +733,18 @@ def test_of_claims_on_what_is_not_reached_yet_the_greatest_is_remembered(peer: A
     for epoch in range(10, 60):
         a.hear("b", TakeOver(0, a.version(epoch), 1))
     assert {v.epoch for v in a.replica.logs[0].claims} == {*range(60 - a.rules.commits_kept, 60)}
+
+
+def test_who_has_forgotten_its_own_claim_asks_anew(peer: Any) -> None:
+    """It left the lineage and came back: then it sends to the plan's aggregator, which has promised to it. Told so, it
+    commits when it has promises, and not before."""
+    b = running(peer, "b")
+    assert [e.to for e in b.contribute() if isinstance(e, Send)] == ["c"]
+    assert b.averages(b.hear("c", Outdated(0, b.held, 1, "b"))) == []
+    effects = b.pass_time(1.1)
+    assert [to(effects, p, TakeOver) for p in "ac"] == [[TakeOver(0, b.held, 1)]] * 2
+    assert b.averages(b.hear("a", Promise(0, b.held, 1))) == []
+    assert b.averages(b.hear("c", Promise(0, b.held, 1))) == [["b"]]
 
 
 def test_what_an_earlier_life_proposed_and_somebody_holds_is_the_commit(peer: Any) -> None:
