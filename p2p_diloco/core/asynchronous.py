@@ -339,9 +339,10 @@ class AsynchronousLog(SubmittingLog):
         effects = self._commit_kept()
         stays = self.target()[1] == self.me
         for peer, c in sorted(self.inbox.items()):
-            if not stays or settled(c, self.counted.get(peer)):
+            left = not self.descends_from(c.base)  # its lineage was: its author carries it over
+            if not stays or left or settled(c, self.counted.get(peer)):
                 del self.inbox[peer]
-                effects += [] if peer == self.me else self._answer(peer, c.base)
+                effects += [] if peer == self.me or left else self._answer(peer, c.base)
         self.owed = {}
         for peer, contribution in sorted(self.early.items()):
             match self.relation(contribution.base):

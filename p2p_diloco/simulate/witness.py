@@ -50,6 +50,8 @@ class Witness:
         self.one_line = self.one_line and work.held is not None  # else it is made of what was changed in memory
         most = self.rules.max_staleness
         for peer, c in work.contributions:
+            ours = log.relation(c.base) in ("equal", "ancestor")
+            require(ours, "i", f"{peer} stands on {c.base}, which is of another lineage, and is counted")
             behind = work.base.epoch - c.base.epoch
             require(most is None or behind <= most, "i", f"{peer} is {behind} epochs behind, and counted")
             for step in _bits(c.payload):

@@ -267,6 +267,18 @@ def test_a_wrong_base_harms_nobody(peer: Any, base: Version) -> None:
     assert dict(c.replica.state(0).counted)["a"] == ContributionId(1, 4)
 
 
+def test_a_submission_of_a_lineage_that_was_left_is_not_counted(peer: Any) -> None:
+    """It waited for its window when the aggregator joined another lineage; its author will carry it over."""
+    c = running(peer, async_grace=5.0)
+    assert c.averages(c.hear("a", c.contribution(c.held))) == []
+    other = Version(0, 70, 6, "x6")
+    c.replica.logs[0].adopt(State(0, other, 0, Plan(tuple("abc"), tuple("cb")), (), ((0, "d0"), (6, "x6"))), c.now)
+    for one in "ab":
+        c.hear(one, Promise(0, other, 0))
+    assert c.averages(c.pass_time(6.0)) == []
+    assert c.averages([*c.hear("a", c.contribution(other, 2)), *c.pass_time(6.0)]) == [["a"]]
+
+
 # -- staleness
 
 
