@@ -42,17 +42,14 @@ LIVE_KEYS = frozenset({"outer_lr", "outer_momentum", "stop_after_epochs", "stop_
 changed in a run that is going on (`core/revision.py`); changing the others comes in a later version.
 """
 
-THIS_VERSION_HAS: Mapping[str, tuple[object, ...]] = {
-    "mode": ("sync",),
-    "successors": (1,),
-    "dn_buffer_size": (0,),
-    "dn_variant": ("paper",),
-    "dylu": (False,),
-    "async_grace": (0.0,),
-    "max_staleness": (None,),
-    "role": ("worker", "aggregator"),
-}
+THIS_VERSION_HAS: Mapping[str, tuple[object, ...]] = {"role": ("worker", "aggregator")}
 """The values that this version carries out, where they are fewer than what the settings name."""
+
+ONLY_IN: Mapping[str, tuple[str, ...]] = {
+    "sync": ("round_timeout", "carry_rounds"),
+    "async": ("successors", "dn_buffer_size", "dn_variant", "dylu", "async_grace", "max_staleness"),
+}
+"""The settings that mean something in one mode alone; in the other they have their defaults."""
 
 
 class Settings(BaseModel):
@@ -170,7 +167,8 @@ class RunConfig(Settings):
     nesterov: bool = Field(default=True, description="Whether the outer momentum is Nesterov's.")
     weighting: Literal["steps", "samples", "uniform"] = Field(
         default="steps",
-        description="What a pseudo-gradient weighs: its inner steps, its reported samples, or 1.",
+        description="What a pseudo-gradient weighs: its inner steps, its reported samples, or 1. For mode=sync; in "
+        "mode=async each counts one.",
     )
     min_peers: int = Field(
         default=1, ge=1, description="Contributions that an outer step needs at least. A floor, no quorum."
@@ -180,14 +178,17 @@ class RunConfig(Settings):
     )
     round_timeout: Seconds = Field(
         default=600.0,
-        description="Seconds that an outer step waits for contributions before it goes on without.",
+        description="Seconds that an outer step waits for contributions before it goes on without. For mode=sync.",
     )
     heartbeat_interval: Seconds = Field(default=1.0, description="Seconds between two probes of other peers.")
     heartbeat_timeout: Seconds = Field(
         default=10.0, description="Seconds of silence after which a peer is taken for dead."
     )
     successors: int = Field(
-        default=1, ge=0, description="Peers that a commit names to take over when the aggregator fails."
+        default=1,
+        ge=0,
+        description="Peers that hold a commit before its submitter is answered, and take over when the aggregator "
+        "fails. For mode=async.",
     )
     dn_buffer_size: int = Field(
         default=0,
@@ -196,7 +197,7 @@ class RunConfig(Settings):
     )
     dn_variant: Literal["paper", "buffered"] = Field(
         default="paper",
-        description="Which form of Delayed Nesterov: spread over submissions, or on the last one.",
+        description="Which form of Delayed Nesterov: spread over submissions, or on the last one. For mode=async.",
     )
     dylu: bool = Field(
         default=False,
@@ -214,7 +215,8 @@ class RunConfig(Settings):
     carry_rounds: int = Field(
         default=2,
         ge=0,
-        description="Rounds that were to wait for a peer, and that its progress may miss before it is dropped.",
+        description="Rounds that were to wait for a peer, and that its progress may miss before it is dropped. For "
+        "mode=sync.",
     )
     stop_after_epochs: int | None = Field(
         default=None, ge=1, description="Outer steps after which the run ends for all; unset: never."
@@ -269,7 +271,38 @@ class RunConfig(Settings):
                 value=self.rounding,
                 mend="choose codec=bf16, or leave it out",
             )
+        self._fits_the_mode()
         return self
+
+    def _fits_the_mode(self) -> None:
+        """Refuse what would be left unused without a word, and what Delayed Nesterov is not defined for."""
+        for mode, keys in ONLY_IN.items():
+            for key in keys if mode != self.mode else ():
+                value = getattr(self, key)
+                if value != type(self).model_fields[key].default:
+                    mend = f"choose mode={mode}, or leave it out"
+                    raise ConfigError(f"is for mode={mode}, and mode is {self.mode}", key=key, value=value, mend=mend)
+        if self.mode == "async" and self.weighting == "samples":
+            raise ConfigError(
+                "has no meaning for mode=async: each submission counts one",
+                key="weighting",
+                value=self.weighting,
+                mend="choose mode=sync, or leave it out (dylu evens unlike speeds out)",
+            )
+        if self.dn_buffer_size > 1 and (self.outer_optimizer != "sgd" or not self.nesterov):
+            raise ConfigError(
+                "is for outer_optimizer=sgd with nesterov",
+                key="dn_buffer_size",
+                value=self.dn_buffer_size,
+                mend="use those, or dn_buffer_size=0",
+            )
+        if self.dn_variant != "paper" and self.dn_buffer_size < 2:
+            raise ConfigError(
+                f"needs a buffer of 2 or more, and dn_buffer_size is {self.dn_buffer_size}",
+                key="dn_variant",
+                value=self.dn_variant,
+                mend="set dn_buffer_size to the number of peers, or leave it out",
+            )
 
     @property
     def local_share(self) -> float:

@@ -81,22 +81,47 @@ def test_a_bad_run_config_is_one_sentence(values: dict[str, Any], key: str, wron
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("values", "key", "wrong"),
     [
-        {"mode": "async"},
-        {"successors": 2},
-        {"dn_buffer_size": 2},
-        {"dn_variant": "buffered"},
-        {"dylu": True},
-        {"async_grace": 1.0},
-        {"max_staleness": 3},
+        ({"successors": 2}, "successors", "is for mode=async, and mode is sync"),
+        ({"dn_buffer_size": 2}, "dn_buffer_size", "is for mode=async"),
+        ({"dn_variant": "buffered"}, "dn_variant", "is for mode=async"),
+        ({"dylu": True}, "dylu", "is for mode=async"),
+        ({"async_grace": 1.0}, "async_grace", "is for mode=async"),
+        ({"max_staleness": 3}, "max_staleness", "is for mode=async"),
+        ({"mode": "async", "round_timeout": 9}, "round_timeout", "is for mode=sync, and mode is async"),
+        ({"mode": "async", "carry_rounds": 3}, "carry_rounds", "is for mode=sync"),
+        ({"mode": "async", "weighting": "samples"}, "weighting", "each submission counts one"),
+        ({"mode": "async", "dn_buffer_size": 2, "nesterov": False}, "dn_buffer_size", "sgd with nesterov"),
+        ({"mode": "async", "dn_buffer_size": 2, "outer_optimizer": "Adam"}, "dn_buffer_size", "sgd with nesterov"),
+        ({"mode": "async", "dn_variant": "buffered"}, "dn_variant", "needs a buffer of 2 or more"),
+        ({"mode": "async", "dn_buffer_size": -1}, "dn_buffer_size", "must be at least 0"),
+        ({"mode": "async", "max_staleness": -1}, "max_staleness", "must be at least 0"),
     ],
     ids=str,
 )
-def test_what_is_not_there_yet_is_refused(values: dict[str, Any]) -> None:
-    """A setting that this version doesn't carry out is never silently ignored."""
-    with pytest.raises(ConfigError, match="is not in this version yet"):
+def test_what_the_mode_leaves_unused_is_refused(values: dict[str, Any], key: str, wrong: str) -> None:
+    """A setting that the mode doesn't look at is never silently ignored; the error says which mode does."""
+    with pytest.raises(ConfigError, match=wrong) as caught:
         RunConfig(**values)
+    assert caught.value.key == key
+    assert caught.value.mend
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"dn_buffer_size": 1, "outer_optimizer": "Adam"},
+        {"dn_buffer_size": 3, "dn_variant": "buffered", "dylu": True, "async_grace": 0.5, "max_staleness": 0},
+        {"successors": 0, "weighting": "uniform", "num_fragments": 5, "overlap_steps": 10, "codec": "int4"},
+    ],
+    ids=str,
+)
+def test_the_asynchronous_mode_takes_what_is_its(values: dict[str, Any]) -> None:
+    """All of its settings together, and the synchronous ones that mean the same there."""
+    config = RunConfig(mode="async", **values)
+    assert RunConfig.from_wire(config.to_wire()) == config
 
 
 def test_given_tells_what_was_set() -> None:
@@ -175,7 +200,7 @@ def test_a_joiner_is_bound_by_what_it_gave_alone() -> None:
     assert mine.difference(run, mine.given) == [("sync_every", 100, 200)]
 
 
-@pytest.mark.parametrize("wire", [{"warp": 9}, {"mode": "async"}, {"sync_every": 0}])
+@pytest.mark.parametrize("wire", [{"warp": 9}, {"mode": "later"}, {"sync_every": 0}])
 def test_a_run_of_another_version_refuses(wire: dict[str, Any]) -> None:
     """Settings of a run that this version can't carry out are the run's refusal, not the user's mistake."""
     with pytest.raises(Refused, match="install the version"):

@@ -69,7 +69,7 @@ from .rules import Rules
 from .schedule import fragment_by_log
 from .shard import ShardLog, meta
 from .shard import meta_of as meta_of
-from .version import ContributionId, ModelVersion, Version, incarnation_after
+from .version import ContributionId, ModelVersion, Version, descends, incarnation_after
 
 
 def founding_plan(founder: str, role: str) -> Plan:
@@ -132,6 +132,26 @@ class Replica:
     def counted(self, shard: int) -> ContributionId | None:
         """This peer's newest contribution that the shard's state counts."""
         return self.logs[shard].counted.get(self.me)
+
+    def behind(self, shards: Sequence[int]) -> list[int | None]:
+        """Asynchronous: the staleness of this peer's last submission, for each of its shards; None: not counted."""
+        return [self.logs[shard].behind for shard in shards]
+
+    @property
+    def merged_samples(self) -> int:
+        """Samples counted by what the trainer has merged: the lowest number over the shards."""
+        return min((carried.base.samples if carried.base is not None else 0) for carried in self.carried)
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether some shard's present state has not grown from what the trainer has merged."""
+        pairs = zip(self.logs, (carried.base for carried in self.carried), strict=True)
+        held = ((log, log.version, base) for log, base in pairs if log.version is not None and base is not None)
+        return any(not descends(version, log.history, base) for log, version, base in held)
+
+    def workers(self) -> int:
+        """Live peers that train, this one included."""
+        return sum(summary.role == "worker" for summary in self.roster.summaries().values())
 
     @property
     def next_contribution(self) -> ContributionId:

@@ -81,6 +81,7 @@ class ShardLog:
         # this peer's own contribution to it
         self.mine: Contribution | None = None
         self.refusals = 0  # of it, since the trainer last merged
+        self.behind: int | None = 0  # asynchronous: the last one's staleness as its answer told; None: it isn't counted
         self.handed: str | None = None  # who has it
         self.sending_to: str | None = None
 

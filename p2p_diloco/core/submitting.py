@@ -78,8 +78,10 @@ class SubmittingLog(ShardLog):
         if mine is None or version is None:
             return
         refused = self.refused is not None and version.epoch >= self.refused.epoch
-        if refused or self.final or settled(mine, self.counted.get(self.me)) or not self.descends_from(mine.base):
+        counts = settled(mine, self.counted.get(self.me))
+        if refused or self.final or counts or not self.descends_from(mine.base):
             self.refusals += refused
+            self.behind = version.epoch - 1 - mine.base.epoch if counts else None
             self.mine, self.refused, self.over = None, None, True
             self.inbox.pop(self.me, None)
 

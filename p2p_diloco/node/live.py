@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import socket
 import time
@@ -171,10 +172,10 @@ class Participation:
         self.life = incarnation(int(self.life_began * 1000), secrets.randbits(SALT_BITS))
         self.reconnections = 0
         self.leaving = False
-        self.trainer = TrainerSide(channel, shared, self._nudge_others)
+        self.trainer = TrainerSide(channel, shared, self.run.config, self._nudge_others)
         transferring = partial(self.trainer.ledger.part, TRANSFER)
         transport.traffic.receiving = transferring
-        self.outbox = Outbox(transport, transferring)
+        self.outbox = Outbox(transport, transferring, gives_way=not self.run.rules.asynchronous)
         clock = asyncio.get_running_loop().time
         self.replica = Replica(
             transport.peer_id,
@@ -224,6 +225,7 @@ class Participation:
                 lambda: len(self.replica.roster.alive()),
                 lambda addresses: remember(run_id, addresses),
                 self._is_this_one,
+                self._told_speed,
             ),
         )
         try:
@@ -308,6 +310,14 @@ class Participation:
                         value=self.local.identity_path,
                         mend="give each peer an identity of its own: a copied file is none",
                     )
+
+    def _told_speed(self, peer: str, record: dict[str, Any]) -> None:
+        """How fast another peer says that it is: the table of `dylu`."""
+        match record.get("sps"):
+            case int() | float() as speed if 0 < speed < math.inf:
+                self.trainer.speeds[peer] = float(speed)
+            case _:
+                self.trainer.speeds.pop(peer, None)
 
     def _closed(self, peer: str) -> None:
         self.reconnections += 1

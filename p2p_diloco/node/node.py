@@ -195,8 +195,12 @@ class Node:
             case Finished():
                 self._trainer.finished()
             case Note(kind, text):
-                log.log(logging.WARNING if kind in LOUD else logging.INFO, "%s: %s", kind, self.named(text))
-                self.notes.append((self._loop.time(), self.named(text)))
+                self.note(kind, text)
+
+    def note(self, kind: str, text: str) -> None:
+        """A line of the event log."""
+        log.log(logging.WARNING if kind in LOUD else logging.INFO, "%s: %s", kind, self.named(text))
+        self.notes.append((self._loop.time(), self.named(text)))
 
     def _worked(self, effect: Average | Apply | Fill) -> Event:
         """What comes of an effect on tensors."""
@@ -248,12 +252,17 @@ class Node:
             log.error("a %s to %s can't be written: %s", type(message).__name__, to, error)
             self.post(SendFailed(to, message, gone=False))
         else:
-            if isinstance(message, Commit) and payload is not None and not message.plan.names(to):
-                kept = message.shard, message.base.epoch % self.run.rules.commits_kept
-                self._outbox.put_late(to, _made(header, payload), answer, kept)
-            else:
-                key = message.shard if isinstance(message, Contribution) else None
-                self._outbox.put(to, header, payload, answer, key)
+            match message:
+                case Commit(shard=shard, plan=plan) if self.run.rules.asynchronous:
+                    # several make one answer; and who has to hold one is waited for by its submitter
+                    self._outbox.put(to, header, payload, answer, line=shard, urgent=to in plan.succession)
+                case Commit(shard=shard, plan=plan) if payload is not None and not plan.names(to):
+                    kept = shard, message.base.epoch % self.run.rules.commits_kept
+                    self._outbox.put_late(to, _made(header, payload), answer, kept)
+                case Contribution(shard=shard):
+                    self._outbox.put(to, header, payload, answer, shard)
+                case _:
+                    self._outbox.put(to, header, payload, answer)
 
     async def _present(self, to: str, shard: int) -> tuple[bytes, memoryview]:
         """A shard's present state, to go out now: by its turn it may have moved on since it was asked for.

@@ -2,7 +2,8 @@
 
 Law: what was put here either is accepted by the remote, or is answered with why not; nothing is repeated.
 Payloads to one peer go in the order they came, few at a time, so that a slow peer holds neither the others'
-payloads nor its own probes. What is for somebody who catches up gives way to the payloads of rounds, goes to each such
+payloads nor its own probes; those of one line, one at a time. What somebody has to hold before another is answered
+waits for none of them. What is for somebody who catches up gives way to the payloads of rounds, goes to each such
 peer one at a time, and is given up where newer waits that makes it useless.
 """
 
@@ -13,6 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakValueDictionary
 
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 
@@ -61,26 +63,44 @@ class _Count:
 
 class Outbox:
     """`answer` is called once for each message put here, in the loop, unless the outbox is closed before. `sending` is
-    entered while a round's payload waits for its turn or is on its way.
+    entered while a round's payload waits for its turn or is on its way. `gives_way`: whether what is for somebody who
+    catches up waits for the payloads of rounds; where there are no rounds, it is what a submitter waits for.
     """
 
-    def __init__(self, transport: Transport, sending: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self._transport, self._sending = transport, sending
+    def __init__(
+        self,
+        transport: Transport,
+        sending: Callable[[], AbstractContextManager[None]] = nullcontext,
+        *,
+        gives_way: bool = True,
+    ) -> None:
+        self._transport, self._sending, self._gives_way = transport, sending, gives_way
         self._tasks: set[asyncio.Task[None]] = set()
         self._keyed: dict[Hashable, dict[asyncio.Task[None], Answer]] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
+        self._in_order = WeakValueDictionary[tuple[str, Hashable], asyncio.Lock]()
         self._lines: dict[str, dict[Hashable, tuple[Made, Answer]]] = {}  # by peer: what waits, by key, oldest first
         self._patience_s: dict[str, float] = {}
         self._rounds, self._late = _Count(), _Count()  # payloads, and lines, under way or waiting for their turn
 
     def put(
-        self, to: str, header: bytes, payload: memoryview | None, answer: Answer, key: Hashable = None
+        self,
+        to: str,
+        header: bytes,
+        payload: memoryview | None,
+        answer: Answer,
+        key: Hashable = None,
+        *,
+        line: Hashable = None,
+        urgent: bool = False,
     ) -> None:
-        """Send a message; `answer` gets the outcome. `key`: by which it can be withdrawn."""
+        """Send a message; `answer` gets the outcome. `key`: by which it can be withdrawn. A payload leaves once those
+        before it in the same `line` to the peer were answered; an `urgent` one waits for no others.
+        """
         if payload is None:
             self._start(self._send(to, header, answer))
             return
-        task = self._start(self._send_bulk(to, header, payload, answer))
+        task = self._start(self._send_bulk(to, header, payload, answer, line, urgent))
         if key is not None:
             sendings = self._keyed.setdefault(key, {})
             sendings[task] = answer
@@ -134,9 +154,13 @@ class Outbox:
     async def _send(self, to: str, header: bytes, answer: Answer) -> None:
         answer(await self._outcome(to, self._transport.send(to, header, None)))
 
-    async def _send_bulk(self, to: str, header: bytes, payload: memoryview, answer: Answer) -> None:
+    async def _send_bulk(
+        self, to: str, header: bytes, payload: memoryview, answer: Answer, line: Hashable, urgent: bool
+    ) -> None:
+        before = self._in_order.setdefault((to, line), asyncio.Lock()) if line is not None else nullcontext()
+        turn = self._turns.setdefault(to, asyncio.Semaphore(BULK_AT_ONCE)) if not urgent else nullcontext()
         with self._rounds, self._sending():
-            async with self._turns.setdefault(to, asyncio.Semaphore(BULK_AT_ONCE)):
+            async with before, turn:
                 outcome = await self._outcome(to, self._transport.send(to, header, payload))
             answer(outcome)
 
@@ -150,7 +174,8 @@ class Outbox:
         with self._late:
             while line:
                 await asyncio.sleep(0)  # what was put here in the same turn goes first
-                await self._rounds.none(self._patience_s.get(to, GIVE_WAY_S))
+                if self._gives_way:
+                    await self._rounds.none(self._patience_s.get(to, GIVE_WAY_S))
                 make, answer = line.pop(next(iter(line)))
                 began = clock()
                 outcome = await self._outcome(to, send(make))

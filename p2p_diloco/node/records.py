@@ -163,12 +163,13 @@ async def look_around(
     known: Callable[[], int],
     seen: Callable[[list[str]], None] = lambda addresses: None,
     own: Callable[[dict[str, Any]], None] = lambda record: None,
+    others: Callable[[str, dict[str, Any]], None] = lambda peer, record: None,
 ) -> None:
     """Report whoever has a record, by id and name, at every look until cancelled: it may have been forgotten since the
     last one. Addresses that are new are introduced to the transport first.
 
     `known` tells how many live peers this one knows; `seen` hears of addresses that are new, `own` of the record under
-    this peer's own id, and may raise.
+    this peer's own id, and may raise; `others` of all other records.
     """
     clock = asyncio.get_running_loop().time
     young_until = clock() + YOUNG_S
@@ -186,6 +187,7 @@ async def look_around(
                 except Exception:  # one peer's odd record hides no other
                     log.warning("the addresses of %s can't be used", peer_id, exc_info=True)
             addresses_of[peer_id] = addresses
+            others(peer_id, record)
             discovered(peer_id, str(record.get("name", ""))[:64])
         often = clock() < young_until or known() < FEW
         await asyncio.sleep(LOOK_EVERY_S if often else LOOK_EVERY_LATER_S)

@@ -20,6 +20,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import VALUE_BYTES_MAX, Limits
 from p2p_diloco.node.wire import PROTOCOL, TOKEN_BYTES
 from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.outer import OuterOptimizer
 
@@ -49,27 +50,34 @@ class Run:
             fragments=tuple(
                 tuple(shard.index for shard in layout.shards_of(fragment)) for fragment in range(len(layout.fragments))
             ),
+            mode=config.mode,
             min_peers=config.min_peers,
             start_peers=config.start_peers,
             round_timeout=config.round_timeout,
             heartbeat_interval=config.heartbeat_interval,
             heartbeat_timeout=config.heartbeat_timeout,
             carry_rounds=config.carry_rounds,
+            successors=config.successors,
+            dn_buffer_size=config.dn_buffer_size,
+            async_grace=config.async_grace,
+            max_staleness=config.max_staleness,
             stop_after_epochs=config.stop_after_epochs,
             stop_after_samples=config.stop_after_samples,
         )
 
     @cached_property
-    def outer(self) -> OuterOptimizer:
-        """The outer optimizer."""
+    def outer(self) -> OuterOptimizer | DelayedNesterov:
+        """The outer optimizer; with a buffer of more than one submission, Delayed Nesterov with it."""
         config = self.config
-        return OuterOptimizer(
+        outer = OuterOptimizer(
             config.outer_optimizer,
             config.outer_lr,
             config.outer_momentum,
             config.nesterov,
             config.outer_options,
         )
+        size = config.dn_buffer_size
+        return DelayedNesterov(outer, size, config.dn_variant) if size > 1 else outer
 
     def rates(self, revision: Revision) -> tuple[float, float]:
         """(outer_lr, outer_momentum) at a revision."""

@@ -7,15 +7,18 @@ numbered ``n``; the answer carries the number, so that one that comes late is no
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Contribute, Load, Merge, Pause, Progress, Release
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, Ledger
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.shared import Count, Level, SharedMemory
+from p2p_diloco.node.submissions import Submissions
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.mean import WEIGHT_MIN
 
@@ -25,12 +28,22 @@ HEADER_EVERY_S = 0.25
 TELL_EVERY_S = 1.0
 """How often a waiting trainer is told what it waits for."""
 
+log = logging.getLogger(__name__)
+
 
 class TrainerSide:
     """`node` must be set before anything is served."""
 
-    def __init__(self, channel: NodeEnd, shared: SharedMemory, on_nudge: Callable[[int], None]) -> None:
+    def __init__(
+        self, channel: NodeEnd, shared: SharedMemory, config: RunConfig, on_nudge: Callable[[int], None]
+    ) -> None:
         self.node: Node
+        self.submissions = Submissions(config)
+        """Asynchronous: what became of them, and this peer's number of inner steps."""
+        self.speeds: dict[str, float] = {}
+        """What peers say of their speed, in inner steps a second."""
+        self._asynchronous = config.mode == "async"
+        self._sent: tuple[int, ...] = ()  # the shards of the exchange under way
         self.ready_at: float | None = None
         self.paused = False
         self.held_for = ""
@@ -83,6 +96,7 @@ class TrainerSide:
         self.ledger.begin()
         shards, replica, config = tuple(message["shards"]), self.node.replica, self.node.run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
+        self._sent = shards
         id, weighs = replica.next_contribution, message["weight"] > WEIGHT_MIN
         payloads = []
         for shard in shards:
@@ -114,12 +128,29 @@ class TrainerSide:
         for loaded in effect.shards:
             self.node.work.merge(loaded.shard, loaded.carry, self.node.replica.counted(loaded.shard))
         shards = [[loaded.shard, loaded.carry.value] for loaded in effect.shards]
-        self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), commits=self.commits)
+        asynchronous: dict[str, int] = {}
+        if self._asynchronous:
+            replica = self.node.replica
+            asynchronous = {"trained": replica.merged_samples, "workers": replica.workers()}
+        counts = {"commits": self.commits, **asynchronous}
+        self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), **counts)
 
     def release(self, effect: Release) -> None:
         """As `node.Trainer.release`."""
-        stood, hidden = self.ledger.stood, self.ledger.hidden
-        self._channel.send("release", n=self._contributing, sent=effect.sent, stood=stood, hidden=hidden)
+        outcome = self._submitted() if self._asynchronous and effect.sent else {}
+        spent = {"stood": self.ledger.stood, "hidden": self.ledger.hidden}
+        self._channel.send("release", n=self._contributing, sent=effect.sent, **spent, **outcome)
+
+    def _submitted(self) -> dict[str, int]:
+        """A submission was answered for: note it, and look how many inner steps this peer makes until the next."""
+        submissions, replica = self.submissions, self.node.replica
+        log.info("%s", submissions.ended(replica.behind(self._sent)))
+        step_time_s = self._shared.level(Level.STEP_TIME_S)
+        trains = [p for p, s in replica.roster.summaries().items() if s.role == "worker" and not s.idle]
+        others = {p: self.speeds[p] for p in trains if p != replica.me and p in self.speeds}
+        if text := submissions.adjust(1 / step_time_s if step_time_s > 0 else 0.0, others):
+            self.node.note("pace", text)
+        return {"steps": submissions.steps, "staleness": submissions.staleness, "refused": submissions.refused}
 
     def ready(self) -> None:
         """As `node.Trainer.ready`."""
@@ -140,8 +171,11 @@ class TrainerSide:
             self.ready()
 
     def changed(self) -> None:
-        """As `node.Trainer.changed`."""
+        """As `node.Trainer.changed`. In asynchronous mode others' commits are merged with the next answer alone."""
         self._publish()
+        replica = self.node.replica
+        if self._asynchronous and not (replica.finished or replica.left_behind):
+            return
         self._shared.set_count(Count.CHANGED, self._shared.count(Count.CHANGED) + 1)
 
     def finished(self) -> None:

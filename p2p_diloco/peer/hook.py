@@ -63,6 +63,9 @@ class Standing:
     hidden_time_s: float
     step_time_s: float
     dropped_samples: int
+    sync_every: int = 0
+    staleness: int = 0
+    refused_submissions: int = 0
     times: Mapping[str, float] = field(default_factory=dict)
     """Seconds by part, by their names in `Metrics`."""
 
@@ -100,7 +103,10 @@ class Hook:
     ) -> None:
         self._node, self._memory, self._local = node, node.memory, local
         self._config, self._layout, self._wait_timeout_s = config, layout, wait_timeout_s
+        self._asynchronous, self._sync_every = config.mode == "async", config.sync_every
         self._interval = fragment_interval(config.sync_every, len(layout.fragments))
+        self._trained, self._workers = 0, 1  # asynchronous: samples counted in what is merged, live peers that train
+        self._staleness = self._refused = 0
         self._tally = Tally(config, layout)
         self.sync_count = 0
         self.last_sync_time_s = self.total_sync_time_s = 0.0
@@ -135,9 +141,12 @@ class Hook:
     @property
     def global_step(self) -> int:
         """Inner steps of the run: those that lead to its commits and to the exchange under way, and this peer's own
-        since its last sending.
+        since its last sending. Asynchronous: of those that lead to its commits a live peer's share.
         """
-        return self._interval * (self._commits + (self._flight is not None)) + self._since
+        if not self._asynchronous:
+            return self._interval * (self._commits + (self._flight is not None)) + self._since
+        under_way = 0 if self._flight is None else self._flight.steps
+        return round(self._trained / self._tally.samples_per_step / self._workers) + under_way + self._since
 
     @property
     def step_time_s(self) -> float:
@@ -159,6 +168,9 @@ class Hook:
             hidden_time_s=self.hidden_time_s,
             step_time_s=self.step_time_s,
             dropped_samples=self.dropped_samples,
+            sync_every=self._sync_every,
+            staleness=self._staleness,
+            refused_submissions=self._refused,
             times={
                 **{f"{part}_time_s": seconds for part, seconds in self.ledger.stood.items()},
                 **{f"hidden_{part}_time_s": seconds for part, seconds in self._hidden.items()},
@@ -168,9 +180,9 @@ class Hook:
     @property
     def finished(self) -> bool:
         """Whether the run has ended for all, and the model has its last state: what is under way lands at the next
-        step.
+        step, and where others have ended it, their state is merged there.
         """
-        return self._over and self._flight is None
+        return self._over and self._flight is None and self._memory.count(Count.CHANGED) == self._seen
 
     @property
     def _over(self) -> bool:
@@ -205,7 +217,7 @@ class Hook:
         self._since += 1
         self._memory.set_count(Count.STEPS, self.steps)
         self._memory.set_level(Level.STEP_TIME_S, self._step_time_s)
-        asked_for = self._memory.count(Count.GOAL) > self._commits + (self._flight is not None)
+        asked_for = self._asked_for()
         due = asked_for or self._since >= self._interval
         if self._flight is not None and (due or self._over or self._has_flown(self._flight)):
             due = not self._land(self._flight) or due
@@ -224,9 +236,16 @@ class Hook:
         return self.ledger.part(parts.PAUSED)
 
     def synchronise(self) -> None:
-        """Exchange the whole model now, and have the others do the same at their next step."""
+        """Exchange the whole model now, and have the others do the same at their next step; in asynchronous mode they
+        are not asked.
+        """
         if self._flight is not None:
             self._land(self._flight)
+        if self._asynchronous:
+            for _ in self._layout.fragments:
+                self.exchange(at_once=True)
+            self._resumed_at = self._clock()
+            return
         self.merge()
         goal = self._commits + len(self._layout.fragments)
         self._node.tell("nudge", goal=goal)
@@ -264,6 +283,11 @@ class Hook:
 
     # -- inside
 
+    def _asked_for(self) -> bool:
+        """Whether a peer asks all to exchange now."""
+        ahead = self._memory.count(Count.GOAL) > self._commits + (self._flight is not None)
+        return ahead and not self._asynchronous
+
     def _merge(self, afresh: bool, landing: Collection[int]) -> list[int]:
         self._seen = self._memory.count(Count.CHANGED)
         load = self._node.ask("merge", "load")
@@ -282,6 +306,8 @@ class Hook:
         finally:
             self._node.tell("have read")
         self._commits = load["commits"]
+        if self._asynchronous:
+            self._trained, self._workers = load["trained"], max(1, load["workers"])
         due: list[int] = load["due"]
         return due
 
@@ -350,6 +376,10 @@ class Hook:
         self.ledger.split(parts.GROUP, before, release["stood"])
         if not release["sent"]:
             return None
+        if self._asynchronous:
+            self._staleness, self._refused = release["staleness"], release["refused"]
+            self._sync_every = release["steps"]
+            self._interval = max(1, fragment_interval(self._sync_every, len(self._layout.fragments)))
         for part, seconds in release["hidden"].items():
             self._hidden[part] += seconds
         return float(sum(release["hidden"].values()))

@@ -17,7 +17,7 @@ class Metrics:
     local_step: int = 0
     """Inner steps."""
     sync_every: int = 0
-    """H of the run."""
+    """H of the run; with `dylu`, this peer's own."""
     last_sync_time_s: float = 0.0
     """What the last exchange took, merge included."""
     total_sync_time_s: float = 0.0
@@ -60,6 +60,8 @@ class Metrics:
     """Live peers, this one included."""
     staleness: int = 0
     """Epochs between the last contribution's base and the commit that counts it; 0 in synchronous mode."""
+    refused_submissions: int = 0
+    """Submissions that were not counted, in part or in whole: too stale, or of a lineage that was left."""
     retries: int = 0
     """Messages that could not be delivered at once."""
     reconnections: int = 0

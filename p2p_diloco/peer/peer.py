@@ -373,7 +373,8 @@ class Peer:
     @property
     def global_step(self) -> int:
         """Inner steps of the run, by one peer's share: `sync_every` for each epoch, and this peer's own
-        since.
+        since; in asynchronous mode the inner steps that are counted by the live peers that train, in place of the
+        first.
         """
         return self._hooked.standing.global_step
 
@@ -416,7 +417,9 @@ class Peer:
         return Metrics(
             sync_count=now.sync_count + before.get("sync_count", 0),
             local_step=now.steps + before.get("local_step", 0),
-            sync_every=self.config.sync_every,
+            sync_every=now.sync_every,
+            staleness=now.staleness,
+            refused_submissions=now.refused_submissions,
             last_sync_time_s=now.last_sync_time_s,
             total_sync_time_s=now.total_sync_time_s + before.get("total_sync_time_s", 0.0),
             waiting_time_s=now.waiting_time_s + before.get("waiting_time_s", 0.0),

@@ -44,6 +44,11 @@ class Tally:
         """Samples whose progress was given up, by the share of the model that lost it."""
         return round(self._dropped)
 
+    @property
+    def samples_per_step(self) -> float:
+        """As they are counted."""
+        return self.samples / self.steps if self.samples and self.steps else 1.0
+
     def idle_since_sending(self, shard: int) -> bool:
         """Whether no step was made since the shard was last sent."""
         return self._sent[shard][0] == self.steps

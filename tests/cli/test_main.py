@@ -72,7 +72,7 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         ([*TO, "--sync-every", "0"], 3, "--sync-every=0 must be at least 1"),
         ([*TO, "--sync-every", "10", "--num-fragments", "3"], 3, "--sync-every=10 is not a multiple"),
         ([*TO, "--codec", "zip"], 3, "--codec=zip is not known"),
-        ([*TO, "--mode", "async"], 3, "--mode=async is not in this version yet"),
+        ([*TO, "--dylu"], 3, "--dylu=on is for mode=async, and mode is sync"),
         ([*TO, "--outer-lr", "-1"], 3, "--outer-lr=-1"),
         ([*TO, "--config", "/no/such/file"], 3, "--config=/no/such/file can't be read"),
         ([*TO, "--data", "/no/such/text"], 3, "--data=/no/such/text does not exist"),

@@ -1,0 +1,153 @@
+"""The asynchronous mode in whole nodes of one loop, over the in-memory swarm, the tests in the trainers' place."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.net.memory import MemoryNetwork
+from p2p_diloco.node.shared import Count
+from p2p_diloco.node.submissions import STALENESS_FROM, Submissions
+
+ASYNC = {
+    "mode": "async", "heartbeat_interval": 0.2, "heartbeat_timeout": 2.0, "codec": "fp32", "sync_every": 1,
+    "outer_lr": 1.0, "outer_momentum": 0.0,
+}  # fmt: skip
+
+
+async def entered(
+    network: MemoryNetwork, make: type[Any], names: Iterable[str], config: dict[str, Any], *sizes: int
+) -> list[Any]:
+    peers = [make(network, name, config, sizes or (4,)) for name in names]
+    await asyncio.gather(*(peer.enter() for peer in peers))
+    for peer in peers:
+        await peer.merge()
+    return peers
+
+
+async def stopped(peers: Iterable[Any]) -> None:
+    for peer in peers:
+        await peer.stop()
+
+
+@pytest.mark.parametrize(
+    ("count", "each"),
+    [(3, 20), pytest.param(10, 1000, marks=[pytest.mark.chaos, pytest.mark.timeout(900)])],
+)
+def test_what_is_applied_is_what_was_submitted(memory_peer: type[Any], count: int, each: int) -> None:
+    """η = 1, no momentum, whole numbers: θ is minus the sum of all submissions, to the last one, on every shard."""
+
+    async def scenario() -> None:
+        draw = random.Random(int(os.environ.get("SEED", "7")))
+        peers = await entered(MemoryNetwork(), memory_peer, "abcdefghij"[:count], {**ASYNC, "shard_elements": 2})
+        submitted = 0
+
+        async def train(peer: Any, deltas: list[int]) -> None:
+            nonlocal submitted
+            for delta in deltas:
+                release = await peer.exchange(float(delta))
+                assert release["sent"]
+                assert release["refused"] == 0
+                submitted += delta
+
+        await asyncio.gather(*(train(peer, [draw.randint(1, 9) for _ in range(each)]) for peer in peers))
+        newest = torch.stack([peer.memory.theta for peer in peers]).amin(0)  # every submission lowers θ
+        assert newest.tolist() == [-submitted] * 4
+        await stopped(peers)
+
+    asyncio.run(scenario())
+
+
+def test_others_commits_are_no_reason_to_merge(memory_peer: type[Any]) -> None:
+    """While a peer trains, what the others commit reaches its node, if that has to hold it, and not its model: it is
+    merged with the answer to the peer's own submission, whose staleness it is."""
+
+    async def scenario() -> None:
+        one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", ASYNC)
+        await one.exchange(1.0)
+        before = [peer.memory.count(Count.CHANGED) for peer in peers]
+        for _ in range(3):
+            release = await other.exchange(1.0)
+        assert release["staleness"] <= 1  # one that counts nothing may have named a successor
+        assert (await one.merge())["shards"] == []
+        assert [peer.memory.count(Count.CHANGED) for peer in peers] == before
+        release = await one.exchange(1.0)
+        assert release["staleness"] == 3
+        load = await one.merge()
+        assert (load["trained"], load["workers"]) == (5, 2)
+        await stopped(peers)
+
+    asyncio.run(scenario())
+
+
+def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any]) -> None:
+    """A submission further behind than max_staleness is answered with the newest value, and not counted. With the next
+    one it is refused again, for its oldest base is older still; then nothing of it is left, and the third counts."""
+
+    async def scenario() -> None:
+        one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", {**ASYNC, "max_staleness": 2})
+        for _ in range(3):
+            await other.exchange(1.0)
+        carries = []
+        for delta in (100.0, 1000.0, 1.0):
+            due = (await one.merge())["due"]
+            one.memory.delta.fill_(delta)
+            release = await one.ask("contribute", "release", shards=due, weight=1.0, samples=1)
+            carries.append([carry for _, carry in (await one.merge())["shards"]])
+            assert release["sent"]
+        assert carries == [["keep"], ["drop"], ["subtract"]]
+        assert release["refused"] == 2
+        assert one.memory.theta.tolist() == [-4.0] * 4
+        await stopped(peers)
+
+    asyncio.run(scenario())
+
+
+def test_fragments_take_turns_by_the_submissions_of_each_peer(memory_peer: type[Any]) -> None:
+    """Epochs of fragments say nothing of what a peer has to send: each sends its own in turn."""
+
+    async def scenario() -> None:
+        one, other = peers = await entered(
+            MemoryNetwork(), memory_peer, "ab", {**ASYNC, "num_fragments": 2, "sync_every": 2}, 2, 2
+        )
+        for _ in range(3):
+            await other.exchange(1.0)
+        assert [(await peer.merge())["due"] for peer in peers] == [[0], [1]]
+        await one.exchange(10.0)
+        assert (await one.merge())["due"] == [1]
+        await stopped(peers)
+
+    asyncio.run(scenario())
+
+
+def test_staleness_is_counted_by_bins() -> None:
+    """Each submission that was counted is in one bin, by the greatest staleness of its shards; one that was not is
+    among the refused."""
+    submissions = Submissions(RunConfig(mode="async"))
+    for behind in ([0, 0], [1, 5], [7, 64], [1000]):
+        submissions.ended(behind)
+    text = submissions.ended([2, None])
+    assert submissions.counted == 4
+    assert submissions.refused == 1
+    found = {low: count for low, count in zip(STALENESS_FROM, submissions.histogram, strict=True) if count}
+    assert found == {0: 1, 4: 1, 64: 2}
+    assert "1 of its 2 shards" in text
+
+
+def test_slower_peers_make_fewer_steps() -> None:
+    """With dylu a peer's number of steps follows the table of speeds; without, it is the run's."""
+    plain = Submissions(RunConfig(mode="async", sync_every=500))
+    assert plain.adjust(1.0, {"b": 10.0}) == ""
+    assert plain.steps == 500
+    submissions = Submissions(RunConfig(mode="async", sync_every=500, dylu=True))
+    assert submissions.adjust(0.0, {"b": 10.0}) == ""
+    assert submissions.steps == 500
+    assert "100 inner steps to an exchange instead of 500" in submissions.adjust(2.0, {"b": 10.0, "c": 5.0})
+    assert submissions.steps == 100
