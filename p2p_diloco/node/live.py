@@ -376,12 +376,23 @@ class Participation:
             rev=[replica.revision.number, *self.run.rates(replica.revision), replica.roster.mine.revision.number],
             agg=list(aggregates[: records.AGG_MAX]),
             agg_n=len(aggregates),
-            round=None if round_now is None else list(round_now),
+            round=None if round_now is None or self.run.rules.asynchronous else list(round_now),
+            h=self.trainer.submissions.steps,
+            subs=self.trainer.submissions.told if self.run.rules.asynchronous else [],
+            stale=self.trainer.submissions.bins,
+            fill=self._fill(aggregates),
             addrs=self.transport.addresses()[: records.ADDRESSES_MAX],
             life=self.life,
             time=time.time(),
             events=[[round(wall + when, 1), text] for when, text in list(self.node.notes)[-records.EVENTS_MAX :]],
         )
+
+    def _fill(self, aggregates: Sequence[int]) -> list[int]:
+        """How full the Delayed Nesterov buffers of these shards are, the least and the most."""
+        if self.run.rules.dn_buffer_size < 2 or not aggregates:
+            return []
+        buffered = [self.replica.logs[shard].buffered for shard in aggregates]
+        return [min(buffered), max(buffered)]
 
     def _state(self) -> str:
         if self.leaving:

@@ -74,6 +74,15 @@ class PeerRecord:
     agg_n: int
     round: list[int] | None
     """[fragment, contributions that came, contributions expected] of a round that it aggregates."""
+    h: int
+    """H of this peer: inner steps between two of its exchanges of the whole model; with dylu its own."""
+    subs: list[int]
+    """Its submissions: [counted, not counted]; empty in synchronous mode."""
+    stale: list[int]
+    """Of those that were counted, how many in each bin of `submissions.STALENESS_FROM`; empty bins at the end are left
+    out."""
+    fill: list[int]
+    """The least and the most submissions in the Delayed Nesterov buffers of the shards that it aggregates; or empty."""
     addrs: list[str]
     life: int
     """What tells this start of the peer from any other; greater is later, as clocks go."""

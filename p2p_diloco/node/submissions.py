@@ -35,6 +35,17 @@ class Submissions:
         """H of this peer: inner steps between two of its exchanges of the whole model."""
         return self._base if self._pace is None else self._pace.steps
 
+    @property
+    def told(self) -> list[int]:
+        """[counted, not counted], for the peer's record."""
+        return [self.counted, self.refused]
+
+    @property
+    def bins(self) -> list[int]:
+        """The histogram, for the peer's record: without the empty bins at its end."""
+        filled = [index for index, count in enumerate(self.histogram) if count]
+        return self.histogram[: filled[-1] + 1] if filled else []
+
     def ended(self, behind: Sequence[int | None]) -> str:
         """A submission was answered for: the staleness of each of its shards, or None where it was not counted. One
         sentence on it.

@@ -40,6 +40,26 @@ class Ways:
 
 
 @dataclass(frozen=True, slots=True)
+class Submissions:
+    """What became of a peer's submissions, in asynchronous mode."""
+
+    counted: int
+    refused: int
+    """Not counted, in part or in whole: too stale, or of a lineage that was left."""
+    staleness: tuple[int, ...]
+    """How many of the counted ones were 0, 1, 2, 3, 4–5, 6–7, 8–11, 12–15, 16–23, 24–31, 32–63 and more epochs behind;
+    bins at the end that are left out are empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Buffered:
+    """How full the Delayed Nesterov buffers of the shards are that a peer aggregates."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
 class LastRound:
     """Where the time of a peer's last round went: six shares of it that add up to 1, pauses left out."""
 
@@ -120,6 +140,12 @@ class PeerStatus:
     """Shards that it aggregates now, at most 16 of them."""
     aggregates_count: int
     """All of the shards that it aggregates now."""
+    sync_every: int | None
+    """Inner steps between two of its exchanges of the whole model; with dylu its own number."""
+    submissions: Submissions | None
+    """None in synchronous mode."""
+    buffered: Buffered | None
+    """None without Delayed Nesterov, and for a peer that aggregates nothing."""
     addresses: tuple[str, ...]
 
 
@@ -196,6 +222,9 @@ def _peer(record: Mapping[str, object], now: float) -> PeerStatus:
         ways=_ways(record),
         aggregates=tuple(shard for shard in aggregates if isinstance(shard, int)),
         aggregates_count=_count(record, "agg_n") or len(aggregates),
+        sync_every=_count(record, "h"),
+        submissions=_submissions(record),
+        buffered=_buffered(record),
         addresses=tuple(_clean(address) for address in _items(record, "addrs") if isinstance(address, str)),
     )
 
@@ -231,6 +260,21 @@ def _ways(record: Mapping[str, object]) -> Ways | None:
     match record.get("ways"):
         case Mapping() as ways:
             return Ways(*(_count(ways, way) or 0 for way in ("direct", "libp2p", "relayed")))
+    return None
+
+
+def _submissions(record: Mapping[str, object]) -> Submissions | None:
+    staleness = tuple(count for count in _items(record, "stale") if isinstance(count, int) and _is_count(count))
+    match _items(record, "subs"):
+        case [int(counted), int(refused)] if counted >= 0 and refused >= 0:
+            return Submissions(counted, refused, staleness)
+    return None
+
+
+def _buffered(record: Mapping[str, object]) -> Buffered | None:
+    match _items(record, "fill"):
+        case [int(least), int(most)] if 0 <= least <= most:
+            return Buffered(least, most)
     return None
 
 

@@ -31,6 +31,10 @@ SETTINGS_SHOWN = (
     "stop_after_samples",
 )
 """What of the run's config is worth a line; `--json` has all."""
+SHOWN_ASYNCHRONOUS = ("dn_buffer_size", "dylu", "async_grace", "max_staleness", "successors")
+"""What of it in asynchronous mode."""
+BINS = ("0", "1", "2", "3", "4–5", "6–7", "8–11", "12–15", "16–23", "24–31", "32–63", "64+")
+"""Epochs behind, of a staleness histogram."""
 SHARES = tuple(field.name.replace("_", " ") for field in fields(LastRound))
 TITLES = (
     "epoch", "step", "steps/s", "loss", "samples", "waited", "sent", "received", "link", "direct", "shards", "seen",
@@ -51,7 +55,7 @@ def drawn(snapshot: Snapshot) -> RenderableType:
         )
     settings = [Text(line, "dim") for line in _settings(snapshot.run)]
     events = [Text(line, "dim") for line in _events(snapshot.run)]
-    spent = _last_rounds(snapshot)
+    spent = [*_submissions(snapshot), *_last_rounds(snapshot)]
     return Group(Text(_headline(snapshot), "bold"), *settings, *_progress(snapshot.run), table, *spent, *events)
 
 
@@ -69,13 +73,48 @@ def _last_rounds(snapshot: Snapshot) -> list[RenderableType]:
     return [table]
 
 
+def _submissions(snapshot: Snapshot) -> list[RenderableType]:
+    """A table of what became of submissions, in asynchronous mode."""
+    told = [peer for peer in snapshot.peers if peer.submissions is not None]
+    if not told:
+        return []
+    table = Table(pad_edge=False, title="submissions, and how many epochs behind", title_justify="left")
+    table.add_column("peer", overflow="ellipsis", no_wrap=True)
+    bins = max(len(peer.submissions.staleness) for peer in told if peer.submissions is not None)
+    for title in ("steps", "counted", "refused", "buffer", *BINS[:bins]):
+        table.add_column(title, justify="right", no_wrap=True)
+    for peer in told:
+        assert peer.submissions is not None
+        subs, empty = peer.submissions, bins - len(peer.submissions.staleness)
+        counts = [_number(count) for count in (*subs.staleness, *[0] * empty)]
+        ends = _number(peer.sync_every), _number(subs.counted), _number(subs.refused), _buffer(peer)
+        table.add_row(escape(peer.name), *ends, *counts[:bins])
+    return [table]
+
+
+def _submitted(peer: PeerStatus) -> str:
+    """The same in words, if the peer tells."""
+    if (subs := peer.submissions) is None:
+        return ""
+    behind = " ".join(f"{title}:{count}" for title, count in zip(BINS, subs.staleness, strict=False) if count)
+    counts = f"counted={subs.counted} refused={subs.refused} buffer={_buffer(peer)}"
+    return f"; submissions: steps={_number(peer.sync_every)} {counts} behind={behind or UNKNOWN}"
+
+
+def _buffer(peer: PeerStatus) -> str:
+    """How full the Delayed Nesterov buffers are of the shards that it aggregates."""
+    if (found := peer.buffered) is None:
+        return UNKNOWN
+    return str(found.least) if found.least == found.most else f"{found.least}–{found.most}"
+
+
 def lines(snapshot: Snapshot) -> list[str]:
     """The run as plain text: a line for the run, one for its settings, one for each peer, then the newest events."""
     told = [_headline(snapshot), *(f"  {line}" for line in _settings(snapshot.run))]
     for peer in snapshot.peers:
         name, host, role, state, *numbers = _cells(peer)
         listed = " ".join(f"{title}={number}" for title, number in zip(TITLES, numbers, strict=True))
-        told.append(f"  {name} {state} {role} on {host or UNKNOWN} {listed}{_spent(peer)}")
+        told.append(f"  {name} {state} {role} on {host or UNKNOWN} {listed}{_submitted(peer)}{_spent(peer)}")
     return [*told, *(f"  {line}" for line in _events(snapshot.run))]
 
 
@@ -96,7 +135,8 @@ def _headline(snapshot: Snapshot) -> str:
 def _settings(run: RunStatus) -> list[str]:
     """One line of what was settled when the run was founded, or since, or none if nobody tells."""
     now = {**(run.config or {}), "outer_lr": run.outer_lr, "outer_momentum": run.outer_momentum}
-    settings = [(key, now[key]) for key in SETTINGS_SHOWN if now.get(key) is not None]
+    shown = (*SETTINGS_SHOWN, *SHOWN_ASYNCHRONOUS) if run.mode == "async" else SETTINGS_SHOWN
+    settings = [(key, now[key]) for key in shown if now.get(key) is not None]
     revised = f" (revision {run.revision})" if run.revision else ""
     return [" ".join(f"{key}={value}" for key, value in settings) + revised] if settings else []
 

@@ -21,13 +21,14 @@ from p2p_diloco.node.records import PeerRecord, key_of, read_peers
 RECORD = PeerRecord(
     v=1, peer_id="a", name="alice", host="h", role="worker", state="training", epoch=3, step=12, sps=1.5, loss=None,
     samples=5, sent=1, recv=2, wait_s=0.5, bw=7, spent=[970, 10, 15, 3, 1, 1, 0], ways={"direct": 1},
-    rev=[0, 0.7, 0.9, 0], agg=[0, 2], agg_n=2, round=[0, 1, 2], addrs=["/ip4/1.2.3.4/tcp/1/p2p/a"],
-    life=7, time=1.0, events=[[1.0, "joined"]],
+    rev=[0, 0.7, 0.9, 0], agg=[0, 2], agg_n=2, round=[0, 1, 2], h=500, subs=[3, 0], stale=[1, 2], fill=[0, 1],
+    addrs=["/ip4/1.2.3.4/tcp/1/p2p/a"], life=7, time=1.0, events=[[1.0, "joined"]],
 )  # fmt: skip
 
 KEYS = {
     "v", "peer_id", "name", "host", "role", "state", "epoch", "step", "sps", "loss", "samples", "sent", "recv",
-    "wait_s", "bw", "spent", "ways", "rev", "agg", "agg_n", "round", "addrs", "life", "time", "events",
+    "wait_s", "bw", "spent", "ways", "rev", "agg", "agg_n", "round", "h", "subs", "stale", "fill",
+    "addrs", "life", "time", "events",
 }  # fmt: skip
 
 

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.observe.snapshot import MAX_EVENTS, MAX_PEERS, MAX_TEXT, RoundProgress, snapshot
+from p2p_diloco.observe.snapshot import (
+    MAX_EVENTS,
+    MAX_PEERS,
+    MAX_TEXT,
+    Buffered,
+    RoundProgress,
+    Submissions,
+    snapshot,
+)
 
 NOW = 1_000_000.0
 CONFIG = {"config": {"mode": "sync", "sync_every": 500, "reply_codec": None}, "shards": 4, "numel": 10}
@@ -21,8 +29,8 @@ def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
         "epoch": 12, "step": 6100, "sps": 3.5, "loss": 2.25, "samples": 48800, "sent": 1000, "recv": 2000,
         "wait_s": 12.5, "bw": 11_900_000, "spent": [900, 20, 40, 30, 8, 2, 250], "ways": {"direct": 2},
         "rev": [1, 0.5, 0.8, 2],
-        "agg": [0, 2], "agg_n": 2, "round": None, "addrs": ["/ip4/1.2.3.4/tcp/1"], "time": NOW - 1.5,
-        "events": [], **changes,
+        "agg": [0, 2], "agg_n": 2, "round": None, "h": 500, "subs": [], "stale": [], "fill": [],
+        "addrs": ["/ip4/1.2.3.4/tcp/1"], "time": NOW - 1.5, "events": [], **changes,
     }  # fmt: skip
 
 
@@ -54,7 +62,8 @@ def test_the_schema_is_the_documented_one() -> None:
                     "hidden": 0.25,
                 },
                 "bandwidth": 11_900_000, "ways": {"direct": 2, "libp2p": 0, "relayed": 0},
-                "aggregates": [0, 2], "aggregates_count": 2, "addresses": ["/ip4/1.2.3.4/tcp/1"],
+                "aggregates": [0, 2], "aggregates_count": 2,
+                "sync_every": 500, "submissions": None, "buffered": None, "addresses": ["/ip4/1.2.3.4/tcp/1"],
             }
         ],
     }  # fmt: skip
@@ -81,6 +90,20 @@ def test_the_rates_are_those_of_the_highest_revision_that_a_peer_is_at() -> None
     records = [record("a", rev=[0, 0.7, 0.9, 3]), record("b", rev=[2, 0.3, 0.0, 3]), record("c", rev=[1, 0.5, 0.9, 1])]
     run = snapshot("main", CONFIG, records, NOW).run
     assert (run.revision, run.outer_lr, run.outer_momentum) == (2, 0.3, 0.0)
+
+
+def test_submissions_are_told_in_asynchronous_mode() -> None:
+    """What was counted and refused, by staleness; and how full the buffers are where the peer aggregates."""
+    (peer,) = snapshot("main", None, [record(subs=[9, 1], stale=[4, 0, 5], fill=[1, 2], h=100)], NOW).peers
+    assert peer.submissions == Submissions(9, 1, (4, 0, 5))
+    assert (peer.buffered, peer.sync_every) == (Buffered(1, 2), 100)
+
+
+@pytest.mark.parametrize("odd", [None, [1], [-1, 0], ["x", 1], [2, True, 3], "subs", [[1], 2]])
+def test_submissions_that_mean_nothing_are_left_out(odd: Any) -> None:
+    """As all that strangers write."""
+    (peer,) = snapshot("main", None, [record(subs=odd, fill=odd)], NOW).peers
+    assert (peer.submissions, peer.buffered) == (None, None)
 
 
 def test_a_run_that_nobody_founded_is_empty() -> None:

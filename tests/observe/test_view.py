@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 
 import pytest
 from rich.console import Console
@@ -69,6 +70,22 @@ def test_lines_say_the_same() -> None:
         "  alice training worker on box1 epoch=12 step=6,100 steps/s=3.50 loss=2.2500 samples=48,800 "
         "waited=12min sent=1.5MB received=999B link=11.9MB/s direct=4/7 shards=0 seen=2s"
     )
+
+
+def test_submissions_have_a_table() -> None:
+    """Each peer's inner steps, what was counted and refused, how full its buffers are, and how stale it was."""
+    alice = {"peer_id": "id-a", "name": "alice", "h": 100, "subs": [9, 1], "stale": [4, 0, 5], "fill": [1, 2]}
+    bob = {"peer_id": "id-b", "name": "bob", "h": 500, "subs": [0, 0]}
+    config = {"mode": "async", "dn_buffer_size": 3, "dylu": True, "max_staleness": None}
+    snap = snapshot("main", {"config": config, "shards": 2}, [{**alice, "time": NOW}, {**bob, "time": NOW}], NOW)
+    text = screen(snap)
+    assert "dn_buffer_size=3 dylu=True" in text
+    rows = [re.sub("[│┃]", " ", line).split() for line in text.splitlines()]
+    assert ["peer", "steps", "counted", "refused", "buffer", "0", "1", "2"] in rows
+    assert ["alice", "100", "9", "1", "1–2", "4", "0", "5"] in rows
+    assert ["bob", "500", "0", "0", "-", "0", "0", "0"] in rows
+    told = next(line for line in lines(snap) if "alice" in line)
+    assert told.endswith("; submissions: steps=100 counted=9 refused=1 buffer=1–2 behind=0:4 2:5")
 
 
 def test_where_the_last_round_went() -> None:
