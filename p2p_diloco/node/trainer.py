@@ -110,6 +110,7 @@ class TrainerSide:
         return {
             "versions": [None if v is None else [v.generation, v.samples, v.epoch, v.digest] for v in replica.versions],
             "peers": [replica.me, *replica.roster.alive()],
+            "aggregates": list(replica.aggregates()),
         }
 
     # -- what the loop tells (`node.Trainer`)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from typing import Any
 
@@ -175,6 +176,19 @@ def test_a_window_counts_all_that_are_in_it() -> None:
         table.feed(name, Contribute((0,), 1.0, 1, (bytes(codecs.encode(torch.tensor([grad]), "fp32")),)))
     table.wait(3)
     assert {name: table.theta(name).item() for name in "abc"} == pytest.approx(dict.fromkeys("abc", -1.9), rel=1e-6)
+
+
+def test_full_buffers_are_synchronous_rounds() -> None:
+    """Three peers, N = 3, 12 given pseudo-gradients in any order within a round: after each full buffer θ is what a
+    synchronous round on their mean makes of it."""
+    draw, synchronous = random.Random(5), OuterOptimizer("sgd", 1.0, 0.9)
+    table = Table("abc", 3)
+    theta, state = torch.zeros(1), synchronous.init_state(1)
+    for _ in range(4):
+        grads = dict(zip("abc", (draw.gauss(0.0, 1.0) for _ in range(3)), strict=True))
+        theta, state = synchronous.step(theta, state, torch.tensor([sum(grads.values()) / 3]))
+        found = [table.submit(name, grads[name]) for name in draw.sample("abc", 3)]
+        assert found[-1] == pytest.approx(theta.item(), rel=1e-5)
 
 
 def test_of_many_submissions_each_counts_once() -> None:
