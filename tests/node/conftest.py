@@ -70,13 +70,13 @@ class MemoryPeer:
         """The next message of a kind. What the node raised, if it has ended."""
         give_up_at = asyncio.get_running_loop().time() + timeout_s
         while asyncio.get_running_loop().time() < give_up_at:
-            if (message := self.trainer.receive(0.001)) is not None:
+            if (message := self.trainer.receive(0.00005)) is not None:
                 self.said.append(message)
                 if message["kind"] == kind:
                     return message
             elif self.task.done():
                 self.task.result()
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.002)
         raise AssertionError(f"{self.setup.local.name} heard no {kind}, but {self.said}")
 
     def tell(self, kind: str, **values: Any) -> None:

@@ -1,0 +1,133 @@
+"""The aggregator killed again and again under load in asynchronous mode, and records compared with the log:
+`python tests/chaos/exactly_once.py --minutes 5`.
+
+Every few seconds all processes of the peer that aggregates shard 0 are killed at once, and another peer is started.
+What each peer was answered for, by its own record, is compared with what θ counts of it: each submission moves
+elements that are its author's alone. What was answered for must be there once. Of a peer that was killed, the
+submission that was under way may be there, too. The exit code is 1 if something is missing or there twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "real"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "real" / "programs"))
+
+from counting import amounts
+from swarm import Member, Swarm, until
+
+SETTLE_S = 3.0
+
+
+class Load:
+    """Peers that submit all the time; the dead are replaced."""
+
+    def __init__(self, swarm: Swarm, peers: int, lives: int, options: dict[str, object]) -> None:
+        self.swarm, self.lives, self.options = swarm, lives, {"lives": lives, **options}
+        self.members: list[Member] = []
+        self.living: list[Member] = []
+        for _ in range(peers):
+            self.join()
+
+    def join(self) -> None:
+        """One more, if there is an element left for it."""
+        if (life := len(self.members)) < self.lives:
+            member = self.swarm.start(f"life{life}", "counting.py", life=life, **self.options)
+            self.members.append(member)
+            self.living.append(member)
+
+    def answered(self) -> dict[str, int]:
+        """Those that train, and how many submissions each was answered for."""
+        return {m.name: len(lines) for m in self.living if (lines := m.lines("answered"))}
+
+    def kill(self, patience_s: float) -> str:
+        """Kill whoever aggregates shard 0, once three train and all of them are answered."""
+        before = self.answered()
+        until(
+            lambda: len([n for n, count in self.answered().items() if count > before.get(n, 0)]) >= 3,
+            patience_s,
+            lambda: f"three that are answered; {before} before, {self.answered()} now",
+        )
+        trained = [m for m in self.living if m.name in self.answered()]
+        holders = [m for m in trained if 0 in m.last("answered")["aggregates"]]
+        victim = (holders or trained)[0]
+        victim.die()
+        self.living.remove(victim)
+        self.join()
+        return victim.name if holders else f"{victim.name} (nobody aggregated just then)"
+
+
+def verdict(load: Load) -> list[str]:
+    """What is wrong, a line each."""
+    values = [member.last("theta")["values"] for member in load.living if member.lines("theta")]
+    newest = [[min(column) for column in zip(*shard, strict=True)] for shard in zip(*values, strict=True)]
+    wrong = []
+    for life, member in enumerate(load.members):
+        count = len(member.lines("answered"))
+        if any(line["refused"] for line in member.lines("answered")):
+            wrong.append(f"{member.name}: something was refused")
+        allowed = []
+        for extra in (0, 1) if member not in load.living else (0,):
+            sent = [amounts(number) for number in range(count + extra)]
+            allowed.append(tuple(-float(sum(part)) for part in zip((0, 0), *sent, strict=True)))
+        for shard, theta in enumerate(newest):
+            found = theta[2 * life], theta[2 * life + 1]
+            if found not in allowed:
+                wrong.append(f"{member.name}, shard {shard}: answered for {count}, so one of {allowed}; found {found}")
+    return wrong
+
+
+def main() -> int:
+    """Load, kill, compare."""
+    parser = argparse.ArgumentParser(description="Kill aggregators under load, and compare records.")
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two kills")
+    parser.add_argument("--peers", type=int, default=5)
+    parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--numel", type=int, default=250_000, help="elements of a shard")
+    asked = parser.parse_args()
+    kills = int(asked.minutes * 60 / asked.every)
+    config = {"heartbeat_interval": 0.5, "heartbeat_timeout": 5.0}
+    options = {"shards": asked.shards, "numel": asked.numel, "pause_s": 0.05, "settle_s": SETTLE_S, "config": config}
+    with tempfile.TemporaryDirectory() as name:
+        swarm = Swarm(Path(name))
+        try:
+            swarm.bootstrap()
+            load = Load(swarm, asked.peers, asked.peers + kills, options)
+            until(lambda: len(load.answered()) >= min(3, asked.peers), 180.0, "three that are answered")
+            began, times = time.monotonic(), [time.monotonic()]
+            for number in range(kills):
+                time.sleep(max(0.0, times[-1] + asked.every - time.monotonic()))
+                who = load.kill(60.0)
+                times.append(time.monotonic())
+                took, left = times[-1] - times[-2], len(load.answered())
+                print(f"kill {number + 1} after {took:.1f} s: {who}; {left} left that train", flush=True)
+            took_s = time.monotonic() - began
+            load.living = [m for m in load.living if m.lines("answered")]
+            until(lambda: len({m.name for m in load.living}) == len(load.answered()), 60.0, "all are answered")
+            time.sleep(2.0)
+            for member in load.living:
+                member.tell("end")
+            for member in load.living:
+                member.wait_for("theta", 60.0)
+            wrong = verdict(load)
+        finally:
+            swarm.end()
+    answered = sum(len(member.lines("answered")) for member in load.members)
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    usual, most = statistics.median(gaps), max(gaps)
+    print(f"{len(gaps)} kills in {took_s:.0f} s, one every {usual:.1f} s (median), {most:.1f} s at most")
+    print(f"{answered} submissions were answered for, of {len(load.members)} lives, in {asked.shards} shards each")
+    print("\n".join(wrong) or "each is counted once: nothing is missing, nothing is there twice")
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

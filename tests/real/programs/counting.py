@@ -1,0 +1,69 @@
+"""A peer whose submissions can be told apart in θ: η = 1, no momentum, whole numbers, asynchronous mode.
+
+Each shard is a parameter, and has two elements for each life of a peer, of which this one (`life`) moves its own two
+alone: the k-th submission by `amounts(k)`. So θ says, exactly, what was counted of which life. Says what was answered
+for, with the shards that it aggregates; "end" on stdin has it stop, and say θ's elements of all lives.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from train import say
+
+from p2p_diloco import Peer, PeerConfig
+
+
+def amounts(number: int) -> tuple[int, int]:
+    """What the k-th submission of a life moves its two elements by."""
+    return 1 + number * number % 13, 1 + number % 17
+
+
+def main(options: dict[str, Any]) -> None:
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {options['name']}: %(message)s")
+    torch.set_num_threads(1)
+    life, lives, numel = options["life"], options["lives"], options["numel"]
+    model = nn.Module()
+    shards = [nn.Parameter(torch.zeros(numel)) for _ in range(options["shards"])]
+    for index, shard in enumerate(shards):
+        model.register_parameter(f"w{index}", shard)
+        shard.grad = torch.zeros(numel)
+    optimizer = torch.optim.SGD(shards, lr=1.0)
+    config = {"mode": "async", "sync_every": 1, "codec": "fp32", "outer_lr": 1.0, "outer_momentum": 0.0}
+    config |= {"shard_elements": numel, **options["config"]}
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
+    local = PeerConfig(name=options["name"])
+    initial_peers = options["initial_peers"]
+    with Peer(
+        model, optimizer, run_id=options["run_id"], initial_peers=initial_peers, config=config, local=local
+    ) as peer:
+        say("in", life=life)
+        number, sent = 0, 0
+        while not ended.is_set():
+            for shard in shards:
+                assert shard.grad is not None
+                shard.grad[2 * life], shard.grad[2 * life + 1] = amounts(number)
+            optimizer.step()
+            if (done := peer.metrics.sync_count) > sent:
+                told = peer._running.line.ask("ask", "told")
+                refused = peer.metrics.refused_submissions
+                say("answered", number=number, aggregates=told["aggregates"], peers=len(told["peers"]), refused=refused)
+                number, sent = number + 1, done
+            time.sleep(options["pause_s"])
+        say("last", number=number)
+        time.sleep(options["settle_s"])  # what others have submitted since comes to whoever holds the shard
+        values = [value[: 2 * lives].tolist() for value in peer.global_state_dict().values()]
+        say("theta", values=values)
+        time.sleep(options["settle_s"])
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
