@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 
 DPI = 150
+COLOURS = ("#0b6e99", "#d1663c", "#5a5a5a", "#3c8d40")
+STYLES = ("-", "--", ":", "-.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ def write_png(
 
     figure = Figure(figsize=(8, 4.5), dpi=DPI, layout="constrained")
     axes = figure.add_subplot()
-    for curve, colour, style in zip(curves, ("#0b6e99", "#d1663c", "#5a5a5a"), ("-", "--", ":"), strict=False):
+    for curve, colour, style in zip(curves, COLOURS, STYLES, strict=False):
         xs, ys = [x for x, _ in curve.points], [y for _, y in curve.points]
         last = f" ({ys[-1]:.3f})" if ys else ""
         axes.plot(xs, ys, style, color=colour, linewidth=2, marker="o", markersize=3, label=curve.label + last)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -106,6 +107,33 @@ def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any]) -> None:
         assert release["refused"] == 2
         assert one.memory.theta.tolist() == [-4.0] * 4
         await stopped(peers)
+
+    asyncio.run(scenario())
+
+
+def test_a_run_goes_on_from_its_disks_in_the_midst_of_a_buffer(memory_peer: type[Any], tmp_path: Path) -> None:
+    """Delayed Nesterov, N = 3: after four submissions both peers end, and start again from their checkpoints. θ,
+    momentum, the buffer with one submission in it, its count and what is counted of whom are there again."""
+    numbers = [-1 / 3, -2 / 3, -1.9, -1.9 - 1 / 3, -1.9 - 2 / 3, -4.61]
+    config = {**ASYNC, "outer_momentum": 0.9, "dn_buffer_size": 3}
+
+    async def scenario() -> None:
+        found: list[float] = []
+        for life in range(2):
+            network = MemoryNetwork()
+            peers = [
+                memory_peer(network, name, config, checkpoint_dir=tmp_path / name, save_every=1, restart_wait=5.0)
+                for name in "ab"
+            ]
+            await asyncio.gather(*(peer.enter() for peer in peers))
+            for peer in peers:
+                await peer.merge()
+            for number in range(4) if life == 0 else range(4, 6):
+                release = await peers[number % 2].exchange(1.0)
+                assert release["refused"] == 0
+                found.append(peers[number % 2].memory.theta[0].item())
+            await stopped(peers)
+        assert found == pytest.approx(numbers, rel=1e-6)
 
     asyncio.run(scenario())
 
