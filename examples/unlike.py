@@ -123,7 +123,8 @@ def thinned(kept: Sequence[tuple[float, Any]], apart_s: float) -> Iterator[tuple
 
 def measured(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, Any]:
     """One run. Raises RuntimeError if a peer fails."""
-    fixed = {"sync_every": asked.sync_every, "start_peers": len(SPEEDS)}
+    fixed = {key: getattr(asked, key) for key in ("sync_every", "outer_lr", "outer_momentum")}
+    fixed |= {"start_peers": len(SPEEDS)}
     told = {"seed": seed, "start": str(starting_point(asked, seed)), "points": asked.points}
     told |= {key: getattr(asked, key) for key in ("batch_size", "seconds", "period")}
     told |= {"config": {**fixed, **SETTINGS[setting]}, "run_id": f"unlike-{os.getpid()}-{time.time_ns()}"}
@@ -170,7 +171,7 @@ def together(processes: Sequence[subprocess.Popen[str]]) -> None:
 
 def identity(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, Any]:
     """What tells one run from another."""
-    keys = ("seconds", "period", "sync_every", "warm_start", "batch_size")
+    keys = ("seconds", "period", "sync_every", "outer_lr", "outer_momentum", "warm_start", "batch_size")
     return {"setting": setting, "seed": seed, **{key: getattr(asked, key) for key in keys}}
 
 
@@ -265,6 +266,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="of training in a run")
     parser.add_argument("--period", type=float, default=0.06, help="seconds of the fastest peer's step, sleep included")
     parser.add_argument("--sync-every", type=int, default=20, help="H")
+    parser.add_argument("--outer-lr", type=float, default=0.7)
+    parser.add_argument("--outer-momentum", type=float, default=0.9)
     parser.add_argument("--loss", type=float, default=2.15, help="the held-out loss that is to be reached")
     parser.add_argument("--warm-start", type=int, default=100, help="data-parallel steps before")
     parser.add_argument("--batch-size", type=int, default=8, help="of each peer")
