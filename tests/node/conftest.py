@@ -77,7 +77,7 @@ class MemoryPeer:
                     return message
             elif self.task.done():
                 self.task.result()
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.005)
         raise AssertionError(f"{self.setup.local.name} heard no {kind}, but {self.said[-5:]}")
 
     def _received(self) -> Message | None:
