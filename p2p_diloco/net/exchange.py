@@ -45,6 +45,9 @@ LINGER_S = 2.0
 REFUSALS_EVERY_S = 60.0
 """How often a peer whose messages are refused is named in the log."""
 
+SLACK_BYTES = 256
+"""How much longer the memory is that a payload is received into: then what it leaves in the heap has room for a tensor
+of the payload's length, which is aligned, and the two can take each other's place."""
 CLOSE_S = 1.0
 """How long streams may take to end before they are cancelled."""
 
@@ -318,7 +321,7 @@ class Exchange:
             self._refuse(stream, f"busy: {self.limits.streams_max} payloads are under way")
             return False
         try:
-            payload = np.empty(payload_bytes, dtype=np.uint8).data  # a bytearray would be filled with zeros first
+            payload = np.empty(payload_bytes + SLACK_BYTES, dtype=np.uint8)[:payload_bytes].data
             early = stream.decoder.rest()
             if len(early) > payload_bytes:
                 raise FrameError(f"more bytes came than the {payload_bytes} that were announced")

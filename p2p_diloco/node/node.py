@@ -93,6 +93,7 @@ class Node:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None] | None]] = asyncio.Queue()
         self._due: deque[Average | Apply | Fill] = deque()
+        self._awaited: dict[int, asyncio.Future[None]] = {}  # by the effect that an event is fed once it is computed
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
         self._at_rest.set()
         self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that wait or are on their way
@@ -129,13 +130,20 @@ class Node:
             while True:
                 if not self._due or not self._events.empty():
                     event, done = await self._events.get()
+                    before = len(self._due)
                     await self._feed(event)
-                    if done is not None and not done.done():
-                        done.set_result(None)
+                    if done is not None and len(self._due) > before:
+                        self._awaited[id(self._due[-1])] = done  # whoever sends much waits until it is computed
+                    else:
+                        _answer(done)
                     done = None
                     await asyncio.sleep(0)  # a full queue must not keep the loop from its sockets
                 if self._due:
-                    await self._feed(self._worked(self._due.popleft()))
+                    effect = self._due.popleft()
+                    done = self._awaited.pop(id(effect), None)
+                    await self._feed(self._worked(effect))
+                    _answer(done)
+                    done = None
                     await asyncio.sleep(0)
         finally:
             self._end(done)
@@ -155,7 +163,7 @@ class Node:
         self._ended = True
         if self._timer is not None:
             self._timer.cancel()
-        waiting = [current]
+        waiting = [current, *self._awaited.values()]
         while not self._events.empty():
             waiting.append(self._events.get_nowait()[1])
         for done in waiting:
@@ -182,7 +190,9 @@ class Node:
                     self.work.accept(proposals)
             case Load(due=due):
                 while due and self._due:  # the trainer is about to write what these may be made of
-                    self.post(self._worked(self._due.popleft()))
+                    early = self._due.popleft()
+                    self.post(self._worked(early))
+                    _answer(self._awaited.pop(id(early), None))
                 for shard in due:
                     await self._outbox.withdraw(shard)
                 self._trainer.load(effect)
@@ -277,6 +287,12 @@ class Node:
             self.post(Damaged(shard, state.version))
             raise Refusal(f"shard {shard} is damaged here")
         return wire.pack(state, self.run.token), self.work.export(shard)
+
+
+def _answer(done: asyncio.Future[None] | None) -> None:
+    """Tell whoever waits for an event that it is fed."""
+    if done is not None and not done.done():
+        done.set_result(None)
 
 
 def _made(header: bytes, payload: memoryview) -> Made:

@@ -99,7 +99,7 @@ class ShardStore:
     def restate(self, shard: int, meta: bytes) -> Proposal:
         """What the shard holds now, as a proposal with another `meta`. Raises ValueError for values that aren't
         finite."""
-        theta, state = self.theta(shard).clone(), self._states[shard]
+        theta, state = self._like(self.theta(shard)).copy_(self.theta(shard)), self._states[shard]
         return _proposal(theta, state, look(theta, state), meta)
 
     def accept(self, shard: int, proposal: Proposal) -> None:
@@ -137,10 +137,8 @@ class ShardStore:
         numel = self.layout.shards[shard].numel
         lengths = self.outer.state_lengths(numel)
         values = codecs.decode(buffer, "fp32", numel + sum(lengths.values()))
-        theta, start, state = values[:numel].clone(), numel, {}
-        for name, length in lengths.items():
-            state[name] = values[start : start + length].clone()
-            start += length
+        theta, *others = (self._like(part).copy_(part) for part in torch.split(values, [numel, *lengths.values()]))
+        state = dict(zip(lengths, others, strict=True))
         return _proposal(theta, state, look(theta, state), meta)
 
 
