@@ -25,6 +25,8 @@ def learning_rate(
     return peak * (min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * gone)) / 2)
 
 
-def run_horizon(*, epochs: int | None, sync_every: int, own_steps: int | None) -> int | None:
-    """The inner step at which the schedule ends: the run's end where it is known, else this peer's own."""
-    return own_steps if epochs is None else epochs * sync_every
+def run_horizon(*, epochs: int | None, sync_every: int, own_steps: int | None, submitters: int = 1) -> int | None:
+    """The inner step at which the schedule ends: the run's end where it is known, else this peer's own. `submitters`:
+    peers whose submissions are epochs each; 1 where an epoch is a round of all.
+    """
+    return own_steps if epochs is None else epochs * sync_every // submitters

@@ -116,8 +116,12 @@ def train(
     batches.position = peer.global_step
     next_judgement, judged_at = peer.epoch + config.eval_every_epochs, -1
     while not peer.finished and (config.steps is None or progress.steps < config.steps):
+        run = peer.config
         horizon = run_horizon(
-            epochs=peer.config.stop_after_epochs, sync_every=peer.config.sync_every, own_steps=config.steps
+            epochs=run.stop_after_epochs,
+            sync_every=run.sync_every,
+            own_steps=config.steps,
+            submitters=max(1, peer.metrics.peers) if run.mode == "async" else 1,
         )
         _follow_schedule(optimizer, peer.global_step, horizon, config)
         loss = _backward(model, next(batches), config.clip)

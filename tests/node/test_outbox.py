@@ -198,3 +198,51 @@ def test_what_is_withdrawn_is_on_its_way_no_more() -> None:
         assert len(answers) == BULK_AT_ONCE + 1
 
     played(test)
+
+
+def test_what_makes_one_answer_stays_in_order() -> None:
+    """Payloads of one line to a peer go one at a time, each after the answer to the one before; those of other lines
+    don't wait for them."""
+
+    async def life(box: Outbox, wires: Slow, answers: list[Any]) -> None:
+        for header in (b"1", b"2", b"3"):
+            box.put("b", header, PAYLOAD, answers.append, line=0)
+        box.put("b", b"other shard", PAYLOAD, answers.append, line=1)
+        box.put("c", b"other peer", PAYLOAD, answers.append, line=0)
+        await asyncio.sleep(0.05)
+        assert sorted(wires.under_way) == [("b", b"1"), ("b", b"other shard"), ("c", b"other peer")]
+        wires.let_go.set()
+        await box.emptied(1.0)
+        assert answers == [None] * 5
+
+    played(life)
+
+
+def test_what_has_to_be_held_waits_for_no_other_payload() -> None:
+    """However many payloads wait for their turn."""
+
+    async def life(box: Outbox, wires: Slow, answers: list[Any]) -> None:
+        for number in range(BULK_AT_ONCE + 3):
+            box.put("b", str(number).encode(), PAYLOAD, answers.append)
+        box.put("b", b"urgent", PAYLOAD, answers.append, line=0, urgent=True)
+        await asyncio.sleep(0.05)
+        assert ("b", b"urgent") in wires.under_way
+        assert len(wires.under_way) == BULK_AT_ONCE + 1
+
+    played(life)
+
+
+def test_where_there_are_no_rounds_a_state_gives_way_to_nobody() -> None:
+    """In asynchronous mode it is an answer that somebody's training waits for."""
+
+    async def life() -> None:
+        wires, answers = Slow(), list[Any]()
+        box = Outbox(wires, gives_way=False)  # type: ignore[arg-type]
+        box.put("b", b"payload", PAYLOAD, answers.append)
+        box.put_late("c", state(b"state"), answers.append)
+        await asyncio.sleep(0.05)
+        assert sorted(wires.under_way) == [("b", b"payload"), ("c", b"state")]
+        box.close()
+        await box.emptied(1.0)
+
+    asyncio.run(life())

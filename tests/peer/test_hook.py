@@ -34,6 +34,8 @@ class ScriptedLine:
         self.releases: list[bool | None] = []
         self.stood: dict[str, float] = {}
         self.hidden = {"transfer": 0.2, "group": 0.3}
+        self.asynchronous: dict[str, int] = {}
+        self.trained, self.workers, self.samples = 0, 2, 0
         self.layout: Layout
         self.epochs: list[int] = []
         self.fresh: dict[int, str] = {}
@@ -50,7 +52,9 @@ class ScriptedLine:
         due = min(range(len(self.epochs)), key=lambda f: (self.epochs[f], f))
         shards = [] if self.memory.count(Count.FINISHED) else [s.index for s in self.layout.shards_of(due)]
         loads, self.fresh = [[s, carry] for s, carry in self.fresh.items()], {}
-        return {"kind": "load", "shards": loads, "due": shards, "commits": sum(self.epochs)}
+        self.trained = self.samples
+        counts = {"commits": sum(self.epochs), "trained": self.trained, "workers": self.workers}
+        return {"kind": "load", "shards": loads, "due": shards, **counts}
 
     def request(self, kind: str, **values: Any) -> int:
         self.log.append((kind, values))
@@ -67,7 +71,8 @@ class ScriptedLine:
             self.memory.set_count(Count.CHANGED, self.memory.count(Count.CHANGED) + 1)
         if sent is None:
             return None
-        return {"kind": "release", "n": n, "sent": sent, "stood": self.stood, "hidden": self.hidden}
+        spent = {"stood": self.stood, "hidden": self.hidden}
+        return {"kind": "release", "n": n, "sent": sent, **spent, **self.asynchronous}
 
     def commit(self, request: dict[str, Any]) -> None:
         for shard in request["shards"]:
@@ -75,6 +80,7 @@ class ScriptedLine:
             self.memory.theta[part] -= self.lr * self.memory.delta[part]
             self.fresh[shard] = "subtract"
         self.epochs[self.layout.shards[request["shards"][0]].fragment] += 1
+        self.samples += request["samples"]
 
     def contributed(self) -> list[dict[str, Any]]:
         return [values for kind, values in self.log if kind == "contribute"]
@@ -236,6 +242,63 @@ def test_a_flight_that_never_began_is_sent_again_when_it_lands() -> None:
     assert model.u.tolist() == [8.0, 8.0]
     assert line.memory.theta.tolist() == [6.0] * 4
     assert hook.global_step == 6  # what the run counts: H for the commit, and two since
+
+
+def test_asynchronously_the_answer_says_how_many_steps_come_next() -> None:
+    """With dylu this peer's own number, of which each fragment has its share, and at least one; what the answer tells
+    of staleness and refusals is in the standing."""
+    hook, line, model = hooked(fragments=2, mode="async", dylu=True)
+    line.asynchronous = {"steps": 6, "staleness": 3, "refused": 1}
+    step(hook, model, 2)
+    assert len(line.contributed()) == 1  # half of H = 4
+    step(hook, model, 3)
+    assert len(line.contributed()) == 2
+    line.asynchronous = {"steps": 1, "staleness": 0, "refused": 1}
+    step(hook, model, 3 + 2)
+    assert len(line.contributed()) == 5
+    assert (hook.standing.sync_every, hook.standing.staleness, hook.standing.refused_submissions) == (1, 0, 1)
+
+
+def test_asynchronously_the_runs_step_is_a_live_peers_share() -> None:
+    """Samples counted, at this peer's samples a step, divided by the peers that train; and its own steps since."""
+    hook, line, model = hooked(mode="async")
+    line.asynchronous = {"steps": 4, "staleness": 0, "refused": 0}
+    line.samples = 24 * 5  # others'
+    hook.merge()
+    for _ in range(6):
+        hook.report(None, 5)
+        step(hook, model)
+    assert hook.global_step == (24 + 4) // 2 + 2
+    line.workers = 4
+    hook.merge()
+    assert hook.global_step == (24 + 4) // 4 + 2
+
+
+def test_asynchronously_nobody_is_asked_to_exchange() -> None:
+    """force_sync submits each fragment once; and where others ask, nothing is done."""
+    hook, line, model = hooked(fragments=2, mode="async")
+    line.asynchronous = {"steps": 4, "staleness": 0, "refused": 0}
+    step(hook, model)
+    hook.synchronise()
+    assert len(line.contributed()) == 2
+    assert "nudge" not in [kind for kind, _ in line.log]
+    line.memory.set_count(Count.GOAL, 100)
+    step(hook, model)
+    assert len(line.contributed()) == 2
+
+
+def test_a_run_that_another_peer_ended_is_merged_before_it_is_finished() -> None:
+    """The end may come between two steps, with another peer's commit: the model has the last state after the next."""
+    hook, line, model = hooked(mode="async")
+    step(hook, model)
+    line.memory.theta.fill_(7.0)
+    line.fresh[0] = "drop"
+    line.memory.set_count(Count.CHANGED, line.memory.count(Count.CHANGED) + 1)
+    line.memory.set_count(Count.FINISHED, 1)
+    assert not hook.finished
+    step(hook, model)
+    assert hook.finished
+    assert model.u.tolist() == [7.0, 7.0]
 
 
 @pytest.mark.parametrize("merge_alpha", [None, 0.0, 0.25])

@@ -34,5 +34,6 @@ def test_a_horizon_within_the_warm_up_divides_nothing_by_zero() -> None:
 
 def test_the_schedule_ends_with_the_run_where_its_end_is_known() -> None:
     assert run_horizon(epochs=30, sync_every=20, own_steps=50) == 600
+    assert run_horizon(epochs=30, sync_every=20, own_steps=50, submitters=3) == 200
     assert run_horizon(epochs=None, sync_every=20, own_steps=50) == 50
     assert run_horizon(epochs=None, sync_every=20, own_steps=None) is None
