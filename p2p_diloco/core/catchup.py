@@ -188,7 +188,8 @@ class CatchUp:
     def mend(self, now: float) -> list[Effect]:
         """Where tensors have changed in memory, fetch them anew; where nobody has them, go on with what is there."""
         damaged = [log for log in self.logs if log.damaged is not None]
-        if not damaged or self.fetching is not None:
+        coming = {shard for shard, _ in self.filling}  # a state has come, and is being filled in
+        if not damaged or self.fetching is not None or coming & {log.shard for log in damaged}:
             return []
         donors = damaged[0].donors()
         since = min(log.damaged for log in damaged if log.damaged is not None)

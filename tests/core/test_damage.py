@@ -77,6 +77,18 @@ def test_another_is_asked_when_one_does_not_help(peer: Any) -> None:
     assert sorted(asked) == ["b", "c"]
 
 
+def test_nothing_is_made_true_while_better_tensors_are_filled_in(peer: Any) -> None:
+    """They came at the last moment: what is there would else be averaged, and then be put in the place of what came."""
+    a = peer("a", group="ab", fragments=((0,), (1,)))
+    a.feed(Damaged(0, a.held))
+    a.pass_time(a.rules.dead_after + 1.0)
+    a.hear("b", a.state(0, 1, plan=a.plan("ab")))
+    a.replica.catchup.fetching = None  # as when another shard moves on
+    a.pass_time(1.1)
+    assert a.replica.logs[0].working is None
+    assert a.feed(Filled(0, a.held, "d1"))[0] == Accept(((0, "d1"),))
+
+
 def test_what_nobody_else_has_is_made_true(peer: Any) -> None:
     """With nobody to ask, a commit of no contributions makes a version of what is there, below the floor and under the
     next term; the round goes on from it."""

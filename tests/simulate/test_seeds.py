@@ -41,7 +41,7 @@ def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str, fi
         ("patient", 2253),
         *(("hesitant", seed) for seed in (247, 3439)),
         *(("async", seed) for seed in (0, 2, 11, 31, 164, 1618, 40962)),
-        *(("torn", seed) for seed in (3, 9, 14, 21, 2613, 9483, 40618, 40705)),
+        *(("torn", seed) for seed in (3, 9, 14, 21, 2613, 9483, 40618, 40705, 41136)),
     ],
 )
 def test_worlds_that_broke_once(kinds: dict[str, Callable[[int], None]], kind: str, seed: int) -> None:
