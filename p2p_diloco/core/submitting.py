@@ -83,7 +83,6 @@ class SubmittingLog(ShardLog):
             self.refusals += refused
             self.behind = version.epoch - 1 - mine.base.epoch if counts else None
             self.mine, self.refused, self.over = None, None, True
-            self.inbox.pop(self.me, None)
 
     def descends_from(self, base: Version) -> bool:
         return self.version is not None and descends(self.version, self.history, base)

@@ -195,6 +195,17 @@ def test_who_does_not_aggregate_tells_who_does(peer: Any) -> None:
         assert list(b.replica.logs[0].inbox) == ["a"]
 
 
+def test_what_was_fetched_is_answered_with_as_a_whole(peer: Any) -> None:
+    """Commits from before don't lead there."""
+    c = running(peer)
+    base = c.held
+    submitted(c, "a", 1)
+    c.hear("b", c.state(0, 9, plan=Plan(tuple("abc"), tuple("cb")), counted=(("a", ContributionId(1, 1)),)))
+    c.feed(Filled(0, c.version(9), "d9"))
+    effects = c.hear("a", c.contribution(base, 1))
+    assert (commits_to(effects, "a"), to(effects, "a", State)) == ([], [c.replica.state(0)])
+
+
 def test_a_submission_counts_once(peer: Any) -> None:
     """Sent again while it is under way nothing follows; afterwards it is answered again."""
     c = running(peer)
@@ -272,7 +283,8 @@ def test_a_submission_of_a_lineage_that_was_left_is_not_counted(peer: Any) -> No
     c = running(peer, async_grace=5.0)
     assert c.averages(c.hear("a", c.contribution(c.held))) == []
     other = Version(0, 70, 6, "x6")
-    c.replica.logs[0].adopt(State(0, other, 0, Plan(tuple("abc"), tuple("cb")), (), ((0, "d0"), (6, "x6"))), c.now)
+    state = State(0, other, 0, Plan(tuple("abc"), tuple("cb")), (), ((0, "d0"), (6, "x6")))
+    assert to(c.replica.logs[0].adopt(state, c.now), "a", State) == [], "it could not take it yet"
     for one in "ab":
         c.hear(one, Promise(0, other, 0))
     assert c.averages(c.pass_time(6.0)) == []
@@ -496,6 +508,45 @@ def test_a_successor_that_is_asked_again_says_so_again(peer: Any) -> None:
     assert b.hear("c", commit) == [Send("c", Held(0, commit.version))]
 
 
+def test_who_must_hold_a_commit_is_watched(peer: Any) -> None:
+    """So that its death shows as soon as that of anybody who is waited for."""
+    c = running(peer)
+    assert "b" not in c.replica.logs[0].watched()
+    averaged(c, c.hear("a", c.contribution(c.held)))
+    assert "b" in c.replica.logs[0].watched()
+
+
+def test_a_word_that_is_not_true_any_more_is_not_said_again(peer: Any) -> None:
+    """The successor has gone on: its aggregator has heard of it by other ways."""
+    b = running(peer, "b")
+    for epoch in (1, 2):
+        commit = next_commit(b, epoch=epoch)
+        b.hear("c", commit)
+        b.feed(Applied(0, commit.base, commit.version.digest))
+        if epoch == 1:
+            b.feed(SendFailed("c", Held(0, commit.version), gone=False))
+    assert to(b.pass_time(1.1), "c", Held) == []
+
+
+def test_changed_memory_is_mended_by_those_that_the_plan_names(peer: Any) -> None:
+    """The others are behind, as a rule."""
+    b = running(peer, "b")
+    assert [e.to for e in b.feed(Damaged(0, b.held)) if isinstance(e, Send)] == ["c"]
+    assert b.replica.logs[0].donors() == ["c"]
+    b.lose("c")
+    assert b.replica.logs[0].donors() == ["a"], "unless none of them lives"
+
+
+def test_what_nobody_has_as_it_was_is_committed_without_waiting(peer: Any) -> None:
+    """A commit of changed memory has a base that nobody could be given; its successors fetch what it made."""
+    c = running(peer)
+    for one in "ab":
+        c.lose(one)
+    [average] = [e for e in [*c.feed(Damaged(0, c.held)), *c.pass_time(1.1)] if isinstance(e, Average)]
+    c.meet("b")
+    assert c.feed(Averaged(0, average.base, "true", "mean"))[0] == Accept(((0, "true"),))
+
+
 def test_a_word_that_did_not_arrive_is_said_again(peer: Any) -> None:
     """At the next interval, while it is true."""
     b = running(peer, "b")
@@ -609,6 +660,18 @@ def test_a_successor_that_began_anew_from_nothing_is_replaced(peer: Any) -> None
     assert Accept(((0, "d3"),)) in c.hear("d", Held(0, named.version)), "b need not hold what names another"
 
 
+@pytest.mark.parametrize("says", [{"eligible": False}, {"unlike": True}])
+def test_who_could_not_hold_or_lead_is_not_named(peer: Any, says: dict[str, bool]) -> None:
+    """Nobody could reach it, or it computes otherwise: another is named, whoever is elected."""
+    first, second = (p for p in assign("run", 0, (0,), dict.fromkeys("acd", 1.0))[0] if p != "c")
+    c = running(peer)
+    joined_by(c, "d")
+    c.meet(first, **says)
+    effects = c.lose("b")
+    [named] = commits_to(averaged(c, effects, "d2"), second)
+    assert named.plan.succession == ("c", second)
+
+
 def test_a_lone_survivor_goes_on(peer: Any) -> None:
     """Where nobody can be named, the aggregator alone holds what it answers for."""
     c = running(peer)
@@ -650,8 +713,18 @@ def test_a_shard_is_handed_over_to_who_holds_it_already(peer: Any) -> None:
     assert last.plan.succession == ("c", "a")
     held_by(a, "c", effects)
     assert a.replica.aggregates() == ()
+    assert a.replica.logs[0].assigned is None, "should it come back, it stays for a while again"
     [contribution] = to(a.contribute(), "c", Contribution)
     assert contribution.base == last.version
+
+
+def test_who_has_taken_over_keeps_the_shard_for_a_while(peer: Any) -> None:
+    """Though another one is elected: nothing is handed over while the dead may be back."""
+    a = running(peer, "a", succession="cab", successors=2)
+    a.lose("c")
+    a.hear("b", Promise(0, a.held, 1))
+    [commit] = commits_to(averaged(a, a.contribute()), "b")
+    assert commit.plan.succession[0] == "a"
 
 
 def test_what_comes_too_late_for_the_old_aggregator_goes_to_the_new_one(peer: Any) -> None:
@@ -860,6 +933,14 @@ def test_fragments_take_turns(peer: Any) -> None:
         effects = c.contribute(*load.due)
         averaged(c, effects, f"n{len(due)}")
     assert due == [(0,), (1,), (0,), (1,)]
+
+
+def test_a_final_state_is_merged_once(peer: Any) -> None:
+    """No exchange follows it."""
+    a = peer("a", epoch=5, mode="async", stop_after_epochs=5)
+    [load] = a.feed(Merge())
+    assert [one.version for one in load.shards] == [a.held]
+    assert a.feed(Merge()) == [Load((), ())]
 
 
 # -- being behind is usual
