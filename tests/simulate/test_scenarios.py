@@ -54,24 +54,24 @@ def longest_gap(moments: list[float], start: float, end: float) -> float:
 
 
 class LastWords(World):
-    """The aggregator of an epoch dies while it sends its commit: only the witness hears it, which is no successor."""
+    """The aggregator of an epoch dies while it sends its commit: only one hears it, which is no successor."""
 
     after = 12.0
-    witness = ""
+    hearer = ""
     commit: Commit | None = None
 
     def send(self, sender: Process, to: str, message: Message) -> None:
         if isinstance(message, Commit) and self.commit is None and self.now > self.after:
             others = [p for p in sorted(self.alive) if p != sender.name]
             successor = self.alive[others[0]].replica.logs[0].line()[1]
-            self.witness = self.witness or next(p for p in others if p != successor)
-            if self.witness in (sender.name, successor):
+            self.hearer = self.hearer or next(p for p in others if p != successor)
+            if self.hearer in (sender.name, successor):
                 self.after = self.now + 1.0  # not this one
             else:
                 self.commit = message
                 self.at(0.0, lambda: self.crash(sender.name))
         last = message is self.commit and isinstance(message, Commit) and sender.name == message.aggregator
-        if last and to != self.witness:
+        if last and to != self.hearer:
             return
         super().send(sender, to, message)
 
@@ -80,7 +80,7 @@ def last_words(seed: int, idle: bool) -> None:
     world = calm(seed, LastWords, peers=4)
     assert isinstance(world, LastWords)
     if idle:
-        world.witness = "p3"
+        world.hearer = "p3"
         world.alive["p3"].stalled_until = FOR_EVER
     world.run(40.0)
     assert world.commit is not None
@@ -96,7 +96,7 @@ def last_words(seed: int, idle: bool) -> None:
 def test_a_commit_that_one_peer_got_before_the_aggregator_died(seed: int, idle: bool) -> None:
     """It is the commit: the successor asks, is answered with it, and nobody ends up with another one of that epoch.
 
-    The witness may be a contributor, or one whose trainer stands still, so that nobody waits for it.
+    Who hears it may be a contributor, or one whose trainer stands still, so that nobody waits for it.
     """
     last_words(seed, idle)
 
