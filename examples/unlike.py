@@ -3,7 +3,8 @@
 Three processes as a user would write them train the built-in model, one `Peer` each. The second sleeps until its step
 has taken twice as long as the first one's, the third five times as long: speeds 1 : 0.5 : 0.2, whatever the machine
 does beside. All runs of a seed start from one model and draw the same text. The first peer keeps the global parameters
-after its exchanges, and judges them when the run is over, so that judging costs the run no time.
+after its exchanges, and judges them when the run is over, so that judging costs the run no time. H of the asynchronous
+runs is what the fastest makes while the slowest makes that of the synchronous ones: so both exchange as often.
 
 python examples/unlike.py --folder unlike                      # four settings, seeds 0, 1 and 2: about half an hour
 python examples/unlike.py --folder unlike --settings sync "async, DN, DyLU" --seeds 1 --seconds 60
@@ -123,8 +124,9 @@ def thinned(kept: Sequence[tuple[float, Any]], apart_s: float) -> Iterator[tuple
 
 def measured(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, Any]:
     """One run. Raises RuntimeError if a peer fails."""
-    fixed = {key: getattr(asked, key) for key in ("sync_every", "outer_lr", "outer_momentum")}
-    fixed |= {"start_peers": len(SPEEDS)}
+    fixed = {key: getattr(asked, key) for key in ("outer_lr", "outer_momentum")}
+    every = asked.async_every if SETTINGS[setting] else asked.sync_every
+    fixed |= {"start_peers": len(SPEEDS), "sync_every": every}
     told = {"seed": seed, "start": str(starting_point(asked, seed)), "points": asked.points}
     told |= {key: getattr(asked, key) for key in ("batch_size", "seconds", "period")}
     told |= {"config": {**fixed, **SETTINGS[setting]}, "run_id": f"unlike-{os.getpid()}-{time.time_ns()}"}
@@ -171,7 +173,7 @@ def together(processes: Sequence[subprocess.Popen[str]]) -> None:
 
 def identity(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, Any]:
     """What tells one run from another."""
-    keys = ("seconds", "period", "sync_every", "outer_lr", "outer_momentum", "warm_start", "batch_size")
+    keys = ("seconds", "period", "sync_every", "async_every", "outer_lr", "outer_momentum", "warm_start", "batch_size")
     return {"setting": setting, "seed": seed, **{key: getattr(asked, key) for key in keys}}
 
 
@@ -252,7 +254,8 @@ def plot(asked: argparse.Namespace) -> None:
             curves.append(Curve(setting, mark, points))
     if not curves:
         return
-    title = f"Three peers, speeds 1 : 0.5 : 0.2, H = {asked.sync_every}: the run of each setting's median time"
+    both = f"H = {asked.sync_every} and {asked.async_every}"
+    title = f"Three peers, speeds 1 : 0.5 : 0.2, {both}: the runs of the median time"
     path = asked.folder / "unlike.png"
     write_png(path, curves, [], title=title, x_label="seconds of training", y_label="held-out loss, nats a byte")
 
@@ -265,7 +268,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
     parser.add_argument("--seconds", type=float, default=120.0, help="of training in a run")
     parser.add_argument("--period", type=float, default=0.06, help="seconds of the fastest peer's step, sleep included")
-    parser.add_argument("--sync-every", type=int, default=20, help="H")
+    parser.add_argument("--sync-every", type=int, default=20, help="H of the synchronous runs")
+    parser.add_argument("--async-every", type=int, default=100, help="H of the asynchronous ones, the fastest peer's")
     parser.add_argument("--outer-lr", type=float, default=0.7)
     parser.add_argument("--outer-momentum", type=float, default=0.9)
     parser.add_argument("--loss", type=float, default=2.15, help="the held-out loss that is to be reached")
