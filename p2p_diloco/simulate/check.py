@@ -176,7 +176,7 @@ def check(world: World) -> Outcome:
         require(len(world.lineage()) == 1, "d", f"more than one lineage after healing: {world.lineage()}")
         world.intact()
         world.revised(asked)
-        if world.settings.deaths_at_once is not None:
+        if world.witness.one_line:
             world.relied_upon()
         steps = world.account()
         world.witness.ended(steps, world.happened)
