@@ -129,8 +129,10 @@ def test_only_who_is_seen_to_train_shows_that_the_run_never_stopped(
 
 
 def saved_plans_name(peer: str, folder: Path) -> bool:
-    """Whether a checkpoint's plan has this peer in it."""
-    return any(f'"{peer}"' in manifest.read_text() for manifest in folder.rglob(checkpoint.MANIFEST))
+    """Whether the newest checkpoint's plan has this peer in it."""
+    found = list(folder.rglob(f"checkpoint-*/{checkpoint.MANIFEST}"))
+    newest = max(found, key=lambda path: int(path.parent.name.rpartition("-")[2]), default=None)
+    return newest is not None and f'"{peer}"' in newest.read_text()
 
 
 def test_a_helper_of_the_last_round_is_waited_for_too(
