@@ -51,6 +51,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 WINDOWS = {"count": 16, "batch_size": 16}  # held-out: 256
 START_S = 300.0
+PLOTTED_MAX = 3.0
+"""A loss above is drawn there: one that runs away would leave the others no room."""
 
 
 # -- one peer's process
@@ -250,7 +252,7 @@ def plot(asked: argparse.Namespace) -> None:
     for setting, mark in zip(asked.settings, "*+o.", strict=False):
         runs = sorted(found(asked, setting).values(), key=lambda run: reached(run["curve"], asked.loss) or float("inf"))
         if runs:
-            points = tuple((at, loss) for at, loss in runs[len(runs) // 2]["curve"])
+            points = tuple((at, min(loss, PLOTTED_MAX)) for at, loss in runs[len(runs) // 2]["curve"])
             curves.append(Curve(setting, mark, points))
     if not curves:
         return

@@ -98,7 +98,7 @@ def write_png(
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="lower left", framealpha=1, edgecolor="none")
+    axes.legend(loc="best", framealpha=1, edgecolor="none")
     figure.savefig(path)
 
 
