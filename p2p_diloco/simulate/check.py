@@ -22,7 +22,7 @@ KINDS = {
     "bereaved": "as patient, and the dead stay dead",
     "hesitant": "as bereaved, and bases change while pseudo-gradients are made",
     "overlapped": "as healed, and training goes on while exchanges are under way",
-    "async": "asynchronous mode; no more deaths at a time than there are successors",
+    "async": "asynchronous mode; no more deaths and damaged memories at a time than there are successors",
     "torn": "asynchronous mode; faults of all kinds, cuts of the network too",
 }
 _MIX = ("healed", "patient", "async", "bereaved", "healed", "torn", "overlapped", "hesitant")
@@ -176,7 +176,7 @@ def check(world: World) -> Outcome:
         require(len(world.lineage()) == 1, "d", f"more than one lineage after healing: {world.lineage()}")
         world.intact()
         world.revised(asked)
-        if world.witness.one_line:
+        if world.settings.deaths_at_once is not None:
             world.relied_upon()
         steps = world.account()
         world.witness.ended(steps, world.happened)

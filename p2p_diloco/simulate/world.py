@@ -550,12 +550,15 @@ class World:
         return 2 * self.rules.heartbeat_timeout + 4 + 3 * self.settings.state_lag
 
     def _spared(self, kind: str) -> bool:
-        """Whether as many have died of late as may. Who starts again holds little; who freezes is as good as dead."""
+        """Whether as many have died of late as may. Who starts again holds little; who freezes is as good as dead, and
+        so is whose memory is damaged, until that is mended."""
         most = self.settings.deaths_at_once
-        if most is None or kind not in ("crash", "freeze", "leave", "restart"):
+        if most is None or kind not in ("crash", "flip", "freeze", "leave", "restart"):
             return False
         self.weakened = [until for until in self.weakened if until > self.now]
-        if len(self.weakened) >= most and kind != "restart":
+        able = [p for p in self.alive.values() if p.replica.has_state]
+        damaged = sum(any(self._damaged(p, s) for s in range(self.rules.shards)) for p in able)
+        if len(self.weakened) + damaged >= most and kind != "restart":
             return True
         self.weakened.append(self.now + self.repair + (FREEZE_S[1] if kind == "freeze" else 0.0))
         return False

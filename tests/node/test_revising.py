@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from p2p_diloco.config import THIS_VERSION_HAS
 from p2p_diloco.core.messages import Commit, Plan, Probe, State, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion, Version
@@ -259,7 +258,6 @@ def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tm
     asyncio.run(asyncio.wait_for(elsewhere(theta), 20.0))
 
 
-@pytest.mark.skipif("async" not in THIS_VERSION_HAS.get("mode", ("async",)), reason="mode=async is not carried out yet")
 @pytest.mark.parametrize("variant", ["paper", "buffered"])
 def test_delayed_nesterov_goes_on_with_other_rates(memory_peer: Any, quick: dict[str, Any], variant: str) -> None:
     """Asynchronous: each submission is a step of the formula with the old rates or the new ones, the new ones from some
