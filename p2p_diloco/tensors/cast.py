@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from p2p_diloco.tensors.flat import blocks
+from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.raw import all_finite, as_bytes, magnitude
 
 
@@ -49,4 +49,8 @@ class Cast:
 
     def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
         """As `codec.Codec.decode_blocks`."""
-        return (values.to(torch.float32) for (values,) in blocks(raw.view(self.dtype)))
+        pieces = torch.split(raw.view(self.dtype), flats.BLOCK)
+        if self.dtype == torch.float32:
+            return iter(pieces)
+        decoded = torch.empty(min(numel, flats.BLOCK))
+        return (decoded[: len(piece)].copy_(piece) for piece in pieces)

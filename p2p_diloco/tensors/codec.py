@@ -42,8 +42,8 @@ class Codec(Protocol):
         nothing."""
 
     def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
-        """The values as fp32, cut as `flat.blocks` cuts. ValueError, before the first, for bytes that mean nothing,
-        which may include what isn't finite."""
+        """The values as fp32, cut as `flat.blocks` cuts, each good until the next is asked for. ValueError, before the
+        first, for bytes that mean nothing, which may include what isn't finite."""
 
 
 CODECS: dict[str, Codec] = {
@@ -103,7 +103,8 @@ def decode(buffer: Buffer, codec: str, numel: int) -> Tensor:
 
 
 def decode_blocks(buffer: Buffer, codec: str, numel: int) -> Iterator[Tensor]:
-    """`decode` in blocks of `flat.BLOCK`, each decoded as it is asked for. A wrong length is refused at once."""
+    """`decode` in blocks of `flat.BLOCK`, each decoded as it is asked for and good until the next is. A wrong length is
+    refused at once."""
     check_length(buffer, codec, numel)
     return _codec(codec).decode_blocks(tensor_over(buffer), numel)
 

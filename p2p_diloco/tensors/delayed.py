@@ -25,12 +25,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import flat as flats
-from p2p_diloco.tensors.flat import blocks
+from p2p_diloco.tensors.flat import Array, arrays, unheeded
 from p2p_diloco.tensors.outer import Like, OuterOptimizer, Seen, State
 
 VARIANTS = ("paper", "buffered")
@@ -70,6 +71,7 @@ class DelayedNesterov:
         """The state before the first submission: zeros."""
         return {name: torch.zeros(length) for name, length in self.state_lengths(numel).items()}
 
+    @unheeded
     def step(
         self,
         theta: Tensor,
@@ -91,23 +93,29 @@ class DelayedNesterov:
         parts = torch.split(grad, flats.BLOCK) if isinstance(grad, Tensor) else grad
         new_theta, new_m, new_b = like(theta), like(theta).copy_(state["m"]), like(theta)
         at_once = submissions / self.size if self.variant == "paper" else submissions - full
-        for (old, b, new, m, kept), g in zip(blocks(theta, state["b"], new_theta, new_m, new_b), parts, strict=True):
-            torch.sub(old, torch.mul(g, self.outer.lr * at_once), out=new)
-            torch.add(b, torch.mul(g, submissions), out=kept)
+        step, count = np.float32(self.outer.lr * at_once), np.float32(submissions)
+        for g, old, b, new, m, kept in arrays(parts, theta, state["b"], new_theta, new_m, new_b):
+            np.multiply(g, step, out=new)
+            np.subtract(old, new, out=new)
+            np.multiply(g, count, out=kept)
+            np.add(b, kept, out=kept)
             if full:
                 self._fill(new, m, kept)
             if seen is not None:
                 seen("theta", new)
-                seen("state.m", m)
+                seen("state.m", m, follows=True)
                 seen("state.b", kept)
         return new_theta, {"m": new_m, "b": new_b}
 
-    def _fill(self, theta: Tensor, m: Tensor, b: Tensor) -> None:
+    def _fill(self, theta: Array, m: Array, b: Array) -> None:
         """The outer step on a full buffer, in place on what `step` has made."""
-        mean = torch.div(b, self.size)
-        m.mul_(self.outer.momentum).add_(mean)
-        update = torch.mul(m, self.outer.momentum)
+        momentum, lr = np.float32(self.outer.momentum), np.float32(self.outer.lr)
+        np.divide(b, np.float32(self.size), out=b)
+        np.multiply(m, momentum, out=m)
+        np.add(m, b, out=m)
+        update = m * momentum
         if self.variant == "buffered":
-            update.add_(mean)
-        theta.sub_(update.mul_(self.outer.lr))
-        b.zero_()
+            np.add(update, b, out=update)
+        np.multiply(update, lr, out=update)
+        np.subtract(theta, update, out=theta)
+        b.fill(0.0)

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-import torch
 import xxhash
 from torch import Tensor
 
-from p2p_diloco.tensors.flat import blocks
+from p2p_diloco.tensors.flat import Array, blocks
 
 
 class Look:
@@ -28,19 +27,19 @@ class Look:
         self._hashers: dict[str, xxhash.xxh3_128] = {}
         self._lengths: dict[str, int] = {}
 
-    def __call__(self, name: str, block: Tensor) -> None:
-        """The next block of a tensor: contiguous, in host memory, and read in place."""
+    def __call__(self, name: str, block: Array, *, follows: bool = False) -> None:
+        """The next block of a tensor: contiguous, and read in place. `follows`: were any of its values not finite, one
+        that was shown before would not be either."""
         self.hash(name, block)
-        if block.numel():
-            low, high = torch.aminmax(block)
-            self.finite &= math.isfinite(low.item()) and math.isfinite(high.item())
+        if block.size and not follows:
+            self.finite &= math.isfinite(block.max()) and math.isfinite(block.min())
 
-    def hash(self, name: str, block: Tensor) -> None:
+    def hash(self, name: str, block: Array) -> None:
         """The same without a look at whether it is finite."""
         if name not in self._hashers:
             self._hashers[name], self._lengths[name] = xxhash.xxh3_128(), 0
         self._lengths[name] += block.nbytes
-        self._hashers[name].update(block.numpy().data)
+        self._hashers[name].update(block.data)
 
     def digest(self, meta: bytes) -> str:
         """xxh3-128, 32 hexadecimal digits: of each tensor's name, length and own xxh3-128, in the order of names, then
@@ -57,7 +56,7 @@ def look(theta: Tensor, state: Mapping[str, Tensor]) -> Look:
     seen = Look()
     for name, values in _named(theta, state):
         for (block,) in blocks(values):
-            seen(name, block)
+            seen(name, block.numpy())
     return seen
 
 
@@ -65,7 +64,7 @@ def digest(theta: Tensor, state: Mapping[str, Tensor], meta: bytes) -> str:
     """The digest of θ, the outer optimizer's state and `meta`."""
     seen = Look()
     for name, values in _named(theta, state):
-        seen.hash(name, values)
+        seen.hash(name, values.numpy())
     return seen.digest(meta)
 
 

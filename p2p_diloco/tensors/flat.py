@@ -3,14 +3,22 @@
 Law: copies and one subtraction. Parameters may be of any dtype, on any device and strided in any way; the
 flat side is contiguous fp32 in host memory, and is the caller's. Only the thread that trains may call what
 touches parameters.
+
+Element-wise work on the flat side goes block by block, and by numpy: a call costs it a quarter of what one costs torch,
+which is a third of the work on a block. Both round the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
+
+Array: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
+"""Flat fp32 in host memory."""
 
 BLOCK = 1 << 16
 """Elements that are worked on at a time: some blocks of fp32 stay in a core's cache."""
@@ -22,6 +30,22 @@ many times the work where a trainer keeps every core busy."""
 def blocks(*tensors: Tensor, size: int | None = None) -> Iterator[tuple[Tensor, ...]]:
     """Views of equally long flat tensors, a block at a time: element-wise work without long temporaries."""
     return zip(*(torch.split(tensor, size or BLOCK) for tensor in tensors), strict=True)
+
+
+def arrays(first: Iterable[Tensor], *others: Tensor) -> Iterator[tuple[Array, ...]]:
+    """The pieces of a flat vector, none longer than `BLOCK`, each with what lies beside it in `others`."""
+    whole = [other.numpy() for other in others]
+    start = 0
+    for piece in first:
+        stop = start + len(piece)
+        yield piece.numpy(), *(array[start:stop] for array in whole)
+        start = stop
+    if any(len(array) != start for array in whole):
+        raise ValueError(f"expected {[len(array) for array in whole]} elements, found {start}")
+
+
+unheeded = np.errstate(over="ignore", invalid="ignore")
+"""Decorates what goes on with values that are not finite, which somebody else looks for."""
 
 
 @torch.no_grad()

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from p2p_diloco.tensors import codec as codecs
-from p2p_diloco.tensors.flat import blocks
+from p2p_diloco.tensors import flat as flats
+from p2p_diloco.tensors.flat import unheeded
 from p2p_diloco.tensors.raw import Buffer
 
 MAGNITUDE_MAX = 2.0**30
@@ -31,6 +32,7 @@ WEIGHT_MIN, WEIGHT_MAX = 2.0**-40, 2.0**40
 beside a weight of 1 the least one vanishes."""
 
 
+@unheeded
 def weighted_mean(
     contributions: Sequence[tuple[str, float, Buffer]], codec: str, numel: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
@@ -45,25 +47,27 @@ def weighted_mean(
     parts = [codecs.decode_blocks(buffer, codec, numel) for _, _, buffer in ordered]
     weights = [_fp32(weight) for _, weight, _ in ordered]
     total = np.float32(0.0)
-    with np.errstate(over="ignore"):
-        for weight in weights:
-            total = np.float32(total + np.float32(weight))
+    for weight in weights:
+        total = np.float32(total + np.float32(weight))
     if not math.isfinite(total):
         raise ValueError("the sum of the weights is not finite")
-    divisor = torch.tensor(float(total))
     mean = torch.empty(numel, dtype=dtype)
-    for (part,), *values in zip(blocks(mean), *parts, strict=True):
-        acc = torch.mul(values[0], weights[0])
+    sums, products = torch.empty(2, min(numel, flats.BLOCK))
+    for part, *values in zip(torch.split(mean, flats.BLOCK), *parts, strict=True):
+        acc, product = sums.numpy()[: len(part)], products.numpy()[: len(part)]
+        np.multiply(values[0].numpy(), weights[0], out=acc)
         for value, weight in zip(values[1:], weights[1:], strict=True):
-            acc.add_(torch.mul(value, weight))
-        part.copy_(acc.div_(divisor))
+            np.multiply(value.numpy(), weight, out=product)
+            np.add(acc, product, out=acc)
+        np.divide(acc, total, out=acc)
+        part.copy_(sums[: len(part)])
     return mean
 
 
+@unheeded
 def _fp32(weight: float) -> float:
     """The weight as fp32 rounds it."""
-    with np.errstate(over="ignore"):
-        rounded = float(np.float32(weight))
+    rounded = float(np.float32(weight))
     if not (math.isfinite(rounded) and rounded > 0):
         raise ValueError(f"a weight must be positive and finite, found {weight}")
     return rounded

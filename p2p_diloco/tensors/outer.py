@@ -25,18 +25,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import flat as flats
-from p2p_diloco.tensors.flat import blocks
+from p2p_diloco.tensors.flat import Array, arrays, unheeded
 
 State = dict[str, Tensor]
-Seen = Callable[[str, Tensor], None]
-"""What looks at a piece of a new state, by its name."""
 Like = Callable[[Tensor], Tensor]
 """Memory, whatever it holds, of a tensor's length."""
 
@@ -58,6 +57,14 @@ ELEMENTWISE = {
     )
 }
 """Optimizers of torch.optim that treat each element by itself, by lower-case name."""
+
+
+class Seen(Protocol):
+    """What looks at the next piece of a new state, by its name."""
+
+    def __call__(self, name: str, block: Array, *, follows: bool = False) -> None:
+        """`follows`: were any of these values not finite, one of a piece that was shown before would not be either."""
+
 
 _FORCED_OFF = ("foreach", "fused", "capturable", "differentiable")
 """Options of torch that choose another order of operations, and that a shard on the CPU has no use for."""
@@ -133,37 +140,41 @@ class OuterOptimizer:
     ) -> tuple[Tensor, State]:
         """One outer step: (θ', state') from θ, its state and ḡ, all flat fp32 [numel]; inputs untouched.
 
-        `grad` may come in blocks, cut as `flat.blocks` cuts. `seen` is shown what is new, piece by piece, each as soon
-        as it is made: "theta", and "state." with the name of a state tensor. `like` gives memory for what is as long as
-        a tensor.
+        `grad` may come in blocks, cut as `flat.blocks` cuts, each read before the next is asked for. `seen` is shown
+        what is new, piece by piece, each as soon as it is made: "theta", and "state." with the name of a state tensor.
+        `like` gives memory for what is as long as a tensor.
         """
         parts = torch.split(grad, flats.BLOCK) if isinstance(grad, Tensor) else grad
         if self._is_sgd:
             return self._step_sgd(theta, state["m"], parts, seen, like)
-        new_theta, new_state = self._step_torch(theta, state, torch.cat(list(parts)))
+        new_theta, new_state = self._step_torch(theta, state, torch.cat([part.clone() for part in parts]))
         if seen is not None:
-            seen("theta", new_theta)
+            seen("theta", new_theta.numpy())
             for name, values in new_state.items():
-                seen(f"state.{name}", values)
+                seen(f"state.{name}", values.numpy())
         return new_theta, new_state
 
+    @unheeded
     def _step_sgd(
         self, theta: Tensor, m: Tensor, grad: Iterable[Tensor], seen: Seen | None, like: Like
     ) -> tuple[Tensor, State]:
         new_theta, new_m = like(theta), like(m)
-        for (old, buffer, new, new_buffer), g in zip(blocks(theta, m, new_theta, new_m), grad, strict=True):
-            torch.mul(buffer, self.momentum, out=new_buffer)
-            new_buffer.add_(g)
+        momentum, lr = np.float32(self.momentum), np.float32(self.lr)
+        update = np.empty(flats.BLOCK, dtype=np.float32)
+        for g, old, buffer, new, new_buffer in arrays(grad, theta, m, new_theta, new_m):
+            u = update[: len(g)]
+            np.multiply(buffer, momentum, out=new_buffer)
+            np.add(new_buffer, g, out=new_buffer)
             if self.nesterov:
-                update = torch.mul(new_buffer, self.momentum)
-                update.add_(g)
-                update.mul_(self.lr)
+                np.multiply(new_buffer, momentum, out=u)
+                np.add(u, g, out=u)
+                np.multiply(u, lr, out=u)
             else:
-                update = torch.mul(new_buffer, self.lr)
-            torch.sub(old, update, out=new)
+                np.multiply(new_buffer, lr, out=u)
+            np.subtract(old, u, out=new)
             if seen is not None:
                 seen("theta", new)
-                seen("state.m", new_buffer)
+                seen("state.m", new_buffer, follows=True)
         return new_theta, {"m": new_m}
 
     def _step_torch(self, theta: Tensor, state: Mapping[str, Tensor], grad: Tensor) -> tuple[Tensor, State]:
