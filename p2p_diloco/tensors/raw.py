@@ -49,18 +49,8 @@ def magnitude(values: Tensor) -> float:
     """The largest absolute value; NaN if there is one among them, 0 of nothing."""
     if not values.numel():
         return 0.0
-    if values.dtype.itemsize == 2:
-        return _magnitude16(values)
     low, high = torch.aminmax(values)
     return max(-low.item(), high.item())
-
-
-def _magnitude16(values: Tensor) -> float:
-    """The same of floats of 16 bits: as whole numbers those of one sign are in the order of their magnitudes, NaN the
-    largest, and to find the largest whole number takes half as long."""
-    bits = values.view(torch.int16).numpy()
-    positive, negative = max(int(bits.max()), 0), max(int(bits.view(np.uint16).max()) - 0x8000, 0)
-    return torch.tensor(max(positive, negative), dtype=torch.int16).view(values.dtype).item()
 
 
 class _Lent:
