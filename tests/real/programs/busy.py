@@ -1,8 +1,9 @@
 """A peer that exchanges its model after every inner step; meanwhile its main thread does what it is told.
 
 Lines on stdin: "busy" (from the contribution until its commits are there, a pure Python loop that gives the interpreter
-away only when made to), "idle", "leave". Says of every exchange how long it took, and what the main thread was doing.
-The optimizer's hook is in a second thread, so that something can be done in this process while it waits.
+away only when made to), "idle", "leave". Says of every exchange how long it took, what the main thread was doing, and
+how fast it did it: then, and in the moment before each exchange in which it does the same. The optimizer's hook is in a
+second thread, so that something can be done in this process while it waits.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import sys
 import threading
+import time
 from typing import Any
 
 import torch
@@ -19,19 +21,42 @@ from train import say
 
 from p2p_diloco import Peer, PeerConfig
 from p2p_diloco.peer import peer as peer_module
-from p2p_diloco.peer.hook import Hook
+from p2p_diloco.peer.hook import Flight, Hook
 
-UNDER_WAY = threading.Event()
-"""An exchange is in the node's hands."""
+BETWEEN, UNDER_WAY = threading.Event(), threading.Event()
+"""Nothing is exchanged; an exchange is in the node's hands."""
+PAUSE_S = 0.5
+"""How long nothing is."""
+
+
+class Pace:
+    """How fast the main thread is."""
+
+    def __init__(self) -> None:
+        self.turns, self.seconds = 0, 0.0
+
+    def spin(self) -> None:
+        """Some milliseconds of it."""
+        began = time.perf_counter()
+        sum(i * i for i in range(20_000))
+        self.turns, self.seconds = self.turns + 1, self.seconds + time.perf_counter() - began
+
+    def read(self) -> float:
+        """Turns a second since the last time; 0: there was none."""
+        turns, seconds, self.turns, self.seconds = self.turns, self.seconds, 0, 0.0
+        return turns / seconds if seconds else 0.0
+
+
+ALONE, BESIDE = Pace(), Pace()
 
 
 class TellingHook(Hook):
     """A hook that tells when its exchange is in the node's hands."""
 
-    def _wait_for_release(self, n: int) -> bool:
+    def _flown(self, flight: Flight) -> float | None:
         UNDER_WAY.set()
         try:
-            return super()._wait_for_release(n)
+            return super()._flown(flight)
         finally:
             UNDER_WAY.clear()
 
@@ -58,10 +83,15 @@ def train(options: dict[str, Any], doing: list[str], entered: threading.Event) -
         model.w.grad = torch.full_like(model.w, 1e-3)
         while not peer.finished and doing[-1] != "leave":
             state = tuple(doing)
+            BETWEEN.set()
+            time.sleep(PAUSE_S)
+            BETWEEN.clear()
             optimizer.step()
+            pace = {"alone": ALONE.read(), "beside": BESIDE.read()}
             if len(state) == len(doing):  # the same all the time
                 metrics = peer.metrics
-                say("exchange", doing=doing[-1], turn=len(doing), epoch=peer.epoch, took_s=metrics.last_sync_time_s)
+                took = {"took_s": metrics.last_sync_time_s, **pace}
+                say("exchange", doing=doing[-1], turn=len(doing), epoch=peer.epoch, **took)
 
 
 def main(options: dict[str, Any]) -> None:
@@ -72,8 +102,10 @@ def main(options: dict[str, Any]) -> None:
     training.start()
     entered.wait()
     while training.is_alive():
-        if UNDER_WAY.is_set() and doing[-1] == "busy":
-            sum(i * i for i in range(20_000))
+        if BETWEEN.is_set() and doing[-1] == "busy":
+            ALONE.spin()
+        elif UNDER_WAY.is_set() and doing[-1] == "busy":
+            BESIDE.spin()
         elif not UNDER_WAY.wait(0.02) or doing[-1] != "busy":
             training.join(0.02)
 
