@@ -22,6 +22,9 @@ from p2p_diloco.tensors.flat import gather, pseudo_gradient, scatter
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
+MERGED_AT_ONCE = 1 << 18
+"""Elements whose progress is held beside them while they are merged: what malloc once gave stays with a process."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -31,6 +34,13 @@ class Span:
     place: slice
     own: slice
     speaks: bool
+
+    def pieces(self, values: Tensor) -> Iterator[tuple[Tensor, Span]]:
+        """The same in pieces of `MERGED_AT_ONCE`."""
+        for start in range(0, len(values), MERGED_AT_ONCE):
+            piece = values[start : start + MERGED_AT_ONCE]
+            place, own = (slice(s.start + start, s.start + start + len(piece)) for s in (self.place, self.own))
+            yield piece, Span(self.shard, place, own, self.speaks)
 
 
 class Local(Protocol):
@@ -89,7 +99,8 @@ class LocalModel:
         afresh = {shard for shard, carry in loads.items() if carry is Carry.DROP and shard not in mixed}
         for values, span in self._through(afresh, store=True):
             self._load(values, span)
-        for values, span in self._through(loads.keys() - afresh, fetch=True, store=True):
+        fetched = self._through(loads.keys() - afresh, fetch=True, store=True)
+        for values, span in (piece for whole, where in fetched for piece in where.pieces(whole)):
             local = torch.empty(values.numel())
             gather([values], local)
             if span.shard in mixed:
