@@ -213,6 +213,9 @@ def bench(
     ] = None,
     step_time: Annotated[float, typer.Option(help="Seconds that an inner step takes.", metavar="S")] = 0.0,
     overlap: Annotated[int, typer.Option(help="Inner steps that an exchange has, while training goes on.")] = 0,
+    direct: Annotated[
+        bool, typer.Option(help="Payloads over TLS connections of our own, or over libp2p's streams alone.")
+    ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
 ) -> None:
     """Measure a whole round between real processes on this machine, and what else could do it.
@@ -225,7 +228,7 @@ def bench(
 
     training = bool(steps or step_time or overlap)
     beside = ("none" if training else "raw,gloo") if beside is None else beside
-    plan = Plan.of(peers, parameters, codec, fragments, rounds, link, beside, steps, step_time, overlap)
+    plan = Plan.of(peers, parameters, codec, fragments, rounds, link, beside, steps, step_time, overlap, direct)
     raise typer.Exit(measure(plan, as_json=as_json))
 
 

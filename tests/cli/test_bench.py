@@ -19,13 +19,13 @@ import psutil
 import pytest
 from rich.console import Console
 
-from p2p_diloco.cli.bench import command
+from p2p_diloco.cli.bench import command, contenders
 from p2p_diloco.cli.bench.contenders import Bench, Contender, Failed, Interrupted, Member
 from p2p_diloco.cli.bench.measure import Memory, Result, Round, held, less, medians, peak, round_of
 from p2p_diloco.cli.bench.network import NoNetwork
 from p2p_diloco.cli.bench.ours import wire_bytes
 from p2p_diloco.cli.bench.plan import Plan, count_of, mbit_of, names_of
-from p2p_diloco.cli.bench.table import as_object, drawn
+from p2p_diloco.cli.bench.table import as_object, drawn, headline
 from p2p_diloco.cli.demo.processes import Child, Children, Signals
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
@@ -116,6 +116,15 @@ def test_a_round_of_inner_steps_is_a_round_of_the_run() -> None:
     for flags in ({"steps": 42}, {"steps": 40, "overlap": 11}):
         with pytest.raises(ConfigError):
             Plan.of(2, "1k", "bf16", 4, 1, None, "", **flags)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_peer_is_told_whether_payloads_go_directly(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the flag says, and the headline too."""
+    plan = Plan.of(2, "1k", "bf16", 1, 1, None, "", direct=direct)
+    bench = SimpleNamespace(plan=plan, listens=lambda machine: "", start=lambda name, kind, machine, options: options)
+    assert contenders._peer(bench, "p", "m", 0, [])["local"]["direct"] is direct
+    assert ("over libp2p alone" in headline(plan)) is not direct
 
 
 def test_what_share_of_a_round_is_training() -> None:

@@ -228,7 +228,7 @@ def _peer(bench: Bench, name: str, machine: str, rank: int, addresses: list[str]
         "run_id": SEED if seed else "bench",
         "initial_peers": addresses,
         "config": config,
-        "local": {"host_maddrs": [bench.listens(machine)]},
+        "local": {"host_maddrs": [bench.listens(machine)], "direct": plan.direct},
     }
     return bench.start(name, "ours", machine, options)
 

@@ -35,7 +35,8 @@ _RATES = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One measurement. `links_mbit`: what each peer's link carries each way; nothing: loopback. A round is `steps`
-    inner steps (0: one for each fragment) of `step_s` seconds; `overlap`: how many of them an exchange has.
+    inner steps (0: one for each fragment) of `step_s` seconds; `overlap`: how many of them an exchange has. `direct`:
+    whether payloads go over direct connections.
     """
 
     peers: int
@@ -48,6 +49,7 @@ class Plan:
     steps: int = 0
     step_s: float = 0.0
     overlap: int = 0
+    direct: bool = True
 
     @classmethod
     def of(
@@ -62,6 +64,7 @@ class Plan:
         steps: int | None = None,
         step_s: float = 0.0,
         overlap: int = 0,
+        direct: bool = True,
     ) -> Plan:
         """The plan that the flags describe.
 
@@ -86,7 +89,7 @@ class Plan:
         if (steps or step_s or overlap) and names_of(beside):
             mend = "measure it alone, with --beside none"
             raise UsageError("exchange only, and don't train", key="--beside", value=beside, mend=mend)
-        plan = cls(peers, numel, codec, fragments, rounds, links, names_of(beside), steps or 0, step_s, overlap)
+        plan = cls(peers, numel, codec, fragments, rounds, links, names_of(beside), steps or 0, step_s, overlap, direct)
         plan.config()
         return plan
 

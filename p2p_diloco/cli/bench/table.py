@@ -30,6 +30,7 @@ def headline(plan: Plan) -> str:
     fragments = "" if plan.fragments == 1 else f", {plan.fragments} fragments"
     steps = f", {plan.steps} steps of {plan.step_s:g} s" if plan.steps else ""
     overlap = f", overlap {plan.overlap}" if plan.overlap else ""
+    link += "" if plan.direct else ", over libp2p alone"
     return f"{plan.peers} peers, {size(plan.parameters)} parameters, {plan.codec}{fragments}{steps}{overlap}, {link}"
 
 
@@ -116,6 +117,7 @@ def as_object(plan: Plan, results: Sequence[Result], machine: dict[str, Any]) ->
         "steps": plan.steps or plan.fragments,
         "step_s": plan.step_s,
         "overlap": plan.overlap,
+        "direct": plan.direct,
         "warm_up": WARM_UP,
         "link_mbit": min(plan.links_mbit, default=None),
         "links_mbit": list(plan.links_mbit),
