@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 from .events import Accept, Effect, Fill, Note, Send
 from .gather import Gathering
+from .logs import Logs
 from .messages import Fetch, State, Versions
 from .roster import Roster
 from .rules import Rules
-from .shard import ShardLog, meta_of
+from .shard import meta_of
 from .version import ModelVersion, Version, descends, model_version
 
 
@@ -39,7 +40,7 @@ def _late(state: State, told: Version) -> bool:
 
 
 class CatchUp:
-    def __init__(self, rules: Rules, logs: Sequence[ShardLog], roster: Roster) -> None:
+    def __init__(self, rules: Rules, logs: Logs, roster: Roster) -> None:
         self.rules, self.logs, self.roster = rules, logs, roster
         self.fetching: Fetching | None = None
         self.gathering: Gathering | None = None
@@ -54,13 +55,6 @@ class CatchUp:
         self.missed: dict[int, tuple[Version | None, float]] = {}  # shard → what it stood at when a gap showed, when
 
     # -- questions
-
-    def versions(self) -> tuple[Version | None, ...]:
-        return tuple(log.version for log in self.logs)
-
-    def model(self) -> ModelVersion:
-        held = [log.version for log in self.logs if log.version is not None]
-        return model_version(held) if len(held) == len(self.logs) else ModelVersion()
 
     def donors(self) -> list[str]:
         """From whom a state is coming, sorted."""
@@ -80,7 +74,7 @@ class CatchUp:
         """
         if self.gathering is not None:
             return self._ask_more(now)
-        mine = self.model()
+        mine = self.logs.model()
         if theirs <= mine or self.fetching is not None:
             return []
         if mine == ModelVersion():
@@ -106,7 +100,7 @@ class CatchUp:
         if now - self.kept_up.get(peer, float("-inf")) < every:
             return []
         self.kept_up[peer] = now
-        return [Send(peer, Fetch(self.versions(), shards=mine))]
+        return [Send(peer, Fetch(self.logs.versions(), shards=mine))]
 
     def _ended(self, theirs: ModelVersion) -> bool:
         """Whether the run has ended, for all that can be seen of a whole model's version."""
@@ -124,7 +118,7 @@ class CatchUp:
     def gather(self, first: str, target: ModelVersion, now: float) -> list[Effect]:
         """Fetch shard by shard from all that hold as much as the first; it tells what, to begin with."""
         self.gathering = Gathering(self.rules, first, target, now)
-        return [Send(first, Fetch(self.versions(), shards=()))]
+        return [Send(first, Fetch(self.logs.versions(), shards=()))]
 
     def _ask_more(self, now: float, but: Collection[str] = ()) -> list[Effect]:
         """Ask whoever has room for more, but for some."""
@@ -138,7 +132,7 @@ class CatchUp:
         donors.pop(self.roster.me, None)
         if gathering.hopeless(donors):
             self.gathering = None  # those that held so much are gone; whoever is ahead now is asked anew
-        have = self.versions()
+        have = self.logs.versions()
         requests = gathering.ask({p: holds for p, holds in donors.items() if p not in but}, have, now)
         return [Send(donor, Fetch(have, shards=shards)) for donor, shards in requests]
 
@@ -179,11 +173,11 @@ class CatchUp:
         if self.fetching is not None and self.fetching.vector is None:
             self.fetching = None  # whatever it was, the answer would not mend this
         if peer == self.roster.me or not self.roster.live(peer):
-            ahead = [p for p, s in self.roster.summaries().items() if s.model > self.model()]
+            ahead = [p for p, s in self.roster.summaries().items() if s.model > self.logs.model()]
             if not ahead:
                 return []
             peer = ahead[0]
-        return self.fetch(peer, self.model(), now)
+        return self.fetch(peer, self.logs.model(), now)
 
     def mend(self, now: float) -> list[Effect]:
         """Where tensors have changed in memory, fetch them anew; where nobody has them, go on with what is there."""
@@ -196,7 +190,7 @@ class CatchUp:
         if donors and now - since < self.rules.dead_after:
             self.doubted |= {log.shard for log in damaged}
             self.repairs += 1
-            return self.fetch(donors[self.repairs % len(donors)], self.model(), now)
+            return self.fetch(donors[self.repairs % len(donors)], self.logs.model(), now)
         ended, effects = all(log.final for log in self.logs), list[Effect]()
         for log in damaged:
             then = "the run has ended with it damaged" if ended else "going on with what is there"
@@ -210,12 +204,12 @@ class CatchUp:
 
     def moved(self, now: float) -> list[Effect]:
         """This replica's versions have changed."""
-        if self.ahead is not None and self.model() >= self.ahead[0]:
+        if self.ahead is not None and self.logs.model() >= self.ahead[0]:
             self.ahead = None
-        if self.fetching is not None and self.fetching.vector is None and self.model() >= self.fetching.target:
+        if self.fetching is not None and self.fetching.vector is None and self.logs.model() >= self.fetching.target:
             self.fetching = None
         if self.gathering is not None:
-            self.gathering.came(self.gathering.moved(self.versions()))
+            self.gathering.came(self.gathering.moved(self.logs.versions()))
         return self._ask_more(now)
 
     def gone(self, peer: str, now: float) -> list[Effect]:
@@ -253,7 +247,7 @@ class CatchUp:
         fetching = self.fetching
         if fetching is None or now - fetching.progress < self.rules.fetch_again:
             return []
-        able = {p for p, s in self.roster.summaries().items() if s.model >= fetching.target > self.model()}
+        able = {p for p, s in self.roster.summaries().items() if s.model >= fetching.target > self.logs.model()}
         if fetching.vector is None or not able or fetching.repeats >= self.rules.fetch_repeats:
             self._abandon()
             return []
@@ -261,7 +255,7 @@ class CatchUp:
         fetching.before.add(fetching.donor)
         fetching.donor = min((p for p in able if p > fetching.donor), default=min(able))
         missing = tuple(sorted(self._differing(fetching.vector) - set(fetching.staged)))
-        return [Send(fetching.donor, Fetch(self.versions(), whole=True, shards=missing))]
+        return [Send(fetching.donor, Fetch(self.logs.versions(), whole=True, shards=missing))]
 
     def _differing(self, vector: Sequence[Version]) -> set[int]:
         """What is to be taken of another lineage: where this replica is ahead on the same one, nothing."""
@@ -312,7 +306,7 @@ class CatchUp:
         fork = message.forked or any(
             log.relation(v) == "fork" for log, v in zip(self.logs, message.versions, strict=True)
         )
-        theirs, mine = model_version(message.versions), self.model()
+        theirs, mine = model_version(message.versions), self.logs.model()
         if not fork:
             return self._told_more(peer, message.versions, now)
         if theirs == mine:
@@ -325,7 +319,7 @@ class CatchUp:
         self.fetching = Fetching(peer, theirs, now, vector=message.versions)
         for log in self.logs:
             log.frozen = True
-        return [Send(peer, Fetch(self.versions(), whole=True))]
+        return [Send(peer, Fetch(self.logs.versions(), whole=True))]
 
     def _told_more(self, peer: str, versions: tuple[Version, ...], now: float) -> list[Effect]:
         """The first donor of a gathering tells what it holds; or any, that it has nothing newer of what was asked."""
@@ -410,10 +404,10 @@ class CatchUp:
             return []
         staged = fetching.staged
         theirs = [staged[log.shard].version if log.shard in staged else log.version for log in self.logs]
-        if not model_version([v for v in theirs if v is not None]) > self.model():
+        if not model_version([v for v in theirs if v is not None]) > self.logs.model():
             self._abandon()
             return []
-        before = self.model()
+        before = self.logs.model()
         self._abandon()
         effects: list[Effect] = [Accept(tuple((shard, state.version.digest) for shard, state in staged.items()))]
         for shard, state in sorted(staged.items()):

@@ -6,7 +6,8 @@ argument. What happens to one shard is in `shard`, to the whole state in `catchu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from .asynchronous import AsynchronousLog
@@ -44,6 +45,7 @@ from .events import (
     SendFailed,
     Wakeup,
 )
+from .logs import Kept, Logs
 from .messages import (
     Commit,
     Contribution,
@@ -92,38 +94,42 @@ class Replica:
         self.roster = Roster(me, rules, summary)
         fragment_of = {shard: f for f, shards in enumerate(rules.fragments) for shard in shards}
         log = AsynchronousLog if rules.asynchronous else ShardLog
-        self.logs: Sequence[ShardLog] = [log(s, fragment_of[s], me, rules, self.roster) for s in range(rules.shards)]
+        self.logs = Logs(rules, (log(s, fragment_of[s], me, rules, self.roster) for s in range(rules.shards)))
         self.catchup = CatchUp(rules, self.logs, self.roster)
         self.carried = [Carried() for _ in self.logs]
         self.flight: dict[int, Version] | None = None  # the shards being exchanged, with their bases
+        self.to_land: deque[int] = deque()  # the same, those that were found to be over last
         self.turn = 0  # asynchronous: contributions made, which decides whose turn it is of the fragments
         self.step_time, self.last_step, self.paused = 0.0, now, False
         self.finished = self.departed = False
+        self.had_state = False  # before the last event
         self.astray = 0  # commits in a row, of any shard, that led to another digest than they name
         self.silent_until, self.unsaid = now, 0  # of mismatches
         self.adopted = FOUNDED  # the revision that every shard was last said to be at
         self.next_tick = self.planned = now
-        self.held: tuple[Version | None, ...] = self.versions
+        self.ends = Kept(self.logs, lambda log: log.closes_at())  # of rounds, by time alone
+        self.asked_of = self.roster.standing()  # what they hang on beside the logs
+        self.left = Kept(self.logs, self._leaves_behind)
 
     # -- questions
 
     @property
     def versions(self) -> tuple[Version | None, ...]:
-        return self.catchup.versions()
+        return self.logs.versions()
 
     @property
     def has_state(self) -> bool:
-        return None not in self.versions
+        return self.logs.whole
 
     @property
     def epoch(self) -> int:
         """The lowest epoch over all shards; 0 while nothing is held."""
-        return min((v.epoch if v is not None else 0) for v in self.versions)
+        return min(self.logs.epochs()) if self.has_state else 0
 
     @property
     def revision(self) -> Revision:
         """The lowest over all shards: no outer step is taken with a lesser one any more."""
-        return min(log.revision for log in self.logs)
+        return self.logs.revision
 
     def state(self, shard: int) -> State:
         """A shard's replicated state, to be saved."""
@@ -145,9 +151,11 @@ class Replica:
     @property
     def left_behind(self) -> bool:
         """Whether some shard's present state has not grown from what the trainer has merged."""
-        pairs = zip(self.logs, (carried.base for carried in self.carried), strict=True)
-        held = ((log, log.version, base) for log, base in pairs if log.version is not None and base is not None)
-        return any(not descends(version, log.history, base) for log, version, base in held)
+        return bool(self.left.now())
+
+    def _leaves_behind(self, log: ShardLog) -> bool | None:
+        version, base = log.version, self.carried[log.shard].base
+        return None if version is None or base is None or descends(version, log.history, base) else True
 
     def workers(self) -> int:
         """Live peers that train, this one included."""
@@ -207,8 +215,10 @@ class Replica:
         """When to feed Wakeup, unless something else happens first; never, once this peer has left."""
         if self.departed:
             return float("inf")
-        ends = [end for log in self.logs if (end := log.closes_at()) is not None]
-        self.planned = min([self.next_tick, *ends])
+        if (standing := self.roster.standing()) != self.asked_of:
+            self.asked_of = standing
+            self.ends.forget()
+        self.planned = min([self.next_tick, *self.ends.now().values()])
         return self.planned
 
     # -- the one entry point
@@ -482,18 +492,21 @@ class Replica:
     def _due(self) -> tuple[int, ...]:
         if self.rules.asynchronous:
             return self._due_in_turn()
-        lowest: list[int | None] = []
-        for shards in self.rules.fragments:
-            epochs = [v.epoch for s in shards if (v := self.logs[s].version) is not None and not self.logs[s].final]
-            lowest.append(min(epochs) if epochs else None)
-        fragment = fragment_by_log(lowest)
-        if fragment is None:
+        lowest = self._lowest()
+        if lowest is None:
             return ()
-        return tuple(
-            s
-            for s in self.rules.fragments[fragment]
-            if (v := self.logs[s].version) is not None and v.epoch == lowest[fragment] and not self.logs[s].final
-        )
+        return tuple(s for s in self.rules.fragments[lowest[0]] if self._stands_at(self.logs[s]) == lowest)
+
+    def _lowest(self) -> tuple[int, int] | None:
+        """The (fragment, epoch) of the shards that the logs ask for next."""
+        epochs = self.logs.open_epochs()
+        fragment = fragment_by_log(epochs)
+        epoch = None if fragment is None else epochs[fragment]
+        return None if fragment is None or epoch is None else (fragment, epoch)
+
+    @staticmethod
+    def _stands_at(log: ShardLog) -> tuple[int, int] | None:
+        return None if log.version is None or log.final else (log.fragment, log.version.epoch)
 
     def _due_in_turn(self) -> tuple[int, ...]:
         """Asynchronous: epochs say nothing of what a peer has to send; its fragments take turns."""
@@ -516,7 +529,7 @@ class Replica:
             if base is not None:
                 bases[shard] = carried.oldest_base = base  # refused, it stays as old as it was said to be
                 effects += log.contribute(Contribution(shard, base, id, oldest, 1.0, event.samples, payload), now)
-        self.flight = bases or None
+        self._take_off(bases)
         return effects if bases else [Release(sent=False)]
 
     def _contribute(self, event: Contribute, now: float) -> list[Effect]:
@@ -537,8 +550,11 @@ class Replica:
             effects += log.contribute(mine, now)
         if not flight:
             return [Release(sent=False)]
-        self.flight = flight
+        self._take_off(flight)
         return effects
+
+    def _take_off(self, flight: dict[int, Version]) -> None:
+        self.flight, self.to_land = flight or None, deque(flight)
 
     # -- what follows from any change
 
@@ -555,22 +571,22 @@ class Replica:
 
     def _settle(self, now: float) -> list[Effect]:
         """Tell the trainer and the others what the event has changed."""
-        changed = self.versions != self.held
-        if not changed and not self.rules.asynchronous:
+        moved = self.logs.moved()
+        if not moved and not self.rules.asynchronous:
             return []
-        effects = self._moved(now) if changed else []
+        effects = self._moved(moved, now) if moved else []
         if self.flight is not None and not self._flying(self.flight):
             self.flight, self.last_step = None, now
             effects.append(Release(sent=True))
         return effects
 
-    def _moved(self, now: float) -> list[Effect]:
-        """Some shard's present state has changed."""
-        had_state, self.held = None not in self.held, self.versions
-        effects = self.catchup.moved(now) + self._learn(*(log.revision for log in self.logs))
+    def _moved(self, moved: Sequence[int], now: float) -> list[Effect]:
+        """The present state of these shards has changed."""
+        had_state, self.had_state = self.had_state, self.has_state
+        effects = self.catchup.moved(now) + self._learn(*(self.logs.look_at(shard).revision for shard in moved))
         if not self.has_state:
             return effects
-        self._renew_incarnation()
+        self._renew_incarnation(moved if had_state else range(len(self.logs)))
         self._describe()
         if self.revision != self.adopted:
             self.adopted = self.revision
@@ -581,7 +597,7 @@ class Replica:
             for peer in self.roster.alive():
                 effects += self._probe(peer, now)
         effects.append(Changed())
-        if all(log.final for log in self.logs) and not self.finished:
+        if not self.finished and self.logs.ended:
             self.finished = True
             effects.append(Finished())
         return effects
@@ -600,13 +616,19 @@ class Replica:
     def _flying(self, flight: dict[int, Version]) -> bool:
         """Whether some of what is exchanged is still due. After a fork the log may ask for another fragment: then the
         trainer goes on to that one, and what it has sent may be counted all the same, or is carried."""
-        due = self._due()
-        return any(self.logs[s].exchanging(base, s in due) for s, base in flight.items())
+        lowest = self._lowest()
+        for _ in flight:
+            log = self.logs[self.to_land[0]]
+            due = lowest is not None and self._stands_at(log) == lowest
+            if log.exchanging(flight[log.shard], due):
+                return True
+            self.to_land.rotate(-1)
+        return False
 
-    def _renew_incarnation(self) -> None:
+    def _renew_incarnation(self, shards: Iterable[int]) -> None:
         """A life that begins below what was counted of an earlier one would be mute."""
-        for log in self.logs:
-            counted = log.counted.get(self.me)
+        for shard in shards:
+            counted = self.counted(shard)
             if counted is not None and counted > ContributionId(self.incarnation, self.sequence):
                 self.incarnation, self.sequence = incarnation_after(counted.incarnation, self.incarnation), 0
 
@@ -622,8 +644,5 @@ class Replica:
 
     def _describe(self) -> None:
         """Keep what this peer says of its state up to date."""
-        reached = [v.epoch for v in self.versions if v is not None]
-        epochs = tuple(min(reached[s] for s in shards) for shards in self.rules.fragments)
-        self.roster.mine = replace(
-            self.roster.mine, model=self.catchup.model(), epochs=epochs, incarnation=self.incarnation
-        )
+        model, epochs = self.logs.model(), self.logs.epochs()
+        self.roster.mine = replace(self.roster.mine, model=model, epochs=epochs, incarnation=self.incarnation)

@@ -92,6 +92,15 @@ class Roster:
             return True
         return summary is not None and summary.eligible and bool(summary.epochs)
 
+    def standing(self) -> object:
+        """Who is there, may be there, holds state, works: equal as long as all of that is as it was."""
+        mine, members = self.mine, self.members.items()
+        others = [
+            (peer, m.presumed) if m.summary is None or not m.here else (peer, m.summary.role, bool(m.summary.epochs))
+            for peer, m in members
+        ]
+        return mine.role, bool(mine.epochs), others
+
     def elsewhere(self, theirs: Summary) -> bool:
         """Whether a peer's word shows that it is on another lineage: as far in every shard, with fewer samples.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -68,5 +68,10 @@ def model_version(versions: Sequence[Version]) -> ModelVersion:
         max(v.generation for v in versions),
         sum(v.samples for v in versions),
         sum(v.epoch for v in versions),
-        blake2b("".join(v.digest for v in versions).encode(), digest_size=16).hexdigest(),
+        digest_of(v.digest for v in versions),
     )
+
+
+def digest_of(digests: Iterable[str]) -> str:
+    """What stands for the exact vector of versions with these digests, by shard."""
+    return blake2b("".join(digests).encode(), digest_size=16).hexdigest()

@@ -123,7 +123,7 @@ def test_a_replica_never_goes_back() -> None:
     """(b) is looked at after every event."""
     world = calm()
     replica: Any = world.alive["p1"].replica
-    world.alive["p1"].best = type(replica.catchup.model())(9)
+    world.alive["p1"].best = type(replica.logs.model())(9)
     with pytest.raises(Violation, match=r"\(b\)"):
         world.run(30.0)
 

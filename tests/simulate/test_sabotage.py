@@ -13,9 +13,11 @@ import pytest
 from p2p_diloco.core import catchup
 from p2p_diloco.core.carry import Progress
 from p2p_diloco.core.catchup import CatchUp
+from p2p_diloco.core.logs import Logs
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.shard import ShardLog
+from p2p_diloco.core.version import ModelVersion
 
 Kinds = dict[str, Callable[[int], None]]
 
@@ -221,8 +223,11 @@ def test_a_broken_rule_shows(
 
 def test_lineages_ordered_by_epochs_alone(kinds: Kinds, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two lineages of as many outer steps would never become one."""
-    right = catchup.model_version
-    monkeypatch.setattr(
-        catchup, "model_version", lambda held: type(right(held))(right(held).generation, 0, right(held).epochs, "")
-    )
+
+    def by_epochs(model: ModelVersion) -> ModelVersion:
+        return ModelVersion(model.generation, 0, model.epochs, "")
+
+    theirs, mine = catchup.model_version, Logs.model
+    monkeypatch.setattr(catchup, "model_version", lambda held: by_epochs(theirs(held)))
+    monkeypatch.setattr(Logs, "model", lambda logs: by_epochs(mine(logs)))
     assert first_to_break(kinds["bereaved"], 30) is not None

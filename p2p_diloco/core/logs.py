@@ -1,0 +1,183 @@
+"""The logs of all shards, and what they come to together.
+
+Law: whoever takes a log in hand may change it, until the event is over. Only those that were taken are looked at again,
+so that an event on one shard costs the same however many there are; who goes through all of them pays for all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Generic, TypeVar, overload
+
+from .revision import Revision
+from .rules import Rules
+from .shard import ShardLog
+from .version import ModelVersion, Version, digest_of
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+class Logs(Sequence[ShardLog]):
+    """By shard. What is asked of all of them is kept up by counting: how many shards are at which epoch."""
+
+    def __init__(self, rules: Rules, logs: Iterable[ShardLog]) -> None:
+        self._logs = tuple(logs)
+        self._taken, self._watches = set(range(len(self._logs))), list[set[int]]()
+        self._told: list[Version | None] = [None for _ in self._logs]  # when `moved` was asked last
+        # each shard as it was when it was counted
+        self._versions: list[Version | None] = [None for _ in self._logs]
+        self._digests = ["" for _ in self._logs]
+        self._final = [False for _ in self._logs]
+        self._at = [log.revision for log in self._logs]
+        # how many shards
+        self._empty = len(self._logs)
+        self._epochs = [Counter[int]() for _ in rules.fragments]
+        self._open = [Counter[int]() for _ in rules.fragments]  # of these, whose run has not ended
+        self._generations, self._revisions = Counter[int](), Counter(self._at)
+        self._samples_sum = self._epochs_sum = 0
+        self._model: ModelVersion | None = None
+
+    # -- one by one
+
+    @overload
+    def __getitem__(self, shard: int) -> ShardLog: ...
+    @overload
+    def __getitem__(self, shard: slice) -> Sequence[ShardLog]: ...
+    def __getitem__(self, shard: int | slice) -> ShardLog | Sequence[ShardLog]:
+        if isinstance(shard, slice):
+            return list(self)[shard]
+        log = self._logs[shard]
+        self._taken.add(log.shard)
+        for taken in self._watches:
+            taken.add(log.shard)
+        return log
+
+    def __iter__(self) -> Iterator[ShardLog]:
+        for taken in (self._taken, *self._watches):
+            taken.update(range(len(self._logs)))
+        return iter(self._logs)
+
+    def __len__(self) -> int:
+        return len(self._logs)
+
+    def moved(self) -> list[int]:
+        """The shards that have another version than when this was asked last; the event is over."""
+        moved = [shard for shard in sorted(self._taken) if self._logs[shard].version != self._told[shard]]
+        self._look()
+        self._taken.clear()
+        for shard in moved:
+            self._told[shard] = self._versions[shard]
+        return moved
+
+    # -- all together
+
+    def versions(self) -> tuple[Version | None, ...]:
+        self._look()
+        return tuple(self._versions)
+
+    @property
+    def whole(self) -> bool:
+        """Whether a state of every shard is held."""
+        self._look()
+        return not self._empty
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended for every shard."""
+        return self.whole and not any(self._open)
+
+    def epochs(self) -> tuple[int, ...]:
+        """The lowest of each fragment; only while all shards are held."""
+        self._look()
+        return tuple(map(min, self._epochs))
+
+    def open_epochs(self) -> list[int | None]:
+        """The lowest of each fragment over the shards that are held, and for which the run has not ended."""
+        self._look()
+        return [min(epochs, default=None) for epochs in self._open]
+
+    @property
+    def revision(self) -> Revision:
+        """The lowest."""
+        self._look()
+        return min(self._revisions)
+
+    def model(self) -> ModelVersion:
+        """The version of the whole model; the least there is while a shard is missing."""
+        if not self.whole:
+            return ModelVersion()
+        if self._model is None:
+            digest = digest_of(self._digests)
+            self._model = ModelVersion(max(self._generations), self._samples_sum, self._epochs_sum, digest)
+        return self._model
+
+    def _look(self) -> None:
+        """Count anew what was taken and has changed. It stays taken: who has it in hand may go on."""
+        for shard in self._taken:
+            log = self._logs[shard]
+            if log.revision is not self._at[shard]:
+                _add(self._revisions, self._at[shard], -1)
+                _add(self._revisions, log.revision, 1)
+                self._at[shard] = log.revision
+            if log.version is not self._versions[shard]:
+                self._count(log, -1)
+                self._versions[shard], self._final[shard], self._model = log.version, log.final, None
+                self._count(log, 1)
+
+    def _count(self, log: ShardLog, by: int) -> None:
+        """Put a shard's version into the counts, or take it out of them."""
+        version = self._versions[log.shard]
+        if version is None:
+            self._empty += by
+            return
+        self._digests[log.shard] = version.digest
+        _add(self._generations, version.generation, by)
+        _add(self._epochs[log.fragment], version.epoch, by)
+        if not self._final[log.shard]:
+            _add(self._open[log.fragment], version.epoch, by)
+        self._samples_sum += by * version.samples
+        self._epochs_sum += by * version.epoch
+
+    # -- who keeps more
+
+    def watch(self) -> set[int]:
+        """To this set each shard is added whose log is taken; all are in it to begin with. Its owner empties it."""
+        self._watches.append(set(range(len(self._logs))))
+        return self._watches[-1]
+
+    def look_at(self, shard: int) -> ShardLog:
+        """A log that is only read."""
+        return self._logs[shard]
+
+
+class Kept(Generic[T]):
+    """Something that logs say of themselves, each asked again only when it was taken since. For questions between
+    events: whoever has a log in hand might still change it."""
+
+    def __init__(self, logs: Logs, of: Callable[[ShardLog], T | None]) -> None:
+        self._logs, self._of, self._taken = logs, of, logs.watch()
+        self._kept: dict[int, T] = {}
+
+    def forget(self) -> None:
+        """What else it hangs on has changed."""
+        self._taken.update(range(len(self._logs)))
+
+    def now(self) -> Mapping[int, T]:
+        """By shard, of those that say something."""
+        kept = self._kept
+        for shard in self._taken:
+            said = self._of(self._logs.look_at(shard))
+            if said is not None:
+                kept[shard] = said
+            else:
+                kept.pop(shard, None)
+        self._taken.clear()
+        return kept
+
+
+def _add(counts: Counter[K], key: K, by: int) -> None:
+    counts[key] += by
+    if not counts[key]:
+        del counts[key]

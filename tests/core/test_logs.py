@@ -1,0 +1,182 @@
+"""Logs: what is counted is what there is, and only what was taken is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.events import Averaged, Contribute, Delivered, Event, Merge, Progress, Received
+from p2p_diloco.core.logs import Kept, Logs
+from p2p_diloco.core.messages import Commit, Held, Probe, Promise
+from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.shard import ShardLog
+from p2p_diloco.core.version import ModelVersion, Version, model_version
+
+RULES = Rules(run="run", fragments=((0, 2), (1, 3, 4)), stop_after_epochs=4)
+FRAGMENT_OF = (0, 1, 0, 1, 1)
+
+
+def five(roster: Any = None) -> Logs:
+    """The logs of five shards in two fragments, which end after four epochs."""
+    return Logs(RULES, [ShardLog(shard, fragment, "a", RULES, roster) for shard, fragment in enumerate(FRAGMENT_OF)])
+
+
+def reach(log: ShardLog, epoch: int, samples: int | None = None, generation: int = 0) -> None:
+    log.version = Version(generation, 10 * epoch if samples is None else samples, epoch, f"{log.shard}d{epoch}")
+
+
+def test_counts_are_what_a_look_at_every_log_finds() -> None:
+    """Whichever shards move, in whatever order, forward or to another lineage."""
+    rng, logs = Random(7), five()
+    plain: list[ShardLog] = list(logs)
+    for _ in range(400):
+        for shard in rng.choices(range(5), k=rng.randint(0, 3)):
+            log = logs[shard]
+            log.revision = rng.choice([FOUNDED, Revision(1, 0.5, 0.9), Revision(2, 0.7, 0.0)])
+            if rng.random() < 0.1:
+                log.version = None
+            else:
+                reach(log, rng.randint(0, 5), rng.randint(0, 50), rng.randint(0, 1))
+        versions = tuple(log.version for log in plain)
+        assert logs.versions() == versions
+        held = [version for version in versions if version is not None]
+        assert logs.whole == (len(held) == 5)
+        assert logs.ended == all(log.final for log in plain)
+        assert logs.revision == min(log.revision for log in plain)
+        assert logs.model() == (model_version(held) if logs.whole else ModelVersion())
+        by_fragment = [[log for log in plain if log.version is not None and log.fragment == f] for f in (0, 1)]
+        lowest = [[log.version.epoch for log in some if log.version is not None] for some in by_fragment]
+        if logs.whole:
+            assert logs.epochs() == tuple(map(min, lowest))
+        still = [[log.version.epoch for log in some if log.version and not log.final] for some in by_fragment]
+        assert logs.open_epochs() == [min(epochs, default=None) for epochs in still]
+
+
+def test_a_log_in_hand_may_change_after_a_question() -> None:
+    """Until the event is over; so a question in its midst finds what is there then."""
+    logs = five()
+    log = logs[3]
+    reach(log, 1)
+    assert logs.versions()[3] == log.version
+    reach(log, 2)
+    assert logs.versions()[3] == log.version
+    assert logs.moved() == [3]
+
+
+def test_moved_is_who_stands_elsewhere_than_at_the_last_event() -> None:
+    """In their order; who came back has not moved."""
+    logs = five()
+    for shard in (4, 1):
+        reach(logs[shard], 1)
+    assert logs.moved() == [1, 4]
+    assert logs.moved() == []
+    reach(logs[1], 2)
+    reach(logs[1], 1)
+    reach(logs[0], 1)
+    assert logs.moved() == [0]
+
+
+def test_a_slice_is_taken_like_each_of_its_logs() -> None:
+    """However a log comes into somebody's hands."""
+    logs = five()
+    logs.moved()
+    for log in logs[1:3]:
+        reach(log, 1)
+    assert logs.moved() == [1, 2]
+
+
+def test_what_is_kept_is_asked_again_of_those_that_were_taken() -> None:
+    """All, to begin with, and when what else it hangs on has changed."""
+    asked, logs = list[int](), five()
+
+    def epoch(log: ShardLog) -> int | None:
+        asked.append(log.shard)
+        return None if log.version is None else log.version.epoch
+
+    kept = Kept(logs, epoch)
+    assert kept.now() == {}
+    assert sorted(asked) == [0, 1, 2, 3, 4]
+    asked.clear()
+    reach(logs[2], 7)
+    assert kept.now() == {2: 7}
+    assert kept.now() == {2: 7}
+    assert asked == [2]
+    logs[2].version = None
+    assert kept.now() == {}
+    kept.forget()
+    asked.clear()
+    kept.now()
+    assert sorted(asked) == [0, 1, 2, 3, 4]
+
+
+# -- what an event costs
+
+
+class Visits:
+    """How often anything of a log is read while ``count`` runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen, self.counting, plain = 0, False, ShardLog.__getattribute__
+
+        def read(log: ShardLog, name: str) -> Any:
+            self.seen += self.counting
+            return plain(log, name)
+
+        monkeypatch.setattr(ShardLog, "__getattribute__", read)
+
+    def count(self, run: Callable[[], Any]) -> int:
+        self.seen, self.counting = 0, True
+        run()
+        self.counting = False
+        return self.seen
+
+
+def round_of_one(p: Any, shards: int) -> list[Event]:
+    """What one shard's round is for its aggregator, and what else happens meanwhile; all shards are being exchanged."""
+    for shard in range(shards):
+        p.hear("b", Promise(shard, p.held, 0))  # asynchronous: asked of all, after a restart
+    p.feed(Progress(0.5))
+    p.feed(Merge())
+    p.feed(Contribute(tuple(range(shards)), weight=2.0, samples=5, payloads=("Δ",) * shards))
+    last = shards - 1
+    base, version = p.held, p.version(2, "new", samples=p.held.samples + 5)
+    commit = Commit(last, base, version, 0, "a", (), p.plan("ab"))
+    return [
+        Received("b", p.contribution(base, shard=last)),
+        Averaged(last, base, "new", "mean"),
+        Received("b", Held(last, version)),
+        Delivered("b", commit),
+        Progress(0.5),
+        Delivered("b", Probe(p.about())),
+    ]
+
+
+def happen(p: Any, event: Event) -> None:
+    """An event, and what a node asks after each."""
+    p.feed(event)
+    replica = p.replica
+    assert replica.has_state
+    assert replica.epoch == 1
+    assert replica.revision == FOUNDED
+    assert not replica.left_behind
+    assert len(replica.versions) == len(replica.logs)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_an_event_costs_the_same_however_many_shards_there_are(
+    mode: str, peer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replica, its next wakeup, and the questions of a node read the logs that the event is about, and no more."""
+    visits, spent = Visits(monkeypatch), list[list[int]]()
+    for shards in (6, 60):
+        p = peer("a", group="ab", mode=mode, fragments=(tuple(range(shards)),))
+        events = round_of_one(p, shards)
+        happen(p, Progress(0.5))
+        spent.append([visits.count(lambda p=p, event=event: happen(p, event)) for event in events])  # type: ignore[misc]
+        assert p.replica.versions[-1].digest == "new", "the shard's round is over"
+    assert spent[0] == spent[1]
+    assert max(spent[0]) > 0
