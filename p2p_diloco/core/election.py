@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 from .shares import filled, shares
 
 _NOBODY: Mapping[str, float] = {}
+
+Weighted = tuple[tuple[str, float], ...]
+"""Peers with their bandwidths, in any order."""
 
 
 def rank(key: str, members: Mapping[str, float]) -> list[str]:
@@ -41,6 +45,14 @@ def assign(
         room[first] -= 1
         plan[shard] = (first, *without(order, first))
     return plan
+
+
+@lru_cache(maxsize=32)  # each shard of a fragment asks for the plan of all, and most ask for the same
+def assigned(
+    run: str, epoch: int, shards: tuple[int, ...], members: Weighted, group: Weighted = ()
+) -> Mapping[int, tuple[str, ...]]:
+    """As `assign`; of the same arguments it is made once."""
+    return assign(run, epoch, shards, dict(members), dict(group))
 
 
 def without(peers: Iterable[str], left_out: str) -> list[str]:

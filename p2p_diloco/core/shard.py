@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from .election import assign
+from .election import assigned
 from .events import Accept, Apply, Average, Effect, Note, Send
 from .messages import Commit, Contribution, Counted, Held, Outdated, Plan, Promise, Stale, State, TakeOver, Want
 from .revision import FOUNDED, Revision
@@ -321,11 +321,16 @@ class ShardLog:
         """Have the next commit computed."""
         assert self.version is not None
         draft = self._draft(contributions, now)
-        held = None if self.trusted else meta_of(self.state())
+        held = None if self.trusted else self._meta()
         after = self._meta_after(draft)
         work = Average(self.shard, self.version, contributions, after, held, self.buffered, draft.revision)
         self.working, self._drafted = work, draft
         return [work]
+
+    def _meta(self) -> bytes:
+        """What the digest of the present version covers beside its tensors."""
+        assert self.version is not None
+        return meta(self.version, self.made_term, self.plan, self.counted, self.buffered, self.revision)
 
     def _meta_after(self, commit: Commit) -> bytes:
         """What the digest of the commit's version covers beside its tensors."""
@@ -398,9 +403,9 @@ class ShardLog:
             took_part = peer in contributors or peer == self.me or peer in self.line()
             if s.eligible and (took_part or s.role == "aggregator"):
                 (unlike if s.unlike else members)[peer] = s.bandwidth
-        shards = self.rules.fragments[self.fragment]
-        order = assign(self.rules.run, version.epoch, shards, members or unlike or {self.me: 0.0}, group)[self.shard]
-        return Plan(tuple(group), order)
+        shards, able = self.rules.fragments[self.fragment], members or unlike or {self.me: 0.0}
+        plan = assigned(self.rules.run, version.epoch, shards, tuple(able.items()), tuple(group.items()))
+        return Plan(tuple(group), plan[self.shard])
 
     # -- others' commits and states
 

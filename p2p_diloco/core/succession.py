@@ -6,18 +6,16 @@ elected; who is elected is made a successor first, so that it holds the state wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 
-from .election import assign, without
+from .election import assigned, without
 from .messages import Plan
 
 
-@lru_cache(maxsize=32)  # for each fragment, as long as nobody comes or goes: it is asked for at every tick
-def elected(run: str, shards: tuple[int, ...], members: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
+def elected(run: str, shards: tuple[int, ...], members: tuple[str, ...]) -> Mapping[int, tuple[str, ...]]:
     """Who should have which shard, whatever the epoch; the first aggregates. All weigh alike: links are measured again
     and again, and a shard that followed them would be sent as a whole each time."""
-    return assign(run, 0, shards, dict.fromkeys(members, 1.0))
+    return assigned(run, 0, shards, tuple((peer, 1.0) for peer in members))
 
 
 def hands_over(me: str, order: Sequence[str], assigned_for: float, least: float) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2p_diloco.core import election
 from p2p_diloco.core.election import assign, rank, without
 from p2p_diloco.core.shares import shares
 
@@ -162,3 +163,19 @@ def test_no_member_no_election() -> None:
     """An election without members is the caller's mistake."""
     with pytest.raises(ValueError, match="at least one member"):
         assign("run", 0, (0,), {})
+
+
+def test_a_plan_for_many_shards_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each shard asks for it anew; another epoch, another member or another link is another plan."""
+    made, plain = list[object](), election.assign
+    monkeypatch.setattr(election, "assign", lambda *given: made.append(given) or plain(*given))
+    members, shards = (("a", 1.0), ("b", 3.0)), tuple(range(40, 60))
+    for _ in shards:
+        assert election.assigned("once", 7, shards, members) == plain("once", 7, shards, dict(members))
+    assert len(made) == 1
+    group = (*members, ("c", 0.1))
+    others = [(8, members, ()), (7, (*members, ("c", 1.0)), ()), (7, (("a", 1.0), ("b", 4.0)), ()), (7, members, group)]
+    for epoch, able, all_of_it in others:
+        plan = election.assigned("once", epoch, shards, able, all_of_it)
+        assert plan == plain("once", epoch, shards, dict(able), dict(all_of_it))
+    assert len(made) == 5
