@@ -1,4 +1,4 @@
-"""Messages on their way in: judged before a payload is let through, and again before the replica sees them.
+"""Messages on their way in: the header is judged before a payload is let through, that before the replica sees it.
 
 Law: nothing reaches the replica that is not of this run, well-formed, of the right size and finite. What is
 refused is answered with the reason, counted by the transport, and logged once for each peer.
@@ -10,7 +10,9 @@ import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from itertools import pairwise
+from types import NoneType
 
 from p2p_diloco.core.messages import (
     Commit,
@@ -57,6 +59,9 @@ _LIMITS: dict[type, dict[str, int]] = {
     State: {"term": _COUNT_MAX, "buffered": _COUNT_MAX},
 }
 """The largest numbers in messages: what a replica makes of them, sums over shards included, still fits into one."""
+
+_SIMPLE = {int, float, str, bool, NoneType}
+"""What a number in a message is, or may stand beside."""
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +155,8 @@ class Inbox:
         try:
             if not self.token:
                 raise Refusal("this peer is not in a run yet")
-            message = wire.unpack(header, self.token)
+            shape = None if self._work is None else (len(self._work.store.layout.shards), self._fragments)
+            message = _read(header, self.token, shape)
             match message:
                 case Describe() | Nudge():
                     return message, 0
@@ -158,10 +164,7 @@ class Inbox:
                     if self.on_description is None or not 0 < nbytes <= DESCRIPTION_BYTES_MAX:
                         raise Refusal("nobody asked for a description of that length")
                     return message, nbytes
-            if self._work is None:
-                raise Refusal("this peer is not ready yet")
-            if reason := misfit(message, len(self._work.store.layout.shards), self._fragments):
-                raise Refusal(f"the {type(message).__name__} is refused: {reason}")
+            assert self._work is not None, "what is for replicas is not read before"
             return message, self._work.nbytes(message)
         except Refusal as refusal:
             raise self._refusal(sender, refusal.reason) from None
@@ -174,6 +177,23 @@ class Inbox:
         if sender not in self._complained:
             self._complained.add(sender)
             log.warning("refused a message of %s: %s (said once for each peer)", sender, reason)
+
+
+@lru_cache(maxsize=64)  # asked when a header comes, and again with its payload; there are few of these at a time
+def _read(header: bytes, token: bytes, shape: tuple[int, int] | None) -> wire.AnyMessage:
+    """The message of a header. ``shape``: how many shards and fragments the run has; None while that is not known.
+
+    Raises:
+        Refusal: it is none, or none of this run.
+    """
+    message = wire.unpack(header, token)
+    if isinstance(message, (Describe, Description, Nudge)):
+        return message
+    if shape is None:
+        raise Refusal("this peer is not ready yet")
+    if reason := misfit(message, *shape):
+        raise Refusal(f"the {type(message).__name__} is refused: {reason}")
+    return message
 
 
 def misfit(message: Message, shards: int, fragments: int) -> str:
@@ -210,14 +230,14 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
 
 def _out_of_range(value: object) -> str:
     """Which number in a message, however deep, is negative or too large, or nothing."""
+    kind = type(value)
+    if kind in _SIMPLE:
+        return ""
     if isinstance(value, tuple):
         return next(filter(None, map(_out_of_range, value)), "")
-    if not dataclasses.is_dataclass(value):
-        return ""
     if isinstance(value, Revision) and not value.sound:
         return "its revision has rates that nobody can use"
-    for name, most in _LIMITS.get(type(value), {}).items():
+    for name, most in _LIMITS.get(kind, {}).items():
         if not 0 <= getattr(value, name) <= most:
-            return f"the {name} of a {type(value).__name__} is out of range"
-    parts = (getattr(value, field.name) for field in dataclasses.fields(value) if field.name != "payload")
-    return next(filter(None, map(_out_of_range, parts)), "")
+            return f"the {name} of a {kind.__name__} is out of range"
+    return next(filter(None, (_out_of_range(getattr(value, name)) for name in wire.names(kind))), "")

@@ -60,7 +60,7 @@ _Reader = Callable[[object], Any]
 
 def pack(message: AnyMessage, token: bytes) -> bytes:
     """The header of a message. Its payload, if it has one, goes beside it."""
-    return bytes(msgpack.packb([PROTOCOL, token, type(message).__name__, _fields(message)]))
+    return bytes(msgpack.packb([PROTOCOL, token, type(message).__name__, _fields(message)], default=_fields))
 
 
 def unpack(header: bytes, token: bytes) -> AnyMessage:
@@ -92,7 +92,7 @@ def unpack(header: bytes, token: bytes) -> AnyMessage:
 
 def to_plain(message: AnyMessage) -> list[object]:
     """A message's fields as lists, numbers and text, for a file."""
-    return _fields(message)
+    return [_plain(field) for field in _fields(message)]
 
 
 def from_plain(kind: type[Any], fields: object) -> Any:
@@ -103,18 +103,31 @@ def from_plain(kind: type[Any], fields: object) -> Any:
         raise ValueError(f"no {kind.__name__}: a field is {error}") from None
 
 
+_NAMES: dict[type[Any], tuple[str, ...]] = {}
+"""What `names` has found so far."""
+
+
 class _Unfit(Exception):
     """A field isn't what its type says. Its text goes into the refusal."""
 
 
-def _fields(value: Any) -> list[object]:
-    return [_plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.name != "payload"]
+def names(kind: type[Any]) -> tuple[str, ...]:
+    """The fields of a dataclass that a header carries, in order. Raises TypeError for any other type."""
+    if kind not in _NAMES:
+        if not dataclasses.is_dataclass(kind):
+            raise TypeError(f"a {kind.__name__} has no place in a header, or is too large for one")
+        _NAMES[kind] = tuple(f.name for f in dataclasses.fields(kind) if f.name != "payload")
+    return _NAMES[kind]
+
+
+def _fields(value: object) -> list[Any]:
+    return [getattr(value, name) for name in names(type(value))]
 
 
 def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return _fields(value) if dataclasses.is_dataclass(value) else value
+    return [_plain(field) for field in _fields(value)] if dataclasses.is_dataclass(value) else value
 
 
 def _reader(hint: Any) -> _Reader:
@@ -134,16 +147,24 @@ def _reader(hint: Any) -> _Reader:
 
 def _dataclass_reader(kind: type[Any]) -> _Reader:
     hints = get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind) if f.name != "payload"]
-    row = _row_reader([_reader(hints[name]) for name in names])
-    return lambda value: kind(**dict(zip(names, row(value), strict=True)))
+    row = _row_reader([_reader(hints[name]) for name in names(kind)])
+    everything = [f.name for f in dataclasses.fields(kind)]
+    if "payload" not in everything:
+        return lambda value: kind(*row(value))
+    at = everything.index("payload")
+
+    def read(value: object) -> Any:
+        fields = row(value)
+        return kind(*fields[:at], None, *fields[at:])
+
+    return read
 
 
 def _row_reader(readers: list[_Reader]) -> _Reader:
     def read(value: object) -> tuple[Any, ...]:
         if type(value) is not list or len(value) != len(readers):
             raise _Unfit(f"no list of {len(readers)}")
-        return tuple(reader(item) for reader, item in zip(readers, value, strict=True))
+        return tuple([reader(item) for reader, item in zip(readers, value, strict=True)])
 
     return read
 
@@ -152,7 +173,7 @@ def _list_reader(reader: _Reader) -> _Reader:
     def read(value: object) -> tuple[Any, ...]:
         if type(value) is not list or len(value) > _ITEMS_MAX:
             raise _Unfit("no list, or too long")
-        return tuple(reader(item) for item in value)
+        return tuple(map(reader, value))
 
     return read
 

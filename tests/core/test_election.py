@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from fractions import Fraction
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -168,7 +169,12 @@ def test_no_member_no_election() -> None:
 def test_a_plan_for_many_shards_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each shard asks for it anew; another epoch, another member or another link is another plan."""
     made, plain = list[object](), election.assign
-    monkeypatch.setattr(election, "assign", lambda *given: made.append(given) or plain(*given))
+
+    def counting(*given: Any) -> dict[int, tuple[str, ...]]:
+        made.append(given)
+        return plain(*given)
+
+    monkeypatch.setattr(election, "assign", counting)
     members, shards = (("a", 1.0), ("b", 3.0)), tuple(range(40, 60))
     for _ in shards:
         assert election.assigned("once", 7, shards, members) == plain("once", 7, shards, dict(members))

@@ -114,6 +114,36 @@ def test_before_the_run_is_known_everything_is_refused() -> None:
         inbox.admit("stranger", wire.pack(wire.Description(5), inbox.token))
 
 
+def test_a_header_is_read_once(memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it comes; with its payload it is known. What it was judged by is looked at again: another token, another
+    verdict."""
+    seen, unpack = list[bytes](), wire.unpack
+
+    def counting(header: bytes, token: bytes) -> wire.AnyMessage:
+        seen.append(header)
+        return unpack(header, token)
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        peer = memory_peer(network, "a", quick)
+        await peer.enter()
+        stranger = network.join("stranger", Inbox())
+        base = Version(*(await peer.ask("ask", "told"))["versions"][0])
+        headers = [
+            wire.pack(Contribution(0, base, ContributionId(1, n), ContributionId(1, n), 7.25, 1), peer.inbox.token)
+            for n in range(5)
+        ]
+        monkeypatch.setattr(wire, "unpack", counting)
+        await asyncio.gather(*(stranger.send("a", header, floats(1, 2, 3, 4)) for header in headers))
+        assert sorted(seen) == sorted(headers)
+        peer.inbox.token = b"x" * 16
+        with pytest.raises(Refusal, match="another run"):
+            await stranger.send("a", headers[0], floats(1, 2, 3, 4))
+        await peer.stop()
+
+    asyncio.run(life())
+
+
 def test_payloads_of_strangers(memory_peer: Any, quick: dict[str, Any]) -> None:
     """Payloads too short, too long, absent, not finite or huge are refused, and the run goes on unharmed."""
 
