@@ -171,10 +171,17 @@ class Node:
                 done.set_exception(_leaving())
 
     def _arm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        """Wake up when the replica asks for it; most events leave that as it was."""
         due = self.replica.next_wakeup()
-        self._timer = self._loop.call_at(due, self.post, Wakeup()) if math.isfinite(due) else None
+        if self._timer is not None:
+            if self._timer.when() == due:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._wake) if math.isfinite(due) else None
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.post(Wakeup())
 
     # -- effects out
 
