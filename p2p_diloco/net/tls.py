@@ -28,6 +28,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 TURN_BYTES = 256 * 1024
 """How much a connection reads before the loop's other business has its turn."""
 
+RECORD_BYTES = 16 * 1024
+"""The most that TLS encrypts, and gives back, at once."""
+
 UNSENT_BYTES = 256 * 1024
 """How much may wait in the system until the network takes it. The system would take megabytes: then the payloads that
 are written one after the other would share a slow link again, and the first be there as late as the last."""
@@ -184,7 +187,7 @@ class TlsTransport(asyncio.Transport):
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._outgoing: deque[memoryview] = deque()
-        self._reading = self._closing = self._closed = self._full = False
+        self._reading = self._closing = self._closed = self._full = self._awaits_room = False
 
     # -- what a protocol asks for
 
@@ -244,24 +247,34 @@ class TlsTransport(asyncio.Transport):
     # -- what the loop calls
 
     def _read(self) -> None:
-        left = TURN_BYTES
+        """Fill what the protocol offers, at most a turn's worth, and tell it once.
+
+        A record that isn't full ends what was written at once. What follows may belong elsewhere: the loop calls again.
+        """
+        if not self.is_reading():
+            return
+        buffer, filled = memoryview(self._protocol.get_buffer(-1))[:TURN_BYTES], 0
+        count = RECORD_BYTES
         try:
-            while left > 0 and self.is_reading():
-                buffer = self._protocol.get_buffer(-1)
-                count = self._sock.recv_into(buffer)
-                if not count:
-                    self._protocol.eof_received()
-                    self.abort()
-                    return
-                self._protocol.buffer_updated(count)
-                left -= count
+            while count == RECORD_BYTES and filled < len(buffer):
+                count = self._sock.recv_into(buffer[filled:])
+                filled += count
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._retry_write()
         except OSError as error:
+            self._came(filled)
             self._fail(error)
-        else:
-            if self.is_reading() and self._sock.pending():
-                self._loop.call_soon(self._read)
+            return
+        self._came(filled)
+        if not count:
+            self._protocol.eof_received()
+            self.abort()
+        elif self.is_reading() and self._sock.pending():
+            self._loop.call_soon(self._read)
+
+    def _came(self, count: int) -> None:
+        if count:
+            self._protocol.buffer_updated(count)
 
     def _write(self) -> None:
         """Send what the socket takes. What it doesn't take must be offered again as it is: TLS has encrypted a part."""
@@ -272,20 +285,29 @@ class TlsTransport(asyncio.Transport):
                 if left:
                     self._outgoing.appendleft(left)
         except ssl.SSLWantWriteError:
-            self._loop.add_writer(self._sock, self._write)
+            self._await_room(True)
             return
         except ssl.SSLWantReadError:  # a change of keys: `_read` tries again
-            self._loop.remove_writer(self._sock)
+            self._await_room(False)
             return
         except OSError as error:
             self._fail(error)
             return
-        self._loop.remove_writer(self._sock)
+        self._await_room(False)
         if self._closing:
             self._finish(None)
         elif self._full:
             self._full = False
             self._protocol.resume_writing()
+
+    def _await_room(self, waits: bool) -> None:
+        """Have the loop call `_write` when the socket takes more, or no longer."""
+        if waits != self._awaits_room:
+            self._awaits_room = waits
+            if waits:
+                self._loop.add_writer(self._sock, self._write)
+            else:
+                self._loop.remove_writer(self._sock)
 
     def _retry_write(self) -> None:
         if self._outgoing and not self._closed:
@@ -307,6 +329,6 @@ class TlsTransport(asyncio.Transport):
     def _finish(self, error: OSError | None) -> None:
         self._closed = True
         self._outgoing.clear()
-        self._loop.remove_writer(self._sock)
+        self._await_room(False)
         self._sock.close()
         self._loop.call_soon(self._protocol.connection_lost, error)
