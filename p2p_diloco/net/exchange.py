@@ -181,29 +181,29 @@ class Exchange:
         peer = stream.peer
         turn = self._writing.setdefault(peer, asyncio.Lock())
         await turn.acquire()  # before any deadline runs
-        pumping = asyncio.create_task(self._pump(stream, header, payload))
-        pumping.add_done_callback(lambda _: turn.release())
-        total_s = self.limits.transfer_timeout_s(len(payload))
         metered = _metered(self.traffic.bandwidth.up, len(payload))
+        stream.write(Bulk(header, len(payload)))
+        written = stream.pipe.write_view(payload)
+
+        def over(written: asyncio.Future[None]) -> None:
+            turn.release()
+            if not written.cancelled() and written.exception() is None:  # who reads the verdict notices what breaks
+                self.traffic.sent(peer, len(payload))
+
+        written.add_done_callback(over)
+        total_s = self.limits.transfer_timeout_s(len(payload))
         try:
             verdict = await asyncio.wait_for(self._read_verdict(peer, stream, len(payload), metered), total_s)
-            if isinstance(verdict, Accepted):
-                await asyncio.wait({pumping}, timeout=self.limits.write_timeout_s)
-            return verdict, pumping.done()
+            if isinstance(verdict, Accepted) and not written.done():
+                await asyncio.wait({written}, timeout=self.limits.write_timeout_s)
+            return verdict, written.done()
         except asyncio.TimeoutError:
             raise Unreachable(f"{peer}: the payload took longer than {total_s:g} s") from None
         except (FrameError, PipeStalled) as error:
             raise Unreachable(f"{peer}: {error}") from None
         finally:
-            pumping.cancel()
+            written.cancel()
             metered.end(asyncio.get_running_loop().time())
-
-    async def _pump(self, stream: FrameStream, header: bytes, payload: memoryview) -> None:
-        """Write the whole message. A stream that breaks is noticed by whoever reads the verdict."""
-        stream.write(Bulk(header, len(payload)))
-        with contextlib.suppress(PipeBroken):
-            await stream.pipe.write_view(payload)
-            self.traffic.sent(stream.peer, len(payload))
 
     async def _read_verdict(
         self, peer: str, stream: FrameStream, payload_bytes: int, metered: Payload

@@ -7,7 +7,7 @@ and sent straight from it; nothing here knows frames or peers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 _SCRATCH_BYTES = 64 * 1024
@@ -42,6 +42,8 @@ class Pipe(asyncio.BufferedProtocol):
         self._ended: str | None = None
         self._reader: asyncio.Future[None] | None = None
         self._writers: list[asyncio.Future[None]] = []
+        self._chunks: Iterator[memoryview] = iter(())
+        self._sent: asyncio.Future[None] | None = None
 
     @classmethod
     async def adopt(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Pipe:
@@ -96,6 +98,7 @@ class Pipe(asyncio.BufferedProtocol):
         self._paused_writing = False
         for writer in self._writers:
             _wake(writer)
+        self._send_on()
 
     # -- reading
 
@@ -174,17 +177,29 @@ class Pipe(asyncio.BufferedProtocol):
         if self._ended is not None:
             raise PipeBroken(self._ended)
 
-    async def write_view(self, view: memoryview) -> None:
-        """Send memory as it is, without a copy of the whole. Whoever calls this sets the deadline, by
-        cancelling it.
+    def write_view(self, view: memoryview) -> asyncio.Future[None]:
+        """Send memory as it is, without a copy of the whole; done once the socket has taken it. Whoever calls this sets
+        the deadline, by cancelling what it returns.
 
         Raises:
             PipeBroken: the stream has ended.
         """
-        for start in range(0, len(view), CHUNK_BYTES):
-            if self._ended is None:
-                self._transport.write(view[start : start + CHUNK_BYTES])
-            await self.drain(None)
+        self._chunks = (view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES))
+        self._sent = sent = self._loop.create_future()
+        self._send_on()
+        return sent
+
+    def _send_on(self) -> None:
+        """Hand on what the socket takes of the memory that is being sent."""
+        if (sent := self._sent) is None:
+            return
+        while self._ended is None and not self._paused_writing and not sent.done():
+            if (chunk := next(self._chunks, None)) is not None:
+                self._transport.write(chunk)
+            else:
+                sent.set_result(None)
+        if self._ended is not None:
+            _fail(sent, PipeBroken(self._ended))
 
     # -- ending
 
@@ -214,6 +229,7 @@ class Pipe(asyncio.BufferedProtocol):
         _wake(self._reader)
         for writer in self._writers:
             _wake(writer)
+        self._send_on()
 
     def _resume_reading(self) -> None:
         if self._paused_reading and self._ended is None:

@@ -240,9 +240,8 @@ class TlsTransport(asyncio.Transport):
 
     def abort(self) -> None:
         """End now."""
-        if not self._closed:
-            self._stop_reading()
-            self._finish(None)
+        self._stop_reading()
+        self._finish(None)
 
     # -- what the loop calls
 
@@ -293,12 +292,13 @@ class TlsTransport(asyncio.Transport):
         except OSError as error:
             self._fail(error)
             return
-        self._await_room(False)
-        if self._closing:
-            self._finish(None)
-        elif self._full:
+        if self._full and not self._closing:
             self._full = False
-            self._protocol.resume_writing()
+            self._protocol.resume_writing()  # which may write on
+        if not self._outgoing:
+            self._await_room(False)
+            if self._closing:
+                self._finish(None)
 
     def _await_room(self, waits: bool) -> None:
         """Have the loop call `_write` when the socket takes more, or no longer."""
@@ -322,11 +322,12 @@ class TlsTransport(asyncio.Transport):
             self._loop.remove_reader(self._sock)
 
     def _fail(self, error: OSError) -> None:
-        if not self._closed:
-            self._stop_reading()
-            self._finish(error)
+        self._stop_reading()
+        self._finish(error)
 
     def _finish(self, error: OSError | None) -> None:
+        if self._closed:
+            return
         self._closed = True
         self._outgoing.clear()
         self._await_room(False)

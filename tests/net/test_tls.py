@@ -168,7 +168,7 @@ def test_a_reader_that_doesnt_read_makes_the_writer_wait() -> None:
             data = memoryview(bytearray(os.urandom(1 << 20) * 64))
             target = memoryview(bytearray(len(data)))
             tracemalloc.start()
-            writing = asyncio.create_task(near.write_view(data))
+            writing = asyncio.ensure_future(near.write_view(data))
             await asyncio.sleep(0.3)
             _, peak_bytes = tracemalloc.get_traced_memory()
             tracemalloc.stop()
@@ -187,7 +187,7 @@ def test_an_abort_ends_what_waits_at_once() -> None:
     async def test() -> None:
         async with ends() as (near, far):
             reading = asyncio.create_task(near.read_into(memoryview(bytearray(9)), stall_s=20, total_s=20))
-            writing = asyncio.create_task(near.write_view(memoryview(bytearray(64 << 20))))
+            writing = asyncio.ensure_future(near.write_view(memoryview(bytearray(64 << 20))))
             await asyncio.sleep(0.1)
             near.abort()
             for task in (reading, writing):
