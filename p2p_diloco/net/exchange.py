@@ -191,14 +191,11 @@ class Exchange:
                 self.traffic.sent(peer, len(payload))
 
         written.add_done_callback(over)
-        total_s = self.limits.transfer_timeout_s(len(payload))
         try:
-            verdict = await asyncio.wait_for(self._read_verdict(peer, stream, len(payload), metered), total_s)
+            verdict = await self._read_verdict(stream, len(payload), metered)
             if isinstance(verdict, Accepted) and not written.done():
                 await asyncio.wait({written}, timeout=self.limits.write_timeout_s)
             return verdict, written.done()
-        except asyncio.TimeoutError:
-            raise Unreachable(f"{peer}: the payload took longer than {total_s:g} s") from None
         except (FrameError, PipeStalled) as error:
             raise Unreachable(f"{peer}: {error}") from None
         finally:
@@ -206,13 +203,16 @@ class Exchange:
             metered.end(asyncio.get_running_loop().time())
 
     async def _read_verdict(
-        self, peer: str, stream: FrameStream, payload_bytes: int, metered: Payload
+        self, stream: FrameStream, payload_bytes: int, metered: Payload
     ) -> Accepted | Refused | None:
         """The answer to a payload, or None if the stream ended; the receiver must show progress until
         then.
         """
-        read_s, received_bytes, clock = self.limits.read_timeout_s, -1, asyncio.get_running_loop().time
-        while True:
+        received_bytes, clock = -1, asyncio.get_running_loop().time
+        total_s = self.limits.transfer_timeout_s(payload_bytes)
+        give_up_at = clock() + total_s
+        while (left_s := give_up_at - clock()) > 0:
+            read_s = min(self.limits.read_timeout_s, left_s)
             match await stream.read(idle_s=read_s, frame_s=read_s):
                 case Accepted() | Refused() | None as verdict:
                     if isinstance(verdict, Accepted):
@@ -221,9 +221,10 @@ class Exchange:
                 case Progress(count) if received_bytes < count <= payload_bytes:
                     received_bytes = count
                     metered.reached(count, clock())
-                    self._inbox.moving(peer)
+                    self._inbox.moving(stream.peer)
                 case frame:
                     raise FrameError(f"a {type(frame).__name__} frame was not asked for")
+        raise PipeStalled(f"the payload took longer than {total_s:g} s")
 
     async def _open(self, peer: str) -> tuple[FrameStream, str]:
         """A stream to a peer, and the multiaddr at which that was found."""
@@ -315,9 +316,7 @@ class Exchange:
         if (reason := self._objection(stream.peer, header, payload_bytes)) is not None:
             self._refuse(stream, reason)
             return False
-        try:
-            await asyncio.wait_for(self._receiving.acquire(), self.limits.read_timeout_s / 2)
-        except asyncio.TimeoutError:
+        if not await self._granted():
             self._refuse(stream, f"busy: {self.limits.streams_max} payloads are under way")
             return False
         try:
@@ -332,6 +331,15 @@ class Exchange:
             self._receiving.release()
         await self._take(stream, header, payload)
         return True
+
+    async def _granted(self) -> bool:
+        """Wait for a turn to receive a payload; False if none comes soon."""
+        if not self._receiving.locked():
+            return await self._receiving.acquire()
+        try:
+            return await asyncio.wait_for(self._receiving.acquire(), self.limits.read_timeout_s / 2)
+        except asyncio.TimeoutError:
+            return False
 
     async def _receive(self, stream: FrameStream, payload: memoryview, early_bytes: int) -> None:
         """Fill the rest of the payload, and tell the sender how far it has come."""

@@ -263,6 +263,24 @@ def test_a_sender_tells_a_slow_receiver_from_a_frozen_one() -> None:
     run(test())
 
 
+def test_progress_does_not_keep_a_payload_going_for_ever() -> None:
+    """A receiver that tells of one more byte again and again is given up at the payload's own deadline."""
+
+    async def test() -> None:
+        rig = Rig(limits=replace(LIMITS, rate_bytes_per_s_min=1e6))
+        sending = asyncio.create_task(rig.exchange.send("slow", b"h", memoryview(bytes(1000))))
+        slow = await rig.dialled()
+        started, count = asyncio.get_running_loop().time(), 0
+        while not sending.done():
+            slow.write(Progress(count := count + 1))
+            await asyncio.sleep(0.03)
+        assert isinstance(sending.exception(), Unreachable)
+        assert 0.3 < asyncio.get_running_loop().time() - started < 0.8
+        await rig.exchange.close()
+
+    run(test())
+
+
 @pytest.mark.parametrize("answer", [b"nonsense", encode(Message(b"")), encode(Progress(2000))])
 @pytest.mark.parametrize("payload", [None, memoryview(bytes(1000))])
 def test_a_wrong_answer_is_no_answer(answer: bytes, payload: memoryview | None) -> None:
