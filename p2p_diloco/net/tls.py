@@ -256,7 +256,7 @@ class TlsTransport(asyncio.Transport):
         count = RECORD_BYTES
         try:
             while count == RECORD_BYTES and filled < len(buffer):
-                count = self._sock.recv_into(buffer[filled:])
+                count = self._sock.recv_into(buffer[filled:], RECORD_BYTES)
                 filled += count
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             self._retry_write()
