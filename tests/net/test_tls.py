@@ -181,6 +181,37 @@ def test_a_reader_that_doesnt_read_makes_the_writer_wait() -> None:
     run(test())
 
 
+def test_what_is_sent_is_let_go() -> None:
+    """The memory is the caller's again once the socket has it all; a view that was kept would forbid a new length."""
+
+    async def test() -> None:
+        async with ends() as (near, far):
+            data, target = bytearray(4 << 20), memoryview(bytearray(4 << 20))
+            writing = near.write_view(memoryview(data))
+            await far.read_into(target, stall_s=5, total_s=5)
+            await writing
+            data.append(0)
+            assert not near.ended
+
+    run(test())
+
+
+def test_what_is_given_up_is_sent_no_further() -> None:
+    """Of a payload that is cancelled midway no more comes than was in the socket's hands."""
+
+    async def test() -> None:
+        async with ends() as (near, far):
+            writing = near.write_view(memoryview(bytearray(64 << 20)))
+            await asyncio.sleep(0.1)
+            assert not writing.done()
+            writing.cancel()
+            with pytest.raises(PipeStalled):
+                await far.read_into(memoryview(bytearray(64 << 20)), stall_s=0.3, total_s=20)
+            assert 0 < far.filled_bytes < 32 << 20
+
+    run(test())
+
+
 def test_an_abort_ends_what_waits_at_once() -> None:
     """Reader and writer of the end that is aborted, and the other end, learn of it; nothing else is needed."""
 
