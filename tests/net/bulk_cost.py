@@ -1,8 +1,9 @@
 """What payloads cost on each way: `python tests/net/bulk_cost.py`.
 
 Two peers in processes of their own on this machine. Turn by turn the same payload goes over a bare stream of libp2p,
-over our exchange on such a stream, and over our exchange on a direct connection. MB a second, and processor seconds a
-GB of both peers and both daemons together; the medians of all turns, with the least and the greatest, as JSON.
+over our exchange on such a stream, and over our exchange on a direct connection, in one piece and in many. MB a second,
+and processor seconds a GB of both peers and both daemons together; the medians of all turns, with the least and the
+greatest, as JSON.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 import psutil
 
 PAYLOAD_BYTES, TURNS = 64 * 1024 * 1024, 9
+PART_BYTES, AT_ONCE = 2 * 1024 * 1024, 4
 RAW = "/p2p-diloco-raw"
 
 
@@ -88,14 +90,26 @@ async def measure(other: subprocess.Popen[str], address: str) -> dict[str, dict[
         await transport.send(peer, b"h", payload)
         assert transport.traffic.ways()[peer] == "direct"
 
+    async def in_parts() -> None:
+        exchange.direct = direct
+
+        async def every_few(first: int) -> None:
+            for start in range(first * PART_BYTES, PAYLOAD_BYTES, AT_ONCE * PART_BYTES):
+                await transport.send(peer, b"h", payload[start : start + PART_BYTES])
+
+        await asyncio.gather(*(every_few(first) for first in range(AT_ONCE)))
+        assert transport.traffic.ways()[peer] == "direct"
+
     ways: dict[str, Callable[[], Awaitable[None]]] = {
         "bare libp2p stream": raw, "exchange over libp2p": over_libp2p, "exchange over direct": over_direct,
+        "exchange over direct, 32 parts": in_parts,
     }  # fmt: skip
     family = [psutil.Process(), psutil.Process(other.pid)]
     family += [child for process in list(family) for child in process.children() if child.name() == "p2pd"]
     found: dict[str, dict[str, list[float]]] = {name: {"MB/s": [], "processor s/GB": []} for name in ways}
     exchange.direct = direct
-    await transport.send(peer, b"h", payload)  # the connections are there
+    for _ in range(3):
+        await in_parts()  # the connections are there
     for _ in range(TURNS):
         for name, send in ways.items():
             began, used = time.perf_counter(), processor_s(family)
