@@ -99,6 +99,7 @@ class Node:
         self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that wait or are on their way
         self._ended = False
         self._timer: asyncio.TimerHandle | None = None
+        self._waking = False  # a Wakeup waits for its turn
 
     # -- events in
 
@@ -150,6 +151,8 @@ class Node:
 
     async def _feed(self, event: Event) -> None:
         self._at_rest.clear()
+        if isinstance(event, Wakeup):
+            self._waking = False
         effects = self.replica.handle(event, self._loop.time())
         log.debug("%s leads to %s", event, effects)
         for effect in effects:
@@ -171,8 +174,10 @@ class Node:
                 done.set_exception(_leaving())
 
     def _arm(self) -> None:
-        """Wake up when the replica asks for it; most events leave that as it was."""
+        """Wake up when the replica asks for it. Most events leave that as it was, and one Wakeup in the queue is enough."""
         due = self.replica.next_wakeup()
+        if self._waking:
+            return
         if self._timer is not None:
             if self._timer.when() == due:
                 return
@@ -180,7 +185,7 @@ class Node:
         self._timer = self._loop.call_at(due, self._wake) if math.isfinite(due) else None
 
     def _wake(self) -> None:
-        self._timer = None
+        self._timer, self._waking = None, True
         self.post(Wakeup())
 
     # -- effects out

@@ -12,7 +12,19 @@ import pytest
 import torch
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.events import Accept, Damaged, Delivered, Effect, Event, Load, Pause, Send, SendFailed
+from p2p_diloco.core.events import (
+    Accept,
+    Damaged,
+    Delivered,
+    Effect,
+    Event,
+    Load,
+    Pause,
+    Progress,
+    Send,
+    SendFailed,
+    Wakeup,
+)
 from p2p_diloco.core.messages import Commit, Contribution, Leave, Plan, State, Want
 from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import ContributionId, Version
@@ -172,6 +184,23 @@ def test_what_cant_be_written_is_a_failed_send(caplog: pytest.LogCaptureFixture)
 
     at_table(test)
     assert "can't be written" in caplog.text
+
+
+def test_a_wakeup_that_waits_for_its_turn_is_not_doubled() -> None:
+    """However many events come before it; once it is fed, the next one may come."""
+
+    async def test(table: Table) -> None:
+        replica = table.replica
+        replica.next_wakeup = lambda: math.inf if len(replica.answers(Wakeup)) == 2 else 0.0  # type: ignore[method-assign]
+        for _ in range(20):
+            table.node.post(Progress(0.1))
+        await table.node.feed(Progress(0.1))
+        for _ in range(60):
+            await asyncio.sleep(0.0)
+        assert len(replica.answers(Progress)) == 21
+        assert len(replica.answers(Wakeup)) == 2
+
+    at_table(test)
 
 
 def test_a_state_leaves_as_it_is_then() -> None:
