@@ -1,7 +1,7 @@
 """The logs of all shards, and what they come to together.
 
-Law: whoever takes a log in hand may change it, until the event is over. Only those that were taken are looked at again,
-so that an event on one shard costs the same however many there are; who goes through all of them pays for all.
+Law: whoever takes a log in hand may change it, until the event is over. Only those that were taken are looked at
+again, so that an event on one shard costs the same however many there are; who goes through all pays for all.
 """
 
 from __future__ import annotations

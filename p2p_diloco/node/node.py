@@ -174,7 +174,7 @@ class Node:
                 done.set_exception(_leaving())
 
     def _arm(self) -> None:
-        """Wake up when the replica asks for it. Most events leave that as it was, and one Wakeup in the queue is enough."""
+        """Wake up when the replica asks for it. Most events leave that as it was; one Wakeup in line is enough."""
         due = self.replica.next_wakeup()
         if self._waking:
             return

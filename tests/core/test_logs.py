@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -136,7 +137,7 @@ class Visits:
 
 
 def round_of_one(p: Any, shards: int) -> list[Event]:
-    """What one shard's round is for its aggregator, and what else happens meanwhile; all shards are being exchanged."""
+    """One shard's round, as its aggregator sees it, and what else happens meanwhile; all shards are exchanged."""
     for shard in range(shards):
         p.hear("b", Promise(shard, p.held, 0))  # asynchronous: asked of all, after a restart
     p.feed(Progress(0.5))
@@ -170,13 +171,13 @@ def happen(p: Any, event: Event) -> None:
 def test_an_event_costs_the_same_however_many_shards_there_are(
     mode: str, peer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The replica, its next wakeup, and the questions of a node read the logs that the event is about, and no more."""
+    """The replica, its next wakeup, and a node's questions read the logs that the event is about, and no more."""
     visits, spent = Visits(monkeypatch), list[list[int]]()
     for shards in (6, 60):
         p = peer("a", group="ab", mode=mode, fragments=(tuple(range(shards)),))
         events = round_of_one(p, shards)
         happen(p, Progress(0.5))
-        spent.append([visits.count(lambda p=p, event=event: happen(p, event)) for event in events])  # type: ignore[misc]
+        spent.append([visits.count(partial(happen, p, event)) for event in events])
         assert p.replica.versions[-1].digest == "new", "the shard's round is over"
     assert spent[0] == spent[1]
     assert max(spent[0]) > 0
