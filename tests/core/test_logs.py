@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Averaged, Contribute, Delivered, Event, Merge, Progress, Received
+from p2p_diloco.core.events import Averaged, Contribute, Delivered, Event, Merge, Progress, Received, Restore
 from p2p_diloco.core.logs import Kept, Logs
 from p2p_diloco.core.messages import Commit, Held, Probe, Promise
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.shard import ShardLog
-from p2p_diloco.core.version import ModelVersion, Version, model_version
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
 
 RULES = Rules(run="run", fragments=((0, 2), (1, 3, 4)), stop_after_epochs=4)
 FRAGMENT_OF = (0, 1, 0, 1, 1)
@@ -112,6 +112,28 @@ def test_what_is_kept_is_asked_again_of_those_that_were_taken() -> None:
     asked.clear()
     kept.now()
     assert sorted(asked) == [0, 1, 2, 3, 4]
+
+
+def test_when_a_round_ends_hangs_on_who_is_there(peer: Any) -> None:
+    """Who has claimed a term waits for promises, until those that owe them are gone: no log need be taken for that."""
+    a = peer("a", group="abc", round_timeout=0.5)
+    a.hear("b", a.contribution(a.held))
+    ends = a.replica.next_wakeup()
+    assert ends == a.replica.logs[0].deadline() < a.replica.next_tick
+    a.replica.logs[0].promised_by = set()
+    assert a.replica.next_wakeup() == a.replica.next_tick
+    for name in "bc":
+        a.replica.roster.members[name].dead = True
+    assert a.replica.next_wakeup() == ends
+
+
+def test_what_a_shard_counts_of_an_earlier_life_is_seen_whenever_it_came(peer: Any, life: int) -> None:
+    """Also if it came before the others, while not all of the state was there."""
+    n = peer("a", epoch=None, group="a", fragments=((0, 1),))
+    n.feed(Restore((n.state(0, 1, counted=(("a", ContributionId(life + 9, 4)),)),)))
+    assert n.replica.incarnation == life
+    n.feed(Restore((n.state(1, 1),)))
+    assert n.replica.incarnation > life + 9
 
 
 # -- what an event costs
