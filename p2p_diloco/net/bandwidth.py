@@ -3,6 +3,10 @@
 Law: pure; time is an argument. Only ever a lower bound is measured: a slow partner, a round's quiet end or an answer on
 its way make bytes come more slowly than the link could carry them, and nothing makes them come faster. So of many
 windows of time the best one counts, whoever the partners were.
+
+And only the time counts in which there are two partners or more. With one alone it is often the partner's link, shared
+with others, that sets the speed: two that fetch a state from one peer would each find half of what that one finds, get
+less to reduce for it, and so never have cause to find more.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 WINDOW_S = 1.0
-"""How long payloads must have been under way, one or more at a time, for one more reading."""
+"""How long payloads must have been under way, with two partners or more at a time, for one more reading."""
 READINGS = 60
 """How many readings are remembered: a link that has become slow is found out after a minute of transfers."""
 LARGE_BYTES = 256 * 1024
@@ -25,42 +29,49 @@ CLEARLY = 1.25
 
 @dataclass(slots=True)
 class Meter:
-    """One direction. Its clock runs while a payload is under way; the bytes that one is told of are spread evenly over
-    the time since it was told of last, and a window is read once all that were under way in it have told."""
+    """One direction. Its clock runs while payloads are under way with two partners or more; the bytes that one is told
+    of are spread evenly over the time since it was told of last, and a window is read once all that were under way in
+    it have told."""
 
     _readings: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
     _under_way: list[Payload] = field(default_factory=list)
     _windows: dict[int, float] = field(default_factory=dict)
     """The bytes of those not read yet, by number."""
+    _several: bool = False
+    """Whether they have two partners or more."""
     _clock_s: float = 0.0
     _at: float = 0.0
 
-    def begin(self, now: float) -> Payload:
+    def begin(self, partner: str, now: float) -> Payload:
         """A payload is under way, until its `end`."""
-        payload = Payload(self, self.clock(now))
+        payload = Payload(self, partner, self.clock(now), now)
         self._under_way.append(payload)
+        self._count_partners()
         return payload
 
     def end(self, payload: Payload, now: float) -> None:
         """It is over, for good or ill."""
         self.clock(now)
         self._under_way.remove(payload)
+        self._count_partners()
         self._read()
 
+    def _count_partners(self) -> None:
+        self._several = len({payload.partner for payload in self._under_way}) > 1
+
     def clock(self, now: float) -> float:
-        """Seconds that payloads have been under way, by now."""
-        if self._under_way:
+        """Seconds that payloads have been under way with several, by now."""
+        if self._several:
             self._clock_s += now - self._at
         self._at = now
         return self._clock_s
 
-    def spread(self, count: int, since: float, until: float) -> None:
-        """So many bytes have come to their end between two readings of the clock."""
+    def spread(self, count: float, since: float, until: float) -> None:
+        """So many bytes have come to their end between two readings of the clock, of which the second is later."""
         first, last = int(since / WINDOW_S), int(until / WINDOW_S)
         for window in range(first, last + 1):
             inside = min(until, (window + 1) * WINDOW_S) - max(since, window * WINDOW_S)
-            part = count * inside / (until - since) if until > since else count
-            self._windows[window] = self._windows.get(window, 0.0) + part
+            self._windows[window] = self._windows.get(window, 0.0) + count * inside / (until - since)
         self._read()
 
     @property
@@ -78,17 +89,20 @@ class Meter:
 
 @dataclass(slots=True, eq=False)
 class Payload:
-    """A payload on its way, of which a meter hears. `at`: the meter's clock when it was told last."""
+    """A payload on its way, of which a meter hears. `at`: the meter's clock when it was told last, at `told_at`."""
 
     meter: Meter
+    partner: str
     at: float
+    told_at: float
     _bytes: int = 0
 
     def reached(self, total_bytes: int, now: float) -> None:
         """So much of it has come to its end by now."""
-        since, count = self.at, total_bytes - self._bytes
-        self.at, self._bytes = self.meter.clock(now), total_bytes
-        self.meter.spread(count, since, self.at)
+        since, count, seconds = self.at, total_bytes - self._bytes, now - self.told_at
+        self.at, self.told_at, self._bytes = self.meter.clock(now), now, total_bytes
+        if self.at > since:
+            self.meter.spread(count * (self.at - since) / seconds, since, self.at)
 
     def end(self, now: float) -> None:
         """No more of it comes."""

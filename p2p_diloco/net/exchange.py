@@ -181,7 +181,7 @@ class Exchange:
         peer = stream.peer
         turn = self._writing.setdefault(peer, asyncio.Lock())
         await turn.acquire()  # before any deadline runs
-        metered = _metered(self.traffic.bandwidth.up, len(payload))
+        metered = _metered(self.traffic.bandwidth.up, peer, len(payload))
         stream.write(Bulk(header, len(payload)))
         written = stream.pipe.write_view(payload)
 
@@ -346,7 +346,7 @@ class Exchange:
         loop, pipe = asyncio.get_running_loop(), stream.pipe
         timer: asyncio.TimerHandle
         told_bytes = 0
-        metered = _metered(self.traffic.bandwidth.down, len(payload))
+        metered = _metered(self.traffic.bandwidth.down, stream.peer, len(payload))
 
         def tell() -> None:
             nonlocal told_bytes, timer
@@ -461,6 +461,6 @@ class Exchange:
         task.add_done_callback(self._tasks.discard)
 
 
-def _metered(meter: Meter, payload_bytes: int) -> Payload:
+def _metered(meter: Meter, peer: str, payload_bytes: int) -> Payload:
     """A payload that begins now, told to the meter if it is long enough to say something."""
-    return (meter if payload_bytes >= LARGE_BYTES else Meter()).begin(asyncio.get_running_loop().time())
+    return (meter if payload_bytes >= LARGE_BYTES else Meter()).begin(peer, asyncio.get_running_loop().time())

@@ -10,12 +10,14 @@ MB = 1e6
 
 
 def send(meter: Meter, now: float, seconds: float, rate: float, every_s: float = 0.25) -> float:
-    """A payload that moves steadily and is told of every so often; when it is over."""
-    payload, told = meter.begin(now), 0.0
+    """Payloads to two that move steadily, at this rate together, and are told of every so often; when they are over."""
+    payloads, told = [meter.begin(partner, now) for partner in "ab"], 0.0
     while told < seconds:
         told = min(seconds, told + every_s)
-        payload.reached(round(rate * told), now + told)
-    payload.end(now + seconds)
+        for payload in payloads:
+            payload.reached(round(rate * told / 2), now + told)
+    for payload in payloads:
+        payload.end(now + seconds)
     return now + seconds
 
 
@@ -37,7 +39,7 @@ def test_nothing_is_known_at_first() -> None:
 def test_payloads_at_once_count_together() -> None:
     """Four at a quarter of the link each are the whole link."""
     meter = Meter()
-    payloads = [meter.begin(0.0) for _ in range(4)]
+    payloads = [meter.begin(partner, 0.0) for partner in "abab"]
     for tick in range(1, 21):
         for payload in payloads:
             payload.reached(round(tick / 4 * 3 * MB), tick / 4)
@@ -62,6 +64,20 @@ def test_a_slow_partner_does_not_make_the_link_slow() -> None:
     assert meter.rate == pytest.approx(12 * MB, rel=0.01)
 
 
+def test_one_partner_alone_says_nothing() -> None:
+    """However long it takes: its own link may be what is slow. Beside it only the time counts in which both move."""
+    meter = Meter()
+    lone = meter.begin("a", 0.0)
+    for tick in range(1, 41):
+        lone.reached(round(tick / 4 * 5 * MB), tick / 4)
+    assert meter.rate == 0.0
+    other, tick = meter.begin("b", 10.1), 40
+    for tick in range(41, 81):
+        lone.reached(round(tick / 4 * 5 * MB), tick / 4)
+        other.reached(round((tick / 4 - 10.1) * 7 * MB), tick / 4)
+    assert meter.rate == pytest.approx(12 * MB, rel=1e-3)
+
+
 def test_a_link_that_has_become_slow_is_found_out() -> None:
     """What is older than so many readings says nothing any more."""
     meter = Meter()
@@ -82,7 +98,7 @@ def test_one_fluke_is_not_believed() -> None:
 def test_bytes_told_late_belong_to_the_time_before() -> None:
     """A payload that is told of rarely counts in the windows in which its bytes came."""
     meter = Meter()
-    slow, quick = meter.begin(0.0), meter.begin(0.0)
+    slow, quick = meter.begin("a", 0.0), meter.begin("b", 0.0)
     for tick in range(1, 43):
         quick.reached(round(tick / 4 * 1 * MB), tick / 4)
         if tick % 7 == 0:
