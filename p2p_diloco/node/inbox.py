@@ -43,6 +43,9 @@ from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
 DESCRIPTION_BYTES_MAX = 16 * 2**20
 """A longer description of a model is not read."""
 
+REMEMBERED_BYTES_MAX = 16 * 2**10
+"""A longer header is judged twice: what strangers send must not stay here for long."""
+
 BANDWIDTH_MAX = 2.0**50
 """Bytes a second that no link carries."""
 
@@ -156,7 +159,8 @@ class Inbox:
             if not self.token:
                 raise Refusal("this peer is not in a run yet")
             shape = None if self._work is None else (len(self._work.store.layout.shards), self._fragments)
-            message = _read(header, self.token, shape)
+            read = _read_once if len(header) <= REMEMBERED_BYTES_MAX else _read
+            message = read(header, self.token, shape)
             match message:
                 case Describe() | Nudge():
                     return message, 0
@@ -179,7 +183,6 @@ class Inbox:
             log.warning("refused a message of %s: %s (said once for each peer)", sender, reason)
 
 
-@lru_cache(maxsize=64)  # asked when a header comes, and again with its payload; there are few of these at a time
 def _read(header: bytes, token: bytes, shape: tuple[int, int] | None) -> wire.AnyMessage:
     """The message of a header. ``shape``: how many shards and fragments the run has; None while that is not known.
 
@@ -194,6 +197,10 @@ def _read(header: bytes, token: bytes, shape: tuple[int, int] | None) -> wire.An
     if reason := misfit(message, *shape):
         raise Refusal(f"the {type(message).__name__} is refused: {reason}")
     return message
+
+
+_read_once = lru_cache(maxsize=64)(_read)
+"""It is asked when a header comes, and again with its payload; there are few of these at a time."""
 
 
 def misfit(message: Message, shards: int, fragments: int) -> str:

@@ -28,8 +28,9 @@ from p2p_diloco.core.messages import (
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.memory import MemoryNetwork
+from p2p_diloco.node import inbox as inbox_module
 from p2p_diloco.node import wire
-from p2p_diloco.node.inbox import Inbox, misfit
+from p2p_diloco.node.inbox import REMEMBERED_BYTES_MAX, Inbox, misfit
 
 V, NEXT, PLAN = Version(0, 0, 0, "d"), Version(0, 1, 1, "e"), Plan(("a",), ("a",))
 ID = ContributionId(1, 1)
@@ -142,6 +143,17 @@ def test_a_header_is_read_once(memory_peer: Any, quick: dict[str, Any], monkeypa
         await peer.stop()
 
     asyncio.run(life())
+
+
+def test_a_long_header_is_not_remembered() -> None:
+    """What strangers send takes no memory for longer than it is looked at."""
+    inbox = Inbox()
+    inbox.token = b"t" * 16
+    for header, asked in ((b"x" * REMEMBERED_BYTES_MAX, 1), (b"x" * (REMEMBERED_BYTES_MAX + 1), 0)):
+        before = inbox_module._read_once.cache_info().misses
+        with pytest.raises(Refusal):
+            inbox.admit("stranger", header)
+        assert inbox_module._read_once.cache_info().misses - before == asked
 
 
 def test_payloads_of_strangers(memory_peer: Any, quick: dict[str, Any]) -> None:
