@@ -45,8 +45,9 @@ def observe(survivors: list[Member], at: float, epoch: int, what: str, bound_s: 
     assert figures["stall_s"] <= bound_s
 
 
-EVERY_TIME = [("sending", "contributor"), ("sent", "aggregator"), ("committing", "aggregator")]
+EVERY_TIME = [("sending", "contributor"), ("committing", "aggregator")]
 NOW_AND_THEN = [
+    ("sent", "aggregator"),
     ("training", "aggregator"),
     ("training", "contributor"),
     ("sending", "aggregator"),
