@@ -89,6 +89,7 @@ def test_one_that_diverges_once_harms_nobody(swarm: Any, run_config: dict[str, A
     assert all(math.isfinite(value) for line in c.said if line["what"] == "epoch" for value in line["values"])
 
 
+@pytest.mark.chaos
 def test_a_frozen_trainer_is_not_waited_for(swarm: Any, run_config: dict[str, Any]) -> None:
     """A trainer that stops making steps is idle after the heartbeat timeout; once back, it takes part again."""
     config = {**run_config, "heartbeat_timeout": 2.0}

@@ -98,7 +98,13 @@ class Reference:
         return told
 
 
-@pytest.mark.parametrize("copied", [False, True], ids=["fully_shard", "DistributedDataParallel"])
+@pytest.mark.parametrize(
+    "copied",
+    [
+        pytest.param(False, id="fully_shard"),
+        pytest.param(True, id="DistributedDataParallel", marks=pytest.mark.chaos),
+    ],
+)
 def test_two_ranks_train_what_one_process_would(swarm: Swarm, copied: bool) -> None:
     """A model sharded over two ranks (rows unevenly, too few for both, tied, frozen, not sharded), or copied to them,
     and a plain peer come to the parameters of two plain peers, to the bit, each round; both ranks see the same steps;
