@@ -78,6 +78,18 @@ def test_one_partner_alone_says_nothing() -> None:
     assert meter.rate == pytest.approx(12 * MB, rel=1e-3)
 
 
+def test_of_bytes_told_late_only_those_count_that_came_beside_others() -> None:
+    """What came while the clock stood is no part of what it saw: ten times as much here."""
+    meter = Meter()
+    lone = meter.begin("a", 0.0)
+    for second in range(40):
+        other = meter.begin("b", second + 0.9)
+        other.reached(round(0.4 * MB), second + 1.0)
+        lone.reached(round(8 * MB * (second + 1)), second + 1.0)
+        other.end(second + 1.0)
+    assert meter.rate == pytest.approx(12 * MB, rel=0.01)
+
+
 def test_a_link_that_has_become_slow_is_found_out() -> None:
     """What is older than so many readings says nothing any more."""
     meter = Meter()

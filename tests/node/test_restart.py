@@ -128,11 +128,12 @@ def test_only_who_is_seen_to_train_shows_that_the_run_never_stopped(
     assert asyncio.run(waited(training, monkeypatch)) == still
 
 
-def saved_plans_name(peer: str, folder: Path) -> bool:
-    """Whether the newest checkpoint's plan has this peer in it."""
-    found = list(folder.rglob(f"checkpoint-*/{checkpoint.MANIFEST}"))
-    newest = max(found, key=lambda path: int(path.parent.name.rpartition("-")[2]), default=None)
-    return newest is not None and f'"{peer}"' in newest.read_text()
+async def saved_plan_names(peer: str, folder: Path, epoch: int) -> bool:
+    """Whether the plan saved with this epoch, which will be the newest, has a peer in it."""
+    manifest = folder / f"checkpoint-{epoch}" / checkpoint.MANIFEST
+    while not manifest.exists():
+        await asyncio.sleep(0.005)
+    return f'"{peer}"' in manifest.read_text()
 
 
 def test_a_helper_of_the_last_round_is_waited_for_too(
@@ -147,8 +148,10 @@ def test_a_helper_of_the_last_round_is_waited_for_too(
         await helper.start()
         await a.enter()
         await helper.hear("ready")
-        while not saved_plans_name("h", tmp_path):
-            await a.exchange(1.0)
+        epoch = 0
+        while epoch == 0 or not await saved_plan_names("h", tmp_path / "a", epoch):
+            await a.exchange(1.0)  # one that is still behind is in no plan
+            epoch += 1
         for peer in (a, helper):
             await peer.stop()
         alone = memory_peer(MemoryNetwork(), "a", restart_wait=0.6, **disk(tmp_path, "a"))
