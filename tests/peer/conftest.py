@@ -153,3 +153,11 @@ def swarm() -> Iterator[Swarm]:
 def run_config() -> dict[str, Any]:
     """Settings of a quick run without rounding."""
     return dict(RUN)
+
+
+@pytest.fixture(scope="module")
+def short_merges() -> Iterator[None]:
+    """Merges in pieces of a few elements, so that small parameters take several."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("p2p_diloco.peer.local.MERGED_AT_ONCE", 3)
+        yield

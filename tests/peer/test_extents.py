@@ -27,6 +27,8 @@ if not hasattr(tensor, "DTensor"):
     pytest.skip("this torch has no public DTensor", allow_module_level=True)
 
 
+pytestmark = pytest.mark.usefixtures("short_merges")
+
 @contextmanager
 def as_rank(rank: int, world: int) -> Iterator[None]:
     """This process is one of many, of which the others don't exist."""

@@ -61,7 +61,6 @@ def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers of a few elements, so that a small model takes many turns."""
     monkeypatch.setattr("p2p_diloco.peer.lanes.CHUNK_BYTES", 16)
     monkeypatch.setattr("p2p_diloco.peer.local.CHUNK_BYTES", 16)
-    monkeypatch.setattr("p2p_diloco.peer.local.MERGED_AT_ONCE", 3)
 
 
 @pytest.mark.parametrize("lane", LANES)

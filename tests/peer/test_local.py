@@ -12,6 +12,8 @@ from p2p_diloco.core.events import Carry
 from p2p_diloco.peer.local import LocalModel, with_global_values
 from p2p_diloco.tensors.layout import Layout, specs_of
 
+pytestmark = pytest.mark.usefixtures("short_merges")
+
 
 class Model(nn.Module):
     """Parameters of several shapes and dtypes, one of them tied, one frozen, and a buffer."""

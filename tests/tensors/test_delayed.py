@@ -196,6 +196,15 @@ def test_the_digest_covers_the_buffer() -> None:
     assert store.digest(0, b"meta") != digest
 
 
+def test_a_buffer_that_leads_beyond_fp32_is_refused() -> None:
+    """Also where θ stays finite until it is full."""
+    store, grad = stored(), torch.full((3,), 0.9 * torch.finfo(torch.float32).max)
+    theta, _ = delayed(3, lr=0.7).step(store.theta(0), store.state(0), grad, 2, 0)
+    assert theta.isfinite().all()
+    with pytest.raises(ValueError, match="not finite"):
+        submit(store, 0, grad, 2, 0)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_other_rates_hold_from_the_next_submission_on(variant: str) -> None:
     """Also within a buffer, which keeps what is in it, as the momentum does; the last one of it is the outer step's."""
