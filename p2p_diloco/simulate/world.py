@@ -560,7 +560,8 @@ class World:
         damaged = sum(any(self._damaged(p, s) for s in range(self.rules.shards)) for p in able)
         if len(self.weakened) + damaged >= most and kind != "restart":
             return True
-        self.weakened.append(self.now + self.repair + (FREEZE_S[1] if kind == "freeze" else 0.0))
+        if kind != "flip":  # which is found to be damaged
+            self.weakened.append(self.now + self.repair + (FREEZE_S[1] if kind == "freeze" else 0.0))
         return False
 
     def fault(self) -> None:
