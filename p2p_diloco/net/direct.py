@@ -23,6 +23,7 @@ from functools import partial
 from p2p_diloco.net.addresses import leads_over_a_relay
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
+from p2p_diloco.net.line import Line
 from p2p_diloco.net.link import FrameStream
 from p2p_diloco.net.listener import I_SEND, YOU_SEND, Listener, pipe_over, present
 from p2p_diloco.net.offer import Offer, OfferError
@@ -39,7 +40,7 @@ PATIENCE_PART = 0.1
 """How much of the time to connect a payload waits for its direct connection before it goes over libp2p."""
 PLACES_MAX = 8
 """Addresses of a peer that are tried."""
-PER_PEER_MAX = 4
+PER_PEER_MAX = 2
 """Connections to one peer. A payload that finds them all busy goes over libp2p."""
 OPEN_MAX = 256
 """Connections to all peers. Beyond, the one that was used least lately is closed."""
@@ -61,22 +62,27 @@ Opened = tuple[Pipe, str]
 class _Way:
     """What is known of the way to one peer."""
 
-    idle: list[Pipe] = field(default_factory=list)
-    carried: dict[Pipe, int] = field(default_factory=dict)
+    free: list[Line] = field(default_factory=list)
+    """Those on which nobody writes."""
+    carried: dict[Line, int] = field(default_factory=dict)
     """The open connections, and the bytes that each has carried."""
     connecting: int = 0
     patient_until: float = 0.0
     failures: int = 0
     retry_at: float = 0.0
 
-    def pop(self) -> Pipe | None:
-        """A connection that is open and has nothing to do: the one used last, for its window is widest."""
-        while self.idle:
-            if (pipe := self.idle.pop()).quiet:  # what came unasked is no answer to what is sent next
-                return pipe
-            self.carried.pop(pipe, None)
-            pipe.abort()
+    def pop(self) -> Line | None:
+        """A connection on which nobody writes: the one used last, for its window is widest."""
+        while self.free:
+            if (line := self.free.pop()).fit:
+                return line
+            self.drop(line)
         return None
+
+    def drop(self, line: Line) -> None:
+        """Write no more on it."""
+        self.carried.pop(line, None)
+        line.retire()
 
 
 class DirectChannel:
@@ -112,14 +118,14 @@ class DirectChannel:
 
     # -- for whoever sends
 
-    async def take(self, peer: str) -> Pipe | None:
-        """A connection to send payloads on, the caller's until `give_back`; None: use libp2p.
+    async def take(self, peer: str) -> Line | None:
+        """A connection to write a payload on, the caller's until `give_back`; None: use libp2p.
 
         A first attempt is waited for, for a moment. What comes of it later serves later payloads.
         """
         way = self._way(peer)
-        if (pipe := way.pop()) is not None or self._closing:
-            return pipe
+        if (line := way.pop()) is not None or self._closing:
+            return line
         now = self._clock()
         waited_out = bool(way.connecting) and now >= way.patient_until
         if waited_out or now < way.retry_at or len(way.carried) + way.connecting >= PER_PEER_MAX:
@@ -132,25 +138,28 @@ class DirectChannel:
             await asyncio.wait({attempt}, timeout=max(0.0, way.patient_until - self._clock()))
         return way.pop()
 
-    def give_back(self, peer: str, pipe: Pipe, sent_bytes: int, *, whole: bool) -> None:
-        """Return a connection; unless what was sent and answered on it is whole, it is closed."""
+    def give_back(self, peer: str, line: Line, sent_bytes: int) -> None:
+        """Return a connection, on which so much was written."""
         way = self._way(peer)
-        carried = way.carried.get(pipe, 0) + sent_bytes
-        if whole and pipe.ended is None and carried < CARRIED_BYTES_MAX and not self._closing:
-            way.carried[pipe], way.failures, way.retry_at = carried, 0, 0.0
-            way.idle.append(pipe)
+        carried = way.carried.get(line, 0) + sent_bytes
+        if line.fit and carried < CARRIED_BYTES_MAX and not self._closing:
+            way.carried[line] = carried
+            way.free.append(line)
             self._ways[peer] = self._ways.pop(peer)  # the latest is the last
         else:
-            way.carried.pop(pipe, None)
-            pipe.abort()
+            way.drop(line)
+
+    def succeeded(self, peer: str) -> None:
+        """A payload was answered for."""
+        way = self._way(peer)
+        way.failures, way.retry_at = 0, 0.0
 
     def failed(self, peer: str, why: str) -> None:
         """A connection broke or stood still under a payload: leave this way alone for a while."""
         way = self._way(peer)
-        for pipe in way.idle:
-            way.carried.pop(pipe, None)
-            pipe.abort()
-        way.idle.clear()
+        for line in list(way.carried):
+            way.drop(line)
+        way.free.clear()
         self._note_failure(peer, way, why)
 
     def end(self) -> None:
@@ -158,8 +167,8 @@ class DirectChannel:
         self._closing = True
         self.listener.end()
         for way in self._ways.values():
-            for pipe in way.carried:
-                pipe.abort()
+            for line in way.carried:
+                line.stream.pipe.abort()
         for task in self._tasks:
             task.cancel()
 
@@ -286,18 +295,18 @@ class DirectChannel:
         if self._closing or len(way.carried) >= PER_PEER_MAX:
             pipe.abort()
             return
-        way.carried[pipe] = 0
-        way.idle.append(pipe)
+        line = Line(FrameStream(pipe, peer, self.limits, self._traffic), self.limits)
+        way.carried[line] = 0
+        way.free.append(line)
         self._make_room()
 
     def _make_room(self) -> None:
         """Close what was used least lately, as long as too much is open."""
         excess = sum(len(way.carried) for way in self._ways.values()) - OPEN_MAX
         for way in list(self._ways.values()):
-            while excess > 0 and way.idle:
-                pipe = way.idle.pop(0)
-                way.carried.pop(pipe, None)
-                pipe.abort()
+            for line in [line for line in way.free if line.idle][: max(0, excess)]:
+                way.free.remove(line)
+                way.drop(line)
                 excess -= 1
 
     # -- inside

@@ -30,6 +30,7 @@ from p2p_diloco.net.interface import (
     check_announced,
     check_outgoing,
 )
+from p2p_diloco.net.line import Line, Verdict
 from p2p_diloco.net.link import FrameStream, Link
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 
@@ -124,14 +125,19 @@ class Exchange:
             self._lost(peer)
 
     async def _send_payload(self, peer: str, header: bytes, payload: memoryview) -> None:
-        """Over a direct connection if there is one, and over libp2p if there is none, or it breaks."""
-        pipe = None if self.direct is None else await self.direct.take(peer)
-        if pipe is not None and await self._sent_directly(peer, pipe, header, payload):
+        """Over a direct connection if there is one, and over libp2p if there is none, or it breaks.
+
+        To one peer they are written one after the other: each is there as early as can be, and while its answer is on
+        its way the next one keeps the link busy. Together they would end together, and all wait for answers at once.
+        """
+        turns = self._writing.setdefault(peer, asyncio.Lock())
+        if self.direct is not None and await self._sent_directly(self.direct, _Turn(turns), peer, header, payload):
             return
         stream, found_at = await self._open(peer)
         self.traffic.went(peer, "relayed" if leads_over_a_relay(found_at) else "libp2p")
         try:
-            verdict, _ = await self._transfer(stream, header, payload)
+            async with _Turn(turns) as turn:  # before any deadline runs
+                verdict = await self._transfer(Line(stream, self.limits), header, payload, turn.over)
         finally:
             self._pipes.discard(stream.pipe)
             stream.pipe.abort()
@@ -142,89 +148,55 @@ class Exchange:
             case Refused(reason):
                 raise Refusal(reason)
 
-    async def _sent_directly(self, peer: str, pipe: Pipe, header: bytes, payload: memoryview) -> bool:
-        """Whether a payload came to its verdict on a direct connection; if not, that broke."""
-        assert self.direct is not None
-        stream, whole = FrameStream(pipe, peer, self.limits, self.traffic), False
-        self._pipes.add(pipe)
-        self.traffic.went(peer, "direct")
-        try:
-            verdict, written = await self._transfer(stream, header, payload)
-            whole = verdict is not None and written and not stream.decoder.midway
-        except Unreachable as error:
-            self.direct.failed(peer, str(error))
-            raise
-        finally:
-            self._pipes.discard(pipe)
-            self.direct.give_back(peer, pipe, len(payload), whole=whole)
+    async def _sent_directly(
+        self, direct: DirectChannel, turn: _Turn, peer: str, header: bytes, payload: memoryview
+    ) -> bool:
+        """Whether a payload came to its verdict on a direct connection; if not, there is none, or it broke."""
+        async with turn:
+            line = await direct.take(peer)
+            if line is None:
+                return False
+            self.traffic.went(peer, "direct")
+
+            def over() -> None:
+                direct.give_back(peer, line, len(payload))
+                turn.over()
+
+            try:
+                verdict = await self._transfer(line, header, payload, over)
+            except Unreachable as error:
+                direct.failed(peer, str(error))
+                raise
         match verdict:
             case None:
                 self._lost(peer)
-                self.direct.failed(peer, "the direct connection broke")
+                direct.failed(peer, "the direct connection broke")
                 if self._closing:
                     raise Unreachable("this peer is closing")
-            case Refused(reason):
-                raise Refusal(reason)
+            case _:
+                direct.succeeded(peer)
+        if isinstance(verdict, Refused):
+            raise Refusal(verdict.reason)
         return verdict is not None
 
-    async def _transfer(
-        self, stream: FrameStream, header: bytes, payload: memoryview
-    ) -> tuple[Accepted | Refused | None, bool]:
-        """Write a message; the receiver's verdict, or None if the stream ended, and whether all was written by then.
-
-        To one peer they are written one after the other: each is there as early as can be, and while its answer is on
-        its way the next one keeps the link busy. Together they would end together, and all wait for answers at once.
-
-        Raises:
-            Unreachable: a deadline passed, or what came is no answer.
-        """
-        peer = stream.peer
-        turn = self._writing.setdefault(peer, asyncio.Lock())
-        await turn.acquire()  # before any deadline runs
+    async def _transfer(self, line: Line, header: bytes, payload: memoryview, over: Callable[[], None]) -> Verdict:
+        """As `Line.send`, counted and measured; `over` is called when the next one may be written."""
+        peer, clock = line.stream.peer, asyncio.get_running_loop().time
         metered = _metered(self.traffic.bandwidth.up, peer, len(payload))
-        stream.write(Bulk(header, len(payload)))
-        written = stream.pipe.write_view(payload)
 
-        def over(written: asyncio.Future[None]) -> None:
-            turn.release()
+        def ended(written: asyncio.Future[None]) -> None:
             if not written.cancelled() and written.exception() is None:  # who reads the verdict notices what breaks
                 self.traffic.sent(peer, len(payload))
+            over()
 
-        written.add_done_callback(over)
+        def reached(count: int) -> None:
+            metered.reached(count, clock())
+            self._inbox.moving(peer)
+
         try:
-            verdict = await self._read_verdict(stream, len(payload), metered)
-            if isinstance(verdict, Accepted) and not written.done():
-                await asyncio.wait({written}, timeout=self.limits.write_timeout_s)
-            return verdict, written.done()
-        except (FrameError, PipeStalled) as error:
-            raise Unreachable(f"{peer}: {error}") from None
+            return await line.send(header, payload, over=ended, reached=reached)
         finally:
-            written.cancel()
-            metered.end(asyncio.get_running_loop().time())
-
-    async def _read_verdict(
-        self, stream: FrameStream, payload_bytes: int, metered: Payload
-    ) -> Accepted | Refused | None:
-        """The answer to a payload, or None if the stream ended; the receiver must show progress until
-        then.
-        """
-        received_bytes, clock = -1, asyncio.get_running_loop().time
-        total_s = self.limits.transfer_timeout_s(payload_bytes)
-        give_up_at = clock() + total_s
-        while (left_s := give_up_at - clock()) > 0:
-            read_s = min(self.limits.read_timeout_s, left_s)
-            match await stream.read(idle_s=read_s, frame_s=read_s):
-                case Accepted() | Refused() | None as verdict:
-                    if isinstance(verdict, Accepted):
-                        metered.reached(payload_bytes, clock())
-                    return verdict
-                case Progress(count) if received_bytes < count <= payload_bytes:
-                    received_bytes = count
-                    metered.reached(count, clock())
-                    self._inbox.moving(stream.peer)
-                case frame:
-                    raise FrameError(f"a {type(frame).__name__} frame was not asked for")
-        raise PipeStalled(f"the payload took longer than {total_s:g} s")
+            metered.end(clock())
 
     async def _open(self, peer: str) -> tuple[FrameStream, str]:
         """A stream to a peer, and the multiaddr at which that was found."""
@@ -244,8 +216,11 @@ class Exchange:
             match await stream.read(idle_s=read_s, frame_s=read_s):
                 case Message(header):
                     await self._serve_link(stream, header)
-                case Bulk(header, payload_bytes):
-                    await self._serve_payload(stream, header, payload_bytes)
+                case Bulk() as bulk:
+                    if (payload := await self._payload(stream, bulk)) is not None:
+                        if stream.decoder.midway:
+                            raise FrameError(f"more bytes came than the {bulk.payload_bytes} that were announced")
+                        await self._take(stream, bulk.header, payload)
                     await self._linger(stream)
                 case None:
                     pass
@@ -253,14 +228,23 @@ class Exchange:
                     raise FrameError(f"a stream can't begin with a {type(frame).__name__} frame")
 
     async def serve_direct(self, peer: str, pipe: Pipe) -> None:
-        """Take payloads, one after the other, on a direct connection, until that ends."""
-        in_step = True
+        """Take payloads, one after the other, on a direct connection, until that ends. One comes while the inbox takes
+        the one before it; they are answered in their order.
+        """
+        before: asyncio.Task[None] | None = None
         async with self._served(peer, pipe) as stream:
-            while in_step and (frame := await stream.read(idle_s=None, frame_s=self.limits.read_timeout_s)) is not None:
-                if not isinstance(frame, Bulk):
-                    raise FrameError(f"a {type(frame).__name__} frame has no place on a direct connection")
-                taken = await self._serve_payload(stream, frame.header, frame.payload_bytes)
-                in_step = taken or await self._read_off(stream, frame.payload_bytes)
+            try:
+                while (frame := await stream.read(idle_s=None, frame_s=self.limits.read_timeout_s)) is not None:
+                    if not isinstance(frame, Bulk):
+                        raise FrameError(f"a {type(frame).__name__} frame has no place on a direct connection")
+                    payload = await self._payload(stream, frame, before)
+                    if payload is not None:
+                        before = self._start(self._take(stream, frame.header, payload))
+                    elif not await self._read_off(stream, frame.payload_bytes):
+                        return
+            finally:
+                if before is not None:
+                    await before
 
     @contextlib.asynccontextmanager
     async def _served(self, peer: str, pipe: Pipe) -> AsyncIterator[FrameStream]:
@@ -309,28 +293,37 @@ class Exchange:
                 del self._incoming_links[peer]
                 self._lost(peer)
 
-    async def _serve_payload(self, stream: FrameStream, header: bytes, payload_bytes: int) -> bool:
-        """Take one payload, or refuse it before it is read; whether it was read. Memory is set aside for it only once
-        header, size and turn are granted.
+    async def _payload(
+        self, stream: FrameStream, bulk: Bulk, before: asyncio.Task[None] | None = None
+    ) -> memoryview | None:
+        """Receive one payload, or refuse it before it is read; that is None. Memory is set aside for it only once
+        header, size and turn are granted. Of its coming, and of its end, nothing is said until what came `before` was
+        answered.
         """
-        if (reason := self._objection(stream.peer, header, payload_bytes)) is not None:
+        reason = self._objection(stream.peer, bulk.header, bulk.payload_bytes)
+        if reason is None and not await self._granted():
+            reason = f"busy: {self.limits.streams_max} payloads are under way"
+        elif reason is None:
+            try:
+                payload = await self._received(stream, bulk.payload_bytes, before)
+            finally:
+                self._receiving.release()
+        if before is not None:
+            await before
+        if reason is not None:
             self._refuse(stream, reason)
-            return False
-        if not await self._granted():
-            self._refuse(stream, f"busy: {self.limits.streams_max} payloads are under way")
-            return False
-        try:
-            payload = np.empty(payload_bytes + SLACK_BYTES, dtype=np.uint8)[:payload_bytes].data
-            early = stream.decoder.rest()
-            if len(early) > payload_bytes:
-                raise FrameError(f"more bytes came than the {payload_bytes} that were announced")
-            payload[: len(early)] = early
-            with self.traffic.receiving():
-                await self._receive(stream, payload, len(early))
-        finally:
-            self._receiving.release()
-        await self._take(stream, header, payload)
-        return True
+            return None
+        return payload
+
+    async def _received(
+        self, stream: FrameStream, payload_bytes: int, before: asyncio.Task[None] | None
+    ) -> memoryview:
+        payload = np.empty(payload_bytes + SLACK_BYTES, dtype=np.uint8)[:payload_bytes].data
+        early = stream.decoder.take(payload_bytes)
+        payload[: len(early)] = early
+        with self.traffic.receiving():
+            await self._receive(stream, payload, len(early), before)
+        return payload
 
     async def _granted(self) -> bool:
         """Wait for a turn to receive a payload; False if none comes soon."""
@@ -341,7 +334,9 @@ class Exchange:
         except asyncio.TimeoutError:
             return False
 
-    async def _receive(self, stream: FrameStream, payload: memoryview, early_bytes: int) -> None:
+    async def _receive(
+        self, stream: FrameStream, payload: memoryview, early_bytes: int, before: asyncio.Task[None] | None
+    ) -> None:
         """Fill the rest of the payload, and tell the sender how far it has come."""
         loop, pipe = asyncio.get_running_loop(), stream.pipe
         timer: asyncio.TimerHandle
@@ -351,7 +346,8 @@ class Exchange:
         def tell() -> None:
             nonlocal told_bytes, timer
             if (count := early_bytes + pipe.filled_bytes) > told_bytes:
-                stream.write(Progress(count))
+                if before is None or before.done():  # else it would be taken for that one's
+                    stream.write(Progress(count))
                 told_bytes = count
                 metered.reached(count, loop.time())
                 self._inbox.moving(stream.peer)
@@ -415,14 +411,15 @@ class Exchange:
     async def _read_off(self, stream: FrameStream, count: int) -> bool:
         """Read a refused payload off unseen, so that the next may follow; False if it ends or takes long."""
         clock = asyncio.get_running_loop().time
-        until, data = clock() + LINGER_S, stream.decoder.rest()
+        until = clock() + LINGER_S
+        count -= len(stream.decoder.take(count))
         with contextlib.suppress(PipeStalled):
-            while len(data) < count:
-                count -= len(data)
+            while count:
                 if not (data := await stream.pipe.read_some(max(0.0, until - clock()))):
                     return False
                 self.traffic.received(stream.peer, len(data))
-            stream.decoder.feed(data[count:])
+                stream.decoder.feed(data)
+                count -= len(stream.decoder.take(count))
             return True
         return False
 
@@ -455,10 +452,31 @@ class Exchange:
         if not self._closing:
             self._inbox.closed(peer)
 
-    def _start(self, coroutine: Coroutine[object, object, None]) -> None:
+    def _start(self, coroutine: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+
+class _Turn:
+    """One payload's turn to be written, which may be over before its answer has come."""
+
+    def __init__(self, turns: asyncio.Lock) -> None:
+        self._turns, self._held = turns, False
+
+    async def __aenter__(self) -> _Turn:
+        self._held = await self._turns.acquire()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.over()
+
+    def over(self) -> None:
+        """Let the next one write."""
+        if self._held:
+            self._held = False
+            self._turns.release()
 
 
 def _metered(meter: Meter, peer: str, payload_bytes: int) -> Payload:

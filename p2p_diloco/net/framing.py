@@ -93,7 +93,8 @@ def encode(frame: Frame) -> bytes:
 
 
 class FrameDecoder:
-    """Frames out of bytes that arrive in pieces. After an error, or a `Bulk`, only `rest` makes sense."""
+    """Frames out of bytes that arrive in pieces. After a `Bulk`, `take` its payload; after an error nothing
+    makes sense."""
 
     def __init__(self, *, header_bytes_max: int) -> None:
         self._header_bytes_max = header_bytes_max
@@ -120,11 +121,11 @@ class FrameDecoder:
         del self._buffer[: PREFIX.size + length]
         return _decoded(Kind(kind), body)
 
-    def rest(self) -> bytes:
-        """The bytes that came after the last frame, and are now the caller's."""
-        rest = bytes(self._buffer)
-        self._buffer.clear()
-        return rest
+    def take(self, count: int) -> bytes:
+        """Of the bytes that came after the last frame so many at most, which are now the caller's."""
+        taken = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return taken
 
     @property
     def midway(self) -> bool:

@@ -463,7 +463,7 @@ def test_payloads_to_one_peer_are_written_in_turn() -> None:
         assert await at_other.read() == Bulk(b"h", size)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(at_two.reader.read(1), 0.1)
-        rest = size - len(at_one.decoder.rest())
+        rest = size - len(at_one.decoder.take(size))
         await asyncio.wait_for(at_one.reader.readexactly(rest), 5.0)
         assert await at_two.read() == Bulk(b"h", size)
         for sending in (one, two, other):
@@ -487,7 +487,7 @@ def test_a_payload_is_measured_at_both_ends() -> None:
         far = await rig.dialled()
         assert await far.read() == Bulk(b"h", size)
         far.write(Progress(size // 2))
-        await asyncio.wait_for(far.reader.readexactly(size - len(far.decoder.rest())), 5.0)
+        await asyncio.wait_for(far.reader.readexactly(size - len(far.decoder.take(size))), 5.0)
         far.write(Accepted())
         await sending
         stranger = await rig.stranger()

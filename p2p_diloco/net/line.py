@@ -1,0 +1,118 @@
+"""Payloads on one stream, one after the other, and their answers in the same order.
+
+Law: knows a single stream; which payload comes next is for whoever holds it. The next one may be written as soon as one
+is: while the answer to that is on its way, the link stays busy, and TCP keeps what it knows of it. A stream that
+falls silent ends for all that wait on it; one that can't be written on any more ends when the last answer is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from p2p_diloco.net.framing import Accepted, Bulk, FrameError, Progress, Refused
+from p2p_diloco.net.interface import Limits, Unreachable
+from p2p_diloco.net.link import FrameStream
+from p2p_diloco.net.pipe import PipeStalled
+
+Verdict = Accepted | Refused | None
+"""A receiver's answer to a payload; None: the stream ended before it came."""
+
+
+class Line:
+    """The sender's end of a stream of payloads. One payload at a time is being written."""
+
+    def __init__(self, stream: FrameStream, limits: Limits) -> None:
+        self.stream, self._limits = stream, limits
+        self._reading = asyncio.Lock()  # held in the order of writing
+        self._written = self._answered = self._waiting = 0
+        self._retired = False
+        self._gave_up = ""
+
+    @property
+    def fit(self) -> bool:
+        """Whether one more payload may be written. What came unasked would be taken for its answer."""
+        if self._retired or self.ended:
+            return False
+        return self._answered < self._written or (self.stream.pipe.quiet and not self.stream.decoder.midway)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the stream is over."""
+        return self.stream.pipe.ended is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nobody waits for an answer."""
+        return not self._waiting
+
+    def retire(self) -> None:
+        """Write no more on it; it ends once nobody waits for an answer."""
+        self._retired = True
+        if self.idle:
+            self.stream.pipe.abort()
+
+    async def send(
+        self,
+        header: bytes,
+        payload: memoryview,
+        *,
+        over: Callable[[asyncio.Future[None]], None],
+        reached: Callable[[int], None],
+    ) -> Verdict:
+        """Write a message with its payload, and wait for its answer. `over` is called with how the writing ended, as
+        soon as the next may begin; `reached` with the bytes that have arrived, now and then.
+
+        Whoever is cancelled leaves the others' answers alone.
+
+        Raises:
+            Unreachable: a deadline passed, or what came is no answer.
+        """
+        peer, place = self.stream.peer, self._written
+        self._written += 1
+        self._waiting += 1
+        self.stream.write(Bulk(header, len(payload)))
+        written = self.stream.pipe.write_view(payload)
+        written.add_done_callback(over)
+        try:
+            async with self._reading:
+                if self._gave_up:
+                    raise PipeStalled(self._gave_up)
+                verdict = await self._verdict(place, len(payload), reached)
+            if isinstance(verdict, Accepted) and not written.done():
+                await asyncio.wait({written}, timeout=self._limits.write_timeout_s)
+            return verdict
+        except (FrameError, PipeStalled) as error:
+            self._gave_up = str(error)
+            self.stream.pipe.abort()
+            raise Unreachable(f"{peer}: {error}") from None
+        finally:
+            self._waiting -= 1
+            self._retired |= written.cancel()  # half of a payload is on it
+            if self._retired:
+                self.retire()
+
+    async def _verdict(self, place: int, payload_bytes: int, reached: Callable[[int], None]) -> Verdict:
+        """The answer to the payload that was written as the `place`th; the receiver must show progress until then."""
+        received_bytes, clock = -1, asyncio.get_running_loop().time
+        total_s = self._limits.transfer_timeout_s(payload_bytes)
+        give_up_at = clock() + total_s
+        while (left_s := give_up_at - clock()) > 0:
+            read_s = min(self._limits.read_timeout_s, left_s)
+            match await self.stream.read(idle_s=read_s, frame_s=read_s):
+                case Accepted() | Refused() as verdict:
+                    self._answered += 1
+                    if self._answered > place:  # else somebody doesn't wait for it any more
+                        if isinstance(verdict, Accepted):
+                            reached(payload_bytes)
+                        return verdict
+                case None:
+                    return None
+                case Progress() if self._answered < place:
+                    pass
+                case Progress(count) if received_bytes < count <= payload_bytes:
+                    received_bytes = count
+                    reached(count)
+                case frame:
+                    raise FrameError(f"a {type(frame).__name__} frame was not asked for")
+        raise PipeStalled(f"the payload took longer than {total_s:g} s")

@@ -1,0 +1,213 @@
+"""Several payloads on one connection: each answer finds its payload, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from p2p_diloco.net.framing import Accepted, Bulk, FrameDecoder, Progress, Refused, encode
+from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.net.tls import read_exactly, write_all
+from tests.net.test_direct import LIMITS, Peer, Start, let_in, run, until
+
+LONG = 4 << 20
+"""Longer than what the system takes of a payload before anybody reads it."""
+
+
+class Gate:
+    """Holds what an inbox takes, until it is opened; refuses what is named."""
+
+    def __init__(self, peer: Peer, refused: bytes = b"") -> None:
+        self.open, self.come = asyncio.Event(), list[bytes]()
+        self._box, self._refused, self._deliver = peer.box, refused, peer.box.deliver
+        peer.box.deliver = self.deliver  # type: ignore[method-assign]
+
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+        self.come.append(header)
+        await self.open.wait()
+        if header == self._refused:
+            raise Refusal(f"no {header.decode()}")
+        await self._deliver(sender, header, payload)
+
+
+def sent(peer: Peer, *headers: bytes, nbytes: int = 1000) -> list[asyncio.Task[None]]:
+    """Payloads to b, of their header's bytes, all at once."""
+    return [asyncio.create_task(peer.send("b", header * nbytes, header)) for header in headers]
+
+
+def serving(peer: Peer) -> int:
+    """How much of the payload that is coming is here."""
+    return max((pipe.filled_bytes for pipe in peer.direct.listener._serving), default=0)
+
+
+def test_the_next_one_comes_while_one_is_taken() -> None:
+    """One connection carries them all, and the inbox gets them in order, with their own bytes."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = Gate(b)
+        sends = sent(a, b"1", b"2", b"3", nbytes=LONG)
+        await until(lambda: gate.come == [b"1"] and serving(b) == LONG)  # the second is here
+        assert not any(send.done() for send in sends)
+        gate.open.set()
+        await asyncio.gather(*sends)
+        assert [(header, payload) for _, header, payload in b.box.got] == [(h, h * LONG) for h in (b"1", b"2", b"3")]
+        assert (a.talks, a.libp2p_streams) == (1, 0)
+
+    run(test)
+
+
+def test_what_comes_in_one_piece_is_told_apart() -> None:
+    """The end of a payload, a frame and the next one's beginning may come together."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        sock = await let_in(a, "b")
+        await write_all(sock, encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 0)) + encode(Bulk(b"3", 4)) + b"de")
+        await write_all(sock, b"fg")
+        assert await read_exactly(sock, 3 * len(encode(Accepted()))) == 3 * encode(Accepted())
+        assert b.box.got == [("a", b"1", b"abc"), ("a", b"2", b""), ("a", b"3", b"defg")]
+        sock.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("refused", [b"1", b"2", b"3"])
+def test_a_refusal_is_told_to_whom_it_is_for(refused: bytes) -> None:
+    """The others are taken, on the same connection."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        Gate(b, refused).open.set()
+        headers = (b"1", b"2", b"3")
+        results = await asyncio.gather(*sent(a, *headers), return_exceptions=True)
+        assert [isinstance(result, Refusal) for result in results] == [header == refused for header in headers]
+        assert [header for _, header, _ in b.box.got] == [header for header in headers if header != refused]
+        assert (a.talks, a.libp2p_streams) == (1, 0)
+
+    run(test)
+
+
+def test_too_long_a_payload_is_refused_in_its_turn() -> None:
+    """It is refused before it is read, but not before the one before it has its answer."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = Gate(b)
+        b.box.admitted_bytes = 2000
+        before, long, after = sent(a, b"1"), sent(a, b"2", nbytes=3000), sent(a, b"3")
+        await until(lambda: gate.come == [b"1"])
+        await asyncio.sleep(0.1)
+        gate.open.set()
+        with pytest.raises(Refusal, match="at most 2000"):
+            await long[0]
+        await asyncio.gather(*before, *after)
+        assert [header for _, header, _ in b.box.got] == [b"1", b"3"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("cancelled", [(0,), (1,), (0, 1), (2,), (0, 1, 2)])
+def test_who_is_cancelled_leaves_the_others_answers_alone(cancelled: tuple[int, ...]) -> None:
+    """Written payloads whose senders have gone are answered nevertheless, and nobody takes these answers for theirs."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        gate = Gate(b, refused=b"123"[cancelled[-1] : cancelled[-1] + 1])
+        sends = sent(a, b"1", b"2", b"3")
+        await until(lambda: gate.come)
+        await asyncio.sleep(0.05)  # all are written
+        for place in cancelled:
+            sends[place].cancel()
+        await asyncio.sleep(0)
+        gate.open.set()
+        await asyncio.gather(*(send for place, send in enumerate(sends) if place not in cancelled))
+        await a.send("b", b"4", b"4")
+        assert [header for _, header, _ in b.box.got][-1] == b"4"
+        assert (a.talks, a.libp2p_streams) == (1, 0)
+
+    run(test)
+
+
+def test_half_a_payload_ends_the_connection_after_the_others_answers() -> None:
+    """Whose sender goes midway is the last on it; what was written before is answered, what comes after goes on
+    another."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = Gate(b)
+        before = sent(a, b"1")
+        await until(lambda: gate.come)
+        (pipe,) = b.direct.listener._serving
+        half = sent(a, b"2", nbytes=48 << 20)
+        await until(lambda: serving(b) > 1 << 20)
+        half[0].cancel()
+        await asyncio.wait(half)
+        after = sent(a, b"3")
+        await until(lambda: gate.come == [b"1", b"3"])
+        assert pipe.ended is None
+        gate.open.set()
+        await asyncio.gather(*before, *after)
+        await until(lambda: pipe.ended)
+        assert (a.talks, a.libp2p_streams, a.connections("b")) == (2, 0, 1)
+
+    run(test)
+
+
+def test_silence_ends_all_that_wait() -> None:
+    """They are given up together, not one after the other, and none is sent again."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        Gate(b)
+        began = time.monotonic()
+        results = await asyncio.gather(*sent(a, b"1", b"2", b"3"), return_exceptions=True)
+        assert [type(result) for result in results] == [Unreachable] * 3
+        assert time.monotonic() - began < 2 * LIMITS.read_timeout_s
+        assert a.libp2p_streams == 0
+
+    run(test)
+
+
+def test_a_break_sends_all_that_wait_over_libp2p() -> None:
+    """None of them is lost."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = Gate(b)
+        sends = sent(a, b"1", b"2", b"3")
+        await until(lambda: gate.come)
+        for pipe in list(b.direct.listener._serving):
+            pipe._transport.abort()
+        gate.open.set()
+        await asyncio.gather(*sends)
+        assert {header for _, header, _ in b.box.got} == {b"1", b"2", b"3"}
+        assert a.libp2p_streams == 3
+
+    run(test)
+
+
+def test_progress_is_not_told_before_its_turn() -> None:
+    """It would be taken for that of the payload before."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = Gate(b)
+        sock = await let_in(a, "b")
+        await write_all(sock, encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"de")
+        await until(lambda: gate.come == [b"1"])
+        await asyncio.sleep(0.3)  # longer than from one progress to the next
+        gate.open.set()
+        decoder, frames = FrameDecoder(header_bytes_max=1000), []
+        while len(frames) < 2:
+            decoder.feed(await read_exactly(sock, 1))
+            if (frame := decoder.next_frame()) is not None:
+                frames.append(frame)
+        assert frames[0] == Accepted()
+        assert isinstance(frames[1], Progress | Refused)
+        sock.close()
+
+    run(test)
