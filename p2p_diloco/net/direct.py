@@ -27,6 +27,7 @@ from p2p_diloco.net.line import Line
 from p2p_diloco.net.link import FrameStream
 from p2p_diloco.net.listener import I_SEND, YOU_SEND, Listener, pipe_over, present
 from p2p_diloco.net.offer import Offer, OfferError
+from p2p_diloco.net.pacing import Pacer
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.tls import connect
 
@@ -110,6 +111,7 @@ class DirectChannel:
         self._open_stream, self._addresses, self._serve = open_stream, addresses, serve
         self._clock = asyncio.get_running_loop().time
         self._ways: dict[str, _Way] = {}
+        self._pacer = Pacer()
         self._dialled_back: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -125,7 +127,7 @@ class DirectChannel:
         """
         way = self._way(peer)
         if (line := way.pop()) is not None or self._closing:
-            return line
+            return self._taken(peer, line)
         now = self._clock()
         waited_out = bool(way.connecting) and now >= way.patient_until
         if waited_out or now < way.retry_at or len(way.carried) + way.connecting >= PER_PEER_MAX:
@@ -136,10 +138,16 @@ class DirectChannel:
         attempt = self._start(self._attempt(peer, way))
         if not way.failures:
             await asyncio.wait({attempt}, timeout=max(0.0, way.patient_until - self._clock()))
-        return way.pop()
+        return self._taken(peer, way.pop())
+
+    def _taken(self, peer: str, line: Line | None) -> Line | None:
+        if line is not None and (paced := line.stream.pipe.paced) is not None:
+            self._pacer.begin(peer, paced)
+        return line
 
     def give_back(self, peer: str, line: Line, sent_bytes: int) -> None:
         """Return a connection, on which so much was written."""
+        self._pacer.over(peer)
         way = self._way(peer)
         carried = way.carried.get(line, 0) + sent_bytes
         if line.fit and carried < CARRIED_BYTES_MAX and not self._closing:
@@ -165,6 +173,7 @@ class DirectChannel:
     def end(self) -> None:
         """End every connection, and whatever is on its way to one."""
         self._closing = True
+        self._pacer.end()
         self.listener.end()
         for way in self._ways.values():
             for line in way.carried:

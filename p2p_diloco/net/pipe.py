@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Callable, Iterator
 from typing import cast
 
+from p2p_diloco.net.pacing import Paced
+
 _SCRATCH_BYTES = 64 * 1024
 _BACKLOG_BYTES_MAX = 256 * 1024
 """Unread bytes at which the other end is made to wait."""
@@ -28,10 +30,14 @@ class PipeStalled(Exception):
 class Pipe(asyncio.BufferedProtocol):
     """A stream over a transport that is already connected. One reader and one writer at a time."""
 
-    def __init__(self, transport: asyncio.Transport, *, keep: object = None) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, *, keep: object = None, paced: Paced | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._keep = keep  # a StreamWriter closes its transport when it is collected
+        self.paced = paced
+        """What holds it to a pace, if that can be done."""
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._backlog = bytearray()
         self._target: memoryview | None = None

@@ -15,6 +15,8 @@ import datetime
 import os
 import socket
 import ssl
+import struct
+import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable
@@ -25,6 +27,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from p2p_diloco.net.pacing import Took
+
 TURN_BYTES = 256 * 1024
 """How much a connection reads before the loop's other business has its turn."""
 
@@ -34,6 +38,14 @@ RECORD_BYTES = 16 * 1024
 UNSENT_BYTES = 256 * 1024
 """How much may wait in the system until the network takes it. The system would take megabytes: then the payloads that
 are written one after the other would share a slow link again, and the first be there as late as the last."""
+
+UNPACED, PACE_MAX = -1, 2**31 - 1
+"""How Linux is told of no pace; and the fastest one, bytes a second."""
+_SO_MAX_PACING_RATE = 47
+"""Python has no name for it."""
+_TCP_INFO = struct.Struct("120xQ40xQQ")
+"""Of Linux's `tcp_info`: bytes acknowledged, microseconds in which something was to be sent or acknowledged, and those
+in which the other end took nothing."""
 
 CLOSE_S = 2.0
 """How long what was written may take to go out once the end has begun."""
@@ -187,6 +199,7 @@ class TlsTransport(asyncio.Transport):
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._outgoing: deque[memoryview] = deque()
+        self._took, self._pace = Took(0, 0.0), UNPACED
         self._reading = self._closing = self._closed = self._full = self._awaits_room = False
 
     # -- what a protocol asks for
@@ -228,6 +241,26 @@ class TlsTransport(asyncio.Transport):
         if self._outgoing and not self._full:
             self._full = True
             self._protocol.pause_writing()
+
+    # -- as `pacing.Paced`, where the system is Linux
+
+    def took(self) -> Took:
+        """By TCP's own accounts; nothing where it gives none."""
+        if not self._closed and sys.platform == "linux":
+            counts = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            if len(counts) == _TCP_INFO.size:
+                acknowledged, busy_us, awaited_us = _TCP_INFO.unpack(counts)
+                self._took = Took(acknowledged, (busy_us - awaited_us) / 1e6)
+        return self._took
+
+    def pace(self, rate: float | None) -> None:
+        """By TCP's own timers."""
+        told = UNPACED if rate is None else max(1, min(round(rate), PACE_MAX))
+        if told != self._pace and not self._closed and sys.platform == "linux":
+            self._pace = told
+            self._sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, told)
+
+    # -- ending, when all was sent or at once
 
     def close(self) -> None:
         """End once what was written is sent."""
