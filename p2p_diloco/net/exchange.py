@@ -221,6 +221,7 @@ class Exchange:
                         if stream.decoder.midway:
                             raise FrameError(f"more bytes came than the {bulk.payload_bytes} that were announced")
                         await self._take(stream, bulk.header, payload)
+                        del payload  # the inbox's now
                     await self._linger(stream)
                 case None:
                     pass
@@ -240,6 +241,7 @@ class Exchange:
                     payload = await self._payload(stream, frame, before)
                     if payload is not None:
                         before = self._start(self._take(stream, frame.header, payload))
+                        del payload  # the inbox's now, however long it takes until the next one comes
                     elif not await self._read_off(stream, frame.payload_bytes):
                         return
             finally:

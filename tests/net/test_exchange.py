@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import socket
+import weakref
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -331,6 +333,29 @@ def test_a_payload_cut_short_is_a_broken_stream() -> None:
         await asyncio.wait_for(rig.serving[0], 3)
         assert rig.box.headers == []
         assert rig.box.closed_peers == ["stranger"]
+        await rig.exchange.close()
+
+    run(test())
+
+
+def test_a_payloads_memory_is_the_inboxs_alone() -> None:
+    """What it has let go of is given back, though the sender takes its time to hang up."""
+
+    async def test() -> None:
+        rig, come = Rig(), list[weakref.ref[object]]()
+
+        async def deliver(sender: str, header: bytes, payload: memoryview | None) -> None:
+            assert payload is not None
+            come.append(weakref.ref(payload.obj))
+
+        rig.box.deliver = deliver  # type: ignore[method-assign]
+        stranger = await rig.stranger()
+        stranger.write(encode(Bulk(b"h", 3)) + b"abc")
+        assert await stranger.read() == Accepted()
+        gc.collect()
+        assert [memory() is None for memory in come] == [True]
+        assert not rig.serving[0].done()
+        stranger.writer.close()
         await rig.exchange.close()
 
     run(test())

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
 
 import pytest
 
@@ -209,5 +211,25 @@ def test_progress_is_not_told_before_its_turn() -> None:
         assert frames[0] == Accepted()
         assert isinstance(frames[1], Progress | Refused)
         sock.close()
+
+    run(test)
+
+
+def test_a_payloads_memory_is_the_inboxs_alone() -> None:
+    """What it has let go of is given back, though the connection stays open and nothing else comes on it."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        come: list[weakref.ref[object]] = []
+
+        async def deliver(sender: str, header: bytes, payload: memoryview | None) -> None:
+            assert payload is not None
+            come.append(weakref.ref(payload.obj))
+
+        b.box.deliver = deliver  # type: ignore[method-assign]
+        await a.send("b", bytes(1000))
+        gc.collect()
+        assert [memory() is None for memory in come] == [True]
+        assert serving(b) == 1000
 
     run(test)
