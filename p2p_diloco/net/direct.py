@@ -19,6 +19,7 @@ import socket
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from weakref import WeakSet
 
 from p2p_diloco.net.addresses import leads_over_a_relay
 from p2p_diloco.net.framing import FrameError, Message, Refused
@@ -112,6 +113,7 @@ class DirectChannel:
         self._clock = asyncio.get_running_loop().time
         self._ways: dict[str, _Way] = {}
         self._pacer = Pacer()
+        self._lines = WeakSet[Line]()  # also those on which no more is written, but somebody waits for an answer
         self._dialled_back: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -175,9 +177,8 @@ class DirectChannel:
         self._closing = True
         self._pacer.end()
         self.listener.end()
-        for way in self._ways.values():
-            for line in way.carried:
-                line.stream.pipe.abort()
+        for line in list(self._lines):
+            line.stream.pipe.abort()
         for task in self._tasks:
             task.cancel()
 
@@ -305,8 +306,10 @@ class DirectChannel:
             pipe.abort()
             return
         line = Line(FrameStream(pipe, peer, self.limits, self._traffic), self.limits)
+        self._lines.add(line)
         way.carried[line] = 0
         way.free.append(line)
+        self._ways[peer] = self._ways.pop(peer)  # the latest is the last
         self._make_room()
 
     def _make_room(self) -> None:

@@ -296,6 +296,22 @@ def test_open_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test)
 
 
+def test_a_new_connection_is_not_the_first_to_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though its peer has been known for long: it is about to be used."""
+    monkeypatch.setattr(direct_module, "OPEN_MAX", 1)
+
+    async def test(start: Start) -> None:
+        a = start("a")
+        for name in "bc":
+            start(name)
+        for name in "bcbb":
+            await a.send(name, b"x")
+        assert [a.connections(name) for name in "bc"] == [1, 0]
+        assert (a.talks, a.libp2p_streams) == (3, 0)
+
+    run(test)
+
+
 # -- who is not let in
 
 

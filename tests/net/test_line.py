@@ -6,9 +6,11 @@ import asyncio
 import gc
 import time
 import weakref
+from dataclasses import replace
 
 import pytest
 
+from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.framing import Accepted, Bulk, FrameDecoder, Progress, Refused, encode
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.tls import read_exactly, write_all
@@ -231,5 +233,25 @@ def test_a_payloads_memory_is_the_inboxs_alone() -> None:
         gc.collect()
         assert [memory() is None for memory in come] == [True]
         assert serving(b) == 1000
+
+    run(test)
+
+
+def test_closing_ends_also_what_is_not_written_on_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits for an answer on a connection that has carried enough doesn't wait longer than the others."""
+    monkeypatch.setattr(direct_module, "CARRIED_BYTES_MAX", 1)
+
+    async def test(start: Start) -> None:
+        limits = replace(LIMITS, read_timeout_s=30.0)
+        a, b = start("a", limits=limits), start("b", limits=limits)
+        gate = Gate(b)
+        sends = sent(a, b"1", b"2")
+        await until(lambda: len(gate.come) == 2)
+        began = time.monotonic()
+        await a.close()
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(result) for result in results] == [Unreachable] * 2
+        assert time.monotonic() - began < 3.0
+        gate.open.set()
 
     run(test)
