@@ -305,7 +305,7 @@ class DirectChannel:
         if self._closing or len(way.carried) >= PER_PEER_MAX:
             pipe.abort()
             return
-        line = Line(FrameStream(pipe, peer, self.limits, self._traffic), self.limits)
+        line = Line(FrameStream(pipe, peer, self.limits, self._traffic))
         self._lines.add(line)
         way.carried[line] = 0
         way.free.append(line)

@@ -137,7 +137,7 @@ class Exchange:
         self.traffic.went(peer, "relayed" if leads_over_a_relay(found_at) else "libp2p")
         try:
             async with _Turn(turns) as turn:  # before any deadline runs
-                verdict = await self._transfer(Line(stream, self.limits), header, payload, turn.over)
+                verdict = await self._transfer(Line(stream), header, payload, turn.over)
         finally:
             self._pipes.discard(stream.pipe)
             stream.pipe.abort()
@@ -194,7 +194,7 @@ class Exchange:
             self._inbox.moving(peer)
 
         try:
-            return await line.send(header, payload, over=ended, reached=reached)
+            return await line.send(header, payload, limits=self.limits, over=ended, reached=reached)
         finally:
             metered.end(clock())
 

@@ -8,7 +8,9 @@ falls silent ends for all that wait on it; one that can't be written on any more
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
 
 from p2p_diloco.net.framing import Accepted, Bulk, FrameError, Progress, Refused
 from p2p_diloco.net.interface import Limits, Unreachable
@@ -22,10 +24,11 @@ Verdict = Accepted | Refused | None
 class Line:
     """The sender's end of a stream of payloads. One payload at a time is being written."""
 
-    def __init__(self, stream: FrameStream, limits: Limits) -> None:
-        self.stream, self._limits = stream, limits
+    def __init__(self, stream: FrameStream) -> None:
+        self.stream = stream
         self._reading = asyncio.Lock()  # held in the order of writing
-        self._written = self._answered = self._waiting = 0
+        self._may_take_s = deque[float]()  # of each payload that is not answered, also of those that nobody waits for
+        self._answered = self._waiting = 0
         self._retired = False
         self._gave_up = ""
 
@@ -34,7 +37,7 @@ class Line:
         """Whether one more payload may be written. What came unasked would be taken for its answer."""
         if self._retired or self.ended:
             return False
-        return self._answered < self._written or (self.stream.pipe.quiet and not self.stream.decoder.midway)
+        return bool(self._may_take_s) or (self.stream.pipe.quiet and not self.stream.decoder.midway)
 
     @property
     def ended(self) -> bool:
@@ -57,6 +60,7 @@ class Line:
         header: bytes,
         payload: memoryview,
         *,
+        limits: Limits,
         over: Callable[[asyncio.Future[None]], None],
         reached: Callable[[int], None],
     ) -> Verdict:
@@ -68,8 +72,8 @@ class Line:
         Raises:
             Unreachable: a deadline passed, or what came is no answer.
         """
-        peer, place = self.stream.peer, self._written
-        self._written += 1
+        peer, place = self.stream.peer, self._answered + len(self._may_take_s)
+        self._may_take_s.append(limits.transfer_timeout_s(len(payload)))
         self._waiting += 1
         self.stream.write(Bulk(header, len(payload)))
         written = self.stream.pipe.write_view(payload)
@@ -78,9 +82,9 @@ class Line:
             async with self._reading:
                 if self._gave_up:
                     raise PipeStalled(self._gave_up)
-                verdict = await self._verdict(place, len(payload), reached)
+                verdict = await self._verdict(place, len(payload), limits.read_timeout_s, reached)
             if isinstance(verdict, Accepted) and not written.done():
-                await asyncio.wait({written}, timeout=self._limits.write_timeout_s)
+                await asyncio.wait({written}, timeout=limits.write_timeout_s)
             return verdict
         except (FrameError, PipeStalled) as error:
             self._gave_up = str(error)
@@ -92,16 +96,22 @@ class Line:
             if self._retired:
                 self.retire()
 
-    async def _verdict(self, place: int, payload_bytes: int, reached: Callable[[int], None]) -> Verdict:
-        """The answer to the payload that was written as the `place`th; the receiver must show progress until then."""
+    async def _verdict(
+        self, place: int, payload_bytes: int, read_timeout_s: float, reached: Callable[[int], None]
+    ) -> Verdict:
+        """The answer to the payload that was written as the `place`th; the receiver must show progress until then.
+
+        Those before it that nobody waits for any more have to arrive first, and may take their time.
+        """
         received_bytes, clock = -1, asyncio.get_running_loop().time
-        total_s = self._limits.transfer_timeout_s(payload_bytes)
+        total_s = sum(islice(self._may_take_s, place - self._answered + 1))
         give_up_at = clock() + total_s
         while (left_s := give_up_at - clock()) > 0:
-            read_s = min(self._limits.read_timeout_s, left_s)
+            read_s = min(read_timeout_s, left_s)
             match await self.stream.read(idle_s=read_s, frame_s=read_s):
                 case Accepted() | Refused() as verdict:
                     self._answered += 1
+                    self._may_take_s.popleft()
                     if self._answered > place:  # else somebody doesn't wait for it any more
                         if isinstance(verdict, Accepted):
                             reached(payload_bytes)

@@ -6,15 +6,18 @@ import asyncio
 import gc
 import time
 import weakref
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
 from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.framing import Accepted, Bulk, FrameDecoder, Progress, Refused, encode
-from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
+from p2p_diloco.net.line import Line, Verdict
+from p2p_diloco.net.link import FrameStream
 from p2p_diloco.net.tls import read_exactly, write_all
-from tests.net.test_direct import LIMITS, Peer, Start, let_in, run, until
+from tests.net.test_direct import LIMITS, Peer, Start, let_in, pair, run, until
 
 LONG = 4 << 20
 """Longer than what the system takes of a payload before anybody reads it."""
@@ -255,3 +258,72 @@ def test_closing_ends_also_what_is_not_written_on_any_more(monkeypatch: pytest.M
         gate.open.set()
 
     run(test)
+
+
+def test_new_limits_are_those_of_what_begins_then() -> None:
+    """Also on a connection that was made before."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        Gate(b)
+        a.exchange.limits = replace(LIMITS, read_timeout_s=0.2)
+        began = time.monotonic()
+        with pytest.raises(Unreachable):
+            await a.send("b", b"second")
+        assert time.monotonic() - began < 0.8 * LIMITS.read_timeout_s
+
+    run(test)
+
+
+# -- one stream by itself
+
+
+def alone(test: Callable[[Line, FrameStream], Awaitable[None]]) -> None:
+    """A line and the far end of its stream."""
+
+    async def between(start: Start) -> None:
+        near, far = await pair()
+        try:
+            await test(Line(FrameStream(near, "b", LIMITS, Traffic())), FrameStream(far, "a", LIMITS, Traffic()))
+        finally:
+            near.abort()
+            far.abort()
+
+    run(between)
+
+
+def sending(line: Line, nbytes: int, limits: Limits = LIMITS) -> asyncio.Task[Verdict]:
+    def ignore(what: object) -> None:
+        pass
+
+    payload = memoryview(bytes(nbytes))
+    return asyncio.create_task(line.send(b"h", payload, limits=limits, over=ignore, reached=ignore))
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_what_nobody_waits_for_may_take_its_time(goes_on: bool) -> None:
+    """A short payload behind a long one, whose sender has gone and which comes slowly, is not given up for that; nor is
+    it waited for for ever."""
+    limits = replace(LIMITS, read_timeout_s=0.3, rate_bytes_per_s_min=10_000.0)
+
+    async def test(line: Line, far: FrameStream) -> None:
+        long = sending(line, 10_000, limits)  # 1.3 s
+        await asyncio.sleep(0.01)
+        long.cancel()
+        began = time.monotonic()
+        short = sending(line, 0, limits)
+        while not short.done():
+            await asyncio.sleep(0.1)
+            far.write(Progress(1))
+            if goes_on and time.monotonic() - began > 0.6:
+                far.write(Accepted())
+                far.write(Accepted())
+        if goes_on:
+            assert await short == Accepted()
+        else:
+            with pytest.raises(Unreachable, match=r"took longer|nothing came"):
+                await short
+            assert 1.5 < time.monotonic() - began < 2.0
+
+    alone(test)
