@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import random
 import time
 import weakref
 from collections.abc import Awaitable, Callable
@@ -12,6 +13,7 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.net import direct as direct_module
+from p2p_diloco.net.direct import PER_PEER_MAX
 from p2p_diloco.net.framing import Accepted, Bulk, FrameDecoder, Progress, Refused, encode
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.line import Line, Verdict
@@ -272,6 +274,98 @@ def test_new_limits_are_those_of_what_begins_then() -> None:
         with pytest.raises(Unreachable):
             await a.send("b", b"second")
         assert time.monotonic() - began < 0.8 * LIMITS.read_timeout_s
+
+    run(test)
+
+
+# -- anything at any moment
+
+NUMBER_OF_SENDS, NUMBER_OF_BREAKS = 40, 4
+FATES = (b"taken", b"taken", b"refused", b"unread")
+SIZES = (0, 1, 1000, 100_000, 1 << 20, 3 << 20)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_each_answer_is_its_own(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Payloads both ways, of any length, to slow inboxes; refused before or after they are read, cancelled at any
+    moment, on connections that break at any moment. What returns was taken with its own bytes, what is refused hears
+    its own reason, nothing hangs, and nothing is left behind."""
+    monkeypatch.setattr(direct_module, "RETRY_S", 0.05)
+    monkeypatch.setattr(direct_module, "RETRY_S_MAX", 0.05)
+    draw = random.Random(seed)
+
+    async def some_time() -> None:
+        if draw.random() < 0.5:
+            for _ in range(draw.randrange(30)):
+                await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(draw.uniform(0.0, 0.05))
+
+    def body(header: bytes, nbytes: int) -> bytes:
+        return (header * (nbytes // len(header) + 1))[:nbytes]
+
+    async def test(start: Start) -> None:
+        limits = replace(LIMITS, read_timeout_s=30.0, write_timeout_s=30.0)
+        peers = {name: start(name, limits=limits) for name in "ab"}
+        taken: set[bytes] = set()
+
+        def admit(sender: str, header: bytes) -> int:
+            if b"unread" in header:
+                raise Refusal(f"no {header.decode()}")
+            return 64 << 20
+
+        async def deliver(sender: str, header: bytes, payload: memoryview | None) -> None:
+            assert payload is not None
+            if draw.random() < 0.3:
+                await some_time()
+            if b"refused" in header:
+                raise Refusal(f"no {header.decode()}")
+            assert bytes(payload) == body(header, len(payload))
+            taken.add(header)
+
+        async def send(number: int) -> None:
+            sender, to = draw.sample("ab", 2)
+            header = f"{number}{sender}{to} ".encode() + draw.choice(FATES)
+            await some_time()
+            sending = asyncio.create_task(peers[sender].send(to, body(header, draw.choice(SIZES)), header))
+            if draw.random() < 0.3:
+                await some_time()
+                sending.cancel()
+            await asyncio.wait({sending})
+            if sending.cancelled():
+                return
+            match sending.exception():
+                case None:
+                    assert header in taken
+                case Refusal(reason=reason):
+                    assert reason == f"no {header.decode()}"
+                    assert b"taken" not in header
+                case error:
+                    raise AssertionError(header) from error
+
+        async def cut() -> None:
+            await some_time()
+            pipes = [pipe for peer in peers.values() for pipe in peer.direct.listener._serving]
+            pipes += [line.stream.pipe for peer in peers.values() for line in peer.direct._lines]
+            if pipes:
+                draw.choice(pipes)._transport.abort()
+
+        for peer in peers.values():
+            peer.box.admit, peer.box.deliver = admit, deliver  # type: ignore[method-assign]
+        breaks = [cut() for _ in range(NUMBER_OF_BREAKS if seed % 2 else 0)]
+        await asyncio.wait_for(asyncio.gather(*map(send, range(NUMBER_OF_SENDS)), *breaks), 20.0)
+        for peer in peers.values():
+            exchange, both = peer.exchange, peer.traffic.bandwidth
+            await until(lambda exchange=exchange: exchange._receiving._value == limits.streams_max)
+            await until(lambda both=both: not both.up._under_way + both.down._under_way)
+            assert exchange._sending._value == limits.streams_max
+            assert not any(turns.locked() for turns in exchange._writing.values())
+            kept = [line for way in peer.direct._ways.values() for line in way.carried]
+            assert all(line.idle for line in peer.direct._lines)
+            assert all(line.ended for line in peer.direct._lines if line not in kept)
+            assert len(kept) <= PER_PEER_MAX
+        await peers["a"].send("b", body(b"last", 1000), b"last")
+        assert b"last" in taken
 
     run(test)
 
