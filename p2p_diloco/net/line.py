@@ -82,10 +82,7 @@ class Line:
             async with self._reading:
                 if self._gave_up:
                     raise PipeStalled(self._gave_up)
-                verdict = await self._verdict(place, len(payload), limits.read_timeout_s, reached)
-            if isinstance(verdict, Accepted) and not written.done():
-                await asyncio.wait({written}, timeout=limits.write_timeout_s)
-            return verdict
+                return await self._verdict(place, len(payload), limits.read_timeout_s, reached)
         except (FrameError, PipeStalled) as error:
             self._gave_up = str(error)
             self.stream.pipe.abort()

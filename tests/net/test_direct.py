@@ -715,6 +715,7 @@ def test_a_connection_that_breaks_loses_nothing() -> None:
         await sending
         assert [len(payload) for _, _, payload in b.box.got] == [5, 48 << 20]
         assert (a.box.closed_peers, a.libp2p_streams) == (["b"], 1)
+        assert 48 << 20 < a.traffic.bytes_sent < 49 << 20  # what broke was not a message
         await a.send("b", b"over libp2p")
         assert (a.libp2p_streams, a.talks) == (2, 1)
         assert a.traffic.ways() == {"b": "libp2p"}
@@ -818,6 +819,7 @@ def test_a_send_that_is_cancelled_ends_its_connection_alone() -> None:
         sending.cancel()
         await asyncio.wait([sending])
         await a.send("b", b"next")
+        assert a.traffic.bytes_sent < 1 << 20  # what was cancelled was not a message
         assert [payload for _, _, payload in b.box.got] == [b"first", b"next"]
         assert (a.libp2p_streams, a.talks) == (0, 2)
 

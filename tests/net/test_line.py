@@ -387,12 +387,13 @@ def alone(test: Callable[[Line, FrameStream], Awaitable[None]]) -> None:
     run(between)
 
 
-def sending(line: Line, nbytes: int, limits: Limits = LIMITS) -> asyncio.Task[Verdict]:
-    def ignore(what: object) -> None:
-        pass
-
+def sending(
+    line: Line, nbytes: int, limits: Limits = LIMITS, reached: Callable[[int], None] = lambda count: None
+) -> asyncio.Task[Verdict]:
     payload = memoryview(bytes(nbytes))
-    return asyncio.create_task(line.send(b"h", payload, limits=limits, over=ignore, reached=ignore))
+    return asyncio.create_task(
+        line.send(b"h", payload, limits=limits, over=lambda written: written.cancelled(), reached=reached)
+    )
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
@@ -419,5 +420,97 @@ def test_what_nobody_waits_for_may_take_its_time(goes_on: bool) -> None:
             with pytest.raises(Unreachable, match=r"took longer|nothing came"):
                 await short
             assert 1.5 < time.monotonic() - began < 2.0
+
+    alone(test)
+
+
+def test_what_is_retired_ends_with_its_last_answer() -> None:
+    """No more is written on it; who waits has the answer, and then nothing keeps it open."""
+
+    async def test(line: Line, far: FrameStream) -> None:
+        sends = [sending(line, 10) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        line.retire()
+        assert not line.fit
+        for verdict in (Accepted(), Refused("no")):
+            assert not line.ended
+            far.write(verdict)
+            assert await sends.pop(0) == verdict
+        assert line.ended
+
+    alone(test)
+
+
+def test_a_stream_that_is_over_is_not_fit() -> None:
+    """Though payloads are on it that were never answered."""
+
+    async def test(line: Line, far: FrameStream) -> None:
+        gone = sending(line, 10)
+        await asyncio.sleep(0.01)
+        gone.cancel()
+        await asyncio.wait({gone})
+        assert line.fit
+        far.pipe.abort()
+        await until(lambda: line.ended)
+        assert not line.fit
+
+    alone(test)
+
+
+@pytest.mark.parametrize("rest", [b"p2d", encode(Accepted())])
+def test_what_comes_with_an_answer_makes_unfit(rest: bytes) -> None:
+    """Even half a frame that nobody asked for would be taken for the next answer."""
+
+    async def test(line: Line, far: FrameStream) -> None:
+        send = sending(line, 10)
+        await asyncio.sleep(0.01)
+        far.pipe.write(encode(Accepted()) + rest)
+        assert await send == Accepted()
+        assert not line.fit
+
+    alone(test)
+
+
+@pytest.mark.parametrize("counts", [(3, 3), (3, 2), (11,)])
+def test_progress_must_be_some(counts: tuple[int, ...]) -> None:
+    """What tells of nothing new, or of more than there is, is no sign of life but no answer."""
+
+    async def test(line: Line, far: FrameStream) -> None:
+        reached: list[int] = []
+        send = sending(line, 10, reached=reached.append)
+        for count in counts:
+            far.write(Progress(count))
+        with pytest.raises(Unreachable, match="not asked for"):
+            await send
+        assert reached == list(counts[:-1])
+        assert line.ended
+
+    alone(test)
+
+
+@pytest.mark.parametrize("verdict", [Accepted(), Refused("no")])
+def test_what_is_refused_has_not_come(verdict: Accepted | Refused) -> None:
+    """Only what is accepted is known to have arrived as a whole."""
+
+    async def test(line: Line, far: FrameStream) -> None:
+        reached: list[int] = []
+        send = sending(line, 10, reached=reached.append)
+        far.write(Progress(3))
+        far.write(verdict)
+        assert await send == verdict
+        assert reached == ([3, 10] if verdict == Accepted() else [3])
+
+    alone(test)
+
+
+@pytest.mark.parametrize("verdict", [Accepted(), Refused("no")])
+def test_an_answer_midway_ends_the_stream(verdict: Accepted | Refused) -> None:
+    """The rest is not written, and nothing else could follow it."""
+
+    async def test(line: Line, far: FrameStream) -> None:
+        send = sending(line, LONG)
+        far.write(verdict)
+        assert await asyncio.wait_for(send, 0.5 * LIMITS.write_timeout_s) == verdict
+        assert line.ended
 
     alone(test)
