@@ -363,7 +363,10 @@ class Exchange:
             timer.cancel()
             self.traffic.received(stream.peer, pipe.filled_bytes)
             metered.reached(early_bytes + pipe.filled_bytes, loop.time())
-            metered.end(loop.time())
+            if before is None or before.done():
+                metered.end(loop.time())
+            else:  # until then nothing is read, and what comes waits in the system: that is time, too
+                before.add_done_callback(lambda _: metered.end(loop.time()))
 
     async def _take(self, stream: FrameStream, header: bytes, payload: memoryview | None) -> None:
         """Let the inbox judge and take a message, and answer it."""

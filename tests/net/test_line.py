@@ -68,6 +68,24 @@ def test_the_next_one_comes_while_one_is_taken() -> None:
     run(test)
 
 
+def test_what_waits_behind_another_is_under_way() -> None:
+    """While the inbox takes the one before, a third comes as far as the system's memory: measured from when it is read
+    alone, the link would seem faster than it is."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate, down = Gate(b), b.traffic.bandwidth.down
+        sends = sent(a, b"1", b"2", nbytes=LONG)
+        await until(lambda: gate.come == [b"1"] and serving(b) == LONG)
+        await asyncio.sleep(0.05)
+        assert [payload._bytes for payload in down._under_way] == [LONG]
+        gate.open.set()
+        await asyncio.gather(*sends)
+        assert not down._under_way
+
+    run(test)
+
+
 def test_what_comes_in_one_piece_is_told_apart() -> None:
     """The end of a payload, a frame and the next one's beginning may come together."""
 
@@ -400,18 +418,18 @@ def sending(
 def test_what_nobody_waits_for_may_take_its_time(goes_on: bool) -> None:
     """A short payload behind a long one, whose sender has gone and which comes slowly, is not given up for that; nor is
     it waited for for ever."""
-    limits = replace(LIMITS, read_timeout_s=0.3, rate_bytes_per_s_min=10_000.0)
+    limits = replace(LIMITS, read_timeout_s=0.5, rate_bytes_per_s_min=10_000.0)
 
     async def test(line: Line, far: FrameStream) -> None:
-        long = sending(line, 10_000, limits)  # 1.3 s
+        long = sending(line, 10_000, limits)  # 1.5 s
         await asyncio.sleep(0.01)
         long.cancel()
         began = time.monotonic()
         short = sending(line, 0, limits)
         while not short.done():
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.05)
             far.write(Progress(1))
-            if goes_on and time.monotonic() - began > 0.6:
+            if goes_on and time.monotonic() - began > 0.9:
                 far.write(Accepted())
                 far.write(Accepted())
         if goes_on:
@@ -419,7 +437,7 @@ def test_what_nobody_waits_for_may_take_its_time(goes_on: bool) -> None:
         else:
             with pytest.raises(Unreachable, match=r"took longer|nothing came"):
                 await short
-            assert 1.5 < time.monotonic() - began < 2.0
+            assert time.monotonic() - began > 1.9
 
     alone(test)
 
