@@ -84,6 +84,8 @@ class _Way:
     def drop(self, line: Line) -> None:
         """Write no more on it."""
         self.carried.pop(line, None)
+        if line in self.free:
+            self.free.remove(line)
         line.retire()
 
 
@@ -152,7 +154,7 @@ class DirectChannel:
         self._pacer.over(peer)
         way = self._way(peer)
         carried = way.carried.get(line, 0) + sent_bytes
-        if line.fit and carried < CARRIED_BYTES_MAX and not self._closing:
+        if line.fit and carried < CARRIED_BYTES_MAX:
             way.carried[line] = carried
             way.free.append(line)
             self._ways[peer] = self._ways.pop(peer)  # the latest is the last
@@ -169,7 +171,6 @@ class DirectChannel:
         way = self._way(peer)
         for line in list(way.carried):
             way.drop(line)
-        way.free.clear()
         self._note_failure(peer, way, why)
 
     def end(self) -> None:
@@ -316,8 +317,7 @@ class DirectChannel:
         """Close what was used least lately, as long as too much is open."""
         excess = sum(len(way.carried) for way in self._ways.values()) - OPEN_MAX
         for way in list(self._ways.values()):
-            for line in [line for line in way.free if line.idle][: max(0, excess)]:
-                way.free.remove(line)
+            for line in way.free[: max(0, excess)]:
                 way.drop(line)
                 excess -= 1
 

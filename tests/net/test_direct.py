@@ -312,6 +312,63 @@ def test_a_new_connection_is_not_the_first_to_be_closed(monkeypatch: pytest.Monk
     run(test)
 
 
+async def dialled_back(a: Peer, b: Peer) -> None:
+    """One more connection of a to b, which b has dialled."""
+    count, mine = a.connections("b"), a.direct.listener.offer("b")
+    assert mine is not None
+    await a.direct._ask("b", mine.pack())
+    await until(lambda: a.connections("b") == count + 1)
+
+
+def test_the_connection_used_last_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that are free one carries all, and neither is closed while there is room."""
+    monkeypatch.setattr(direct_module, "OPEN_MAX", PER_PEER_MAX + 1)
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        for _ in range(PER_PEER_MAX):
+            await dialled_back(a, b)
+        for _ in range(3):
+            await a.send("b", bytes(100))
+        assert sorted(a.direct._way("b").carried.values()) == [0, 300]
+
+    run(test)
+
+
+def test_surplus_connections_are_closed() -> None:
+    """One more than allowed to a peer, whoever dialled, and any that is made when the end has come."""
+
+    async def test(start: Start) -> None:
+        a = start("a")
+        ends = [await pair() for _ in range(PER_PEER_MAX + 2)]
+        for near, _ in ends[:-1]:
+            a.direct._keep("b", near)
+        a.direct._keep("c", ends[-2][0])
+        assert [near.ended is None for near, _ in ends[:-1]] == [True] * PER_PEER_MAX + [False]
+        await a.close()
+        a.direct._keep("d", ends[-1][0])
+        assert ends[-1][0].ended
+        for _, far in ends:
+            far.abort()
+
+    run(test)
+
+
+def test_of_too_many_peers_the_unused_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never one to which a connection is open, or being made."""
+    monkeypatch.setattr(direct_module, "PEERS_COUNTED_MAX", 3)
+
+    async def test(start: Start) -> None:
+        a, _ = start("a"), start("b")
+        await a.send("b", b"x")
+        a.direct._way("c").connecting = 1
+        for name in "defg":
+            a.direct._way(name)
+        assert list(a.direct._ways) == ["b", "c", "g"]
+
+    run(test)
+
+
 # -- who is not let in
 
 
@@ -681,6 +738,30 @@ def test_retries_get_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test)
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_an_answer_makes_good_for_failures(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """A payload that comes to its verdict, whichever, shows that the way is fine."""
+    monkeypatch.setattr(direct_module, "RETRY_S", 0.05)
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        a.direct.failed("b", "why")
+        await asyncio.sleep(0.1)
+        await a.send("b", b"not waited for")
+        await until(lambda: a.connections("b") == 1)
+        way = a.direct._way("b")
+        assert way.failures == 1
+        if refused:
+            b.box.admitted_bytes = 0
+            with pytest.raises(Refusal):
+                await a.send("b", b"x")
+        else:
+            await a.send("b", b"x")
+        assert (way.failures, way.retry_at) == (0, 0.0)
+
+    run(test)
+
+
 def test_who_is_gone_is_unreachable() -> None:
     """Nobody at the other end of libp2p either: the payload's sender is told, in good time."""
 
@@ -750,7 +831,8 @@ def test_what_comes_unasked_is_no_answer() -> None:
         await until(lambda: not next(iter(a.direct._way("b").carried)).fit)
         await a.send("b", b"second")
         assert [payload for _, _, payload in b.box.got] == [b"first", b"second"]
-        assert a.talks == 2
+        assert (a.talks, a.connections("b")) == (2, 1)
+        await until(lambda: pipe.ended)
 
     run(test)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import ssl
 import time
 import weakref
 from collections.abc import Awaitable, Callable
@@ -13,8 +14,9 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.net import direct as direct_module
+from p2p_diloco.net import exchange as exchange_module
 from p2p_diloco.net.direct import PER_PEER_MAX
-from p2p_diloco.net.framing import Accepted, Bulk, FrameDecoder, Progress, Refused, encode
+from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameDecoder, Progress, Refused, encode
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.line import Line, Verdict
 from p2p_diloco.net.link import FrameStream
@@ -44,6 +46,16 @@ class Gate:
 def sent(peer: Peer, *headers: bytes, nbytes: int = 1000) -> list[asyncio.Task[None]]:
     """Payloads to b, of their header's bytes, all at once."""
     return [asyncio.create_task(peer.send("b", header * nbytes, header)) for header in headers]
+
+
+async def answers(sock: ssl.SSLSocket, count: int) -> list[Frame]:
+    """The next frames on a connection of a test's own."""
+    decoder, frames = FrameDecoder(header_bytes_max=1000), list[Frame]()
+    while len(frames) < count:
+        decoder.feed(await asyncio.wait_for(read_exactly(sock, 1), 5.0))
+        if (frame := decoder.next_frame()) is not None:
+            frames.append(frame)
+    return frames
 
 
 def serving(peer: Peer) -> int:
@@ -228,13 +240,11 @@ def test_progress_is_not_told_before_its_turn() -> None:
         await until(lambda: gate.come == [b"1"])
         await asyncio.sleep(0.3)  # longer than from one progress to the next
         gate.open.set()
-        decoder, frames = FrameDecoder(header_bytes_max=1000), []
-        while len(frames) < 2:
-            decoder.feed(await read_exactly(sock, 1))
-            if (frame := decoder.next_frame()) is not None:
-                frames.append(frame)
-        assert frames[0] == Accepted()
-        assert isinstance(frames[1], Progress | Refused)
+        assert await answers(sock, 1) == [Accepted()]
+        await write_all(sock, b"f")
+        assert await answers(sock, 1) == [Progress(3)]
+        await write_all(sock, b"g")
+        assert await answers(sock, 1) == [Accepted()]
         sock.close()
 
     run(test)
@@ -274,8 +284,52 @@ def test_closing_ends_also_what_is_not_written_on_any_more(monkeypatch: pytest.M
         await a.close()
         results = await asyncio.gather(*sends, return_exceptions=True)
         assert [type(result) for result in results] == [Unreachable] * 2
+        assert a.libp2p_streams == 0
         assert time.monotonic() - began < 3.0
         gate.open.set()
+
+    run(test)
+
+
+def test_what_ends_a_connection_is_told_after_the_answers() -> None:
+    """A payload that came before the nonsense is taken and answered first."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = Gate(b)
+        sock = await let_in(a, "b")
+        await write_all(sock, encode(Bulk(b"1", 3)) + b"abc" + b"nonsense")
+        await until(lambda: gate.come == [b"1"])
+        await asyncio.sleep(0.05)
+        gate.open.set()
+        first, second = await answers(sock, 2)
+        assert first == Accepted()
+        assert isinstance(second, Refused)
+        sock.close()
+
+    run(test)
+
+
+def test_what_was_refused_unread_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows is in step, however its bytes come, and all are counted; one that doesn't come ends all."""
+    monkeypatch.setattr(exchange_module, "LINGER_S", 0.2)
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        b.box.admitted_bytes = 2
+        sock = await let_in(a, "b")
+        before = b.traffic.bytes_received
+        pieces = [encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"d", b"efg" + encode(Bulk(b"3", 2)) + b"hi"]
+        for piece in pieces:
+            await write_all(sock, piece)
+            await asyncio.sleep(0.02)
+        verdicts = await answers(sock, 3)
+        assert [type(verdict) for verdict in verdicts] == [Refused, Refused, Accepted]
+        assert [payload for _, _, payload in b.box.got] == [b"hi"]
+        assert b.traffic.bytes_received - before == sum(map(len, pieces))
+        await write_all(sock, encode(Bulk(b"4", 3)) + b"j")
+        await until(lambda: not b.direct.listener._serving)
+        sock.close()
 
     run(test)
 
