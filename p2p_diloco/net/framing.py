@@ -5,6 +5,7 @@ comes in.
 
     link     = MESSAGE* one way; ACCEPTED or REFUSED for each of them, in order, back
     payload  = BULK and then its raw bytes one way; PROGRESS*, then ACCEPTED or REFUSED back
+    direct   = payload*, each next one as soon as one is written; all that goes back is in the payloads' order
     frame    = "p2d" version kind length body        3 + 1 + 1 + 4 bytes (big-endian), then `length` bytes
     body     = MESSAGE  the header
              | BULK     the payload's length (8 bytes), then the header
