@@ -89,7 +89,9 @@ class Line:
             raise Unreachable(f"{peer}: {error}") from None
         finally:
             self._waiting -= 1
-            self._retired |= written.cancel()  # half of a payload is on it
+            if written.cancel():  # half of a payload is on it, and whose memory it is may change it
+                self._retired = True
+                self.stream.pipe.forget_unsent()
             if self._retired:
                 self.retire()
 

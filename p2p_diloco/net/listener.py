@@ -176,7 +176,7 @@ class Listener:
 def pipe_over(sock: ssl.SSLSocket) -> Pipe:
     """A pipe over a connection whose handshake is over."""
     transport = TlsTransport(sock)
-    pipe = Pipe(transport, paced=transport)
+    pipe = Pipe(transport)
     transport.set_protocol(pipe)
     return pipe
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 from p2p_diloco.net.pacing import Paced
+from p2p_diloco.net.tls import TlsTransport
 
 _SCRATCH_BYTES = 64 * 1024
 _BACKLOG_BYTES_MAX = 256 * 1024
@@ -30,13 +31,11 @@ class PipeStalled(Exception):
 class Pipe(asyncio.BufferedProtocol):
     """A stream over a transport that is already connected. One reader and one writer at a time."""
 
-    def __init__(
-        self, transport: asyncio.Transport, *, keep: object = None, paced: Paced | None = None
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport, *, keep: object = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._keep = keep  # a StreamWriter closes its transport when it is collected
-        self.paced = paced
+        self.paced: Paced | None = transport if isinstance(transport, TlsTransport) else None
         """What holds it to a pace, if that can be done."""
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._backlog = bytearray()
@@ -206,6 +205,13 @@ class Pipe(asyncio.BufferedProtocol):
                 sent.set_result(None)
         if self._ended is not None:
             _fail(sent, PipeBroken(self._ended))
+
+    def forget_unsent(self) -> None:
+        """Send no more of the memory that is being sent: it may change now. What comes is read on, if it can be."""
+        if isinstance(self._transport, TlsTransport):
+            self._transport.forget_unsent()
+        else:
+            self.abort()
 
     # -- ending
 

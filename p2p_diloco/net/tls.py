@@ -242,6 +242,11 @@ class TlsTransport(asyncio.Transport):
             self._full = True
             self._protocol.pause_writing()
 
+    def forget_unsent(self) -> None:
+        """Send no more of what was written; nothing may be written after it."""
+        self._outgoing.clear()
+        self._await_room(False)
+
     # -- as `pacing.Paced`, where the system is Linux
 
     def took(self) -> Took:

@@ -196,6 +196,37 @@ def test_half_a_payload_ends_the_connection_after_the_others_answers() -> None:
     run(test)
 
 
+def test_what_is_not_sent_when_its_sender_goes_never_is() -> None:
+    """The memory is its owner's again, who may change it at once, though the connection lives on for the others."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = Gate(b)
+        before = sent(a, b"1")
+        await until(lambda: gate.come)
+        memory = bytearray(b"o" * (48 << 20))
+        half = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
+        await until(lambda: serving(b) > 1 << 20)
+        (pipe,) = b.direct.listener._serving
+        pipe._transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.1)  # until the system takes no more
+        half.cancel()
+        await asyncio.wait([half])
+        memory[:] = b"n" * len(memory)
+        pipe._transport.resume_reading()  # type: ignore[attr-defined]
+        come = -1
+        while come < pipe.filled_bytes:
+            come = pipe.filled_bytes
+            await asyncio.sleep(0.1)
+        assert pipe.ended is None
+        assert pipe._target is not None
+        assert b"n" not in bytes(pipe._target[:come])
+        gate.open.set()
+        await asyncio.gather(*before)
+
+    run(test)
+
+
 def test_silence_ends_all_that_wait() -> None:
     """They are given up together, not one after the other, and none is sent again."""
 
