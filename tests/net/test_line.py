@@ -617,3 +617,30 @@ def test_an_answer_midway_ends_the_stream(verdict: Accepted | Refused) -> None:
         assert line.ended
 
     alone(test)
+
+
+def test_nobody_is_given_the_time_of_those_behind() -> None:
+    """However long what follows may take, and however much is told: it ends at its own deadline, and all with it."""
+    limits = replace(LIMITS, read_timeout_s=0.5, rate_bytes_per_s_min=10_000.0)
+
+    async def test(line: Line, far: FrameStream) -> None:
+        patience: list[float | None] = []
+        read = line.stream.read
+
+        async def noted(*, idle_s: float | None, frame_s: float) -> Frame | None:
+            patience.append(idle_s)
+            return await read(idle_s=idle_s, frame_s=frame_s)
+
+        line.stream.read = noted  # type: ignore[method-assign]
+        sends = [sending(line, nbytes, limits) for nbytes in (100, 10_000)]  # 0.51 s and 1.5 s
+        told = 0
+        while not sends[0].done():
+            far.write(Progress(told := told + 1))
+            await asyncio.sleep(0.1)
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(result) for result in results] == [Unreachable] * 2
+        assert told < 10
+        assert patience == sorted(patience, reverse=True)
+        assert patience[-1] < 0.5 < patience[0] + 0.1
+
+    alone(test)
