@@ -216,6 +216,7 @@ def test_connections_to_a_peer_are_limited() -> None:
         assert (a.talks, a.libp2p_streams, a.connections("b"), len(b.box.got)) == (1, 0, 1, 7)
         taken = [await a.direct.take("b") for _ in range(PER_PEER_MAX + 1)]
         assert [line is None for line in taken] == [False] * PER_PEER_MAX + [True]
+        assert a.talks == PER_PEER_MAX
 
     run(test)
 
