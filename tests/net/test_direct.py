@@ -739,6 +739,21 @@ def test_retries_get_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test)
 
 
+def test_a_failure_ends_what_is_free() -> None:
+    """Nothing of this way is kept, nor used before its time."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        (pipe,) = b.direct.listener._serving
+        a.direct.failed("b", "why")
+        way = a.direct._way("b")
+        assert (way.free, way.carried) == ([], {})
+        await until(lambda: pipe.ended)
+
+    run(test)
+
+
 @pytest.mark.parametrize("refused", [False, True])
 def test_an_answer_makes_good_for_failures(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
     """A payload that comes to its verdict, whichever, shows that the way is fine."""
@@ -901,6 +916,7 @@ def test_a_send_that_is_cancelled_ends_its_connection_alone() -> None:
         await until(lambda: any(p.filled_bytes > 1 << 20 for p in b.direct.listener._serving))
         sending.cancel()
         await asyncio.wait([sending])
+        await until(lambda: a.connections("b") == 0)
         await a.send("b", b"next")
         assert a.traffic.bytes_sent < 1 << 20  # what was cancelled was not a message
         assert [payload for _, _, payload in b.box.got] == [b"first", b"next"]

@@ -632,7 +632,10 @@ def test_nobody_is_given_the_time_of_those_behind() -> None:
             return await read(idle_s=idle_s, frame_s=frame_s)
 
         line.stream.read = noted  # type: ignore[method-assign]
-        sends = [sending(line, nbytes, limits) for nbytes in (100, 10_000)]  # 0.51 s and 1.5 s
+        first, *sends = [sending(line, nbytes, limits) for nbytes in (10, 100, 10_000)]  # 0.5 s, 0.51 s and 1.5 s
+        await asyncio.sleep(0.01)
+        far.write(Accepted())
+        await first
         told = 0
         while not sends[0].done():
             far.write(Progress(told := told + 1))
