@@ -12,7 +12,7 @@ import pytest
 
 from p2p_diloco.net import pacing
 from p2p_diloco.net.pacing import FILLING, LEAP, LOOK_EVERY, READINGS, ROOM, SLOW, SPAN, TICK_S, Pacer, Shares, Took
-from tests.net.test_direct import Start, run
+from tests.net.test_direct import Start, run, until
 
 MB = 1e6
 LONG = 6000
@@ -175,6 +175,19 @@ def test_connections_are_looked_at_while_something_is_written(monkeypatch: pytes
         assert len(a.paces) == looked
 
     asyncio.run(asyncio.wait_for(life(), 20))
+
+
+def test_nobody_looks_at_connections_that_carry_nothing() -> None:
+    """While payloads go to two peers both are looked at; soon after the last one neither is."""
+
+    async def test(start: Start) -> None:
+        a, _, _ = start("a"), start("b"), start("c")
+        pacer = a.direct._pacer
+        await asyncio.gather(*(a.send(peer, bytes(4 << 20)) for peer in "bcbc"))
+        assert set(pacer._writing) == {"b", "c"}
+        await until(lambda: not pacer._writing and pacer._timer is None)
+
+    run(test)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="TCP tells and takes it on Linux alone")
