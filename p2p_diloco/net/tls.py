@@ -11,6 +11,7 @@ each connection costs a little less, and has to be stopped (docs/decisions/0012)
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import os
 import socket
@@ -251,19 +252,21 @@ class TlsTransport(asyncio.Transport):
 
     def took(self) -> Took:
         """By TCP's own accounts; nothing where it gives none."""
-        if not self._closed and sys.platform == "linux":
-            counts = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-            if len(counts) == _TCP_INFO.size:
-                acknowledged, busy_us, awaited_us = _TCP_INFO.unpack(counts)
-                self._took = Took(acknowledged, (busy_us - awaited_us) / 1e6)
+        with contextlib.suppress(OSError):
+            if not self._closed and sys.platform == "linux":
+                counts = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+                if len(counts) == _TCP_INFO.size:
+                    acknowledged, busy_us, awaited_us = _TCP_INFO.unpack(counts)
+                    self._took = Took(acknowledged, (busy_us - awaited_us) / 1e6)
         return self._took
 
     def pace(self, rate: float | None) -> None:
-        """By TCP's own timers."""
+        """By TCP's own timers; as before where it can't be told."""
         told = UNPACED if rate is None else max(1, min(round(rate), PACE_MAX))
         if told != self._pace and not self._closed and sys.platform == "linux":
             self._pace = told
-            self._sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, told)
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, told)
 
     # -- ending, when all was sent or at once
 

@@ -215,3 +215,28 @@ def test_a_connection_tells_what_went_over_it_and_keeps_to_a_pace(monkeypatch: p
         await b.close()
 
     run(test)
+
+
+def test_a_system_that_knows_nothing_of_it_sends_as_it_did() -> None:
+    """Where the kernel has no such accounts or paces, nothing is read, held back or logged."""
+
+    class Bare:
+        def getsockopt(self, *_: object) -> bytes:
+            raise OSError("not here")
+
+        setsockopt = getsockopt
+
+    async def test(start: Start) -> None:
+        a, _ = start("a"), start("b")
+        await a.send("b", b"x")
+        (line,) = a.direct._way("b").carried
+        transport = line.stream.pipe._transport
+        sock, transport._sock = transport._sock, Bare()  # type: ignore[attr-defined]
+        assert line.stream.pipe.paced is not None
+        before = line.stream.pipe.paced.took()
+        line.stream.pipe.paced.pace(1.0)
+        transport._sock = sock  # type: ignore[attr-defined]
+        assert before.bytes < 1000
+        await a.send("b", b"y")
+
+    run(test)
