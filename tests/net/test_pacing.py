@@ -12,7 +12,7 @@ import pytest
 
 from p2p_diloco.net import pacing
 from p2p_diloco.net.pacing import FILLING, LEAP, LOOK_EVERY, READINGS, ROOM, SLOW, SPAN, TICK_S, Pacer, Shares, Took
-from tests.net.test_direct import Start, run, until
+from tests.net.test_direct import Start, run
 
 MB = 1e6
 LONG = 6000
@@ -177,15 +177,19 @@ def test_connections_are_looked_at_while_something_is_written(monkeypatch: pytes
     asyncio.run(asyncio.wait_for(life(), 20))
 
 
-def test_nobody_looks_at_connections_that_carry_nothing() -> None:
-    """While payloads go to two peers both are looked at; soon after the last one neither is."""
+def test_nobody_looks_at_connections_that_carry_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While payloads go to two peers both are looked at; after the next tick neither is."""
+    monkeypatch.setattr(pacing, "TICK_S", 60.0)  # only when asked
 
     async def test(start: Start) -> None:
         a, _, _ = start("a"), start("b"), start("c")
         pacer = a.direct._pacer
         await asyncio.gather(*(a.send(peer, bytes(4 << 20)) for peer in "bcbc"))
         assert set(pacer._writing) == {"b", "c"}
-        await until(lambda: not pacer._writing and pacer._timer is None)
+        pacer.end()
+        pacer._tick()
+        assert not pacer._writing
+        assert pacer._timer is None
 
     run(test)
 
@@ -209,7 +213,7 @@ def test_a_connection_tells_what_went_over_it_and_keeps_to_a_pace(monkeypatch: p
         assert time.monotonic() - began > 0.25
         after = paced.took()
         assert 4 << 20 <= after.bytes - before.bytes < 4.2 * (1 << 20)
-        assert 0.25 < after.held_up_s - before.held_up_s <= time.monotonic() - began
+        assert 0.25 < after.held_up_s - before.held_up_s < time.monotonic() - began + 0.1  # a coarse clock
         paced.pace(None)
         assert paced._sock.getsockopt(socket.SOL_SOCKET, 47) in (-1, 2**32 - 1)  # type: ignore[attr-defined]
         await b.close()
