@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Sequence
 
+from p2p_diloco.cli.loop import run
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.reasons import none_reached
 
@@ -35,8 +36,8 @@ def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> 
 
     An address that is neither plain TCP nor QUIC gets the benefit of the doubt.
     """
-    reasons = asyncio.run(_reasons(addresses))
-    if addresses and all(reasons) and all(asyncio.run(_reasons(known))):
+    reasons = run(_reasons(addresses))
+    if addresses and all(reasons) and all(run(_reasons(known))):
         raise none_reached(dict(zip(addresses, reasons, strict=True)))
 
 

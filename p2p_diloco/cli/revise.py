@@ -5,7 +5,6 @@ Law: whatever can be known without a swarm is known before one is looked for; th
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ from pathlib import Path
 import typer
 
 from p2p_diloco.cli.join import needs_initial_peers
+from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
@@ -46,7 +46,7 @@ def set_rates(
 
     asker = SigningKey(peer.identity_path)
     check_initial_peers(peer.initial_peers)
-    asyncio.run(_ask(peer, asker, rates, wait_s, as_json))
+    run(_ask(peer, asker, rates, wait_s, as_json))
 
 
 async def _ask(peer: PeerConfig, asker: object, rates: Mapping[str, float], wait_s: float, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import typer
 
 from p2p_diloco.cli.join import needs_initial_peers
+from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import UsageError
@@ -36,9 +37,9 @@ def show(
     needs_initial_peers(peer)
     check_initial_peers(peer.initial_peers)
     if not (as_json or once) and sys.stdout.isatty():
-        asyncio.run(_draw(peer, interval_s))
+        run(_draw(peer, interval_s))
     else:
-        asyncio.run(_print(peer, as_json, once, interval_s))
+        run(_print(peer, as_json, once, interval_s))
 
 
 async def _looks(peer: PeerConfig, interval_s: float) -> AsyncGenerator[Snapshot, None]:
