@@ -73,6 +73,7 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
                 "epoch",
                 epoch=epoch,
                 synced=took_part and whole,
+                whole=whole,
                 digest=digest,
                 step=peer.global_step,
                 local=metrics.local_step,
@@ -104,16 +105,18 @@ def main(options: dict[str, Any]) -> int:
             config=options.get("config", {}),
             local=local,
         ) as peer:
-            first = next(model.parameters()).detach().flatten()[0].item()
+            first, epoch = next(model.parameters()).detach().flatten()[0].item(), peer.epoch
+            digest, whole, _ = state_of(peer, epoch)
             say(
                 "in",
                 peer_id=peer.peer_id,
                 addresses=peer.addresses,
-                epoch=peer.epoch,
+                epoch=epoch,
                 step=peer.global_step,
                 value=first,
                 sync_every=peer.config.sync_every,
-                digest=peer.digest,
+                digest=digest,
+                whole=whole,
             )
             try:
                 train(peer, model, optimizer, options)
