@@ -8,6 +8,8 @@ VENV ?= .venv
 # What pip installs as torch, before anything that depends on it. On Linux PyPI's build brings CUDA along, 2 GB of it;
 # without: make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.13.0
+# How many of the fast tests run side by side: one more than a small machine has cores, for some of them wait.
+WORKERS ?= 3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
@@ -28,8 +30,8 @@ $(STAMP): pyproject.toml constraints.txt
 test: $(STAMP)  ## style, types, unit tests, simulated worlds, and peers in processes of their own; a quarter of an hour
 	$(BIN)/python -m pytest
 
-test-fast: $(STAMP)  ## what needs no other processes and no patience; three minutes
-	$(BIN)/python -m pytest -m "not real and not slow and not chaos"
+test-fast: $(STAMP)  ## what needs no other processes and no patience, side by side; two minutes
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not slow and not chaos"
 
 chaos: $(STAMP)  ## links cut (as root on Linux, else skipped), spoilt wires, 10,000 simulated worlds; half an hour
 	$(BIN)/p2p-diloco simulate --seeds 10000
