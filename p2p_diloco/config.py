@@ -52,6 +52,10 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 """The settings that mean something in one mode alone; in the other they have their defaults."""
 
 
+MOMENTUM_OF_EACH_MAX = 0.5
+"""An outer momentum beyond this is doubted where every submission of the asynchronous mode moves it."""
+
+
 class Settings(BaseModel):
     """What all settings share: frozen, nothing unknown, and errors of one sentence."""
 
@@ -326,6 +330,13 @@ class RunConfig(Settings):
             found.append(
                 "codec=topk sends a 64th of the elements, which was measured to train worse than one peer alone in "
                 "short runs, most of all with outer momentum; use int4 or e3m0, or a long run with outer_momentum=0"
+            )
+        momentum = self.outer_momentum if self.outer_optimizer == "sgd" else 0.0
+        if self.mode == "async" and momentum > MOMENTUM_OF_EACH_MAX and self.dn_buffer_size < 2:
+            found.append(
+                f"mode=async moves outer_momentum={momentum:g} with every submission, each of another age, which was "
+                "measured to carry the model of three peers away; use dn_buffer_size with the number of peers, or a "
+                "lower momentum"
             )
         return found
 

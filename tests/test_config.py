@@ -269,6 +269,10 @@ def test_half_of_the_local_values_stays_where_steps_are_made_meanwhile(values: d
         ({"sync_every": 20, "overlap_steps": 20}, 1),
         ({"sync_every": 20, "num_fragments": 4, "overlap_steps": 5}, 0),
         ({"codec": "topk"}, 1),
+        ({"mode": "async"}, 1),
+        ({"mode": "async", "dn_buffer_size": 3}, 0),
+        ({"mode": "async", "outer_momentum": 0.5}, 0),
+        ({"mode": "async", "outer_optimizer": "Adam"}, 0),
     ],
     ids=str,
 )

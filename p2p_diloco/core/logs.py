@@ -31,12 +31,13 @@ class Logs(Sequence[ShardLog]):
         self._digests = ["" for _ in self._logs]
         self._final = [False for _ in self._logs]
         self._at = [log.revision for log in self._logs]
+        self._collected = [0 for _ in self._logs]
         # how many shards
         self._empty = len(self._logs)
         self._epochs = [Counter[int]() for _ in rules.fragments]
         self._open = [Counter[int]() for _ in rules.fragments]  # of these, whose run has not ended
         self._generations, self._revisions = Counter[int](), Counter(self._at)
-        self._samples_sum = self._epochs_sum = 0
+        self._samples_sum = self._epochs_sum = self._collected_sum = 0
         self._model: ModelVersion | None = None
 
     # -- one by one
@@ -104,6 +105,12 @@ class Logs(Sequence[ShardLog]):
         self._look()
         return min(self._revisions)
 
+    @property
+    def collected(self) -> int:
+        """Payloads of others that wait in all shards together."""
+        self._look()
+        return self._collected_sum
+
     def model(self) -> ModelVersion:
         """The version of the whole model; the least there is while a shard is missing."""
         if not self.whole:
@@ -117,6 +124,9 @@ class Logs(Sequence[ShardLog]):
         """Count anew what was taken and has changed. It stays taken: who has it in hand may go on."""
         for shard in self._taken:
             log = self._logs[shard]
+            if (collected := log.collected) != self._collected[shard]:
+                self._collected_sum += collected - self._collected[shard]
+                self._collected[shard] = collected
             if log.revision is not self._at[shard]:
                 _add(self._revisions, self._at[shard], -1)
                 _add(self._revisions, log.revision, 1)

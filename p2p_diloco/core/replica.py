@@ -1,18 +1,18 @@
 """One replica's control plane: ``handle(event, now) → effects`` and ``next_wakeup()``. The only door into the core.
 
 Same state and same event give the same effects. It knows versions, references and weights, never tensors; time is an
-argument. What happens to one shard is in `shard`, to the whole state in `catchup`, to membership in `roster`.
+argument. What happens to one shard is in `shard`, to the whole state in `catchup`, to membership in `roster`, to this
+peer's own trainer in `contributing`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from .asynchronous import AsynchronousLog
-from .carry import Progress as Carried
 from .catchup import CatchUp
+from .contributing import Contributing
 from .events import (
     Applied,
     Averaged,
@@ -28,8 +28,6 @@ from .events import (
     Filled,
     Finished,
     Found,
-    Load,
-    Loaded,
     Measured,
     Merge,
     Moving,
@@ -68,10 +66,9 @@ from .messages import (
 from .revision import FOUNDED, Revision
 from .roster import Roster
 from .rules import Rules
-from .schedule import fragment_by_log
 from .shard import ShardLog, meta
 from .shard import meta_of as meta_of
-from .version import ContributionId, ModelVersion, Version, descends, incarnation_after
+from .version import ModelVersion, Version
 
 
 def founding_plan(founder: str, role: str) -> Plan:
@@ -89,17 +86,13 @@ class Replica:
         self, me: str, rules: Rules, *, role: str = "worker", eligible: bool = True, incarnation: int, now: float
     ) -> None:
         self.me, self.rules = me, rules
-        self.incarnation, self.sequence = incarnation, 0
         summary = Summary(incarnation, role, eligible, ModelVersion(), (), idle=False)
         self.roster = Roster(me, rules, summary)
         fragment_of = {shard: f for f, shards in enumerate(rules.fragments) for shard in shards}
         log = AsynchronousLog if rules.asynchronous else ShardLog
         self.logs = Logs(rules, (log(s, fragment_of[s], me, rules, self.roster) for s in range(rules.shards)))
         self.catchup = CatchUp(rules, self.logs, self.roster)
-        self.carried = [Carried() for _ in self.logs]
-        self.flight: dict[int, Version] | None = None  # the shards being exchanged, with their bases
-        self.to_land: deque[int] = deque()  # the same, those that were found to be over last
-        self.turn = 0  # asynchronous: contributions made, which decides whose turn it is of the fragments
+        self.own = Contributing(me, rules, self.logs, incarnation)
         self.step_time, self.last_step, self.paused = 0.0, now, False
         self.finished = self.departed = False
         self.had_state = False  # before the last event
@@ -109,7 +102,8 @@ class Replica:
         self.next_tick = self.planned = now
         self.ends = Kept(self.logs, lambda log: log.closes_at())  # of rounds, by time alone
         self.asked_of = self.roster.standing()  # what they hang on beside the logs
-        self.left = Kept(self.logs, self._leaves_behind)
+        self.rounds = Kept(self.logs, lambda log: bool(log.inbox) or None)
+        self.passing = dict[int, None]()  # the shards whose last commit is another's, and kept; the oldest is the first
 
     # -- questions
 
@@ -135,36 +129,17 @@ class Replica:
         """A shard's replicated state, to be saved."""
         return self.logs[shard].state()
 
-    def counted(self, shard: int) -> ContributionId | None:
-        """This peer's newest contribution that the shard's state counts."""
-        return self.logs[shard].counted.get(self.me)
-
     def behind(self, shards: Sequence[int]) -> list[int | None]:
         """Asynchronous: the staleness of this peer's last submission, for each of its shards; None: not counted."""
         return [self.logs[shard].behind for shard in shards]
 
-    @property
-    def merged_samples(self) -> int:
-        """Samples counted by what the trainer has merged: the lowest number over the shards."""
-        return min((carried.base.samples if carried.base is not None else 0) for carried in self.carried)
-
-    @property
-    def left_behind(self) -> bool:
-        """Whether some shard's present state has not grown from what the trainer has merged."""
-        return bool(self.left.now())
-
-    def _leaves_behind(self, log: ShardLog) -> bool | None:
-        version, base = log.version, self.carried[log.shard].base
-        return None if version is None or base is None or descends(version, log.history, base) else True
+    def uncounted(self, shards: Sequence[int]) -> list[str]:
+        """The same: why it was not counted, where it wasn't."""
+        return sorted({self.logs[shard].uncounted for shard in shards} - {""})
 
     def workers(self) -> int:
         """Live peers that train, this one included."""
         return sum(summary.role == "worker" for summary in self.roster.summaries().values())
-
-    @property
-    def next_contribution(self) -> ContributionId:
-        """The id of what the trainer contributes next, unless this peer's incarnation has to rise before."""
-        return ContributionId(self.incarnation, self.sequence + 1)
 
     def aggregates(self) -> tuple[int, ...]:
         """The shards whose next commit this peer would write, as it sees it."""
@@ -177,6 +152,18 @@ class Replica:
                 return log.fragment, len(log.inbox), max(len(log.inbox) + len(log.waited_for()), log.needed)
         return None
 
+    @property
+    def collected(self) -> int:
+        """Payloads of others that wait here, for rounds or for versions that are not reached yet."""
+        return self.logs.collected
+
+    def crowded(self, shard: int) -> bool:
+        """Whether so many wait that a contribution to this shard should come later. Never to the first of the shards
+        that wait for contributions: peers send in the order of shards, so that one makes room."""
+        if self.rules.asynchronous or self.collected < self.rules.payloads_kept:
+            return False
+        return shard > min(self.rounds.now(), default=shard)
+
     def waiting(self) -> str:
         """What this replica waits for, in one sentence; empty when nothing."""
         if not self.has_state:
@@ -187,7 +174,7 @@ class Replica:
             return "waiting for a peer that holds the state of the run"
         if self.rules.asynchronous:
             return self._waiting_for_answers()
-        open_ones = [self.logs[s] for s, base in (self.flight or {}).items() if self.logs[s].version == base]
+        open_ones = [self.logs[s] for s, base in (self.own.flight or {}).items() if self.logs[s].version == base]
         for log in open_ones:
             if log.holder != self.me:
                 continue
@@ -207,7 +194,7 @@ class Replica:
         return ""
 
     def _waiting_for_answers(self) -> str:
-        logs = [self.logs[s] for s in self.flight or ()]
+        logs = [self.logs[s] for s in self.own.flight or ()]
         waits = (log.waiting() for log in logs if isinstance(log, AsynchronousLog) and log.mine is not None)
         return next(filter(None, waits), "")
 
@@ -263,11 +250,12 @@ class Replica:
                 return []
             case Pause(paused):
                 self.paused, self.last_step = paused, now
+                self._notice_idleness(now)  # others hear of it with the next probe
                 return []
             case Merge():
-                return [self._merge()]
+                return [self.own.merge()]
             case Contribute():
-                return self._contribute(event, now)
+                return self.own.contribute(event, now)
             case Averaged(shard, base, digest, payload):
                 return self.logs[shard].averaged(base, digest, payload, now)
             case Damaged(shard, base):
@@ -471,91 +459,6 @@ class Replica:
             effects += [*log.lead(now), *log.ask(), *log.want(now), *log.send_again()]
         return effects
 
-    # -- the trainer
-
-    def _merge(self) -> Load:
-        if self.flight is not None or not self.has_state:
-            return Load((), ())
-        loads = []
-        for log, carried in zip(self.logs, self.carried, strict=True):
-            # what was refused is carried or dropped, though nothing newer has come since the last merge
-            news = log.version != carried.base or log.refusals > 0
-            if log.version is not None and news and log.loads(carried.base):
-                carried.sends, log.refusals = carried.sends + log.refusals, 0
-                carry = carried.merge(log.version, self.counted(log.shard), log.carry_rounds)
-                loads.append(Loaded(log.shard, log.version, carry))
-        due = self._due()
-        for shard in due:
-            self.logs[shard].withdraw()
-        return Load(tuple(loads), due)
-
-    def _due(self) -> tuple[int, ...]:
-        if self.rules.asynchronous:
-            return self._due_in_turn()
-        lowest = self._lowest()
-        if lowest is None:
-            return ()
-        return tuple(s for s in self.rules.fragments[lowest[0]] if self._stands_at(self.logs[s]) == lowest)
-
-    def _lowest(self) -> tuple[int, int] | None:
-        """The (fragment, epoch) of the shards that the logs ask for next."""
-        epochs = self.logs.open_epochs()
-        fragment = fragment_by_log(epochs)
-        epoch = None if fragment is None else epochs[fragment]
-        return None if fragment is None or epoch is None else (fragment, epoch)
-
-    @staticmethod
-    def _stands_at(log: ShardLog) -> tuple[int, int] | None:
-        return None if log.version is None or log.final else (log.fragment, log.version.epoch)
-
-    def _due_in_turn(self) -> tuple[int, ...]:
-        """Asynchronous: epochs say nothing of what a peer has to send; its fragments take turns."""
-        count = len(self.rules.fragments)
-        for fragment in range(self.turn, self.turn + count):
-            if due := tuple(s for s in self.rules.fragments[fragment % count] if not self.logs[s].final):
-                return due
-        return ()
-
-    def _submit(self, event: Contribute, now: float) -> list[Effect]:
-        """Asynchronous: a contribution counts on any base of the lineage, and each counts one."""
-        self.sequence, self.turn = self.sequence + 1, self.turn + 1
-        id = ContributionId(self.incarnation, self.sequence)
-        bases, effects = dict[int, Version](), list[Effect]()
-        for shard, payload in zip(event.shards, event.payloads, strict=True):
-            log, carried = self.logs[shard], self.carried[shard]
-            assert isinstance(log, AsynchronousLog)
-            oldest = carried.send(id, expected=False)
-            base = log.submits_on(carried.base, carried.oldest_base)
-            if base is not None:
-                bases[shard] = carried.oldest_base = base  # refused, it stays as old as it was said to be
-                effects += log.contribute(Contribution(shard, base, id, oldest, 1.0, event.samples, payload), now)
-        self._take_off(bases)
-        return effects if bases else [Release(sent=False)]
-
-    def _contribute(self, event: Contribute, now: float) -> list[Effect]:
-        if self.rules.asynchronous:
-            return self._submit(event, now)
-        self.sequence += 1
-        id = ContributionId(self.incarnation, self.sequence)
-        flight: dict[int, Version] = {}
-        effects: list[Effect] = []
-        for shard, payload in zip(event.shards, event.payloads, strict=True):
-            log, carried = self.logs[shard], self.carried[shard]
-            expected = log.version == carried.base and self.me in log.plan.group
-            oldest = carried.send(id, expected)
-            if log.version is None or log.version != carried.base:
-                continue  # the base changed while the pseudo-gradient was computed: it is carried, like one not counted
-            flight[shard] = log.version
-            mine = Contribution(shard, log.version, id, oldest, event.weight, event.samples, payload)
-            effects += log.contribute(mine, now)
-        if not flight:
-            return [Release(sent=False)]
-        self._take_off(flight)
-        return effects
-
-    def _take_off(self, flight: dict[int, Version]) -> None:
-        self.flight, self.to_land = flight or None, deque(flight)
-
     # -- what follows from any change
 
     def _restore(self, states: tuple[State, ...], now: float) -> list[Effect]:
@@ -572,11 +475,13 @@ class Replica:
     def _settle(self, now: float) -> list[Effect]:
         """Tell the trainer and the others what the event has changed."""
         moved = self.logs.moved()
+        if not self.rules.asynchronous:  # there they are answers, too
+            self._let_go(moved)
         if not moved and not self.rules.asynchronous:
             return []
         effects = self._moved(moved, now) if moved else []
-        if self.flight is not None and not self._flying(self.flight):
-            self.flight, self.last_step = None, now
+        if self.own.landed():
+            self.last_step = now
             effects.append(Release(sent=True))
         return effects
 
@@ -586,7 +491,7 @@ class Replica:
         effects = self.catchup.moved(now) + self._learn(*(self.logs.look_at(shard).revision for shard in moved))
         if not self.has_state:
             return effects
-        self._renew_incarnation(moved if had_state else range(len(self.logs)))
+        self.own.renew_incarnation(moved if had_state else range(len(self.logs)))
         self._describe()
         if self.revision != self.adopted:
             self.adopted = self.revision
@@ -602,6 +507,18 @@ class Replica:
             effects.append(Finished())
         return effects
 
+    def _let_go(self, moved: Sequence[int]) -> None:
+        """Of others' commits keep those that came last, as many as there is room for, and those of who may be gone."""
+        for shard in moved:
+            self.passing.pop(shard, None)
+            last = self.logs.look_at(shard).last
+            if last is not None and last.aggregator != self.me:
+                self.passing[shard] = None
+        while self.passing and len(self.passing) + self.logs.collected > self.rules.payloads_kept:
+            shard = next(iter(self.passing))
+            del self.passing[shard]
+            self.logs[shard].let_go()
+
     def _learn(self, *heard: Revision) -> list[Effect]:
         """Revisions that others, or this peer's own shards, know of: the highest goes into the next commits, and on."""
         mine = self.roster.mine
@@ -613,30 +530,11 @@ class Replica:
             return []
         return [Note("revision", f"{highest} is known, and each shard adopts it with its next commit")]
 
-    def _flying(self, flight: dict[int, Version]) -> bool:
-        """Whether some of what is exchanged is still due. After a fork the log may ask for another fragment: then the
-        trainer goes on to that one, and what it has sent may be counted all the same, or is carried."""
-        lowest = self._lowest()
-        for _ in flight:
-            log = self.logs[self.to_land[0]]
-            due = lowest is not None and self._stands_at(log) == lowest
-            if log.exchanging(flight[log.shard], due):
-                return True
-            self.to_land.rotate(-1)
-        return False
-
-    def _renew_incarnation(self, shards: Iterable[int]) -> None:
-        """A life that begins below what was counted of an earlier one would be mute."""
-        for shard in shards:
-            counted = self.counted(shard)
-            if counted is not None and counted > ContributionId(self.incarnation, self.sequence):
-                self.incarnation, self.sequence = incarnation_after(counted.incarnation, self.incarnation), 0
-
     def _notice_idleness(self, now: float) -> None:
         """Whether this peer is waited for is its own word: an idle one is not."""
         idle = self.paused or (
             self.roster.mine.role == "worker"
-            and self.flight is None
+            and self.own.flight is None
             and now - self.last_step > self.rules.idle_after(self.step_time)
         )
         if idle != self.roster.mine.idle:
@@ -645,4 +543,4 @@ class Replica:
     def _describe(self) -> None:
         """Keep what this peer says of its state up to date."""
         model, epochs = self.logs.model(), self.logs.epochs()
-        self.roster.mine = replace(self.roster.mine, model=model, epochs=epochs, incarnation=self.incarnation)
+        self.roster.mine = replace(self.roster.mine, model=model, epochs=epochs, incarnation=self.own.incarnation)

@@ -53,6 +53,10 @@ class Roster:
     def live(self, peer: str) -> bool:
         return peer == self.me or (peer in self.members and self.members[peer].live)
 
+    def sound(self, peer: str) -> bool:
+        """It is live, and nothing speaks against that."""
+        return self.live(peer) and (peer == self.me or not self.members[peer].suspect)
+
     def alive(self) -> list[str]:
         """All live peers but this one, sorted."""
         return sorted(peer for peer, member in self.members.items() if member.live)

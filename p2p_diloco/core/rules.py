@@ -41,6 +41,13 @@ class Rules:
     def shards(self) -> int:
         return sum(len(shards) for shards in self.fragments)
 
+    @property
+    def payloads_kept(self) -> int:
+        """Others' payloads that a replica keeps, of all shards: contributions that are collected, and, as far as these
+        leave room, commits for those that may lack them. Half of what one contribution to every shard is: of two peers
+        each collects as much."""
+        return max(1, self.shards // 2)
+
     # -- the ladder: every wait of the protocol is one of these
 
     @property
@@ -68,6 +75,11 @@ class Rules:
     def answers_within(self) -> float:
         """A transfer that stands still, or an answer that stays out, for this long has failed."""
         return self.heartbeat_timeout
+
+    @property
+    def room_within(self) -> float:
+        """A contribution waits no longer for room that is made by none of the rounds under way."""
+        return self.heartbeat_timeout / 4
 
     @property
     def dials_within(self) -> float:

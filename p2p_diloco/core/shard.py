@@ -61,7 +61,7 @@ class ShardLog:
         self.history: dict[int, str] = {}
         self.buffered = 0  # submissions in the Delayed Nesterov buffer
         self.revision = FOUNDED
-        self.last: Commit | None = None  # the commit that made the version, as long as anybody may lack it
+        self.last: Commit | None = None  # the commit that made the version, while anybody may lack it (`let_go`)
         self.lacking: set[str] = set()  # who may
         # the round after it
         self.term, self.holder = 0, ""  # the highest claim known to aggregate it: of equal terms, the greater id
@@ -82,10 +82,16 @@ class ShardLog:
         self.mine: Contribution | None = None
         self.refusals = 0  # of it, since the trainer last merged
         self.behind: int | None = 0  # asynchronous: the last one's staleness as its answer told; None: it isn't counted
+        self.uncounted = ""  # why it isn't
         self.handed: str | None = None  # who has it
         self.sending_to: str | None = None
 
     # -- questions
+
+    @property
+    def collected(self) -> int:
+        """Payloads of others that wait here: for the round, or for a version that is not reached yet."""
+        return len(self.inbox) - (self.me in self.inbox) + len(self.early) + len(self.kept)
 
     @property
     def final(self) -> bool:
@@ -201,6 +207,12 @@ class ShardLog:
             self.lacking.discard(peer)
             if not self.lacking:
                 self.last = None
+
+    def let_go(self) -> None:
+        """Its memory is needed: whoever made the commit is there to send it. A peer that may be gone is not, and then
+        those that lack its commit have to ask."""
+        if self.last is not None and self.roster.sound(self.last.aggregator):
+            self.last, self.lacking = None, set()
 
     # -- contributions
 

@@ -14,6 +14,11 @@ from .rules import Rules
 from .shard import ShardLog
 from .version import ContributionId, Version, descends
 
+ENDED = "the run has ended"
+TOO_OLD = "it was further behind than max_staleness"
+LEFT = "the lineage that it was made on was left"
+"""Why a submission isn't counted."""
+
 
 def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
     """Whether nothing of it can be counted any more: it is, or a part of what rides in it."""
@@ -82,6 +87,7 @@ class SubmittingLog(ShardLog):
         if refused or self.final or counts or not self.descends_from(mine.base):
             self.refusals += refused
             self.behind = version.epoch - 1 - mine.base.epoch if counts else None
+            self.uncounted = "" if counts else ENDED if self.final else TOO_OLD if refused else LEFT
             self.mine, self.refused, self.over = None, None, True
 
     def descends_from(self, base: Version) -> bool:

@@ -306,7 +306,7 @@ class DirectChannel:
         if self._closing or len(way.carried) >= PER_PEER_MAX:
             pipe.abort()
             return
-        line = Line(FrameStream(pipe, peer, self.limits, self._traffic))
+        line = Line(FrameStream(pipe, peer, self.limits, self._traffic), "direct")
         self._lines.add(line)
         way.carried[line] = 0
         way.free.append(line)

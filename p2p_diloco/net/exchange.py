@@ -1,4 +1,4 @@
-"""Messages over streams: a link for the small ones, a stream of its own for each payload.
+"""Messages over streams: a link for the small ones, another stream for payloads, one after the other.
 
 Law: knows frames and pipes, not libp2p. Whoever opens a stream is the one that sends messages on it; answers
 go back on the same stream. What a remote does wrong is answered with a reason, counted, and ends that stream
@@ -12,7 +12,7 @@ import contextlib
 import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from p2p_diloco.net.interface import (
     check_announced,
     check_outgoing,
 )
+from p2p_diloco.net.kept import OnePerPeer
 from p2p_diloco.net.line import Line, Verdict
 from p2p_diloco.net.link import FrameStream, Link
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
@@ -42,6 +43,10 @@ one."""
 
 LINGER_S = 2.0
 """How long a sender may take to hang up once it has its answer. Closing at once could destroy the answer on its way."""
+
+KEPT_S = 60.0
+"""How long after it was opened a stream over libp2p takes further payloads; its receiver waits twice as long for each.
+By then there may be a better way than over a relay, and what leads to a peer that has gone quietly ends."""
 
 REFUSALS_EVERY_S = 60.0
 """How often a peer whose messages are refused is named in the log."""
@@ -67,9 +72,10 @@ class Exchange:
         self._dial = dial
         self.direct: DirectChannel | None = None
         """Where payloads go first, if there is one."""
-        self._links: dict[str, asyncio.Task[Link]] = {}
+        self._links, self._lines = OnePerPeer(self._open_link), OnePerPeer(self._open_line)
         self._incoming_links: dict[str, Pipe] = {}
-        self._pipes: set[Pipe] = set()
+        self._awaiting_payloads = 0
+        self._pipes = WeakSet[Pipe]()  # who uses one holds it
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending = asyncio.Semaphore(limits.streams_max)
         self._writing = WeakValueDictionary[str, asyncio.Lock]()
@@ -85,44 +91,37 @@ class Exchange:
         if self._closing:
             raise Unreachable("this peer is closing")
         if payload is None:
-            link = await self._link_to(peer)
+            link = await self._links.to(peer)
             await link.send(header)
         else:
             async with self._sending:
                 await self._send_payload(peer, header, payload.cast("B"))
 
-    async def _link_to(self, peer: str) -> Link:
-        """The link to a peer, opened on demand; those that ask meanwhile wait for the same one."""
-        opening = self._links.get(peer)
-        if opening is None:
-            opening = self._links[peer] = asyncio.create_task(self._open_link(peer))
-            opening.add_done_callback(lambda task: task.cancelled() or task.exception())
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            if opening.cancelled():
-                raise Unreachable("this peer is closing") from None
-            raise
-
     async def _open_link(self, peer: str) -> Link:
-        try:
-            stream, _ = await self._open(peer)
-        except BaseException:
-            del self._links[peer]
-            raise
+        stream, _ = await self._open(peer)
         link = Link(stream, self.limits)
-        self._start(self._keep_link(peer, stream.pipe, link))
+        self._start(self._keep_link(peer, link))
         return link
 
-    async def _keep_link(self, peer: str, pipe: Pipe, link: Link) -> None:
+    async def _keep_link(self, peer: str, link: Link) -> None:
         why = "this peer is closing"
         try:
             why = await link.read_answers()
         finally:
-            del self._links[peer]
-            self._pipes.discard(pipe)
+            self._links.drop(peer, link)
             link.fail(why)
             self._lost(peer)
+
+    async def _open_line(self, peer: str) -> Line:
+        stream, found_at = await self._open(peer)
+        line = Line(stream, "relayed" if leads_over_a_relay(found_at) else "libp2p")
+        asyncio.get_running_loop().call_later(KEPT_S, self._leave, peer, line)
+        return line
+
+    def _leave(self, peer: str, line: Line) -> None:
+        """Write no more on a stream over libp2p."""
+        self._lines.drop(peer, line)
+        line.retire()
 
     async def _send_payload(self, peer: str, header: bytes, payload: memoryview) -> None:
         """Over a direct connection if there is one, and over libp2p if there is none, or it breaks.
@@ -131,22 +130,30 @@ class Exchange:
         its way the next one keeps the link busy. Together they would end together, and all wait for answers at once.
         """
         turns = self._writing.setdefault(peer, asyncio.Lock())
-        if self.direct is not None and await self._sent_directly(self.direct, _Turn(turns), peer, header, payload):
-            return
-        stream, found_at = await self._open(peer)
-        self.traffic.went(peer, "relayed" if leads_over_a_relay(found_at) else "libp2p")
-        try:
-            async with _Turn(turns) as turn:  # before any deadline runs
-                verdict = await self._transfer(Line(stream), header, payload, turn.over)
-        finally:
-            self._pipes.discard(stream.pipe)
-            stream.pipe.abort()
-        match verdict:
-            case None:
-                self._lost(peer)
+        if self.direct is None or not await self._sent_directly(self.direct, _Turn(turns), peer, header, payload):
+            await self._send_over_libp2p(turns, peer, header, payload)
+
+    async def _send_over_libp2p(self, turns: asyncio.Lock, peer: str, header: bytes, payload: memoryview) -> None:
+        """On the stream that is kept. If that breaks after it has carried others, once more: it may have been broken
+        before, unseen.
+        """
+        once_more = True
+        while True:
+            line = await self._lines.to(peer)  # before any deadline runs
+            async with _Turn(turns) as turn:
+                fresh = line.fresh
+                if not fresh and not line.fit:
+                    self._leave(peer, line)
+                    continue
+                verdict = await self._transfer(line, header, payload, turn.over)
+            if verdict is not None:
+                break
+            self._lost(peer)
+            if fresh or self._closing or not once_more:
                 raise Unreachable(f"{peer}: the stream ended before the payload was accepted")
-            case Refused(reason):
-                raise Refusal(reason)
+            once_more = False
+        if isinstance(verdict, Refused):
+            raise Refusal(verdict.reason)
 
     async def _sent_directly(
         self, direct: DirectChannel, turn: _Turn, peer: str, header: bytes, payload: memoryview
@@ -156,7 +163,6 @@ class Exchange:
             line = await direct.take(peer)
             if line is None:
                 return False
-            self.traffic.went(peer, "direct")
 
             def over() -> None:
                 direct.give_back(peer, line, len(payload))
@@ -182,6 +188,7 @@ class Exchange:
     async def _transfer(self, line: Line, header: bytes, payload: memoryview, over: Callable[[], None]) -> Verdict:
         """As `Line.send`, counted and measured; `over` is called when the next one may be written."""
         peer, clock = line.stream.peer, asyncio.get_running_loop().time
+        self.traffic.went(peer, line.way)
         metered = _metered(self.traffic.bandwidth.up, peer, len(payload))
 
         def ended(written: asyncio.Future[None]) -> None:
@@ -210,43 +217,56 @@ class Exchange:
     # -- receiving
 
     async def serve(self, peer: str, pipe: Pipe) -> None:
-        """Take whatever a peer sends on a stream that it opened, until that ends."""
+        """Take whatever a peer sends on a stream over libp2p that it opened, until that ends."""
         read_s = self.limits.read_timeout_s
         async with self._served(peer, pipe) as stream:
             match await stream.read(idle_s=read_s, frame_s=read_s):
                 case Message(header):
                     await self._serve_link(stream, header)
-                case Bulk() as bulk:
-                    if (payload := await self._payload(stream, bulk)) is not None:
-                        if stream.decoder.midway:
-                            raise FrameError(f"more bytes came than the {bulk.payload_bytes} that were announced")
-                        await self._take(stream, bulk.header, payload)
-                        del payload  # the inbox's now
-                    await self._linger(stream)
-                case None:
-                    pass
                 case frame:
-                    raise FrameError(f"a stream can't begin with a {type(frame).__name__} frame")
+                    await self._serve_payloads(stream, frame, self._next_payload)
 
     async def serve_direct(self, peer: str, pipe: Pipe) -> None:
-        """Take payloads, one after the other, on a direct connection, until that ends. One comes while the inbox takes
-        the one before it; they are answered in their order.
-        """
-        before: asyncio.Task[None] | None = None
+        """Take payloads, one after the other, on a direct connection, until that ends."""
+
+        async def next_payload(stream: FrameStream) -> Frame | None:
+            return await stream.read(idle_s=None, frame_s=self.limits.read_timeout_s)
+
         async with self._served(peer, pipe) as stream:
-            try:
-                while (frame := await stream.read(idle_s=None, frame_s=self.limits.read_timeout_s)) is not None:
-                    if not isinstance(frame, Bulk):
-                        raise FrameError(f"a {type(frame).__name__} frame has no place on a direct connection")
-                    payload = await self._payload(stream, frame, before)
-                    if payload is not None:
-                        before = self._start(self._take(stream, frame.header, payload))
-                        del payload  # the inbox's now, however long it takes until the next one comes
-                    elif not await self._read_off(stream, frame.payload_bytes):
-                        return
-            finally:
-                if before is not None:
-                    await before
+            await self._serve_payloads(stream, await next_payload(stream), next_payload)
+
+    async def _serve_payloads(
+        self, stream: FrameStream, frame: Frame | None, following: Callable[[FrameStream], Awaitable[Frame | None]]
+    ) -> None:
+        """One comes while the inbox takes the one before it; they are answered in their order."""
+        before: asyncio.Task[None] | None = None
+        try:
+            while frame is not None:
+                if not isinstance(frame, Bulk):
+                    raise FrameError(f"a {type(frame).__name__} frame has no place before a payload")
+                payload = await self._payload(stream, frame, before)
+                if payload is not None:
+                    before = self._start(self._take(stream, frame.header, payload))
+                    del payload  # the inbox's now, however long it takes until the next one comes
+                elif not await self._read_off(stream, frame.payload_bytes):
+                    return
+                with contextlib.suppress(PipeBroken):  # that it has ended is read
+                    await stream.pipe.drain(self.limits.write_timeout_s)
+                frame = await following(stream)
+        finally:
+            if before is not None:
+                await before
+
+    async def _next_payload(self, stream: FrameStream) -> Frame | None:
+        """What follows a payload on a stream over libp2p; None also if more such are open than there may be."""
+        if self._awaiting_payloads >= self.limits.links_max:
+            await self._linger(stream)
+            return None
+        self._awaiting_payloads += 1
+        try:
+            return await stream.read(idle_s=2 * KEPT_S, frame_s=self.limits.read_timeout_s)
+        finally:
+            self._awaiting_payloads -= 1
 
     @contextlib.asynccontextmanager
     async def _served(self, peer: str, pipe: Pipe) -> AsyncIterator[FrameStream]:
@@ -264,7 +284,6 @@ class Exchange:
             self._lost(peer)
         finally:
             self._tasks.discard(task)
-            self._pipes.discard(pipe)
             pipe.close()
 
     async def _serve_link(self, stream: FrameStream, header: bytes) -> None:
@@ -443,8 +462,8 @@ class Exchange:
     async def close(self) -> None:
         """End every stream; what waits for an answer becomes `Unreachable`."""
         self._closing = True
-        for opening in self._links.values():
-            opening.cancel()
+        self._links.end()
+        self._lines.end()
         for pipe in list(self._pipes):
             pipe.abort()
         tasks = self._tasks - {asyncio.current_task()}

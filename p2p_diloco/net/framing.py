@@ -5,7 +5,7 @@ comes in.
 
     link     = MESSAGE* one way; ACCEPTED or REFUSED for each of them, in order, back
     payload  = BULK and then its raw bytes one way; PROGRESS*, then ACCEPTED or REFUSED back
-    direct   = payload*, each next one as soon as one is written; all that goes back is in the payloads' order
+    payloads = payload*, each next one as soon as one is written; all that goes back is in the payloads' order
     frame    = "p2d" version kind length body        3 + 1 + 1 + 4 bytes (big-endian), then `length` bytes
     body     = MESSAGE  the header
              | BULK     the payload's length (8 bytes), then the header
@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 MAGIC = b"p2d"
-VERSION = 1
+VERSION = 2
+"""2: payloads follow one another also on streams over libp2p."""
 REASON_BYTES_MAX = 1024
 PREFIX = struct.Struct(">3sBBI")
 _COUNT = struct.Struct(">Q")

@@ -46,8 +46,8 @@ class Limits:
     streams_max: int = 64
     """Payloads under way at once, in each direction. More wait their turn."""
     links_max: int = 1024
-    """Links that others may keep open to this peer. A newer link of the same peer takes the older one's
-    place."""
+    """Links that others may keep open to this peer; a newer link of the same peer takes the older one's place. As many
+    streams over libp2p may wait for further payloads."""
     rate_bytes_per_s_min: float = 64 * 1024.0
     """The slowest transfer that is still let through: one that trickles is cut off (see
     `transfer_timeout_s`)."""
@@ -186,8 +186,8 @@ class Transport(Protocol):
         """Hand a message to a peer; returns once its inbox has accepted.
 
         Without a payload, messages to one peer arrive in the order of the calls. One with a payload (of any
-        length, even 0) goes on a stream of its own, in no order with the others. The payload must not change
-        until this ends.
+        length, even 0) goes on another stream, in no order with the others. The payload must not change until
+        this ends.
 
         Raises:
             Refusal: the remote, or a limit on this side, said no.

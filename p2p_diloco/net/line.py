@@ -22,10 +22,12 @@ Verdict = Accepted | Refused | None
 
 
 class Line:
-    """The sender's end of a stream of payloads. One payload at a time is being written."""
+    """The sender's end of a stream of payloads. One payload at a time is being written. `way` is how they go: "direct",
+    over "libp2p" or "relayed".
+    """
 
-    def __init__(self, stream: FrameStream) -> None:
-        self.stream = stream
+    def __init__(self, stream: FrameStream, way: str) -> None:
+        self.stream, self.way = stream, way
         self._reading = asyncio.Lock()  # held in the order of writing
         self._may_take_s = deque[float]()  # of each payload that is not answered, also of those that nobody waits for
         self._answered = self._waiting = 0
@@ -38,6 +40,11 @@ class Line:
         if self._retired or self.ended:
             return False
         return bool(self._may_take_s) or (self.stream.pipe.quiet and not self.stream.decoder.midway)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the first payload may be written, whatever has come or become of it: that one finds out."""
+        return not (self._retired or self._answered or self._may_take_s)
 
     @property
     def ended(self) -> bool:

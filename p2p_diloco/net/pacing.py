@@ -29,7 +29,8 @@ ROOM, LOOK, LEAP = 1.03, 1.1, 1.3
 """How much more than the most that was read is shared out: as a rule, when looking whether the link carries more, and
 once it did."""
 LOOK_EVERY = 20
-"""It looks once in so many readings: where several hold themselves back, none of them would find out otherwise."""
+"""It looks once in so many readings: where several hold themselves back, none of them would find out otherwise. And as
+often as readings are forgotten: connections use a little less than they may, which must not be shared out in turn."""
 HIGHER = 1.02
 """A reading that is higher than the most before by so much is no chance."""
 GROWTH = 1.25
@@ -106,29 +107,40 @@ class Paced(Protocol):
         """Take no more than so many bytes a second; None: what it can."""
 
 
+@dataclass(slots=True)
+class _Writing:
+    """A connection on which something is written."""
+
+    connection: Paced
+    took: Took
+    """What had gone over it at the last tick."""
+    over: bool = False
+
+
 class Pacer:
     """Looks at connections while something is written on them."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._shares = Shares()
-        self._writing: dict[str, tuple[Paced, Took]] = {}  # with what had gone over it at the last tick
-        self._over: set[str] = set()
+        self._writing: dict[str, _Writing] = {}
         self._ticked_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, peer: str, connection: Paced) -> None:
         """Something is written to a peer from now on, until `over`."""
-        self._over.discard(peer)
-        if peer not in self._writing or self._writing[peer][0] is not connection:
-            self._writing[peer] = connection, connection.took()
+        one = self._writing.get(peer)
+        if one is None or one.connection is not connection:
+            one = self._writing[peer] = _Writing(connection, connection.took())
+        one.over = False
         if self._timer is None:
             self._ticked_at = self._loop.time()
             self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def over(self, peer: str) -> None:
         """For now, nothing is."""
-        self._over.add(peer)
+        if (one := self._writing.get(peer)) is not None:
+            one.over = True
 
     def end(self) -> None:
         """Look no more."""
@@ -136,16 +148,13 @@ class Pacer:
             self._timer.cancel()
 
     def _tick(self) -> None:
-        now = self._loop.time()
-        counts = {peer: connection.took() for peer, (connection, _) in self._writing.items()}
-        took = {
-            peer: Took(counts[peer].bytes - before.bytes, counts[peer].held_up_s - before.held_up_s)
-            for peer, (_, before) in self._writing.items()
-        }
-        rates = self._shares.tick(took, now - self._ticked_at)
-        for peer, (connection, _) in self._writing.items():
-            connection.pace(rates.get(peer))
-        self._writing = {p: (c, counts[p]) for p, (c, _) in self._writing.items() if p not in self._over}
-        self._over.clear()
+        now, went = self._loop.time(), dict[str, Took]()
+        for peer, one in self._writing.items():
+            before, one.took = one.took, one.connection.took()
+            went[peer] = Took(one.took.bytes - before.bytes, one.took.held_up_s - before.held_up_s)
+        rates = self._shares.tick(went, now - self._ticked_at)
+        for peer, one in self._writing.items():
+            one.connection.pace(rates.get(peer))
+        self._writing = {peer: one for peer, one in self._writing.items() if not one.over}
         self._ticked_at = now
         self._timer = self._loop.call_later(TICK_S, self._tick) if self._writing else None

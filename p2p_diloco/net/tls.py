@@ -40,7 +40,7 @@ UNSENT_BYTES = 256 * 1024
 """How much may wait in the system until the network takes it. The system would take megabytes: then the payloads that
 are written one after the other would share a slow link again, and the first be there as late as the last."""
 
-UNPACED, PACE_MAX = -1, 2**31 - 1
+_UNPACED, _PACE_MAX = -1, 2**31 - 1
 """How Linux is told of no pace; and the fastest one, bytes a second."""
 _SO_MAX_PACING_RATE = 47
 """Python has no name for it."""
@@ -200,7 +200,7 @@ class TlsTransport(asyncio.Transport):
         self._loop = asyncio.get_running_loop()
         self._sock = sock
         self._outgoing: deque[memoryview] = deque()
-        self._took, self._pace = Took(0, 0.0), UNPACED
+        self._took = Took(0, 0.0)
         self._reading = self._closing = self._closed = self._full = self._awaits_room = False
 
     # -- what a protocol asks for
@@ -251,9 +251,9 @@ class TlsTransport(asyncio.Transport):
     # -- as `pacing.Paced`, where the system is Linux
 
     def took(self) -> Took:
-        """By TCP's own accounts; nothing where it gives none."""
+        """By TCP's own accounts; where it gives none, or no more, what was known."""
         with contextlib.suppress(OSError):
-            if not self._closed and sys.platform == "linux":
+            if sys.platform == "linux":
                 counts = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
                 if len(counts) == _TCP_INFO.size:
                     acknowledged, busy_us, awaited_us = _TCP_INFO.unpack(counts)
@@ -262,10 +262,9 @@ class TlsTransport(asyncio.Transport):
 
     def pace(self, rate: float | None) -> None:
         """By TCP's own timers; as before where it can't be told."""
-        told = UNPACED if rate is None else max(1, min(round(rate), PACE_MAX))
-        if told != self._pace and not self._closed and sys.platform == "linux":
-            self._pace = told
-            with contextlib.suppress(OSError):
+        told = _UNPACED if rate is None else max(1, min(round(rate), _PACE_MAX))
+        with contextlib.suppress(OSError):
+            if sys.platform == "linux":
                 self._sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, told)
 
     # -- ending, when all was sent or at once

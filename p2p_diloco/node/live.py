@@ -190,7 +190,7 @@ class Participation:
         self.founding_of = revising.Founding.of(self.run.run_id, RunRecord.unpack(joined.record))
         founded = self.founding_of.founder, self.founding_of.time
         self.saving = Saving(self.run, setup.local, self.replica, work, self.node.post, founded)
-        self.node.settled = self.saving.settled
+        self.node.settled = self._save
         Describing(transport, inbox, self.run.token).serve(self.run.layout)
         inbox.on_nudge, inbox.on_closed, inbox.on_moving = self._nudged, self._closed, self._moving
         inbox.proven = partial(self.founding_of.proven, transport)
@@ -318,6 +318,11 @@ class Participation:
                 self.trainer.speeds[peer] = float(speed)
             case _:
                 self.trainer.speeds.pop(peer, None)
+
+    def _save(self) -> None:
+        """Save the outer state if it is time, and have the trainer save its own beside it."""
+        self.saving.settled()
+        self.shared.set_count(Count.SAVED, self.saving.epoch)
 
     def _closed(self, peer: str) -> None:
         self.reconnections += 1

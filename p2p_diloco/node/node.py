@@ -40,6 +40,7 @@ from p2p_diloco.core.replica import Replica
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.outbox import Made, Outbox, Outcome
+from p2p_diloco.node.room import Room
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.work import TensorWork
 
@@ -97,6 +98,7 @@ class Node:
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
         self._at_rest.set()
         self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that wait or are on their way
+        self._room = Room(replica, run.rules.room_within)
         self._ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._waking = False  # a Wakeup waits for its turn
@@ -120,7 +122,9 @@ class Node:
         await done
 
     async def receive(self, sender: str, message: Message) -> None:
-        """A message of another replica; returns once it is handled."""
+        """A message of another replica; returns once it is handled, and there was room for it."""
+        if isinstance(message, Contribution):
+            await self._room.wait(message.shard)
         await self.feed(Received(sender, message))
 
     async def consume(self) -> None:
@@ -158,6 +162,7 @@ class Node:
         for effect in effects:
             await self._carry_out(effect)
         self._at_rest.set()
+        self._room.look()
         self.settled()
         self._arm()
 

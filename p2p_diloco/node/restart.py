@@ -28,7 +28,8 @@ async def until_the_others_are_back(
     most. Where a living peer is training already, the run never stopped, and nobody is waited for.
 
     `training` tells whose records say so, and when these were written. What was found at first may be left from before
-    a power cut: a record counts once it has been written anew.
+    a power cut: a record counts once it has been written anew. `tell` is given the same words for as long as the same
+    is waited for.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + wait_s
@@ -37,9 +38,8 @@ async def until_the_others_are_back(
         renewed = {peer for peer, when in (await training()).items() if first.setdefault(peer, when) != when}
         if renewed & set(replica.roster.alive()):
             return
-        left_s = give_up_at - loop.time()
-        tell(f"waiting for {missing}; going on without in {left_s:.0f} s (restart_wait)")
-        await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, left_s)))
+        tell(f"waiting for {missing}, for restart_wait={wait_s:g} s at most")
+        await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, give_up_at - loop.time())))
     if missing and not replica.finished:
         log.warning("restart_wait=%g s have passed: going on without %s", wait_s, missing)
 

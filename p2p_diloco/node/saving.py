@@ -60,6 +60,8 @@ class Saving:
         self._founded = founded
         self._run, self._replica, self._work, self._post = run, replica, work, post
         self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
+        self.epoch = 0
+        """Of the newest checkpoint that is written or begun; 0: none."""
         self._counted_from: int | None = None
         self._saved: ModelVersion | None = None
         self._spoilt = False  # the last one was not saved, for it was damaged
@@ -74,8 +76,10 @@ class Saving:
             self._counted_from = epoch - epoch % self._every
         busy = self._writing is not None and not self._writing.done()
         ended = self._replica.finished and model != self._saved
+        if ended:
+            self.epoch = epoch  # if not now, then in `finish`
         if not busy and (ended or epoch >= self._counted_from + self._every):
-            self._counted_from, self._saved = epoch, model
+            self.epoch, self._counted_from, self._saved = epoch, epoch, model
             self._start(self._root, epoch)
 
     async def finish(self) -> None:

@@ -58,6 +58,8 @@ class Count(IntEnum):
     """Node: the commits, summed over fragments, up to which a peer asks all to exchange at once."""
     STANDS = 11
     """Trainer: 1 while training stands still until an exchange is over."""
+    SAVED = 12
+    """Node: the epoch of the newest checkpoint of the outer state that is written or begun; 0: none."""
     REVISION = 20
     """Node: the lowest revision over the shards; 0: as the run was founded."""
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.dylu import Pace
+from p2p_diloco.core.submitting import ENDED
 
 STALENESS_FROM = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """Where the bins of a staleness histogram begin, in epochs; the last one has no end."""
@@ -24,7 +25,9 @@ class Submissions:
         self.counted = 0
         """Those of which every shard was counted."""
         self.refused = 0
-        """Those of which some shard was not: too stale, or of a lineage that was left."""
+        """Those of which some shard was not: too stale, or of a lineage that was left. What came after the run's end is
+        neither.
+        """
         self.staleness = 0
         """Of the last one that was counted, its shards' greatest; in epochs."""
         self.histogram = [0] * len(STALENESS_FROM)
@@ -46,14 +49,15 @@ class Submissions:
         filled = [index for index, count in enumerate(self.histogram) if count]
         return self.histogram[: filled[-1] + 1] if filled else []
 
-    def ended(self, behind: Sequence[int | None]) -> str:
-        """A submission was answered for: the staleness of each of its shards, or None where it was not counted. One
-        sentence on it.
+    def ended(self, behind: Sequence[int | None], why: Sequence[str] = ()) -> str:
+        """A submission was answered for: the staleness of each of its shards, or None where it was not counted, and why
+        it wasn't. One sentence on it.
         """
         known = [epochs for epochs in behind if epochs is not None]
         if len(known) < len(behind):
-            self.refused += 1
-            return f"a submission was not counted in {len(behind) - len(known)} of its {len(behind)} shards"
+            self.refused += list(why) != [ENDED]
+            shards = f"{len(behind) - len(known)} of its {len(behind)} shards"
+            return f"a submission was not counted in {shards}: {', '.join(why)}"
         self.staleness = max(known, default=0)
         self.counted += 1
         self.histogram[bisect_right(STALENESS_FROM, self.staleness) - 1] += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ HEADER_EVERY_S = 0.25
 """How often the trainer's header is looked at."""
 
 TELL_EVERY_S = 1.0
-"""How often a waiting trainer is told what it waits for."""
+"""How often a trainer is told what it waits for, once it has waited for so long."""
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class TrainerSide:
         shards, replica, config = tuple(message["shards"]), self.node.replica, self.node.run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
         self._sent = shards
-        id, weighs = replica.next_contribution, message["weight"] > WEIGHT_MIN
+        id, weighs = replica.own.next_id, message["weight"] > WEIGHT_MIN
         payloads = []
         for shard in shards:
             with self.ledger.part(CODEC):
@@ -127,12 +128,12 @@ class TrainerSide:
         """As `node.Trainer.load`; until the trainer says that it has read, θ stays as it is."""
         self._not_reading.clear()
         for loaded in effect.shards:
-            self.node.work.merge(loaded.shard, loaded.carry, self.node.replica.counted(loaded.shard))
+            self.node.work.merge(loaded.shard, loaded.carry, self.node.replica.own.counted(loaded.shard))
         shards = [[loaded.shard, loaded.carry.value] for loaded in effect.shards]
         asynchronous: dict[str, int] = {}
         if self._asynchronous:
             replica = self.node.replica
-            asynchronous = {"trained": replica.merged_samples, "workers": replica.workers()}
+            asynchronous = {"trained": replica.own.merged_samples, "workers": replica.workers()}
         counts = {"commits": self.commits, **asynchronous}
         self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), **counts)
 
@@ -145,7 +146,7 @@ class TrainerSide:
     def _submitted(self) -> dict[str, int]:
         """A submission was answered for: note it, and look how many inner steps this peer makes until the next."""
         submissions, replica = self.submissions, self.node.replica
-        log.info("%s", submissions.ended(replica.behind(self._sent)))
+        log.info("%s", submissions.ended(replica.behind(self._sent), replica.uncounted(self._sent)))
         step_time_s = self._shared.level(Level.STEP_TIME_S)
         trains = [p for p, s in replica.roster.summaries().items() if s.role == "worker" and not s.idle]
         others = {p: self.speeds[p] for p in trains if p != replica.me and p in self.speeds}
@@ -175,7 +176,7 @@ class TrainerSide:
         """As `node.Trainer.changed`. In asynchronous mode others' commits are merged with the next answer alone."""
         self._publish()
         replica = self.node.replica
-        if self._asynchronous and not (replica.finished or replica.left_behind):
+        if self._asynchronous and not (replica.finished or replica.own.left_behind):
             return
         self._shared.set_count(Count.CHANGED, self._shared.count(Count.CHANGED) + 1)
 
@@ -205,12 +206,15 @@ class TrainerSide:
             await asyncio.sleep(HEADER_EVERY_S)
 
     async def tell_waiting(self) -> None:
-        """While the trainer waits, say what for."""
+        """While the trainer waits, say what for; of a wait as short as most are, nothing."""
         while True:
             await asyncio.sleep(TELL_EVERY_S)
-            if self.ready_at is None or self.stands:
+            if self.ready_at is None or self._stands_long():
                 text = self.node.named(self.held_for or self.node.replica.waiting())
                 self._channel.send("waiting", text=text)
+
+    def _stands_long(self) -> bool:
+        return self.stands and time.monotonic() - self._shared.level(Level.STANDS_SINCE) >= TELL_EVERY_S
 
     def _publish(self) -> None:
         replica = self.node.replica

@@ -116,6 +116,7 @@ class Hook:
         self._hidden = dict.fromkeys(OF_EXCHANGE, 0.0)
         self._round_began = self.ledger.stood
         self._diverged = False  # the last progress was given up, for it was not finite
+        self._ended = False  # the run has, and the model is the run's
         self._flight: Flight | None = None
         self._since = 0  # steps since the last sending
         self._seen = -1
@@ -182,16 +183,16 @@ class Hook:
         """Whether the run has ended for all, and the model has its last state: what is under way lands at the next
         step, and where others have ended it, their state is merged there.
         """
-        return self._over and self._flight is None and self._memory.count(Count.CHANGED) == self._seen
+        return self._ended and self._memory.count(Count.CHANGED) == self._seen
 
     @property
     def _over(self) -> bool:
         return bool(self._memory.count(Count.FINISHED))
 
     @property
-    def _local_share(self) -> float:
-        """Of the local values in a mix: none when the run is over, for no round is left to take them along."""
-        return 0.0 if self._over else self._config.local_share
+    def _ends(self) -> bool:
+        """Whether the run has ended, and what is local is still in the model."""
+        return self._over and not self._ended
 
     @property
     def dropped_samples(self) -> int:
@@ -223,7 +224,7 @@ class Hook:
             due = not self._land(self._flight) or due
         if due and not self._over:
             self.exchange(at_once=asked_for)
-        elif self._flight is None and self._memory.count(Count.CHANGED) != self._seen:
+        elif self._flight is None and (self._memory.count(Count.CHANGED) != self._seen or self._ends):
             self.merge()
         self._resumed_at = self._clock()
 
@@ -275,8 +276,9 @@ class Hook:
 
     def merge(self, *, afresh: bool = False, landing: Collection[int] = ()) -> list[int]:
         """Merge whatever has changed into the model; the shards that are due next, if any. `afresh`: load all of
-        the global parameters, and keep nothing of the local ones. `landing`: shards whose exchange is just over; what
-        is trained since they were sent is treated as `merge` says, if this peer's part of it was counted.
+        the global parameters, and keep nothing of the local ones; so it is when the run has ended, for no round is left
+        to take these along. `landing`: shards whose exchange is just over; what is trained since they were sent is
+        treated as `merge` says, if this peer's part of it was counted.
         """
         with self.ledger.part(parts.MERGE):
             return self._merge(afresh, landing)
@@ -289,20 +291,24 @@ class Hook:
         return ahead and not self._asynchronous
 
     def _merge(self, afresh: bool, landing: Collection[int]) -> list[int]:
-        self._seen = self._memory.count(Count.CHANGED)
+        self._seen, ends = self._memory.count(Count.CHANGED), self._over and self._flight is None
         load = self._node.ask("merge", "load")
         try:
             carries = {shard: Carry(carry) for shard, carry in load["shards"]}
             for shard, carry in carries.items():
                 self._tally.merged(shard, carry)
-            mixed = self._mixed(landing, carries)
-            if not self._local_share:  # nothing of the local values
-                carries |= dict.fromkeys(mixed, Carry.DROP)
-                mixed = []
-            carries = {shard: self._simplified(shard, carry) for shard, carry in carries.items()}
-            if afresh:
-                carries = dict.fromkeys(range(len(self._layout.shards)), Carry.DROP)
+            if afresh or ends:
+                carries, mixed = dict.fromkeys(range(len(self._layout.shards)), Carry.DROP), []
+            else:
+                mixed = self._mixed(landing, carries)
+                if not self._config.local_share:  # nothing of the local values
+                    carries |= dict.fromkeys(mixed, Carry.DROP)
+                    mixed = []
+                carries = {shard: self._simplified(shard, carry) for shard, carry in carries.items()}
             self._local.merge(carries, mixed)
+            if ends and not self._ended:
+                self._tally.give_up()
+                self._ended = True
         finally:
             self._node.tell("have read")
         self._commits = load["commits"]
@@ -390,7 +396,7 @@ class Hook:
             return []
         mixed = [shard for shard in landing if carries.get(shard) is Carry.SUBTRACT]
         for shard in mixed:
-            self._tally.overwritten(shard, 1 - self._local_share)
+            self._tally.overwritten(shard, 1 - self._config.local_share)
         return mixed
 
     def _simplified(self, shard: int, carry: Carry) -> Carry:

@@ -1,8 +1,8 @@
 """What a peer keeps on disk of its own: the inner optimizers, torch's random numbers, its counters.
 
-Law: beside the outer state's checkpoints (`<checkpoint_dir>/inner/checkpoint-<epoch>`), at the same epochs, by the
-thread that trains; of a group, each rank its part. It is this peer's alone, and a run goes on without it: what can't
-be saved or read is logged.
+Law: beside the outer state's checkpoints (`<checkpoint_dir>/inner/checkpoint-<epoch>`), at the step that comes after
+the node has begun one, by the thread that trains; of a group, each rank its part. It is this peer's alone, and a run
+goes on without it: what can't be saved or read is logged.
 """
 
 from __future__ import annotations
@@ -28,37 +28,27 @@ log = logging.getLogger("p2p_diloco")
 
 
 class InnerState:
-    """Saved every `every` epochs, counted as the node counts for the outer state. `version` tells the present one."""
+    """Saved once for each checkpoint of the outer state. `version` tells the present one."""
 
     def __init__(
         self,
         optimizers: Sequence[Optimizer],
         root: Path,
-        every: int,
         keep: int,
-        epoch: int,
         version: Callable[[], ModelVersion],
         rank: Rank = ALONE,
     ) -> None:
         self._optimizers, self._version = optimizers, version
-        self._root, self._every, self._keep = _folder(root, rank), every, keep
-        self._saved = epoch - epoch % every
+        self._root, self._keep = _folder(root, rank), keep
+        self._saved = 0
 
-    def merged(self, epoch: int, finished: bool, counters: Mapping[str, Any]) -> None:
-        """After an exchange: save if it is time."""
-        if (due := self.due(epoch, finished, counters)) is not None:
-            self.save(**due)
+    def is_due(self, epoch: int) -> bool:
+        """After a step: whether the outer state's newest checkpoint, of this epoch (0: there is none), is a new one."""
+        return epoch not in (0, self._saved)
 
-    def due(self, epoch: int, finished: bool, counters: Mapping[str, Any]) -> dict[str, Any] | None:
-        """After an exchange: what to save with, if it is time. Fewer epochs than before are another lineage's, and
-        counted from.
-        """
-        if epoch < self._saved:
-            self._saved = epoch - epoch % self._every
-        if epoch < self._saved + self._every and not (finished and epoch > self._saved):
-            return None
-        self._saved = epoch
-        version = self._version()
+    def aged(self, epoch: int, counters: Mapping[str, Any]) -> dict[str, Any]:
+        """What to save with, beside the checkpoint of this epoch."""
+        self._saved, version = epoch, self._version()
         ages = {"epoch": epoch, "generation": version.generation, "samples": version.samples}
         return {**ages, "counters": dict(counters)}
 
@@ -73,9 +63,9 @@ class InnerState:
 
 
 def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) -> Mapping[str, Any]:
-    """Load what was saved beside an outer checkpoint, if it is there and fits; the counters."""
-    path = _folder(outer.parent, rank) / outer.name
+    """Load what was saved beside an outer checkpoint, or last before it, if it is there and fits; the counters."""
     try:
+        path = _beside(outer, _folder(outer.parent, rank))
         tensors, manifest = checkpoint.load(path)
         state = checkpoint.unpack(tensors.get("inner", {}), manifest["structure"])
         match state:
@@ -104,6 +94,20 @@ def _state(optimizers: Sequence[Optimizer], counters: Mapping[str, Any]) -> dict
         "cuda": torch.cuda.get_rng_state_all() if _devices() else [],
         "counters": dict(counters),
     }
+
+
+def _beside(outer: Path, root: Path) -> Path:
+    """The folder of an outer checkpoint's name, or else of the last one before: commits that others make may bring on a
+    checkpoint while this peer is busy with a step, and it may be killed then.
+    """
+    beside, number = root / outer.name, checkpoint.epoch_of(outer)
+    if beside.is_dir():
+        return beside
+    for path in checkpoint.whole(root):  # newest first
+        if (epoch := checkpoint.epoch_of(path)) < number:
+            log.info("the inner optimizer is as it was at epoch %d: nothing was saved beside %s", epoch, outer)
+            return path
+    raise CheckpointError("has nothing of the inner optimizer beside it", key="checkpoint", value=outer)
 
 
 def _folder(root: Path, rank: Rank) -> Path:

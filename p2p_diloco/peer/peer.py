@@ -112,7 +112,6 @@ class Peer:
         self._ranks: Ranks | None = None
         self._leader: Leader | None = None
         self._hook: Stepping | None = None
-        self._exchanges = 0
         self._inner: InnerState | None = None
         self._handle: Any = None
         self._config: RunConfig | None = None
@@ -244,11 +243,11 @@ class Peer:
         """From now on the optimizer's steps are this peer's. Where its state is kept, if it is."""
         if checkpoint is not None:
             self._before = restore(self._optimizers, Path(checkpoint), self._rank)
-        folder, every, keep = (getattr(self._local_config, key) for key in ("checkpoint_dir", "save_every", "keep"))
+        folder, keep = self._local_config.checkpoint_dir, self._local_config.keep
         self._handle = self._optimizers[-1].register_step_post_hook(self._stepped)
         if folder is None:
             return None
-        return InnerState(self._optimizers, folder, every, keep, self.epoch, self._version, self._rank)
+        return InnerState(self._optimizers, folder, keep, self._version, self._rank)
 
     def _awaited(self, node: NodeProcess, kind: str, within_s: float) -> Message:
         message = node.line.wait_for(kind, timeout_s=within_s)
@@ -263,20 +262,16 @@ class Peer:
                 self._keep_inner()
 
     def _keep_inner(self) -> None:
-        """After a step: where an exchange was made and it is time, save this peer's own state, that of all ranks."""
-        standing = self._hooked.standing
-        if self._inner is None or standing.sync_count == self._exchanges:
+        """After a step: where the node has begun a checkpoint, save beside it what is this peer's own, of all ranks."""
+        inner, epoch = self._inner, self._shared.count(Count.SAVED)
+        if inner is None or not inner.is_due(epoch):
             return
-        self._exchanges = standing.sync_count
         with self._hooked.beside():
-            due = self._inner.due(standing.epoch, standing.finished, self.state_dict())
-            if due is None:
-                return
+            aged = inner.aged(epoch, self.state_dict())
             if self._ranks is None:
-                self._inner.save(**due)
+                inner.save(**aged)
             else:
-                inner = self._inner
-                self._ranks.together("save", lambda: inner.save(**due), **due)
+                self._ranks.together("save", lambda: inner.save(**aged), **aged)
 
     def _keep_told(self, told: Message) -> None:
         """Save this rank's part."""

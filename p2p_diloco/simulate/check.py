@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from random import Random
 
+from .invariants import account, ended_damaged, intact, lineage, relied_upon, revised
 from .model import require
 from .world import Settings, World
 
@@ -158,26 +159,26 @@ def _torn(rng: Random) -> Settings:
 
 def check(world: World) -> Outcome:
     """One world from birth to peace. Raises Violation."""
-    world.chaos(CHAOS_S)
+    world.faults.chaos(CHAOS_S)
     world.ask(CHAOS_S)
     world.run(CHAOS_S)
-    world.heal()
+    world.faults.heal()
     asked = world.highest()
     slow = LAGS * world.settings.state_lag
     world.run(world.now + HEAL_S + 2 * slow)  # as long for what recovers as for what it must show then
     steps: Counter[str] = Counter()
-    if not world.ended_damaged():
+    if not ended_damaged(world):
         for name, process in world.alive.items():
             newest = max((when for when, who, *_ in world.commits if who == name), default=0.0)
             moving = process.replica.finished or newest > world.now - RESUMED_S - slow
             require(moving, "d", f"{name} has no commit in the last {RESUMED_S + slow:g} s of healing")
         world.training = False
         world.run(world.now + SETTLE_S + slow)
-        require(len(world.lineage()) == 1, "d", f"more than one lineage after healing: {world.lineage()}")
-        world.intact()
-        world.revised(asked)
+        require(len(lineage(world)) == 1, "d", f"more than one lineage after healing: {lineage(world)}")
+        intact(world)
+        revised(world, asked)
         if world.settings.deaths_at_once is not None:
-            world.relied_upon()
-        steps = world.account()
+            relied_upon(world)
+        steps = account(world)
         world.witness.ended(steps, world.happened)
     return Outcome(world.seed, min(p.replica.epoch for p in world.alive.values()), world.count, steps, world.happened)

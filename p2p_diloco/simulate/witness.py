@@ -31,7 +31,7 @@ class Witness:
 
     def stepped(self, process: Process) -> None:
         """A trainer has made the next inner step."""
-        self.begun.append([carried.base for carried in process.replica.carried])
+        self.begun.append([carried.base for carried in process.replica.own.carried])
 
     def merges(self, process: Process, loaded: Loaded) -> None:
         """A trainer goes on from a newer state. The steps that it made while its exchange was under way stand on the

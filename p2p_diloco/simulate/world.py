@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
 
 from p2p_diloco.core.events import (
     Accept,
@@ -22,7 +20,6 @@ from p2p_diloco.core.events import (
     Contribute,
     Damaged,
     Delivered,
-    Depart,
     Discovered,
     Effect,
     Event,
@@ -49,12 +46,12 @@ from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import SALT_BITS, ModelVersion, Version, incarnation
 
-from .model import Store, Tensors, Trainer, Violation, require
+from .faults import Faults
+from .invariants import advanced, after_event
+from .model import Store, Tensors, Trainer, require
 from .tell import tell
 from .witness import Witness
 
-FREEZE_S = (0.5, 8.0)
-"""How long a frozen process stands still."""
 RECORDED_S = 20.0
 """How long the record of a revision lives, unless somebody keeps it."""
 
@@ -159,13 +156,12 @@ class World:
         self.disks: dict[str, tuple[tuple[State, ...], tuple[Tensors, ...]]] = {}
         self.cut: set[frozenset[str]] = set()
         self.mute: set[tuple[str, str]] = set()  # (from, to) of links that carry nothing that way
-        # until when what a death has left is being repaired; at first nobody but the founder holds anything
-        self.weakened = [self.repair] * (settings.deaths_at_once or 0)
         self.bits, self.flips = 0, 0
         self.happened: Counter[str] = Counter()  # faults, messages and their fates, commits
         self.trainers: list[tuple[str, Trainer]] = []
         self.answered = [0] * self.rules.shards  # the steps that a trainer was told are counted
         self.drop, self.duplicate = settings.drop, settings.duplicate
+        self.faults = Faults(self)
         self.training = True
         self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
         self.recorded, self.recorded_until = FOUNDED, 0.0  # the revision that the DHT holds
@@ -278,6 +274,10 @@ class World:
         self.feed_alive(process, Measured(slowest * (fastest / slowest) ** self.links.random()))
         self.at(self.links.uniform(*self.settings.measured_every), lambda: self._measure(process))
 
+    def holders(self) -> list[str]:
+        """Who holds the state."""
+        return sorted(n for n, p in self.alive.items() if p.replica.has_state)
+
     # -- network
 
     def connected(self, a: str, b: str) -> bool:
@@ -289,7 +289,7 @@ class World:
     def send(self, sender: Process, to: str, message: Message) -> None:
         if isinstance(message, State):
             tensors = sender.store.present[message.shard]
-            if self._damaged(sender, message.shard):
+            if self.damaged(sender, message.shard):
                 self.later(sender, 0.01, Damaged(message.shard, message.version))
                 self.later(sender, 0.01, SendFailed(to, message, gone=False))
                 return
@@ -345,7 +345,7 @@ class World:
             if self.lines is not None:
                 self.say(process.name, f"    {tell(effect)}")
             self._carry_out(process, effect)
-        self._check(process, ticked=isinstance(event, Wakeup))
+        after_event(self, process, ticked=isinstance(event, Wakeup))
         wakeup = process.replica.next_wakeup() - process.skew
         if wakeup < process.woken_for - 1e-9 or process.woken_for <= self.now:
             process.woken_for = wakeup
@@ -361,7 +361,7 @@ class World:
         match effect:
             case Send(to, message):
                 self.send(process, to, message)
-            case Average(shard, base, _, _, held) if held is not None and self._damaged(process, shard):
+            case Average(shard, base, _, _, held) if held is not None and self.damaged(process, shard):
                 self.later(process, rng.uniform(0, work), Damaged(shard, base))
             case Average(shard, base, contributions, meta):
                 digest, mean = store.average(shard, contributions, meta, effect.revision)
@@ -384,7 +384,7 @@ class World:
                     version = process.replica.logs[shard].version
                     assert version is not None
                     self.witness.accepts(shard, version)
-                    self._advanced(process, shard, version)
+                    advanced(self, process, shard, version)
                     self.commits.append((self.now, process.name, shard, version.epoch))
                     self.happened["moved"] += 1
             case Load():
@@ -463,209 +463,11 @@ class World:
         if self.alive.get(process.name) is process:
             self.feed(process, event)
 
-    # -- checking and telling
-
-    def _check(self, process: Process, ticked: bool) -> None:
-        model = process.replica.roster.mine.model
-        if model < process.best:
-            raise Violation(f"(b) {process.name} went back from {process.best} to {model}")
-        process.best = model
-        known = process.replica.roster.mine.revision
-        require(known >= process.known, "h", f"{process.name} forgot {process.known}, and knows {known}")
-        process.known = known
-        for log in process.replica.logs if ticked and not process.replica.departed else ():
-            if self.rules.asynchronous:
-                now = process.clock(self.now)
-                require(not log.close(now), "e", f"{process.name} could commit to shard {log.shard} and waits")
-                continue
-            if (
-                log.version is None
-                or log.final
-                or log.working
-                or log.frozen
-                or log.damaged is not None
-                or not log.aggregating
-            ):
-                continue
-            stuck = len(log.inbox) >= log.needed and not log.waited_for()
-            require(not stuck, "e", f"{process.name} has all it needs for shard {log.shard} and waits")
-        if ticked:
-            self._blame(process)
-
-    def _advanced(self, process: Process, shard: int, version: Version) -> None:
-        """(h): along a lineage the revision never falls, and who has a shard at one knows of it."""
-        log = process.replica.logs[shard]
-        before = process.reached.get(shard)
-        if before is not None and log.history.get(before[0].epoch) == before[0].digest:
-            fell = log.revision < before[1]
-            require(not fell, "h", f"{process.name}: shard {shard} went back from {before[1]} to {log.revision}")
-        process.reached[shard] = version, log.revision
-
-    def _blame(self, process: Process) -> None:
-        """(e): nobody waits for a peer that has long been dead, cut off, or without a running trainer."""
-        in_turn = self.rules.asynchronous
-        aggregated = [log for log in process.replica.logs if (log.inbox or in_turn) and log.aggregating]
-        waited_for = {peer for log in aggregated for peer in log.waited_for()}
-        frozen = self.now < process.frozen_until + 1.0
-        gone = [p for p in sorted(waited_for) if not frozen and not self._at_work(p, process.name)]
-        process.waiting_for = {p: process.waiting_for.get(p, self.now) for p in gone}
-        for peer, since in process.waiting_for.items():
-            blamed = self.now - since >= self.settings.blame_after
-            require(not blamed, "e", f"{process.name} has waited for {peer} for {self.now - since:.1f} s")
-
-    def _at_work(self, peer: str, seen_by: str) -> bool:
-        process = self.alive.get(peer)
-        if process is None or not self.carries(peer, seen_by):
-            return False
-        return self.rules.asynchronous or process.stalled_until <= self.now  # whose trainer is stuck may hold a commit
-
     def say(self, who: str, what: str) -> None:
         if self.lines is not None:
             self.lines.append(f"{self.now:9.3f} {who} {what}")
 
-    # -- disks and faults
-
-    def save(self, name: str) -> None:
-        process = self.alive[name]
-        if process.replica.has_state:
-            states = tuple(process.replica.state(s) for s in range(self.rules.shards))
-            self.disks[name] = (states, tuple(process.store.present))
-
-    def holders(self) -> list[str]:
-        return sorted(n for n, p in self.alive.items() if p.replica.has_state)
-
-    def chaos(self, until: float) -> None:
-        """Draw faults now and then until then."""
-        delay = self.rng.uniform(*self.settings.fault_every)
-        if self.now + delay < until:
-            self.at(delay, lambda: self._chaos(until))
-
-    def _chaos(self, until: float) -> None:
-        self.fault()
-        self.chaos(until)
-
-    @property
-    def repair(self) -> float:
-        """What it takes until a death is noticed, and others hold what was held."""
-        return 2 * self.rules.heartbeat_timeout + 4 + 3 * self.settings.state_lag
-
-    def _spared(self, kind: str) -> bool:
-        """Whether as many have died of late as may. Who starts again holds little; who freezes is as good as dead, and
-        so is whose memory is damaged, until that is mended."""
-        most = self.settings.deaths_at_once
-        if most is None or kind not in ("crash", "flip", "freeze", "leave", "restart"):
-            return False
-        self.weakened = [until for until in self.weakened if until > self.now]
-        able = [p for p in self.alive.values() if p.replica.has_state]
-        damaged = sum(any(self._damaged(p, s) for s in range(self.rules.shards)) for p in able)
-        if len(self.weakened) + damaged >= most and kind != "restart":
-            return True
-        if kind != "flip":  # which is found to be damaged
-            self.weakened.append(self.now + self.repair + (FREEZE_S[1] if kind == "freeze" else 0.0))
-        return False
-
-    def fault(self) -> None:
-        kind = self.rng.choice(self.settings.faults)
-        if self._spared(kind):
-            return
-        self.happened[kind] += 1
-        holders, dead = self.holders(), sorted(set(self.names) - set(self.alive))
-        someone = self.rng.choice(sorted(self.alive)) if self.alive else ""
-        match kind:
-            case "crash" if len(holders) > 1 or (someone and someone not in holders):
-                if self.rng.random() < 0.5:
-                    self.save(someone)
-                self.crash(someone)
-            case "restart" if dead:
-                self.start(self.rng.choice(dead), from_disk=self.rng.random() < 0.5)
-            case "cut" if len(self.names) > 1:
-                side = set(self.rng.sample(self.names, self.rng.randint(1, len(self.names) - 1)))
-                self.cut = {frozenset((a, b)) for a in side for b in self.names if b not in side}
-                self.say("net", f"cut off {sorted(side)}")
-            case "part" if len(self.names) > 1:
-                pairs = [frozenset(pair) for pair in itertools.combinations(self.names, 2)]
-                self.cut = {pair for pair in pairs if self.rng.random() < 0.4}
-                self.say("net", f"cut {sorted(map(sorted, self.cut))}")
-            case "mute" if len(self.names) > 1:
-                self.mute.add(tuple(self.rng.sample(self.names, 2)))  # type: ignore[arg-type]
-                self.say("net", f"mute {sorted(self.mute)}")
-            case "heal":
-                self.cut, self.mute = set(), set()
-                self.say("net", "healed")
-            case "freeze" if someone:
-                self.alive[someone].frozen_until = self.now + self.rng.uniform(*FREEZE_S)
-                self.say(someone, "freezes")
-            case "leave" if len(holders) > 1 and someone:
-                self.say(someone, "leaves")
-                leaving = self.alive[someone]
-                self.feed(leaving, Depart())
-                self.at(self.rng.uniform(0.1, 1.0), lambda: self._gone(leaving))
-            case "flip" if someone and self.alive[someone].replica.has_state:
-                self.flips += 1
-                shard = self.rng.randrange(self.rules.shards)
-                store = self.alive[someone].store
-                store.present[shard] = replace(store.present[shard], chain=self.rng.randbytes(8))
-                self.say(someone, f"has a bit flipped in shard {shard}")
-            case "stall" if someone:
-                self.alive[someone].stalled_until = self.now + self.rng.uniform(0.5, 15)
-                self.say(someone, "stalls: its trainer stops, its node lives")
-
-    def _gone(self, process: Process) -> None:
-        if self.alive.get(process.name) is process:
-            self.crash(process.name)
-
-    def heal(self) -> None:
-        """All faults end; everybody is there again, or everybody who was not dead."""
-        self.cut, self.mute, self.drop, self.duplicate = set(), set(), 0.0, 0.0
-        for name in self.names if self.settings.dead_return else ():
-            if name in self.alive and self.alive[name].replica.departed:
-                self.crash(name)
-            if name not in self.alive:
-                self.start(name)
-        for process in self.alive.values():
-            process.frozen_until = process.stalled_until = 0.0
-
-    def lineage(self) -> set[tuple[Any, ...]]:
-        """What the living hold; asynchronous: what those hold that don't stand on an ancestor of it."""
-        if not self.rules.asynchronous:
-            return {p.replica.versions for p in self.alive.values()}
-        newest = [self.newest(shard).replica.logs[shard] for shard in range(self.rules.shards)]
-        found: set[tuple[Any, ...]] = {tuple(log.version for log in newest)}
-        for process in self.alive.values():
-            mine = process.replica.versions
-            related = (v is not None and log.relation(v) for log, v in zip(newest, mine, strict=True))
-            if not all(relation in ("equal", "ancestor") for relation in related):
-                found.add(mine)
-        return found
-
-    def newest(self, shard: int) -> Process:
-        """Who has the greatest version of a shard."""
-
-        def version(process: Process) -> Version:
-            return process.replica.versions[shard] or Version(-1, 0, 0, "")
-
-        return max(self.alive.values(), key=version)
-
-    def relied_upon(self) -> None:
-        """(g): what a trainer was told is counted is there in the end, if no more holders died than may."""
-        for shard, steps in enumerate(self.answered):
-            lost = steps & ~self.newest(shard).store.present[shard].steps
-            require(not lost, "g", f"steps {bin(lost)} of shard {shard} were answered for, and are lost")
-
-    def intact(self) -> None:
-        """Whatever was changed in memory has been mended, wherever commits still came after it."""
-        for name, process in self.alive.items():
-            for shard in range(self.rules.shards) if not process.replica.finished else ():
-                require(not self._damaged(process, shard), "a", f"{name}: shard {shard} is not what its version says")
-
-    def ended_damaged(self) -> bool:
-        """The run has ended for all that hold its greatest state, and they were changed in memory since: no commit
-        comes to mend it, and nobody else can have it."""
-        greatest = max((p.replica.roster.mine.model for p in self.alive.values()), default=ModelVersion())
-        holders = [p for p in self.alive.values() if p.replica.roster.mine.model == greatest and p.replica.finished]
-        return bool(holders) and all(any(self._damaged(p, s) for s in range(self.rules.shards)) for p in holders)
-
-    def _damaged(self, process: Process, shard: int) -> bool:
+    def damaged(self, process: Process, shard: int) -> bool:
         state = process.replica.state(shard)
         damaged = process.store.present[shard].digest(meta_of(state)) != state.version.digest
         require(not damaged or self.flips > 0, "a", f"{process.name}: shard {shard} is not what its version says")
@@ -673,46 +475,4 @@ class World:
 
     def _excused(self, process: Process, commit: Commit) -> bool:
         """A commit may lead elsewhere on damaged tensors; and so may one of no contributions, made from such."""
-        return self._damaged(process, commit.shard) or not commit.contributions
-
-    def revised(self, asked: Revision) -> None:
-        """(h): all know of the highest revision, which is ``asked`` at least, and every log that goes on is at it."""
-        highest = self.highest()
-        require(highest >= asked, "h", f"{asked} was known, and now {highest} is the highest")
-        for name, process in self.alive.items():
-            known = process.replica.roster.mine.revision
-            require(known == highest, "h", f"{name} knows of {known}, others of {highest}")
-        for shard in range(self.rules.shards):
-            log = self.newest(shard).replica.logs[shard]
-            require(log.final or log.revision == highest, "h", f"shard {shard} is at {log.revision}, not at {highest}")
-
-    def account(self) -> Counter[str]:
-        """(f): every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule.
-
-        How many became what, summed over all shards.
-        """
-        for process in self.alive.values():
-            process.blocked = process.blocked and not process.released
-            if not process.blocked:
-                self.feed(process, Merge())
-        blocked = {id(p.trainer) for p in self.alive.values() if p.blocked}
-        living = {id(p.trainer) for p in self.alive.values()}
-        newest = [self.newest(shard).store.present[shard].steps for shard in range(self.rules.shards)]
-        steps: Counter[str] = Counter()
-        for name, trainer in self.trainers:
-            for shard in range(self.rules.shards):
-                counted = newest[shard]
-                pending = trainer.pending(shard)
-                if id(trainer) in blocked:
-                    pending &= ~(trainer.delta[shard] & counted)
-                if id(trainer) in living:
-                    require(not pending & counted, "c", f"{name}: steps both counted and pending in shard {shard}")
-                    missing = trainer.taken & ~counted & ~pending & ~trainer.dropped[shard]
-                    require(not missing, "f", f"{name}: steps {bin(missing)} of shard {shard} are unaccounted for")
-                    steps["pending"] += (pending & ~counted).bit_count()
-                    steps["dropped"] += (trainer.dropped[shard] & ~counted & ~pending).bit_count()
-                else:
-                    steps["died"] += (trainer.taken & ~counted).bit_count()
-                steps["taken"] += trainer.taken.bit_count()
-                steps["counted"] += (trainer.taken & counted).bit_count()
-        return steps
+        return self.damaged(process, commit.shard) or not commit.contributions

@@ -132,6 +132,12 @@ def whole(root: Path) -> Iterator[Path]:
             yield folder
 
 
+def epoch_of(path: Path) -> int:
+    """The epoch that a checkpoint's folder is named after; -1: it is named otherwise."""
+    found = _FOLDER.fullmatch(path.name)
+    return -1 if found is None else int(found[1])
+
+
 def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, object]]:
     """A whole checkpoint's tensors, by file stem and name, and its manifest; else `CheckpointError`."""
     path = Path(path)

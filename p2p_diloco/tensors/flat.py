@@ -20,8 +20,9 @@ from torch import Tensor
 Array: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
 """Flat fp32 in host memory."""
 
-BLOCK = 1 << 16
-"""Elements that are worked on at a time: some blocks of fp32 stay in a core's cache."""
+BLOCK = 1 << 17
+"""Elements that are worked on at a time: some blocks of fp32 stay in a processor's last cache. With half as many the
+calls cost a tenth more time, with eight times as many memory costs half as much again."""
 UNDIVIDED = 1 << 15
 """The same where torch may have threads, among which it doesn't divide so few: their waiting for one another costs
 many times the work where a trainer keeps every core busy."""

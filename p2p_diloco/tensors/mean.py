@@ -5,10 +5,13 @@ of threads, nor on the machine. The order of operations below is the reference; 
 itself.
 
     for peers in the order of their ids, as strings compare:
-        acc ← x₀ · w₀                  the first
-        acc ← acc + (xᵢ · wᵢ)          each other: a product, then a sum, never fused
-        total ← total + wᵢ             in fp32, the same order
+        rᵢ ← wᵢ / w₀                   each weight beside the first
+        acc ← x₀                       the first
+        acc ← acc + (xᵢ · rᵢ)          each other: a product, then a sum, never fused
+        total ← total + rᵢ             in fp32, the same order
     mean ← acc / total
+
+Weights that are equal, as they are as a rule, so multiply by 1: that is left out.
 """
 
 from __future__ import annotations
@@ -45,29 +48,30 @@ def weighted_mean(
     if not ordered or len({peer for peer, _, _ in ordered}) != len(ordered):
         raise ValueError("a mean needs one contribution or more, and one of each peer")
     parts = [codecs.decode_blocks(buffer, codec, numel) for _, _, buffer in ordered]
-    weights = [_fp32(weight) for _, weight, _ in ordered]
+    ratios = _beside_the_first([weight for _, weight, _ in ordered])
     total = np.float32(0.0)
-    for weight in weights:
-        total = np.float32(total + np.float32(weight))
+    for ratio in ratios:
+        total = np.float32(total + ratio)
     if not math.isfinite(total):
         raise ValueError("the sum of the weights is not finite")
     mean = torch.empty(numel, dtype=dtype)
     sums, products = torch.empty(2, min(numel, flats.BLOCK))
     for part, *values in zip(torch.split(mean, flats.BLOCK), *parts, strict=True):
         acc, product = sums.numpy()[: len(part)], products.numpy()[: len(part)]
-        np.multiply(values[0].numpy(), weights[0], out=acc)
-        for value, weight in zip(values[1:], weights[1:], strict=True):
-            np.multiply(value.numpy(), weight, out=product)
-            np.add(acc, product, out=acc)
-        np.divide(acc, total, out=acc)
+        summed = values[0].numpy()
+        for value, ratio in zip(values[1:], ratios[1:], strict=True):
+            term = value.numpy() if ratio == 1 else np.multiply(value.numpy(), ratio, out=product)
+            summed = np.add(summed, term, out=acc)
+        np.divide(summed, total, out=acc)
         part.copy_(sums[: len(part)])
     return mean
 
 
 @unheeded
-def _fp32(weight: float) -> float:
-    """The weight as fp32 rounds it."""
-    rounded = float(np.float32(weight))
-    if not (math.isfinite(rounded) and rounded > 0):
-        raise ValueError(f"a weight must be positive and finite, found {weight}")
-    return rounded
+def _beside_the_first(weights: Sequence[float]) -> list[np.float32]:
+    """Each weight, as fp32 rounds it, divided by the first."""
+    rounded = [np.float32(weight) for weight in weights]
+    for weight, value in zip(weights, rounded, strict=True):
+        if not (math.isfinite(value) and value > 0):
+            raise ValueError(f"a weight must be positive and finite, found {weight}")
+    return [value / rounded[0] for value in rounded]

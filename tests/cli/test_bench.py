@@ -160,6 +160,12 @@ def test_no_links_without_the_right_to_make_them(monkeypatch: pytest.MonkeyPatch
         command.measured(Plan.of(2, "1k", "bf16", 1, 1, "100mbit", ""))
 
 
+def test_what_finds_the_speed_is_told_where_most_systems_use_another() -> None:
+    """Figures of one are not another's."""
+    assert command.unlike_most("bbr").startswith("the machines use TCP's bbr, as this one does: cubic")
+    assert "TCP's unknown congestion control" in command.unlike_most("")
+
+
 def test_memory_that_is_not_there_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Said before anything is started; less beside takes less."""
     monkeypatch.setattr(command.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**10))
@@ -394,6 +400,7 @@ def test_two_real_peers_are_measured(tmp_path: Path) -> None:
     assert process.returncode == 0, log
     result = json.loads(told)
     assert (result["schema_version"], result["peers"], result["parameters"], result["rounds"]) == (1, 2, 100_000, 3)
+    assert result["machine"]["congestion"] is None
     ours, fp32, bf16 = result["results"]
     assert [one["name"] for one in (ours, fp32, bf16)] == ["p2p_diloco bf16", "gloo fp32", "gloo bf16"]
     assert [one["sent_bytes_per_peer"] for one in (ours, fp32, bf16)] == [200_000, 400_000, 200_000]
@@ -425,7 +432,12 @@ def test_a_link_is_as_slow_as_was_asked_for(tmp_path: Path) -> None:
     if process.returncode == 2 and "can't be made here" in log:
         pytest.skip(log.strip().splitlines()[-1])
     assert process.returncode == 0, log
-    for one in json.loads(told)["results"]:
+    result = json.loads(told)
+    allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    usual = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    assert result["machine"]["congestion"] == ("cubic" if "cubic" in allowed else usual)
+    assert ("not allowed there" in log) == (result["machine"]["congestion"] != "cubic")
+    for one in result["results"]:
         at_once = 4 * 128 * 1024
         assert one["best_s"] >= (one["sent_bytes_per_peer"] - at_once) * 8 / 50e6, one
     assert left(str(tmp_path)) == []

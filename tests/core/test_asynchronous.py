@@ -330,7 +330,7 @@ def refused(one: Any, sequence: int, epoch: int) -> list[Effect]:
     held = one.version(epoch)
     one.hear("c", one.state(0, epoch, plan=Plan(tuple("abc"), tuple("cb"))))
     effects = one.feed(Filled(0, held, held.digest))
-    id = ContributionId(one.replica.incarnation, sequence)
+    id = ContributionId(one.replica.own.incarnation, sequence)
     return [*effects, *one.hear("c", Stale(0, id, held))]
 
 
@@ -390,7 +390,7 @@ def test_a_refusal_of_an_earlier_submission_ends_nothing(peer: Any) -> None:
     refused(a, 1, 5)
     a.feed(Merge())
     a.contribute()
-    earlier = ContributionId(a.replica.incarnation, 1)
+    earlier = ContributionId(a.replica.own.incarnation, 1)
     assert Release(sent=True) not in a.hear("c", Stale(0, earlier, a.held))
 
 
@@ -398,7 +398,7 @@ def test_a_refusal_alone_ends_nothing(peer: Any) -> None:
     """The exchange is over when what is newer has come, too: otherwise the next submission would be as stale."""
     a = running(peer, "a", max_staleness=2)
     a.contribute()
-    id = ContributionId(a.replica.incarnation, 1)
+    id = ContributionId(a.replica.own.incarnation, 1)
     assert a.hear("c", Stale(0, id, a.version(5))) == []
     a.hear("c", a.state(0, 5, plan=Plan(tuple("abc"), tuple("cb"))))
     assert Release(sent=True) in a.feed(Filled(0, a.version(5), "d5"))
@@ -876,7 +876,7 @@ def test_an_exchange_ends_when_the_submission_is_counted(peer: Any) -> None:
     other = replace(next_commit(a), contributions=(Counted("b", ContributionId(1, 1), 1.0, 10),))
     a.hear("c", other)
     assert Release(sent=True) not in a.feed(Applied(0, other.base, other.version.digest))
-    id = ContributionId(a.replica.incarnation, 1)
+    id = ContributionId(a.replica.own.incarnation, 1)
     mine = replace(next_commit(a, epoch=2), contributions=(Counted("a", id, 1.0, 10),))
     a.hear("c", mine)
     assert Release(sent=True) in a.feed(Applied(0, mine.base, mine.version.digest))

@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.core.events import Averaged, Contribute, Delivered, Event, Merge, Progress, Received, Restore
 from p2p_diloco.core.logs import Kept, Logs
-from p2p_diloco.core.messages import Commit, Held, Probe, Promise
+from p2p_diloco.core.messages import Commit, Contribution, Held, Plan, Probe, Promise
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.shard import ShardLog
@@ -19,6 +19,8 @@ from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model
 
 RULES = Rules(run="run", fragments=((0, 2), (1, 3, 4)), stop_after_epochs=4)
 FRAGMENT_OF = (0, 1, 0, 1, 1)
+ANY = Contribution(0, Version(0, 0, 0, ""), ContributionId(1, 1), ContributionId(1, 1), 1.0, 1)
+NEXT = Commit(0, Version(0, 0, 0, ""), Version(0, 1, 1, ""), 0, "a", (), Plan((), ("a",)))
 
 
 def five(roster: Any = None) -> Logs:
@@ -37,6 +39,10 @@ def test_counts_are_what_a_look_at_every_log_finds() -> None:
     for _ in range(400):
         for shard in rng.choices(range(5), k=rng.randint(0, 3)):
             log = logs[shard]
+            for waiting in (log.inbox, log.early):
+                waiting.clear()
+                waiting.update(dict.fromkeys(rng.sample("abc", k=rng.randint(0, 3)), ANY))
+            log.kept = dict.fromkeys([Version(0, 0, epoch, "") for epoch in range(rng.randint(0, 2))], NEXT)
             log.revision = rng.choice([FOUNDED, Revision(1, 0.5, 0.9), Revision(2, 0.7, 0.0)])
             if rng.random() < 0.1:
                 log.version = None
@@ -48,6 +54,8 @@ def test_counts_are_what_a_look_at_every_log_finds() -> None:
         assert logs.whole == (len(held) == 5)
         assert logs.ended == all(log.final for log in plain)
         assert logs.revision == min(log.revision for log in plain)
+        waiting = [len({*log.inbox} - {"a"}) + len(log.early) + len(log.kept) for log in plain]
+        assert logs.collected == sum(waiting)
         assert logs.model() == (model_version(held) if logs.whole else ModelVersion())
         by_fragment = [[log for log in plain if log.version is not None and log.fragment == f] for f in (0, 1)]
         lowest = [[log.version.epoch for log in some if log.version is not None] for some in by_fragment]
@@ -131,9 +139,9 @@ def test_what_a_shard_counts_of_an_earlier_life_is_seen_whenever_it_came(peer: A
     """Also if it came before the others, while not all of the state was there."""
     n = peer("a", epoch=None, group="a", fragments=((0, 1),))
     n.feed(Restore((n.state(0, 1, counted=(("a", ContributionId(life + 9, 4)),)),)))
-    assert n.replica.incarnation == life
+    assert n.replica.own.incarnation == life
     n.feed(Restore((n.state(1, 1),)))
-    assert n.replica.incarnation > life + 9
+    assert n.replica.own.incarnation > life + 9
 
 
 # -- what an event costs
@@ -185,7 +193,7 @@ def happen(p: Any, event: Event) -> None:
     assert replica.has_state
     assert replica.epoch == 1
     assert replica.revision == FOUNDED
-    assert not replica.left_behind
+    assert not replica.own.left_behind
     assert len(replica.versions) == len(replica.logs)
 
 

@@ -138,7 +138,8 @@ def test_leaving(peer: Any) -> None:
     a = peer("a", group="abc")
     a.lose("b")
     a.meet("d")
-    assert a.feed(Depart()) == [Send("c", Leave(a.replica.incarnation)), Send("d", Leave(a.replica.incarnation))]
+    goodbye = Leave(a.replica.own.incarnation)
+    assert a.feed(Depart()) == [Send("c", goodbye), Send("d", goodbye)]
 
 
 def test_who_leaves_is_not_waited_for(peer: Any) -> None:
@@ -289,7 +290,7 @@ def test_what_is_counted_of_this_very_life_raises_nothing(peer: Any, life: int) 
     b = peer("b", group="ab")
     b.contribute()
     commit(b, counted=(Counted("b", ContributionId(life, 1), 2.0, 5),))
-    assert (b.replica.incarnation, b.replica.sequence) == (life, 1)
+    assert (b.replica.own.incarnation, b.replica.own.sequence) == (life, 1)
 
 
 # -- idleness
@@ -320,10 +321,10 @@ def test_pausing_is_idling_by_announcement(peer: Any) -> None:
     """At once, and back at once; the clock of silence starts anew."""
     a = solo(peer)
     a.feed(Pause(True))
-    assert idle(a)
+    assert a.replica.roster.mine.idle
     a.now += 60.0
     a.feed(Pause(False))
-    assert not idle(a)
+    assert not a.replica.roster.mine.idle
     a.now += 10.0
     assert not idle(a)
 
@@ -359,7 +360,7 @@ def test_training_has_its_time_from_the_moment_all_is_held(peer: Any) -> None:
 def test_others_learn_of_idleness_and_of_progress(peer: Any) -> None:
     """Every probe says it: what is held, and whether this peer is waited for."""
     a = peer("a", group="ab", fragments=TWO)
-    summary = Summary(a.replica.incarnation, "worker", True, model_version([a.version(1)] * 2), (1, 1), idle=False)
+    summary = Summary(a.replica.own.incarnation, "worker", True, model_version([a.version(1)] * 2), (1, 1), idle=False)
     assert a.hear("b", Probe(a.about()))[0] == Send("b", ProbeAck(summary))
     a.feed(Pause(True))
     assert a.hear("b", Probe(a.about()))[0].message.summary.idle

@@ -20,6 +20,7 @@ def test_every_wait_is_derived_from_two_numbers(interval: float, timeout: float)
     assert ladder.frozen_after == 2 * interval
     assert ladder.dead_after == ladder.answers_within == timeout
     assert ladder.dials_within == timeout / 2
+    assert ladder.room_within == timeout / 4
     assert ladder.fetch_again == 3 * timeout
     assert ladder.forgotten_after == 60 * timeout
     assert ladder.say_again == 6 * timeout

@@ -15,6 +15,7 @@ from p2p_diloco.core.events import (
     Average,
     Averaged,
     Changed,
+    Closed,
     Delivered,
     Filled,
     Found,
@@ -239,6 +240,108 @@ def test_what_nobody_else_could_lack_is_not_kept(peer: Any) -> None:
         assert (b.replica.logs[0].last is not None) is kept
 
 
+def take(b: Any, shard: int, maker: str = "a") -> Commit:
+    """``b`` applies a commit on a shard's present version, which another peer made."""
+    base = b.replica.versions[shard]
+    commit = Commit(shard, base, b.version(base.epoch + 1), 0, maker, (), b.plan("abc"), f"mean of {shard}")
+    b.hear(maker, commit)
+    b.feed(Applied(shard, base, commit.version.digest))
+    assert b.replica.versions[shard] == commit.version
+    return commit
+
+
+def kept(b: Any) -> list[int]:
+    """The shards whose last commit is there with its payload."""
+    return [log.shard for log in b.replica.logs if log.last is not None]
+
+
+def test_of_others_commits_the_newest_are_kept(peer: Any) -> None:
+    """As many as half of the shards; one that is let go is answered with the state. What is collected takes room, too,
+    and the oldest gives way; the next commits find room again once it is averaged."""
+    b = peer("b", group="abc", fragments=(tuple(range(8)),))
+    assert b.rules.payloads_kept == 4
+    base = b.held
+    commits = [take(b, shard) for shard in range(5)]
+    assert kept(b) == [1, 2, 3, 4]
+    assert b.hear("c", b.contribution(base)) == [Send("c", b.replica.state(0))]
+    assert b.hear("c", b.contribution(base, shard=1)) == [Send("c", commits[1])]
+    b.hear("a", b.contribution(base, shard=6))
+    assert kept(b) == [2, 3, 4]
+    b.hear("c", b.contribution(base, shard=6))
+    b.hear("c", b.contribution(b.version(2), shard=0))
+    assert b.replica.collected == 3
+    assert kept(b) == [4]
+    b.contribute(6)
+    assert b.replica.collected == 3  # this peer's own is the trainer's memory
+    take(b, 6)
+    assert (b.replica.collected, kept(b)) == (1, [4, 6])
+
+
+def test_a_shard_that_moves_on_is_among_the_newest(peer: Any) -> None:
+    """What counts is when its last commit came."""
+    b = peer("b", group="abc", fragments=(tuple(range(6)),))
+    for shard in (0, 1, 2, 0):
+        take(b, shard)
+    take(b, 3)
+    assert kept(b) == [0, 2, 3]
+
+
+def test_what_this_peer_made_is_kept_however_much_comes(peer: Any) -> None:
+    """It is the one that sends it, until it was taken; another's gives way."""
+    a = peer("a", group="abc", fragments=((0, 1, 2, 3),))
+    for who in "bc":
+        a.hear(who, a.contribution(a.held))
+    a.averaged(a.contribute())
+    take(a, 1, "c")
+    assert kept(a) == [0, 1]
+    a.hear("b", a.contribution(a.version(3), shard=1))
+    a.hear("c", a.contribution(a.version(3), shard=1))
+    assert kept(a) == [0]
+
+
+def test_the_commits_of_a_peer_that_may_be_gone_are_kept(peer: Any) -> None:
+    """Who lacks one has nobody else to ask for it than those that took it."""
+    b = peer("b", group="abc", fragments=((0, 1, 2, 3),))
+    take(b, 0)
+    take(b, 1, "c")
+    b.feed(Closed("a"))
+    take(b, 2, "c")
+    take(b, 3, "c")
+    assert kept(b) == [0, 2, 3]
+    b.meet("a")
+
+
+def test_submitters_keep_what_they_are_answered_with(peer: Any) -> None:
+    """In asynchronous mode commits are answers: those that are kept are kept anyway."""
+    b = peer("b", group="abc", fragments=((0, 1, 2),), mode="async", succession="ac")
+    assert b.rules.payloads_kept == 1
+    for shard in range(3):
+        take(b, shard)
+    assert kept(b) == [0, 1, 2]
+
+
+def test_no_more_is_collected_than_has_room_but_for_the_first_shard(peer: Any) -> None:
+    """Contributions come in the order of shards, so those for the first one that is collected for make room; where
+    none is, and in asynchronous mode, where no round waits, all may come."""
+    b = peer("b", group="abcd", fragments=((0, 1, 2, 3),))
+    assert not any(b.replica.crowded(shard) for shard in range(4))
+    b.hear("a", b.contribution(b.held, shard=1))
+    b.hear("a", b.contribution(b.held, shard=2))
+    assert [b.replica.crowded(shard) for shard in range(4)] == [False, False, True, True]
+    b.hear("c", b.contribution(b.held, shard=1))
+    take(b, 1)
+    assert (b.replica.collected, b.replica.crowded(3)) == (1, False)
+    ahead = peer("b", group="abcd", fragments=((0, 1, 2, 3),))
+    for who in "acd":
+        ahead.hear(who, ahead.contribution(ahead.version(2), shard=3))
+    assert ahead.replica.collected == 3
+    assert not ahead.replica.crowded(3)
+    submits = peer("b", group="abcd", fragments=((0, 1),), mode="async")
+    for who in "acd":
+        submits.hear(who, submits.contribution(submits.held))
+    assert not submits.replica.crowded(1)
+
+
 def test_an_early_contribution_is_kept_until_its_base_is_reached(peer: Any) -> None:
     """The next aggregator may hear of a round before it has the commit that opens it."""
     b = peer("b", group="ab")
@@ -375,7 +478,7 @@ def test_what_the_trainer_writes_over_is_not_counted_any_more(peer: Any) -> None
     a = peer("a", fragments=((0,), (1,)))
     a.contribute(0)
     assert (a.replica.logs[0].mine is not None, list(a.replica.logs[0].inbox)) == (True, ["a"])
-    a.replica.flight = None  # as after the fork
+    a.replica.own.flight = None  # as after the fork
     assert a.feed(Merge())[0].due == (0,)
     assert (a.replica.logs[0].mine, a.replica.logs[0].inbox) == (None, {})
 

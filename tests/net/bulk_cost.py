@@ -91,25 +91,32 @@ async def measure(other: subprocess.Popen[str], address: str) -> dict[str, dict[
         assert transport.traffic.ways()[peer] == "direct"
 
     async def in_parts() -> None:
-        exchange.direct = direct
-
         async def every_few(first: int) -> None:
             for start in range(first * PART_BYTES, PAYLOAD_BYTES, AT_ONCE * PART_BYTES):
                 await transport.send(peer, b"h", payload[start : start + PART_BYTES])
 
         await asyncio.gather(*(every_few(first) for first in range(AT_ONCE)))
+
+    async def in_parts_over_libp2p() -> None:
+        exchange.direct = None
+        await in_parts()
+        assert transport.traffic.ways()[peer] == "libp2p"
+
+    async def in_parts_over_direct() -> None:
+        exchange.direct = direct
+        await in_parts()
         assert transport.traffic.ways()[peer] == "direct"
 
     ways: dict[str, Callable[[], Awaitable[None]]] = {
         "bare libp2p stream": raw, "exchange over libp2p": over_libp2p, "exchange over direct": over_direct,
-        "exchange over direct, 32 parts": in_parts,
+        "exchange over libp2p, 32 parts": in_parts_over_libp2p, "exchange over direct, 32 parts": in_parts_over_direct,
     }  # fmt: skip
     family = [psutil.Process(), psutil.Process(other.pid)]
     family += [child for process in list(family) for child in process.children() if child.name() == "p2pd"]
     found: dict[str, dict[str, list[float]]] = {name: {"MB/s": [], "processor s/GB": []} for name in ways}
     exchange.direct = direct
     for _ in range(3):
-        await in_parts()  # the connections are there
+        await in_parts_over_direct()  # the connections are there
     for _ in range(TURNS):
         for name, send in ways.items():
             began, used = time.perf_counter(), processor_s(family)

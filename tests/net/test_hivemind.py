@@ -427,6 +427,87 @@ def test_a_client_has_direct_connections_too(sender_is_client: bool) -> None:
     run(test())
 
 
+def opened_streams(transport: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The protocols of the streams that are opened from now on."""
+    opened, client = list[str](), transport._dht._p2p
+    call = client.call_binary_stream_handler
+
+    async def noted(peer_id: Any, protocol: str) -> Any:
+        opened.append(protocol)
+        return await call(peer_id, protocol)
+
+    monkeypatch.setattr(client, "call_binary_stream_handler", noted)
+    return opened
+
+
+def test_payloads_share_a_stream_of_the_daemons(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is direct all go on one, those under way at once too. One that the other end leaves is replaced
+    unnoticed, and at the end both daemons have none."""
+
+    async def test() -> None:
+        box, there = Box(), Box()
+        a, b = await join(box, direct=False), await join(there, direct=False)
+        await a.introduce(b.peer_id, b.addresses())
+        opened = opened_streams(a, monkeypatch)
+        for _ in range(3):
+            await a.send(b.peer_id, b"bulk", memoryview(bytes(1000)))
+        await asyncio.gather(*(a.send(b.peer_id, b"bulk", memoryview(bytes(3 << 20))) for _ in range(4)))
+        assert len(opened) == 1
+        (kept,) = [pipe for pipe in b._exchange._pipes if pipe.ended is None]
+        kept.abort()
+        await until(lambda: all(pipe.ended for pipe in a._exchange._pipes), 5.0)
+        await a.send(b.peer_id, b"bulk", memoryview(bytes(1000)))
+        assert len(opened) == 2
+        assert a.traffic.ways() == {b.peer_id: "libp2p"}
+        assert [there.headers.get_nowait() for _ in range(8)] == [b"bulk"] * 8
+        assert box.closed_peers.empty()
+        await a.close()
+        await until(lambda: all(pipe.ended for pipe in b._exchange._pipes), 5.0)
+        await b.close()
+
+    run(test())
+
+
+def test_who_dies_between_payloads_is_refused() -> None:
+    """The stream that was kept is over, and the next payload learns at once that nobody listens."""
+
+    async def test() -> None:
+        transport = await join(direct=False)
+        with peer_process() as (process, peer_id, address, daemon):
+            await transport.introduce(peer_id, [address])
+            await transport.send(peer_id, b"bulk", memoryview(bytes(1000)))
+            process.kill()
+            await until(lambda: gone(daemon), 5.0)
+            refused, began = False, time.monotonic()
+            while not refused:  # that the connection has ended may still be on its way to our own daemon
+                assert time.monotonic() - began < 2.0
+                with pytest.raises(Unreachable) as caught:
+                    await transport.send(peer_id, b"bulk", memoryview(bytes(1000)))
+                refused = caught.value.refused
+        await transport.close()
+
+    run(test())
+
+
+def test_another_protocol_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer of the protocol before, which takes one payload on a stream, isn't sent two."""
+
+    async def test() -> None:
+        from p2p_diloco.net import hivemind
+
+        new = await join(direct=False)
+        monkeypatch.setattr(hivemind, "VERSION", hivemind.VERSION - 1)
+        old = await join(direct=False)
+        for one, other in ((new, old), (old, new)):
+            await one.introduce(other.peer_id, other.addresses())
+            with pytest.raises(Unreachable, match="another version"):
+                await one.send(other.peer_id, b"bulk", memoryview(bytes(1000)))
+        await new.close()
+        await old.close()
+
+    run(test())
+
+
 def circuit_over(address: str) -> Any:
     """Where a peer is found that has a place at the relay of this address. Its bytes are put together here, for what
     Hivemind makes of a peer id within a multiaddr no daemon can read.

@@ -1,35 +1,54 @@
-"""Shares of a link, on a model of one that TCP divides unevenly."""
+"""Shares of a link, on a model of one that TCP divides unevenly; and who is looked at, by a clock that is told."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-import socket
-import sys
-import time
+from collections.abc import Iterator
 
 import pytest
 
 from p2p_diloco.net import pacing
-from p2p_diloco.net.pacing import FILLING, LEAP, LOOK_EVERY, READINGS, ROOM, SLOW, SPAN, TICK_S, Pacer, Shares, Took
+from p2p_diloco.net.pacing import (
+    FILLING,
+    FULL,
+    GROWTH,
+    LEAP,
+    LOOK,
+    LOOK_EVERY,
+    READINGS,
+    ROOM,
+    SLOW,
+    SPAN,
+    TICK_S,
+    Pacer,
+    Shares,
+    Took,
+)
 from tests.net.test_direct import Start, run
 
 MB = 1e6
 LONG = 6000
 """Ticks."""
+FIRST = FILLING + SPAN
+"""The ticks until there is a reading."""
+GAPS = 0.94
+"""What goes over a connection of what it may: now and then it waits for the machine, as little as `FULL` lets pass."""
 
 
 class Link:
-    """What goes over a link of so many bytes a second: by weights, as TCP happens to have it, up to a pace and to what
-    the other end takes."""
+    """What goes over a link of so many bytes a second: by weights, as TCP happens to have it, up to a pace, of which a
+    part stays unused, and to what the other end takes."""
 
-    def __init__(self, rate: float, weights: dict[str, float], takes: dict[str, float] | None = None) -> None:
-        self.rate, self.weights, self.takes = rate, weights, takes or {}
+    def __init__(
+        self, rate: float, weights: dict[str, float], takes: dict[str, float] | None = None, used: float = 1.0
+    ) -> None:
+        self.rate, self.weights, self.takes, self.used = rate, weights, takes or {}, used
         self.shares, self.paces = Shares(), dict[str, float]()
 
-    def tick(self, *, held_up: float = 1.0) -> dict[str, float]:
-        """The rates of a tick; paces follow."""
-        most = {n: min(self.paces.get(n, math.inf), self.takes.get(n, math.inf)) for n in self.weights}
+    def tick(self, seconds: float = TICK_S, held_up: dict[str, float] | None = None) -> dict[str, float]:
+        """The rates of a tick; paces follow. `held_up`: the part of it in which the network held one up, if not all."""
+        most = {n: min(self.used * self.paces.get(n, math.inf), self.takes.get(n, math.inf)) for n in self.weights}
         rates, left, open_ = dict[str, float](), self.rate, set(self.weights)
         while open_:
             total = sum(self.weights[n] for n in open_)
@@ -38,25 +57,68 @@ class Link:
                 rates[n] = most[n] if short else left * self.weights[n] / total
             left -= sum(rates[n] for n in short)
             open_ -= short or set(open_)
-        took = {n: Took(round(rate * TICK_S), held_up * TICK_S) for n, rate in rates.items()}
-        self.paces = self.shares.tick(took, TICK_S)
+        parts = dict.fromkeys(self.weights, 1.0) | (held_up or {})
+        took = {n: Took(round(rate * seconds), parts[n] * seconds) for n, rate in rates.items()}
+        self.paces = self.shares.tick(took, seconds)
         return rates
 
     def run(self, ticks: int) -> dict[str, float]:
         """The mean rates of the last tenth of so many ticks."""
-        all_ = [self.tick() for _ in range(ticks)][-ticks // 10 :]
+        all_ = [self.tick() for _ in range(ticks)][-math.ceil(ticks / 10) :]
         return {n: sum(rates[n] for rates in all_) / len(all_) for n in self.weights}
 
 
 def test_nothing_is_held_back_before_there_is_a_reading() -> None:
     """And a reading takes a second or two in which the network held up both."""
     link = Link(12 * MB, {"a": 2.0, "b": 1.0})
-    for _ in range(FILLING + SPAN - 1):
+    for _ in range(FIRST - 1):
         link.tick()
         assert link.paces == {}
     link.tick()
     assert set(link.paces) == {"a", "b"}
     assert link.shares.link == pytest.approx(12 * MB)
+
+
+def test_a_reading_leaves_out_what_fills_the_way() -> None:
+    """Queues and windows take more at first than the link goes on carrying."""
+    link = Link(36 * MB, {"a": 1.0, "b": 1.0})
+    link.run(FILLING)
+    link.rate = 12 * MB
+    link.run(SPAN)
+    assert link.shares.link == pytest.approx(12 * MB)
+
+
+def test_readings_follow_one_another() -> None:
+    """Once the way is full, each further second is one."""
+    link = Link(12 * MB, {"a": 1.0, "b": 1.0})
+    link.run(FIRST)
+    link.rate = 100 * MB
+    link.run(SPAN - 1)
+    assert link.shares.link == pytest.approx(12 * MB)
+    link.tick()
+    assert link.shares.link == pytest.approx(LOOK * 12 * MB)
+
+
+def test_a_reading_is_of_ticks_in_a_row() -> None:
+    """After an interruption the way fills anew."""
+    link = Link(12 * MB, {"a": 1.0, "b": 1.0})
+    for _ in range(20):
+        link.run(FIRST - 1)
+        link.tick(held_up={"a": FULL / 2})
+    assert link.shares.link == 0.0
+
+
+def test_ticks_may_come_late() -> None:
+    """A busy machine looks when it can: all is by the time that has passed."""
+    link = Link(12 * MB, {"a": 1.0, "slow": 1.0}, {"slow": 0.5 * MB})
+    for late in [1.0, 7.0, 2.5] * 200:
+        rates = link.tick(late * TICK_S)
+    assert link.shares.link == pytest.approx(12 * MB, rel=1e-3)
+    assert sum(rates.values()) == pytest.approx(12 * MB, rel=1e-3)
+    link = Link(12 * MB, {"a": 1.0, "b": 1.0})
+    for _ in range(FIRST):
+        link.tick(7.0 * TICK_S, held_up={"a": FULL / 2})
+    assert link.shares.link == 0.0
 
 
 @pytest.mark.parametrize("weights", [(2.0, 1.0), (5.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0)])
@@ -69,33 +131,70 @@ def test_a_link_is_shared_evenly(weights: tuple[float, ...]) -> None:
         assert rate == pytest.approx(12 * MB / len(rates), rel=0.06)
 
 
-def test_what_a_slow_one_leaves_is_the_others() -> None:
-    """One that takes a tenth holds nobody back, whichever way it came about."""
-    link = Link(12 * MB, {"a": 1.0, "b": 1.0, "slow": 1.0}, {"slow": 0.5 * MB})
+@pytest.mark.parametrize("others", ["a", "ab"])
+def test_what_a_slow_one_leaves_is_the_others(others: str) -> None:
+    """One that takes little holds nobody back, whichever way it came about."""
+    link = Link(12 * MB, dict.fromkeys([*others, "slow"], 1.0), {"slow": 0.5 * MB})
     rates = link.run(LONG)
     assert rates["slow"] == pytest.approx(0.5 * MB, rel=1e-3)
     assert sum(rates.values()) == pytest.approx(12 * MB, rel=0.01)
     link.takes = {}
-    assert link.run(LONG)["slow"] == pytest.approx(4 * MB, rel=0.06)
+    assert link.run(LONG)["slow"] == pytest.approx(12 * MB / len(rates), rel=0.06)
+
+
+def test_the_share_of_one_that_is_gone_is_the_others() -> None:
+    """All of it, and evenly."""
+    link = Link(12 * MB, {"a": 2.0, "b": 1.0, "gone": 1.0})
+    link.run(LONG)
+    del link.weights["gone"]
+    rates = link.run(300)
+    assert rates == pytest.approx({"a": 6 * MB, "b": 6 * MB}, rel=0.06)
+    assert sum(rates.values()) == pytest.approx(12 * MB, rel=1e-3)
 
 
 def test_one_that_stands_still_holds_nobody_back() -> None:
-    """A frozen receiver's share goes to the other."""
+    """A frozen receiver's share goes to the other, within two seconds."""
     link = Link(12 * MB, {"a": 1.0, "frozen": 1.0})
     link.run(300)
     link.takes = {"frozen": 0.0}
+    assert link.run(20)["a"] > 0.95 * 12 * MB
     assert link.run(300)["a"] == pytest.approx(12 * MB, rel=0.01)
 
 
-def test_a_link_that_carries_more_is_found_out() -> None:
+def test_a_moments_pause_costs_no_share() -> None:
+    """Else whoever misses a tick, between payloads or for a lost packet, would find the others in its place."""
+    link = Link(12 * MB, {"a": 1.0, "b": 1.0})
+    link.run(300)
+    even = link.paces["a"]
+    link.takes = {"b": 0.0}
+    link.tick()
+    assert link.paces["a"] == pytest.approx(even, rel=0.05)
+
+
+@pytest.mark.parametrize("used", [1.0, GAPS])
+def test_a_link_that_carries_more_is_found_out(used: float) -> None:
     """Soon, though nobody sends more than what was read: a look at it leads to leaps."""
-    link = Link(2 * MB, {"a": 1.0, "b": 1.0})
+    link = Link(2 * MB, {"a": 1.0, "b": 1.0}, used=used)
     link.run(LONG)
     link.rate = 30 * MB
-    ticks = SPAN * (LOOK_EVERY + 3 + math.ceil(math.log(15, LEAP)))
-    for _ in range(ticks):
-        link.tick()
+    link.run(SPAN * (LOOK_EVERY + 3 + math.ceil(math.log(15, LEAP * used))))
     assert link.shares.link == pytest.approx(30 * MB, rel=0.03)
+
+
+def test_a_low_first_reading_is_corrected_at_once() -> None:
+    """It may have been taken while others used the link, or before TCP had its windows: the next one looks further."""
+    link = Link(6 * MB, {"a": 1.0, "b": 1.0}, used=GAPS)
+    link.run(FIRST)
+    link.rate = 12 * MB
+    link.run(SPAN * (1 + math.ceil(math.log(2, LEAP * GAPS))))
+    assert link.shares.link == pytest.approx(12 * MB)
+
+
+def test_gaps_wear_no_share_down() -> None:
+    """Less than the link carries is read as long as connections wait now and then. That isn't shared out in its turn:
+    looks come as often as readings are forgotten."""
+    link = Link(12 * MB, {"a": 1.0, "b": 1.0}, used=GAPS)
+    assert sum(link.run(LONG).values()) > 0.99 * ROOM * GAPS * 12 * MB
 
 
 def test_a_link_that_has_become_slow_is_found_out() -> None:
@@ -113,68 +212,158 @@ def test_a_fast_link_holds_nobody_back() -> None:
     assert link.run(LONG)["a"] == pytest.approx(0.75 * 1.01 * SLOW, rel=1e-3)
 
 
-def test_connections_that_wait_for_something_else_say_nothing_of_the_link() -> None:
-    """What a peer has to send now and then must not become all that it may send."""
-    link = Link(12 * MB, {"a": 1.0, "b": 1.0}, {"a": 0.1 * MB, "b": 0.1 * MB})
+@pytest.mark.parametrize("waiting", ["a", "ab"])
+def test_a_connection_that_waits_for_something_else_says_nothing_of_the_link(waiting: str) -> None:
+    """What a peer has to send now and then must not become all that it may send, nor what another has beside it."""
+    link = Link(12 * MB, {"a": 1.0, "b": 1.0}, dict.fromkeys(waiting, 0.1 * MB))
     for _ in range(LONG):
-        link.tick(held_up=0.5)
+        link.tick(held_up=dict.fromkeys(waiting, 0.8))
     assert link.shares.link == 0.0
+    assert link.paces == {}
 
 
 def test_one_alone_is_held_to_nothing() -> None:
-    """It has the link for itself, whatever was read before."""
+    """It has the link for itself, whatever was read before; and what it makes of it, maybe little, isn't read."""
     link = Link(12 * MB, {"a": 1.0, "b": 1.0})
     link.run(300)
-    link.weights = {"a": 1.0}
-    for _ in range(2):
+    link.weights, link.rate = {"a": 1.0}, 1 * MB
+    for _ in range(LONG):
         link.tick()
-    assert link.paces == {}
+        assert link.paces == {}
     assert link.shares.link == pytest.approx(12 * MB, rel=ROOM - 1)
 
 
-class Wire:
-    """A connection over which so much goes in each tick."""
+class Clock:
+    """An event loop whose time passes when told."""
 
-    def __init__(self, rate: float) -> None:
-        self.rate, self.began, self.paces = rate, time.monotonic(), list[float | None]()
+    def __init__(self) -> None:
+        self.now, self.loop = 1000.0, asyncio.new_event_loop()
+        self.loop.time = lambda: self.now  # type: ignore[method-assign]
+
+    def pacer(self, **writing: Wire) -> Pacer:
+        """One that goes by it, when something has begun to be written on these, by peers."""
+
+        async def made() -> Pacer:
+            return Pacer()
+
+        pacer = self.loop.run_until_complete(made())
+        for peer, wire in writing.items():
+            pacer.begin(peer, wire)
+        return pacer
+
+    def passes(self, ticks: float) -> None:
+        """So much time at once: what is due by then is done now, be it late."""
+        self.now += ticks * TICK_S
+        self.loop.call_soon(self.loop.stop)
+        self.loop.run_forever()
+
+    def ticks(self, count: int) -> None:
+        """Time for so many, and for no more."""
+        for _ in range(2 * count):
+            self.passes(0.5)
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    """For pacers; none of their timers is left."""
+    clock = Clock()
+    yield clock
+    clock.loop.close()
+
+
+class Wire:
+    """A connection over which so many bytes go each second, after others did, held up by the network or partly so."""
+
+    def __init__(self, clock: Clock, rate: float, carried: int = 0, held_up: float = 1.0) -> None:
+        self.clock, self.rate, self.carried, self.held_up = clock, rate, carried, held_up
+        self.paces = list[float | None]()
 
     def took(self) -> Took:
-        since = time.monotonic() - self.began
-        return Took(round(self.rate * since), since)
+        return Took(self.carried + round(self.rate * self.clock.now), self.held_up * self.clock.now)
 
     def pace(self, rate: float | None) -> None:
         self.paces.append(rate)
 
 
-def test_connections_are_looked_at_while_something_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both are paced; once one is over, the other isn't any more; once both are, nobody looks."""
-    monkeypatch.setattr(pacing, "TICK_S", 0.005)
+def test_connections_are_looked_at_while_something_is_written(clock: Clock) -> None:
+    """Both are paced; once one is over, the other isn't any more; once both are, nobody looks until one begins."""
+    a, b = Wire(clock, 2 * MB), Wire(clock, 1 * MB)
+    pacer = clock.pacer(a=a, b=b)
+    clock.ticks(FIRST - 1)
+    assert a.paces == b.paces == [None] * (FIRST - 1)
+    clock.ticks(1)
+    assert a.paces[-1] is not None
+    assert b.paces[-1] is not None
+    pacer.over("b")
+    clock.ticks(2)
+    assert (a.paces[-1], len(a.paces), len(b.paces)) == (None, FIRST + 2, FIRST + 1)
+    pacer.over("a")
+    clock.ticks(3)
+    pacer.over("a")  # also of another connection to that peer
+    assert len(a.paces) == FIRST + 3
+    pacer.begin("a", a)
+    clock.ticks(1)
+    assert len(a.paces) == FIRST + 4
 
-    async def life() -> None:
-        pacer, a, b = Pacer(), Wire(2 * MB), Wire(1 * MB)
-        pacer.begin("a", a)
-        pacer.begin("b", b)
-        while not (a.paces and a.paces[-1]):
-            await asyncio.sleep(0.005)
-        assert b.paces[-1] is not None
+
+def test_after_the_end_nobody_looks(clock: Clock) -> None:
+    """Whatever is still being written."""
+    a = Wire(clock, 2 * MB)
+    pacer = clock.pacer(a=a)
+    clock.ticks(1)
+    pacer.end()
+    clock.ticks(3)
+    assert len(a.paces) == 1
+
+
+def test_payloads_that_follow_one_another_are_looked_at_as_one(clock: Clock) -> None:
+    """Within a tick one is over and the next begins: nothing of what went over the connection is left out."""
+    a, b = Wire(clock, 2 * MB), Wire(clock, 1 * MB)
+    pacer = clock.pacer(a=a, b=b)
+    for _ in range(FIRST):
+        clock.passes(0.4)
         pacer.over("b")
-        while a.paces[-1] is not None:
-            await asyncio.sleep(0.005)
-        pacer.over("a")
-        await asyncio.sleep(0.05)
-        looked = len(a.paces)
-        await asyncio.sleep(0.05)
-        assert len(a.paces) == looked
-        pacer.begin("a", a)
-        await asyncio.sleep(0.05)
-        assert len(a.paces) > looked
-        pacer.end()
-        await asyncio.sleep(0.05)
-        looked = len(a.paces)
-        await asyncio.sleep(0.05)
-        assert len(a.paces) == looked
+        clock.passes(0.2)
+        pacer.begin("b", b)
+        clock.passes(0.4)
+    assert pacer._shares.link == pytest.approx(3 * MB)
 
-    asyncio.run(asyncio.wait_for(life(), 20))
+
+def test_a_new_connection_takes_the_place_of_the_one_before(clock: Clock) -> None:
+    """It is the one that is paced from then on, also when it begins within the same tick."""
+    broken, new = Wire(clock, 1 * MB), Wire(clock, 1 * MB)
+    pacer = clock.pacer(a=broken)
+    clock.passes(0.5)
+    pacer.over("a")
+    pacer.begin("a", new)
+    clock.passes(0.5)
+    assert (len(broken.paces), len(new.paces)) == (0, 1)
+
+
+def test_what_a_connection_carried_before_is_not_counted(clock: Clock) -> None:
+    """One that begins is looked at from there: a slow one's share is the others', however much it once carried."""
+    a, b = Wire(clock, 2 * MB), Wire(clock, 1 * MB)
+    pacer = clock.pacer(a=a, b=b)
+    clock.ticks(FIRST)
+    pacer.begin("slow", Wire(clock, 0.1 * MB, carried=10**9))
+    clock.ticks(1)
+    even = LOOK * 3 * MB / 3
+    assert a.paces[-1] == pytest.approx(even + (even - GROWTH * 0.1 * MB))
+
+
+def test_what_held_a_connection_up_before_is_not_counted(clock: Clock) -> None:
+    """One that waits for something else since then is known for it."""
+    pacer = clock.pacer(a=Wire(clock, 2 * MB), b=Wire(clock, 1 * MB, held_up=FULL / 2))
+    clock.ticks(FIRST)
+    assert pacer._shares.link == 0.0
+
+
+def test_a_pacer_that_is_late_measures_the_same(clock: Clock) -> None:
+    """It goes by the time between its looks, not by that which it had planned."""
+    pacer = clock.pacer(a=Wire(clock, 2 * MB), b=Wire(clock, 1 * MB))
+    for late in [1.0, 7.0, 2.5] * FIRST:
+        clock.passes(late)
+    assert pacer._shares.link == pytest.approx(3 * MB)
 
 
 def test_nobody_looks_at_connections_that_carry_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,57 +379,5 @@ def test_nobody_looks_at_connections_that_carry_nothing(monkeypatch: pytest.Monk
         pacer._tick()
         assert not pacer._writing
         assert pacer._timer is None
-
-    run(test)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="TCP tells and takes it on Linux alone")
-def test_a_connection_tells_what_went_over_it_and_keeps_to_a_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes that have arrived, and as many a second as it was told."""
-    monkeypatch.setattr(pacing, "TICK_S", 60.0)  # nobody else tells it
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", bytes(1 << 20))
-        (line,) = a.direct._way("b").carried
-        paced = line.stream.pipe.paced
-        assert paced is not None
-        before = paced.took()
-        assert before.bytes >= 1 << 20
-        paced.pace(8.0 * (1 << 20))
-        began = time.monotonic()
-        await a.send("b", bytes(4 << 20))
-        assert time.monotonic() - began > 0.25
-        after = paced.took()
-        assert 4 << 20 <= after.bytes - before.bytes < 4.2 * (1 << 20)
-        assert 0.25 < after.held_up_s - before.held_up_s < time.monotonic() - began + 0.1  # a coarse clock
-        paced.pace(None)
-        assert paced._sock.getsockopt(socket.SOL_SOCKET, 47) in (-1, 2**32 - 1)  # type: ignore[attr-defined]
-        await b.close()
-
-    run(test)
-
-
-def test_a_system_that_knows_nothing_of_it_sends_as_it_did() -> None:
-    """Where the kernel has no such accounts or paces, nothing is read, held back or logged."""
-
-    class Bare:
-        def getsockopt(self, *_: object) -> bytes:
-            raise OSError("not here")
-
-        setsockopt = getsockopt
-
-    async def test(start: Start) -> None:
-        a, _ = start("a"), start("b")
-        await a.send("b", b"x")
-        (line,) = a.direct._way("b").carried
-        transport = line.stream.pipe._transport
-        sock, transport._sock = transport._sock, Bare()  # type: ignore[attr-defined]
-        assert line.stream.pipe.paced is not None
-        before = line.stream.pipe.paced.took()
-        line.stream.pipe.paced.pace(1.0)
-        transport._sock = sock  # type: ignore[attr-defined]
-        assert before.bytes < 1000
-        await a.send("b", b"y")
 
     run(test)

@@ -8,7 +8,9 @@ import gc
 import os
 import socket
 import ssl
+import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable
 from hashlib import sha256
@@ -16,6 +18,7 @@ from hashlib import sha256
 import pytest
 
 from p2p_diloco.net.listener import pipe_over
+from p2p_diloco.net.pacing import Paced
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.tls import UNSENT_BYTES, Certificate, connect, read_exactly, shake_hands, write_all
 
@@ -261,6 +264,114 @@ def test_closing_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
         far.close()
 
     run(test())
+
+
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="TCP tells what it carried, and keeps to a pace, there")
+
+
+@ON_LINUX
+def test_a_connection_tells_what_went_over_it_and_keeps_to_a_pace() -> None:
+    """Bytes that have arrived, no more a second than it was told, and that it was held up by that all the time."""
+
+    async def test() -> None:
+        async with ends() as (near, far):
+            paced, size = paced_end(near), 4 << 20
+            paced.pace(2.0 * size)
+            before, began = paced.took(), time.monotonic()
+            writing = near.write_view(memoryview(bytes(size)))
+            await far.read_into(memoryview(bytearray(size)), stall_s=20, total_s=20)
+            await writing
+            assert time.monotonic() - began > 0.25
+            while (after := paced.took()).bytes - before.bytes < size:
+                await asyncio.sleep(0.01)
+            assert after.bytes - before.bytes < 1.05 * size
+            assert 0.25 < after.held_up_s - before.held_up_s < time.monotonic() - began + 0.1  # a coarse clock
+
+    run(test())
+
+
+@ON_LINUX
+def test_a_receiver_that_takes_nothing_is_not_the_networks_fault() -> None:
+    """Once the reader has stopped and its window is full, time passes in which nothing was held up by the network."""
+
+    async def test() -> None:
+        async with ends() as (near, _):
+            writing = near.write_view(memoryview(bytes(64 << 20)))
+            moved, passed, held_up_s = 1, 0.0, 0.0
+            while moved or held_up_s >= 0.5 * passed:  # until all that lies between is full
+                before, began = paced_end(near).took(), time.monotonic()
+                await asyncio.sleep(0.1)
+                after, passed = paced_end(near).took(), time.monotonic() - began
+                moved, held_up_s = after.bytes - before.bytes, after.held_up_s - before.held_up_s
+            assert 0 < after.bytes < 64 << 20
+            assert writing.cancel()
+
+    run(test())
+
+
+@ON_LINUX
+@pytest.mark.parametrize(
+    ("rate", "told"), [(0.2, {1}), (5e6, {5_000_000}), (1e12, {2**31 - 1}), (None, {-1, 2**32 - 1})]
+)
+def test_a_pace_is_one_that_the_system_knows(rate: float | None, told: set[int]) -> None:
+    """Next to nothing isn't none at all, which would be taken for what it can; too much for a number is the most."""
+
+    async def test() -> None:
+        async with ends() as (near, _):
+            for one in (1e6, rate):
+                paced_end(near).pace(one)
+            assert near._transport._sock.getsockopt(socket.SOL_SOCKET, 47) in told  # type: ignore[attr-defined]
+
+    run(test())
+
+
+def test_after_its_end_a_connection_tells_what_it_did() -> None:
+    """Whoever looks at it once more finds nothing taken back, and can pace it in vain."""
+
+    async def test() -> None:
+        async with ends() as (near, far):
+            near.write(bytes(1 << 20))
+            await far.read_into(memoryview(bytearray(1 << 20)), stall_s=5, total_s=5)
+            before = paced_end(near).took()
+            near.abort()
+            assert paced_end(near).took() == before
+            paced_end(near).pace(1e6)
+
+    run(test())
+
+
+@pytest.mark.parametrize("accounts", [OSError("not here"), bytes(104)])
+def test_a_system_that_knows_nothing_of_it_sends_as_it_did(accounts: OSError | bytes) -> None:
+    """Where the kernel has no such accounts or paces, or older and shorter ones, nothing is read or held back."""
+
+    class Old:
+        def __init__(self, sock: ssl.SSLSocket) -> None:
+            self.send, self.recv_into, self.pending = sock.send, sock.recv_into, sock.pending
+            self.fileno, self.close = sock.fileno, sock.close
+
+        def getsockopt(self, *_: object) -> bytes:
+            if isinstance(accounts, OSError):
+                raise accounts
+            return accounts
+
+        def setsockopt(self, *_: object) -> None:
+            raise OSError("not here")
+
+    async def test() -> None:
+        async with ends() as (near, far):
+            near._transport._sock = Old(near._transport._sock)  # type: ignore[attr-defined]
+            paced_end(near).pace(1.0)
+            near.write(b"as before")
+            await far.read_into(memoryview(bytearray(9)), stall_s=5, total_s=5)
+            assert paced_end(near).took() == (0, 0.0)
+
+    run(test())
+
+
+def paced_end(pipe: Pipe) -> Paced:
+    """What holds it to a pace."""
+    assert pipe.paced is not None
+    return pipe.paced
 
 
 def test_what_came_with_the_greeting_is_not_lost() -> None:

@@ -117,7 +117,7 @@ class Table:
         self.feed(name, Merge())
         self.feed(name, Contribute((0,), 1.0, 1, (bytes(codecs.encode(torch.tensor([grad]), "fp32")),)))
         self.wait(seconds)
-        assert self.replicas[name].flight is None, self.replicas[name].waiting()
+        assert self.replicas[name].own.flight is None, self.replicas[name].waiting()
         self.feed(name, Merge())
         return self.theta(name).item()
 

@@ -21,6 +21,7 @@ from p2p_diloco.core.events import (
     Load,
     Pause,
     Progress,
+    Received,
     Send,
     SendFailed,
     Wakeup,
@@ -50,6 +51,7 @@ class Script:
     me = "me"
 
     def __init__(self) -> None:
+        self.collected, self.room = 0, 1
         self.effects: list[list[Effect]] = []
         self.events: list[Event] = []
         self.epoch = 0
@@ -62,6 +64,9 @@ class Script:
 
     def next_wakeup(self) -> float:
         return math.inf
+
+    def crowded(self, shard: int) -> bool:
+        return self.collected >= self.room
 
     def state(self, shard: int) -> State:
         """One whose digest is that of the tensors, as long as the test does not say otherwise."""
@@ -312,6 +317,27 @@ def test_a_damaged_state_does_not_leave() -> None:
         assert [failed.gone for failed in await table.answered(SendFailed)] == [False]
         assert await table.answered(Damaged) == [Damaged(0, table.replica.state(0).version)]
         assert table.states() == []
+
+    at_table(test)
+
+
+def test_a_contribution_is_handed_on_once_there_is_room() -> None:
+    """Its sender's answer waits meanwhile; whatever else comes does not."""
+
+    async def test(table: Table) -> None:
+        id = ContributionId(1, 1)
+        contribution = Contribution(0, state(0).version, id, id, 1.0, 1, memoryview(bytes(8)))
+        table.node._room._patience_s = 60.0
+        table.replica.collected = table.replica.room = 3
+        waiting = asyncio.create_task(table.node.receive("b", contribution))
+        await table.node.receive("b", Leave(1))
+        await asyncio.sleep(0.01)
+        assert [r.message for r in table.replica.answers(Received)] == [Leave(1)]
+        assert not waiting.done()
+        table.replica.collected = 2
+        await table.node.feed(Progress(0.1))
+        await waiting
+        assert [r.message for r in table.replica.answers(Received)] == [Leave(1), contribution]
 
     at_table(test)
 

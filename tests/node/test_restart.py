@@ -85,6 +85,21 @@ def test_waiting_for_the_others_has_an_end(
     assert "going on without 1 of the 2 peers of the last round (a)" in caplog.text
 
 
+def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told again only now and then, as long as it is the same, is not told anew at every look."""
+    monkeypatch.setattr(restart, "LOOK_EVERY_S", 0.02)
+    roster = SimpleNamespace(alive=list, mine=SimpleNamespace(model=ModelVersion(0, 1), epochs=(1,)))
+    replica: Any = SimpleNamespace(me="a", finished=False, roster=roster)
+    told = list[str]()
+
+    async def nobody() -> dict[str, float]:
+        return {}
+
+    asyncio.run(restart.until_the_others_are_back(replica, "ab", 1.1, nobody, told.append))
+    assert len(told) > 5
+    assert set(told) == {"waiting for 1 of the 2 peers of the last round (b), for restart_wait=1.1 s at most"}
+
+
 async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether peer a still waits for c, of a group of three, when it has looked at these records, one look each."""
     monkeypatch.setattr(restart, "LOOK_EVERY_S", 0.0)

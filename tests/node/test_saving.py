@@ -23,6 +23,7 @@ from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import saving
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.saving import Saving
+from p2p_diloco.node.shared import Count
 from p2p_diloco.node.work import TensorWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.layout import Layout, ParamSpec
@@ -217,6 +218,31 @@ def test_what_was_due_is_saved_though_the_last_one_is_still_being_written(
     monkeypatch.setattr(saving, "_write", slow_write)
     run_for(memory_peer, {**quick, "stop_after_epochs": stop}, 3, checkpoint_dir=tmp_path, save_every=1)
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-3"
+
+
+def test_the_trainer_is_told_of_checkpoints_that_others_commits_bring_on(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """Asynchronous: a peer that submits nothing meanwhile is to save its own state beside what its node saves."""
+
+    async def life() -> int:
+        network, config = MemoryNetwork(), {**quick, "mode": "async"}
+        busy = memory_peer(network, "a", config)
+        other = memory_peer(network, "b", config, checkpoint_dir=tmp_path, save_every=3)
+        for peer in (busy, other):
+            await peer.enter()
+        for _ in range(7):
+            await busy.exchange(1.0)
+        while other.memory.count(Count.EPOCH) < 7:
+            await asyncio.sleep(0.01)
+        told: int = other.memory.count(Count.SAVED)
+        for peer in (busy, other):
+            await peer.stop()
+        return told
+
+    told = asyncio.run(asyncio.wait_for(life(), 60.0))
+    assert told >= 6  # or 7, where the one before was being written when the sixth commit came
+    assert saved_in(tmp_path)[-1] == f"checkpoint-{told}"
 
 
 @pytest.mark.parametrize("group", ["theta", "outer"])

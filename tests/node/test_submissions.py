@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import random
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ import pytest
 import torch
 
 from p2p_diloco.config import RunConfig
+from p2p_diloco.core.submitting import ENDED, LEFT
 from p2p_diloco.net.memory import MemoryNetwork
-from p2p_diloco.node.shared import Count
+from p2p_diloco.node import trainer
+from p2p_diloco.node.shared import Count, Level
 from p2p_diloco.node.submissions import STALENESS_FROM, Submissions
 
 ASYNC = {
@@ -88,9 +92,10 @@ def test_others_commits_are_no_reason_to_merge(memory_peer: type[Any]) -> None:
     asyncio.run(scenario())
 
 
-def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any]) -> None:
+def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], caplog: pytest.LogCaptureFixture) -> None:
     """A submission further behind than max_staleness is answered with the newest value, and not counted. With the next
     one it is refused again, for its oldest base is older still; then nothing of it is left, and the third counts."""
+    caplog.set_level(logging.INFO)
 
     async def scenario() -> None:
         one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", {**ASYNC, "max_staleness": 2})
@@ -103,6 +108,7 @@ def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any]) -> None:
             release = await one.ask("contribute", "release", shards=due, weight=1.0, samples=1)
             carries.append([carry for _, carry in (await one.merge())["shards"]])
             assert release["sent"]
+        assert caplog.text.count("not counted in 1 of its 1 shards: it was further behind than max_staleness") == 2
         assert carries == [["keep"], ["drop"], ["subtract"]]
         assert release["refused"] == 2
         assert one.memory.theta.tolist() == [-4.0] * 4
@@ -155,18 +161,36 @@ def test_fragments_take_turns_by_the_submissions_of_each_peer(memory_peer: type[
     asyncio.run(scenario())
 
 
+def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a submission waits for is no news where it is answered at once, as most are."""
+    monkeypatch.setattr(trainer, "TELL_EVERY_S", 0.2)
+
+    async def scenario() -> None:
+        (one,) = peers = await entered(MemoryNetwork(), memory_peer, ("QmX",), {**ASYNC, "min_peers": 2})
+        due = (await one.merge())["due"]
+        one.memory.set_level(Level.STANDS_SINCE, time.monotonic() + 1.0)
+        one.memory.set_count(Count.STANDS, 1)
+        one.tell("contribute", n=99, shards=due, weight=1.0, samples=1)
+        told = await one.hear("waiting")
+        assert time.monotonic() >= one.memory.level(Level.STANDS_SINCE) + 0.2
+        assert told["text"] == "waiting for peers: 1 of 2 (min_peers) are there"
+        await stopped(peers)
+
+    asyncio.run(scenario())
+
+
 def test_staleness_is_counted_by_bins() -> None:
     """Each submission that was counted is in one bin, by the greatest staleness of its shards; one that was not is
-    among the refused."""
+    among the refused, unless the run ended before it came."""
     submissions = Submissions(RunConfig(mode="async"))
     for behind in ([0, 0], [1, 5], [7, 64], [1000]):
         submissions.ended(behind)
-    text = submissions.ended([2, None])
+    assert submissions.ended([2, None], [LEFT]).endswith("not counted in 1 of its 2 shards: " + LEFT)
+    assert submissions.ended([None], [ENDED]).endswith("not counted in 1 of its 1 shards: the run has ended")
     assert submissions.counted == 4
     assert submissions.refused == 1
     found = {low: count for low, count in zip(STALENESS_FROM, submissions.histogram, strict=True) if count}
     assert found == {0: 1, 4: 1, 64: 2}
-    assert "1 of its 2 shards" in text
 
 
 def test_slower_peers_make_fewer_steps() -> None:

@@ -301,6 +301,25 @@ def test_a_run_that_another_peer_ended_is_merged_before_it_is_finished() -> None
     assert model.u.tolist() == [7.0, 7.0]
 
 
+def test_nothing_of_its_own_is_left_in_the_model_of_a_finished_run() -> None:
+    """Progress that no commit counts is carried into the next contribution, but after the end there is none: neither
+    what was trained since the last sending stays, nor what was trained in a part of the model that had ended before.
+    Both are told as dropped. Training that goes on after all is the trainer's own affair."""
+    hook, line, model = hooked(fragments=2, mode="async")
+    line.asynchronous = {"steps": 4, "staleness": 0, "refused": 0}
+    step(hook, model, 4)  # both parts were sent, the first one two steps ago
+    line.memory.theta.copy_(torch.tensor([7.0, 7.0, 8.0, 8.0]))
+    line.fresh = {1: "keep"}
+    line.memory.set_count(Count.CHANGED, line.memory.count(Count.CHANGED) + 1)
+    line.memory.set_count(Count.FINISHED, 1)
+    step(hook, model)
+    assert hook.finished
+    assert (model.u.tolist(), model.v.tolist()) == ([7.0, 7.0], [8.0, 8.0])
+    assert hook.dropped_samples == 2  # of one half 3 steps, of the other 1
+    step(hook, model, 9)
+    assert (model.u.tolist(), hook.dropped_samples) == ([16.0, 16.0], 2)
+
+
 @pytest.mark.parametrize("merge_alpha", [None, 0.0, 0.25])
 def test_the_end_of_the_run_lands_what_is_under_way(merge_alpha: float | None) -> None:
     """The model of a finished run is the run's, however long the overlap, and whatever is mixed before."""

@@ -82,7 +82,7 @@ class Reference:
         """One outer step of the mean; every model is loaded with the result. Its fingerprint."""
         for name, theta in self.theta.items():
             one, other = (theta - dict(twin.model.named_parameters())[name] for twin in self.twins)
-            g = (one * EVERY + other * EVERY) / (2 * EVERY)
+            g = (one + other) / 2
             self.m[name] = self.m[name] * MU + g
             self.theta[name] = theta - (self.m[name] * MU + g) * ETA
             for twin in self.twins:
@@ -159,6 +159,30 @@ def test_a_rank_that_dies_ends_its_peer_alone(swarm: Swarm) -> None:
         assert all(line["theta"] == theirs[line["epoch"]] for line in shared)
         other.epoch(other.reached() + 3, 60.0)
     until(lambda: len(other.family()) <= 4, 10.0, "the dead peers' processes are gone")
+
+
+def test_ranks_submit_as_one_peer(swarm: Swarm) -> None:
+    """Asynchronous, in few bits, beside a plain peer that is faster: each submission of the group is one peer's, both
+    ranks see the same, and all three end with the same parameters, nothing gathered on the way."""
+    asynchronous = {"mode": "async", "codec": "int8", "dn_buffer_size": 2}
+    config = {**CONFIG, **asynchronous, "start_peers": 2, "stop_after_epochs": 40}
+    group = start_group(swarm, "group", config=config, seed=1, pause_s=0.05)
+    meet(swarm, group[0])
+    alone = swarm.start("alone", "ranks.py", config={}, seed=2, pause_s=0.02)
+    for member in (*group, alone):
+        member.wait_for("finished", epoch=40)
+        assert member.status() == 0
+    lines, others = (member.lines("epoch") for member in group)
+    same = ("epoch", "step", "theta", "local", "sync_count")
+    assert [[line[key] for key in same] for line in lines] == [[line[key] for key in same] for line in others]
+    assert not any(line["collectives"] for line in (*lines, *others, *alone.lines("epoch")))
+    for member in (group[0], alone):
+        last = member.last("epoch")
+        assert last["epoch"] == 40
+        assert last["theta"] == member.last("finished")["local"] == lines[-1]["theta"]
+    submitted = [group[0].log().count(" was counted, "), alone.log().count(" was counted, ")]
+    assert min(submitted) > 3
+    assert sum(submitted) <= 40 + 8
 
 
 def test_ranks_on_several_hosts_are_refused(swarm: Swarm) -> None:

@@ -13,6 +13,7 @@ from p2p_diloco.core.election import assign
 from p2p_diloco.core.proposal import Proposal
 from p2p_diloco.core.shard import ShardLog
 from p2p_diloco.core.submitting import SubmittingLog
+from p2p_diloco.simulate import invariants
 from p2p_diloco.simulate.model import Violation
 from p2p_diloco.simulate.world import Settings, World
 
@@ -29,16 +30,16 @@ def calm(seed: int = 0, **settings: Any) -> World:
 
 
 def aggregator(world: World, shard: int = 0) -> str:
-    return world.newest(shard).replica.logs[shard].plan.succession[0]
+    return invariants.newest(world, shard).replica.logs[shard].plan.succession[0]
 
 
 def settle(world: World) -> None:
     """Training stops; then all agree, every inner step is accounted for, and all that was answered for is there."""
     world.training = False
     world.run(world.now + 15.0)
-    assert len(world.lineage()) == 1, world.lineage()
-    world.account()
-    world.relied_upon()
+    assert len(invariants.lineage(world)) == 1, invariants.lineage(world)
+    invariants.account(world)
+    invariants.relied_upon(world)
 
 
 def epochs(world: World, since: float) -> dict[int, float]:
@@ -87,25 +88,25 @@ def test_one_aggregator_after_another(successors: int) -> None:
     for _ in range(5):
         gone = aggregator(world)
         world.crash(gone)
-        world.run(world.now + world.repair)
+        world.run(world.now + world.faults.repair)
         world.start(gone)
-        world.run(world.now + world.repair)
+        world.run(world.now + world.faults.repair)
     settle(world)
 
 
 def test_as_many_deaths_at_once_as_there_are_successors() -> None:
     """Aggregator and successor die in the same moment; the second successor has what was answered for."""
     world = calm(successors=2)
-    first, second, third = world.newest(0).replica.logs[0].plan.succession
+    first, second, third = invariants.newest(world, 0).replica.logs[0].plan.succession
     world.crash(first)
     world.crash(second)
     world.run(world.now + 15.0)
-    assert third in world.newest(0).replica.logs[0].plan.succession
+    assert third in invariants.newest(world, 0).replica.logs[0].plan.succession
     settle(world)
 
 
 def kill_all_named(world: World) -> None:
-    for name in world.newest(0).replica.logs[0].plan.succession:
+    for name in invariants.newest(world, 0).replica.logs[0].plan.succession:
         world.crash(name)
     world.run(world.now + 15.0)
     settle(world)
@@ -187,18 +188,18 @@ def test_two_sides_of_a_cut_become_one_again(seed: int) -> None:
     side = {aggregator(world), next(n for n in world.names if n != aggregator(world))}
     world.cut = {frozenset((a, b)) for a in side for b in world.names if b not in side}
     world.run(world.now + 15.0)
-    world.heal()
+    world.faults.heal()
     world.run(world.now + 20.0)
     world.training = False
     world.run(world.now + 15.0)
-    assert len(world.lineage()) == 1
-    world.account()
+    assert len(invariants.lineage(world)) == 1
+    invariants.account(world)
 
 
 def test_a_window_of_all_peers_is_a_round() -> None:
     """With a grace window that holds everybody, each commit counts every peer once."""
     world = calm(2, async_grace=30.0, step_times=(0.5, 0.5), delay_mean=0.01)
-    log = world.newest(0).replica.logs[0]
+    log = invariants.newest(world, 0).replica.logs[0]
     counted = [len(commit.contributions) for commit in log.recent if commit.contributions]  # type: ignore[attr-defined]
     assert counted[-1] == PEERS
     settle(world)

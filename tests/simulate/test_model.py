@@ -10,6 +10,7 @@ from p2p_diloco.core.events import Carry, Loaded
 from p2p_diloco.core.messages import Contribution
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.simulate import invariants
 from p2p_diloco.simulate.model import Store, Tensors, Trainer, Violation
 from p2p_diloco.simulate.world import Settings, World
 
@@ -113,10 +114,10 @@ def calm() -> World:
 def test_the_accounts_balance() -> None:
     """Every inner step of a live trainer is counted, pending or dropped by rule: (f) sees a single one that isn't."""
     world = calm()
-    world.account()
+    invariants.account(world)
     world.alive["p1"].trainer.taken |= 1 << 900
     with pytest.raises(Violation, match=r"\(f\)"):
-        world.account()
+        invariants.account(world)
 
 
 def test_a_replica_never_goes_back() -> None:

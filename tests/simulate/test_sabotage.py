@@ -13,6 +13,7 @@ import pytest
 from p2p_diloco.core import catchup
 from p2p_diloco.core.carry import Progress
 from p2p_diloco.core.catchup import CatchUp
+from p2p_diloco.core.contributing import Contributing
 from p2p_diloco.core.logs import Logs
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Roster
@@ -76,8 +77,8 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
     ("a stuck fetch goes on", CatchUp, "_insist", "if fetching is None or", "if True or", "bereaved", 60),
     (
         "an old life's numbers",
-        Replica,
-        "_renew_incarnation",
+        Contributing,
+        "renew_incarnation",
         "if counted is not None and",
         "if False and",
         "patient",
@@ -103,8 +104,8 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
     ),
     (
         "sent though the base has changed",
-        Replica,
-        "_contribute",
+        Contributing,
+        "contribute",
         "if log.version is None or log.version != carried.base:",
         "if False:",
         "hesitant",
@@ -122,10 +123,10 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
     ),
     (
         "an exchange never ends",
-        Replica,
-        "_settle",
-        "self.flight is not None and",
-        "False and",
+        Contributing,
+        "landed",
+        "self.flight is None or",
+        "True or",
         "healed",
         10,
     ),

@@ -12,6 +12,7 @@ import pytest
 from p2p_diloco.core.events import Apply, Average
 from p2p_diloco.core.messages import Commit, Message, State
 from p2p_diloco.core.shard import ShardLog
+from p2p_diloco.simulate import invariants
 from p2p_diloco.simulate.model import Tensors
 from p2p_diloco.simulate.world import Process, Settings, World
 
@@ -36,8 +37,8 @@ def settle(world: World, seconds: float = 12.0) -> None:
     """Training stops, what is under way comes to rest; then all agree, and every inner step is accounted for."""
     world.training = False
     world.run(world.now + seconds)
-    assert len(world.lineage()) == 1
-    world.account()
+    assert len(invariants.lineage(world)) == 1
+    invariants.account(world)
 
 
 def times(world: World, name: str, since: float = 0.0) -> list[float]:
@@ -165,7 +166,7 @@ def test_the_last_one_goes_on() -> None:
 def test_restart_from_a_checkpoint_older_than_what_is_counted(seed: int) -> None:
     """Neither mute, for its numbers rise above those counted, nor doubled: the table tells what is in the state."""
     world = calm(seed)
-    world.save("p1")
+    world.faults.save("p1")
     world.run(12.0)
     counted = world.alive["p0"].replica.logs[0].counted["p1"]
     world.crash("p1")
@@ -176,7 +177,7 @@ def test_restart_from_a_checkpoint_older_than_what_is_counted(seed: int) -> None
     settle(world)
     now = world.alive["p0"].replica.logs[0].counted["p1"]
     assert now > counted
-    assert now.incarnation == process.replica.incarnation
+    assert now.incarnation == process.replica.own.incarnation
     assert world.alive["p0"].store.present[0].steps & process.trainer.taken
 
 
@@ -199,9 +200,9 @@ def test_everybody_restarts_from_disk() -> None:
     """After a power cut the newest state on any disk is where the run goes on."""
     world = calm(peers=3)
     for name in ("p0", "p1"):
-        world.save(name)
+        world.faults.save(name)
     world.run(10.0)
-    world.save("p2")
+    world.faults.save("p2")
     newest = world.alive["p2"].replica.epoch
     for name in world.names:
         world.crash(name)
@@ -217,9 +218,9 @@ def test_a_power_cut_with_the_newest_disk_back_last() -> None:
     """Though two have gone on from older disks: what they did since is less than what the third one brings."""
     world = calm(peers=3)
     for name in ("p0", "p1"):
-        world.save(name)
+        world.faults.save(name)
     world.run(20.0)
-    world.save("p2")
+    world.faults.save("p2")
     newest = world.alive["p2"].replica.versions[0]
     for name in world.names:
         world.crash(name)
@@ -318,12 +319,12 @@ def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
     world.run(35.0)
     waiting = world.alive["p0"]
     assert waiting.blocked
-    flight, steps = waiting.replica.flight, waiting.trainer.taken
+    flight, steps = waiting.replica.own.flight, waiting.trainer.taken
     ahead = world.alive["p1"].replica.versions
     assert all(a.epoch > b.epoch for a, b in zip(ahead, waiting.replica.versions, strict=True))
     world.cut = set()
     world.run(70.0)
-    assert waiting.replica.flight != flight
+    assert waiting.replica.own.flight != flight
     settle(world)
     counted = [waiting.store.present[shard].steps for shard in range(world.rules.shards)]
     assert all(not steps & ~all_counted for all_counted in counted)
@@ -398,7 +399,7 @@ def test_a_fork_ends_though_a_state_takes_longer_than_a_fetch_may_stand_still(sh
     world.lag = world.rules.fetch_again + 1.0
     cut(world, "p0", "p1")
     world.run(30.0)
-    assert len(world.lineage()) > 1
+    assert len(invariants.lineage(world)) > 1
     world.cut = set()
     world.run(world.now + 2 * world.lag + 10.0)
     settle(world)
@@ -426,9 +427,9 @@ def test_the_end_is_the_same_for_all(seed: int) -> None:
     world = calm(seed, peers=4, fragments=2, drop=0.1, duplicate=0.1, stop_after_epochs=6)
     world.run(80.0)
     assert all(p.replica.finished for p in world.alive.values())
-    assert {v.epoch for v in next(iter(world.lineage()))} == {6}
+    assert {v.epoch for v in next(iter(invariants.lineage(world)))} == {6}
     settle(world)
-    assert {v.epoch for v in next(iter(world.lineage()))} == {6}
+    assert {v.epoch for v in next(iter(invariants.lineage(world)))} == {6}
 
 
 class Counting(World):
@@ -487,7 +488,7 @@ def test_who_has_a_bit_flipped_mends_itself(seed: int, role: int) -> None:
     assert noted(world, victim, "mismatch") == 1
     assert not any(noted(world, name, "mismatch") for name in world.names if name != victim)
     settle(world)
-    world.intact()
+    invariants.intact(world)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -503,7 +504,7 @@ def test_a_flipped_bit_that_only_one_peer_holds(seed: int) -> None:
     assert newcomer.replica.has_state
     assert "p1" in world.alive["p0"].replica.logs[0].counted
     settle(world)
-    world.intact()
+    invariants.intact(world)
 
 
 class OtherTensors(Tensors):
@@ -554,7 +555,7 @@ def test_a_machine_unlike_the_others(seed: int) -> None:
     assert not any("Fetch" in line or "another digest" in line for line in later)
     assert not any(odd in log.plan.succession for log in world.alive["p0"].replica.logs)
     settle(world)
-    world.intact()
+    invariants.intact(world)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -569,4 +570,4 @@ def test_two_machines_unlike_each_other(seed: int) -> None:
     assert world.alive["p0"].replica.epoch > epoch + 15
     assert not any("Fetch" in line for line in (world.lines or [])[lines:])
     settle(world)
-    world.intact()
+    invariants.intact(world)

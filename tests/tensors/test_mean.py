@@ -31,11 +31,12 @@ def contributions(seed: int, count: int, numel: int, name: str) -> list[tuple[st
 
 def by_hand(given_: list[tuple[str, float, bytes]], name: str, numel: int) -> np.ndarray:
     """The documented order, in numpy, which fuses nothing: one product, one sum, one division."""
-    acc, total = np.zeros(0, np.float32), np.float32(0)
-    for position, (_, weight, raw) in enumerate(sorted(given_)):
-        product = codec.decode(raw, name, numel).numpy() * np.float32(weight)
-        acc = product if position == 0 else acc + product
-        total = np.float32(total + np.float32(weight))
+    ordered = sorted(given_)
+    acc, total = np.zeros(numel, np.float32), np.float32(0)
+    for _, weight, raw in ordered:
+        ratio = np.float32(weight) / np.float32(ordered[0][1])
+        acc = acc + codec.decode(raw, name, numel).numpy() * ratio
+        total = np.float32(total + ratio)
     return acc / total
 
 
@@ -88,7 +89,15 @@ def test_a_weight_that_weighs_nothing_is_refused(weight):
 
 def test_weights_that_overflow_together_are_refused():
     with pytest.raises(ValueError, match="sum of the weights"):
-        weighted_mean([("a", 3e38, bytes(4)), ("b", 3e38, bytes(4))], "fp32", 1)
+        weighted_mean([("a", 1.0, bytes(4)), ("b", 3e38, bytes(4)), ("c", 3e38, bytes(4))], "fp32", 1)
+
+
+@pytest.mark.parametrize("weight", [0.1, 7.0, 2.0**40])
+def test_equal_weights_are_as_good_as_none(weight):
+    """Whatever it is that all weigh, the mean has the same bits."""
+    given_ = [(peer, 1.0, raw) for peer, _, raw in contributions(5, 3, 1000, "fp32")]
+    alike = [(peer, weight, raw) for peer, _, raw in given_]
+    assert torch.equal(weighted_mean(alike, "fp32", 1000), weighted_mean(given_, "fp32", 1000))
 
 
 @pytest.mark.parametrize("given_", [[], [("a", 1.0, bytes(4)), ("a", 1.0, bytes(4))]])

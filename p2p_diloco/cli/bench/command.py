@@ -22,7 +22,7 @@ import typer
 
 from p2p_diloco.cli.bench.contenders import Bench, Contender, Failed, Interrupted, all_of
 from p2p_diloco.cli.bench.measure import Result
-from p2p_diloco.cli.bench.network import Network, NoNetwork
+from p2p_diloco.cli.bench.network import CONGESTION, Network, NoNetwork
 from p2p_diloco.cli.bench.plan import WARM_UP, Plan
 from p2p_diloco.cli.bench.table import as_object, drawn, headline, seconds, size
 from p2p_diloco.cli.demo.processes import Children, Signals
@@ -43,7 +43,7 @@ def bench(plan: Plan, *, as_json: bool) -> int:
     """
     machine = _machine()
     try:
-        results = measured(plan)
+        results, machine["congestion"] = measured(plan)
     except Interrupted as interrupted:
         sys.stderr.write("p2p-diloco: interrupted; every process is ended\n")
         return 128 + int(interrupted.args[0])
@@ -56,8 +56,8 @@ def bench(plan: Plan, *, as_json: bool) -> int:
     return int(any(result.failed for result in results))
 
 
-def measured(plan: Plan) -> list[Result]:
-    """What each contender came to.
+def measured(plan: Plan) -> tuple[list[Result], str | None]:
+    """What each contender came to; and how TCP found its speed, on machines with links of their own.
 
     Raises:
         UsageError: as `bench`. Failed: a process didn't start. Interrupted: a signal came.
@@ -72,11 +72,13 @@ def measured(plan: Plan) -> list[Result]:
             ending.callback(network.close)
         children = ending.enter_context(Children(folder, lambda: True))  # goodbyes are said below, or not at all
         contenders = all_of(Bench(plan, children, signals, network))
+        if network is not None and network.congestion != CONGESTION:
+            tell(unlike_most(network.congestion))
         for number in range(WARM_UP + plan.rounds):
             _turn(contenders, "warm-up" if number < WARM_UP else f"round {number - WARM_UP + 1} of {plan.rounds}")
         results = [contender.result(WARM_UP) for contender in contenders]
         _leave(children)
-        return results
+        return results, None if network is None else network.congestion
 
 
 def _turn(contenders: Sequence[Contender], name: str) -> None:
@@ -105,6 +107,14 @@ def _leave(children: Children) -> None:
 def tell(text: str) -> None:
     """A line of progress."""
     typer.echo(text, err=True)
+
+
+def unlike_most(congestion: str) -> str:
+    """What to know of figures that another way of finding the speed gave."""
+    return (
+        f"the machines use TCP's {congestion or 'unknown congestion control'}, as this one does: {CONGESTION}, which "
+        "most use, is not allowed there; add it to net.ipv4.tcp_allowed_congestion_control to measure with it"
+    )
 
 
 def _check_memory(plan: Plan) -> None:

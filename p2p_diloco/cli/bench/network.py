@@ -14,7 +14,8 @@ import subprocess
 SWITCH, AWAY = "br0", "br1"
 """Bridges: the one that all machines are on, and the one for those cut off from it, who still see each other."""
 CONGESTION, CONGESTION_FILE = "cubic", "/proc/sys/net/ipv4/tcp_congestion_control"
-"""How TCP finds its speed on these machines, whatever this one has been told: as most systems do."""
+"""How TCP finds its speed on these machines, whatever this one has been told: as most systems do. One that isn't in
+net.ipv4.tcp_allowed_congestion_control can't be chosen there; then it is as on this one."""
 _numbers = itertools.count(1)
 
 
@@ -22,13 +23,14 @@ class NoNetwork(Exception):
     """This machine doesn't let us make network namespaces."""
 
 
-def _run(*words: str) -> None:
+def _run(*words: str) -> str:
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=20)
     except OSError as error:
         raise NoNetwork(f"{words[0]}: {error.strerror}") from None
     if done.returncode:
         raise NoNetwork(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
 
 
 class Network:
@@ -36,6 +38,8 @@ class Network:
 
     def __init__(self) -> None:
         """Raises NoNetwork."""
+        self.congestion = ""
+        """How TCP finds its speed on the machines, once there is one; nothing where that can't be told."""
         self.switch = f"p2pd{os.getpid()}-{next(_numbers)}"
         self.machines: dict[str, str] = {}
         _run("ip", "netns", "add", self.switch)
@@ -58,9 +62,12 @@ class Network:
         _run("ip", "-n", space, "addr", "add", f"{self.machines[name]}/24", "dev", "eth0")
         for link in ("lo", "eth0"):
             _run("ip", "-n", space, "link", "set", link, "up")
-        with contextlib.suppress(NoNetwork):  # it may be the only one that the system has
-            _run("ip", "netns", "exec", space, "sh", "-c", f"echo {CONGESTION} > {CONGESTION_FILE}")
-        return ["ip", "netns", "exec", space]
+        here = ["ip", "netns", "exec", space]
+        with contextlib.suppress(NoNetwork):
+            _run(*here, "sh", "-c", f"echo {CONGESTION} > {CONGESTION_FILE}")
+        with contextlib.suppress(NoNetwork):
+            self.congestion = _run(*here, "cat", CONGESTION_FILE).strip()
+        return here
 
     def throttle(self, name: str, mbit: float) -> None:
         """Let a machine send and receive so many Mbit/s, each way."""

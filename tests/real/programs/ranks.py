@@ -139,7 +139,7 @@ def main(options: dict[str, Any]) -> int:
         with Peer(model, optimizer, local=local, **given) as peer:
             say("in", epoch=peer.epoch, addresses=peer.addresses, local=peer.metrics.local_step, digest=digest_of(peer))
             train(peer, model, optimizer, options)
-            say("finished", epoch=peer.epoch)
+            say("finished", epoch=peer.epoch, local=fingerprint(getattr(model, "module", model).state_dict()))
     except P2PDilocoError as error:
         say("error", kind=type(error).__name__, sentence=error.sentence)
         return error.exit_code

@@ -57,7 +57,7 @@ class DoomedReplica(Replica):
     def watch(self, event: Event, effects: list[Effect]) -> list[Effect]:
         match PLAN["phase"], self.roles_now()[0]:
             case "training", _:
-                if isinstance(event, Merge) and self.flight is None and self.fresh():
+                if isinstance(event, Merge) and self.own.flight is None and self.fresh():
                     self.die_in(TRAINING_S)
             case "sending", "aggregator":
                 log = self.logs[event.message.shard] if self.came(event) else None

@@ -1,0 +1,173 @@
+"""What one replica's own trainer has merged, has under way, and is to contribute next.
+
+Law: one exchange is under way at a time; what is sent is on what was merged. What becomes of it in a shard's log is
+`shard`'s, what is kept of it for a later one `carry`'s.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from .asynchronous import AsynchronousLog
+from .carry import Progress
+from .events import Contribute, Effect, Load, Loaded, Release
+from .logs import Kept, Logs
+from .messages import Contribution
+from .rules import Rules
+from .schedule import fragment_by_log
+from .shard import ShardLog
+from .version import ContributionId, Version, descends, incarnation_after
+
+
+class Contributing:
+    def __init__(self, me: str, rules: Rules, logs: Logs, incarnation: int) -> None:
+        self.me, self.rules, self.logs = me, rules, logs
+        self.incarnation, self.sequence = incarnation, 0
+        self.carried = [Progress() for _ in logs]
+        self.flight: dict[int, Version] | None = None  # the shards being exchanged, with their bases
+        self.to_land: deque[int] = deque()  # the same, those that were found to be over last
+        self.turn = 0  # asynchronous: contributions made, which decides whose turn it is of the fragments
+        self.left = Kept(logs, self._leaves_behind)
+
+    # -- questions
+
+    @property
+    def next_id(self) -> ContributionId:
+        """The id of what the trainer contributes next, unless this peer's incarnation has to rise before."""
+        return ContributionId(self.incarnation, self.sequence + 1)
+
+    @property
+    def merged_samples(self) -> int:
+        """Samples counted by what the trainer has merged: the lowest number over the shards."""
+        return min((carried.base.samples if carried.base is not None else 0) for carried in self.carried)
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether some shard's present state has not grown from what the trainer has merged."""
+        return bool(self.left.now())
+
+    def _leaves_behind(self, log: ShardLog) -> bool | None:
+        version, base = log.version, self.carried[log.shard].base
+        return None if version is None or base is None or descends(version, log.history, base) else True
+
+    def counted(self, shard: int) -> ContributionId | None:
+        """This peer's newest contribution that the shard's state counts."""
+        return self.logs[shard].counted.get(self.me)
+
+    # -- merging
+
+    def merge(self) -> Load:
+        """What the trainer merges, and what it is to send."""
+        if self.flight is not None or not self.logs.whole:
+            return Load((), ())
+        loads = []
+        for log, carried in zip(self.logs, self.carried, strict=True):
+            # what was refused is carried or dropped, though nothing newer has come since the last merge
+            news = log.version != carried.base or log.refusals > 0
+            if log.version is not None and news and log.loads(carried.base):
+                carried.sends, log.refusals = carried.sends + log.refusals, 0
+                carry = carried.merge(log.version, self.counted(log.shard), log.carry_rounds)
+                loads.append(Loaded(log.shard, log.version, carry))
+        due = self._due()
+        for shard in due:
+            self.logs[shard].withdraw()
+        return Load(tuple(loads), due)
+
+    def _due(self) -> tuple[int, ...]:
+        if self.rules.asynchronous:
+            return self._due_in_turn()
+        lowest = self._lowest()
+        if lowest is None:
+            return ()
+        return tuple(s for s in self.rules.fragments[lowest[0]] if self._stands_at(self.logs[s]) == lowest)
+
+    def _lowest(self) -> tuple[int, int] | None:
+        """The (fragment, epoch) of the shards that the logs ask for next."""
+        epochs = self.logs.open_epochs()
+        fragment = fragment_by_log(epochs)
+        epoch = None if fragment is None else epochs[fragment]
+        return None if fragment is None or epoch is None else (fragment, epoch)
+
+    @staticmethod
+    def _stands_at(log: ShardLog) -> tuple[int, int] | None:
+        return None if log.version is None or log.final else (log.fragment, log.version.epoch)
+
+    def _due_in_turn(self) -> tuple[int, ...]:
+        """Asynchronous: epochs say nothing of what a peer has to send; its fragments take turns."""
+        count = len(self.rules.fragments)
+        for fragment in range(self.turn, self.turn + count):
+            if due := tuple(s for s in self.rules.fragments[fragment % count] if not self.logs[s].final):
+                return due
+        return ()
+
+    # -- sending
+
+    def contribute(self, event: Contribute, now: float) -> list[Effect]:
+        """The trainer's pseudo-gradients go to their aggregators."""
+        if self.rules.asynchronous:
+            return self._submit(event, now)
+        self.sequence += 1
+        id = ContributionId(self.incarnation, self.sequence)
+        flight: dict[int, Version] = {}
+        effects: list[Effect] = []
+        for shard, payload in zip(event.shards, event.payloads, strict=True):
+            log, carried = self.logs[shard], self.carried[shard]
+            expected = log.version == carried.base and self.me in log.plan.group
+            oldest = carried.send(id, expected)
+            if log.version is None or log.version != carried.base:
+                continue  # the base changed while the pseudo-gradient was computed: it is carried, like one not counted
+            flight[shard] = log.version
+            mine = Contribution(shard, log.version, id, oldest, event.weight, event.samples, payload)
+            effects += log.contribute(mine, now)
+        if not flight:
+            return [Release(sent=False)]
+        self._take_off(flight)
+        return effects
+
+    def _submit(self, event: Contribute, now: float) -> list[Effect]:
+        """Asynchronous: a contribution counts on any base of the lineage, and each counts one."""
+        self.sequence, self.turn = self.sequence + 1, self.turn + 1
+        id = ContributionId(self.incarnation, self.sequence)
+        bases, effects = dict[int, Version](), list[Effect]()
+        for shard, payload in zip(event.shards, event.payloads, strict=True):
+            log, carried = self.logs[shard], self.carried[shard]
+            assert isinstance(log, AsynchronousLog)
+            oldest = carried.send(id, expected=False)
+            base = log.submits_on(carried.base, carried.oldest_base)
+            if base is not None:
+                bases[shard] = carried.oldest_base = base  # refused, it stays as old as it was said to be
+                effects += log.contribute(Contribution(shard, base, id, oldest, 1.0, event.samples, payload), now)
+        self._take_off(bases)
+        return effects if bases else [Release(sent=False)]
+
+    def _take_off(self, flight: dict[int, Version]) -> None:
+        self.flight, self.to_land = flight or None, deque(flight)
+
+    # -- what follows
+
+    def landed(self) -> bool:
+        """Whether the exchange under way is over; it is under way no more then."""
+        if self.flight is None or self._flying(self.flight):
+            return False
+        self.flight = None
+        return True
+
+    def _flying(self, flight: dict[int, Version]) -> bool:
+        """Whether some of what is exchanged is still due. After a fork the log may ask for another fragment: then the
+        trainer goes on to that one, and what it has sent may be counted all the same, or is carried."""
+        lowest = self._lowest()
+        for _ in flight:
+            log = self.logs[self.to_land[0]]
+            due = lowest is not None and self._stands_at(log) == lowest
+            if log.exchanging(flight[log.shard], due):
+                return True
+            self.to_land.rotate(-1)
+        return False
+
+    def renew_incarnation(self, shards: Iterable[int]) -> None:
+        """A life that begins below what was counted of an earlier one would be mute."""
+        for shard in shards:
+            counted = self.counted(shard)
+            if counted is not None and counted > ContributionId(self.incarnation, self.sequence):
+                self.incarnation, self.sequence = incarnation_after(counted.incarnation, self.incarnation), 0

@@ -1,0 +1,134 @@
+"""What goes wrong in a world: drawn from its seed one after the other, until all of it ends.
+
+Law: nothing happens to a peer here that could not happen to a real one; at most as many are struck at a time as the
+world's settings let.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from p2p_diloco.core.events import Depart
+
+if TYPE_CHECKING:
+    from .world import Process, World
+
+FREEZE_S = (0.5, 8.0)
+"""How long a frozen process stands still."""
+
+
+class Faults:
+    """What strikes one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        # until when what a death has left is being repaired; at first nobody but the founder holds anything
+        self._weakened = [self.repair] * (world.settings.deaths_at_once or 0)
+
+    def save(self, name: str) -> None:
+        """Write to its disk what a peer holds."""
+        world = self._world
+        process = world.alive[name]
+        if process.replica.has_state:
+            states = tuple(process.replica.state(s) for s in range(world.rules.shards))
+            world.disks[name] = (states, tuple(process.store.present))
+
+    def chaos(self, until: float) -> None:
+        """Draw faults now and then until then."""
+        world = self._world
+        delay = world.rng.uniform(*world.settings.fault_every)
+        if world.now + delay < until:
+            world.at(delay, lambda: self._chaos(until))
+
+    def _chaos(self, until: float) -> None:
+        self.fault()
+        self.chaos(until)
+
+    @property
+    def repair(self) -> float:
+        """What it takes until a death is noticed, and others hold what was held."""
+        world = self._world
+        return 2 * world.rules.heartbeat_timeout + 4 + 3 * world.settings.state_lag
+
+    def _spared(self, kind: str) -> bool:
+        """Whether as many have died of late as may. Who starts again holds little; who freezes is as good as dead, and
+        so is whose memory is damaged, until that is mended."""
+        world = self._world
+        most = world.settings.deaths_at_once
+        if most is None or kind not in ("crash", "flip", "freeze", "leave", "restart"):
+            return False
+        self._weakened = [until for until in self._weakened if until > world.now]
+        able = [p for p in world.alive.values() if p.replica.has_state]
+        damaged = sum(any(world.damaged(p, s) for s in range(world.rules.shards)) for p in able)
+        if len(self._weakened) + damaged >= most and kind != "restart":
+            return True
+        if kind != "flip":  # which is found to be damaged
+            self._weakened.append(world.now + self.repair + (FREEZE_S[1] if kind == "freeze" else 0.0))
+        return False
+
+    def fault(self) -> None:
+        """One of them, unless nobody may be struck now."""
+        world = self._world
+        kind = world.rng.choice(world.settings.faults)
+        if self._spared(kind):
+            return
+        world.happened[kind] += 1
+        holders, dead = world.holders(), sorted(set(world.names) - set(world.alive))
+        someone = world.rng.choice(sorted(world.alive)) if world.alive else ""
+        match kind:
+            case "crash" if len(holders) > 1 or (someone and someone not in holders):
+                if world.rng.random() < 0.5:
+                    self.save(someone)
+                world.crash(someone)
+            case "restart" if dead:
+                world.start(world.rng.choice(dead), from_disk=world.rng.random() < 0.5)
+            case "cut" if len(world.names) > 1:
+                side = set(world.rng.sample(world.names, world.rng.randint(1, len(world.names) - 1)))
+                world.cut = {frozenset((a, b)) for a in side for b in world.names if b not in side}
+                world.say("net", f"cut off {sorted(side)}")
+            case "part" if len(world.names) > 1:
+                pairs = [frozenset(pair) for pair in itertools.combinations(world.names, 2)]
+                world.cut = {pair for pair in pairs if world.rng.random() < 0.4}
+                world.say("net", f"cut {sorted(map(sorted, world.cut))}")
+            case "mute" if len(world.names) > 1:
+                world.mute.add(tuple(world.rng.sample(world.names, 2)))  # type: ignore[arg-type]
+                world.say("net", f"mute {sorted(world.mute)}")
+            case "heal":
+                world.cut, world.mute = set(), set()
+                world.say("net", "healed")
+            case "freeze" if someone:
+                world.alive[someone].frozen_until = world.now + world.rng.uniform(*FREEZE_S)
+                world.say(someone, "freezes")
+            case "leave" if len(holders) > 1 and someone:
+                world.say(someone, "leaves")
+                leaving = world.alive[someone]
+                world.feed(leaving, Depart())
+                world.at(world.rng.uniform(0.1, 1.0), lambda: self._gone(leaving))
+            case "flip" if someone and world.alive[someone].replica.has_state:
+                world.flips += 1
+                shard = world.rng.randrange(world.rules.shards)
+                store = world.alive[someone].store
+                store.present[shard] = replace(store.present[shard], chain=world.rng.randbytes(8))
+                world.say(someone, f"has a bit flipped in shard {shard}")
+            case "stall" if someone:
+                world.alive[someone].stalled_until = world.now + world.rng.uniform(0.5, 15)
+                world.say(someone, "stalls: its trainer stops, its node lives")
+
+    def _gone(self, process: Process) -> None:
+        world = self._world
+        if world.alive.get(process.name) is process:
+            world.crash(process.name)
+
+    def heal(self) -> None:
+        """All faults end; everybody is there again, or everybody who was not dead."""
+        world = self._world
+        world.cut, world.mute, world.drop, world.duplicate = set(), set(), 0.0, 0.0
+        for name in world.names if world.settings.dead_return else ():
+            if name in world.alive and world.alive[name].replica.departed:
+                world.crash(name)
+            if name not in world.alive:
+                world.start(name)
+        for process in world.alive.values():
+            process.frozen_until = process.stalled_until = 0.0
