@@ -213,6 +213,7 @@ class Pipe(asyncio.BufferedProtocol):
 
     def forget_unsent(self) -> None:
         """Send no more of the memory that is being sent: it may change now. What comes is read on."""
+        self._chunks = iter(())
         if isinstance(self._transport, TlsTransport):  # others have copies
             self._transport.forget_unsent()
 

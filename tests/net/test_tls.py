@@ -199,6 +199,23 @@ def test_what_is_sent_is_let_go() -> None:
     run(test())
 
 
+def test_what_is_forgotten_is_let_go() -> None:
+    """The same for what is given up midway, though the connection lives on."""
+
+    async def test() -> None:
+        async with ends() as (near, _):
+            data = bytearray(64 << 20)
+            writing = near.write_view(memoryview(data))
+            await asyncio.sleep(0.1)
+            assert not writing.done()
+            writing.cancel()
+            near.forget_unsent()
+            data.append(0)
+            assert not near.ended
+
+    run(test())
+
+
 def test_what_is_given_up_is_sent_no_further() -> None:
     """Of a payload that is cancelled midway no more comes than was in the socket's hands."""
 
