@@ -301,6 +301,19 @@ def test_a_run_that_another_peer_ended_is_merged_before_it_is_finished() -> None
     assert model.u.tolist() == [7.0, 7.0]
 
 
+def test_the_end_may_come_after_its_last_commit() -> None:
+    """The last commit is in the model already when the run is told to have ended: what was trained since goes."""
+    hook, line, model = hooked()
+    step(hook, model, 4)
+    assert model.u.tolist() == [4.0, 4.0]
+    step(hook, model)
+    line.memory.set_count(Count.FINISHED, 1)
+    assert not hook.finished
+    step(hook, model)
+    assert hook.finished
+    assert (model.u.tolist(), hook.dropped_samples) == ([4.0, 4.0], 2)
+
+
 def test_nothing_of_its_own_is_left_in_the_model_of_a_finished_run() -> None:
     """Progress that no commit counts is carried into the next contribution, but after the end there is none: neither
     what was trained since the last sending stays, nor what was trained in a part of the model that had ended before.
