@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "p2p_diloco"
 
 BELOW: dict[str, frozenset[str]] = {}
 """What each layer may import of ours, itself included."""
-_base = frozenset({"errors", "addresses", "config", "settings", "remembered"})
+_base = frozenset({"errors", "addresses", "config", "settings", "remembered", "interrupts"})
 for name in sorted(_base):
     BELOW[name] = _base
 BELOW["core"] = frozenset({"core", "errors"})

@@ -11,12 +11,10 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from types import FrameType
 from typing import NoReturn
 
-import typer
-
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.interrupts import ENDING, Interrupts
 
 INTERRUPTED = 128 + signal.SIGINT
 
@@ -24,16 +22,13 @@ INTERRUPTED = 128 + signal.SIGINT
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Carry out a command line (by default the process's own) and leave with its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    received: list[int] = []
-
-    def interrupt(number: int, _frame: FrameType | None) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-    code = carry_out(arguments)
-    if code == INTERRUPTED and received:
-        code = 128 + received[0]
+    with Interrupts(holds_nothing=True) as interrupts:  # what a command holds, it says itself
+        code = carry_out(arguments)
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)  # all is done: a signal ends what is left without a word
+    if code == INTERRUPTED and interrupts.received:
+        code = 128 + interrupts.received[0]
     sys.exit(code)
 
 
@@ -41,23 +36,32 @@ def carry_out(arguments: Sequence[str]) -> int:
     """The exit code of a command line; what goes wrong is told on stderr in one sentence."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     try:
-        from p2p_diloco.cli.app import app
-
-        code = app(args=list(arguments), prog_name="p2p-diloco", standalone_mode=False)
+        return _called(arguments, "--debug" in ours)
     except P2PDilocoError as error:
         from p2p_diloco.cli.flags import as_flag
 
         return _told(error.spelled(as_flag), error.exit_code, "--debug" in ours)
-    except typer.TyperException as error:
-        return _told(_sentence(error.format_message()), 2, "--debug" in ours)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read us has gone: nothing is wrong, and nobody is left to tell
         return 0
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:  # the last line of defence: a user sees a sentence, whatever happens
         fault = f"{type(error).__name__}: {error}".rstrip(": ")
         return _told(f"a fault in p2p-diloco itself ({_sentence(fault)}); --debug shows where", 1, "--debug" in ours)
+
+
+def _called(arguments: Sequence[str], debug: bool) -> int:
+    import typer  # here, where signals are heeded: it takes a moment
+
+    from p2p_diloco.cli.app import app
+
+    try:
+        code = app(args=list(arguments), prog_name="p2p-diloco", standalone_mode=False)
+    except typer.TyperException as error:
+        return _told(_sentence(error.format_message()), 2, debug)
+    except typer.Abort:  # what it makes of ^C
+        return INTERRUPTED
     return code if isinstance(code, int) else 0
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -28,6 +28,9 @@ from p2p_diloco.addresses import (
 from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.errors import NodeDied, P2PDilocoError, UsageError
 from p2p_diloco.settings import prepare_identity_path
+
+if TYPE_CHECKING:
+    from p2p_diloco.net.hivemind import DhtPeer
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +84,9 @@ def serve(plan: BootstrapPlan, *, as_json: bool) -> int:
         NoBootstrapReached: none of the other bootstraps answered. ConfigError: it can't listen there after
         all.
     """
-    return asyncio.run(_serve(plan, as_json))
+    from p2p_diloco.net.hivemind import DhtPeer  # takes seconds, in which no loop would see a signal
+
+    return asyncio.run(_serve(plan, as_json, DhtPeer))
 
 
 def announcement(addresses: Sequence[str], *, as_json: bool) -> str:
@@ -115,7 +120,7 @@ def _join_line(addresses: Sequence[str]) -> str:
     return f"p2p-diloco join --initial-peers {' '.join(addresses)}"
 
 
-async def _serve(plan: BootstrapPlan, as_json: bool) -> int:
+async def _serve(plan: BootstrapPlan, as_json: bool, of: type[DhtPeer]) -> int:
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[int] = loop.create_future()
 
@@ -127,12 +132,10 @@ async def _serve(plan: BootstrapPlan, as_json: bool) -> int:
         else:
             ended.set_exception(outcome)
 
-    from p2p_diloco.net.hivemind import DhtPeer
-
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, end, 128 + number)
     starting = asyncio.ensure_future(
-        DhtPeer.create(
+        of.create(
             initial_peers=plan.initial_peers,
             host_maddrs=plan.host_maddrs,
             announce_maddrs=plan.announce_maddrs,

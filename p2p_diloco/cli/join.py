@@ -14,6 +14,7 @@ from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.cli.wrap import run_command
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
+from p2p_diloco.interrupts import Interrupts
 from p2p_diloco.remembered import remembered
 from p2p_diloco.settings import (
     check_paths,
@@ -85,7 +86,7 @@ def _aggregate(run: RunConfig, peer: PeerConfig) -> int:
     """Serve the run without a model until it ends."""
     from p2p_diloco.peer import Peer
 
-    with Peer(None, None, config=run, local=peer) as aggregator:
+    with Interrupts(), Peer(None, None, config=run, local=peer) as aggregator:
         while not aggregator.finished:
             time.sleep(LOOK_EVERY_S)
     return 0

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
-from types import FrameType
 
 import torch
 from torch import Tensor
@@ -21,6 +18,7 @@ from torch.optim import AdamW, Optimizer
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.interrupts import Interrupts
 from p2p_diloco.peer import Peer
 from p2p_diloco.trainer.alone import Alone, Participant
 from p2p_diloco.trainer.blocks import Text, load_text
@@ -35,10 +33,6 @@ BETAS = (0.9, 0.95)
 
 Windows = Sequence[tuple[Tensor, Tensor]]
 """Inputs and targets, each int64 [batch, context]."""
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came: as ^C, but the exit status tells them apart."""
 
 
 def main(
@@ -72,7 +66,7 @@ def main(
     with Progress(config.log_path) as progress:
         progress.parameters = sum(parameter.numel() for parameter in model.parameters())
         try:
-            with _sigterm_interrupts():
+            with Interrupts():
                 if config.warm_start:
                     log.info("warm start: %d steps alone before joining", config.warm_start)
                     warm_start(model, warm_batches, config.warm_start, config)
@@ -83,10 +77,8 @@ def main(
                     batches = draw(content, key=peer.peer_id)
                     stopped = train(model, optimizer, peer, batches, judged, config, progress)
                     progress.digest = peer.digest
-        except Terminated:
-            stopped = "terminated"
-        except KeyboardInterrupt:
-            stopped = "interrupted"
+        except KeyboardInterrupt as interrupt:
+            stopped = "terminated" if signal.SIGTERM in interrupt.args else "interrupted"
         summary = progress.summary(stopped)
         if config.summary_json:
             sys.stdout.write(summary.to_json() + "\n")
@@ -215,22 +207,3 @@ def _on_device(model: GPT, device: str) -> GPT:
 
 def _device(model: GPT) -> torch.device:
     return model.tokens.weight.device
-
-
-@contextmanager
-def _sigterm_interrupts() -> Iterator[None]:
-    """Let SIGTERM raise Terminated in the main thread, as ^C raises KeyboardInterrupt, so that whatever is
-    entered is left properly. In other threads nothing is changed: signals are the main thread's.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,156 @@
+"""Signals that end a command: where they may strike, and that none is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.interrupts import Interrupts
+
+ENDING = (signal.SIGINT, signal.SIGTERM)
+each = pytest.mark.parametrize("number", ENDING)
+
+SIGNALLED = "import os\nos.kill(os.getpid(), {number})\n{then}\nwhole = True\n"
+"""A module in which a signal comes while it is loaded."""
+SCRIPT = """
+import os, time
+from p2p_diloco.interrupts import Interrupts
+try:
+    with Interrupts():
+        os.kill(os.getpid(), 2)
+        time.sleep(10)
+except KeyboardInterrupt:
+    struck = True
+"""
+
+
+@pytest.fixture(autouse=True)
+def unchanged() -> Iterator[None]:
+    """Handlers and hook are put back by each test."""
+    before = [signal.getsignal(number) for number in ENDING], sys.unraisablehook
+    yield
+    assert ([signal.getsignal(number) for number in ENDING], sys.unraisablehook) == before
+
+
+def struck(work: Callable[[], None]) -> list[int]:
+    """The numbers of the signals that have struck at the end of, or after, what raises nothing itself."""
+    interrupts = Interrupts()
+
+    def done() -> None:
+        with interrupts:
+            work()
+            for _ in range(500):  # long enough for a signal that comes again
+                time.sleep(0.02)
+
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        done()
+    assert interrupt.value.args == (interrupts.received[-1],)
+    return interrupts.received
+
+
+@each
+def test_a_signal_strikes_with_its_number(number: signal.Signals) -> None:
+    assert struck(lambda: os.kill(os.getpid(), number)) == [number]
+
+
+@each
+def test_it_waits_for_what_is_being_loaded(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where whoever loads may take any exception for a missing module. Two of a kind strike once."""
+    name = f"signalled_{int(number)}"
+    again = f"import time\ntime.sleep(0.2)\nos.kill(os.getpid(), {int(number)})"
+    (tmp_path / f"{name}.py").write_text(SIGNALLED.format(number=int(number), then=again))
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = []
+    assert struck(lambda: loaded.append(__import__(name))) == [number]
+    assert loaded[0].whole
+
+
+def test_that_it_was_entered_by_a_module_being_loaded_is_nothing_to_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that another one imports can be interrupted."""
+    (tmp_path / "imported_script.py").write_text(SCRIPT)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert __import__("imported_script").struck
+
+
+@each
+def test_one_that_a_finaliser_swallows_comes_again(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
+    """Python drops what a finaliser raises, and prints it; a signal has nothing to do with the finaliser."""
+
+    class Finalised:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+            time.sleep(0.01)
+
+    def drop() -> None:
+        Finalised()
+
+    assert struck(drop) == [number]
+    assert "KeyboardInterrupt" not in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_what_else_is_swallowed_is_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda lost: told.append(type(lost.exc_value)))
+
+    class Finalised:
+        def __del__(self) -> None:
+            raise ValueError
+
+    with Interrupts():
+        Finalised()
+    assert told == [ValueError]
+    monkeypatch.undo()
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    """Under nohup, or in a shell's background."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.01)
+        assert interrupts.received == []
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_in_another_thread_nothing_changes() -> None:
+    """Signals are the main thread's."""
+    seen: list[object] = []
+
+    def work() -> None:
+        with Interrupts():
+            seen.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.getsignal(signal.SIGTERM)]
+
+
+@each
+@pytest.mark.parametrize("module", ["typer", "hivemind"])
+def test_a_command_that_is_being_loaded_ends_at_once(number: signal.Signals, module: str, tmp_path: Path) -> None:
+    """With 130 or 143 and without a word: it holds nothing yet."""
+    then = "import time\ntime.sleep(60)"
+    (tmp_path / f"{module}.py").write_text(SIGNALLED.format(number=int(number), then=then))
+    root = Path(__file__).parent.parent
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, root)))}
+    done = subprocess.run(
+        [sys.executable, "-m", "p2p_diloco", "bootstrap"],
+        env=environment, capture_output=True, text=True, timeout=50,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (128 + number, "", "")
