@@ -261,8 +261,8 @@ class DhtPeer:
     async def _start_daemon(
         self, host_maddrs: Sequence[str], announce_maddrs: Sequence[str], startup_timeout_s: float
     ) -> None:
-        try:
-            self._p2p = await P2P.create(
+        starting = asyncio.ensure_future(
+            P2P.create(
                 host_maddrs=None if self._client_mode else list(host_maddrs),
                 announce_maddrs=list(announce_maddrs) or None,
                 identity_path=str(self._identity.path),
@@ -273,6 +273,14 @@ class DhtPeer:
                 auto_nat=False,
                 startup_timeout=startup_timeout_s,
             )
+        )
+        try:
+            self._p2p = await asyncio.shield(starting)
+        except asyncio.CancelledError:  # asyncio may wait for ever for a process whose start is broken off
+            await asyncio.wait([starting])
+            if not starting.cancelled() and starting.exception() is None:
+                self._p2p = starting.result()  # for `close`
+            raise
         except ValueError:  # Hivemind's word for the one thing that it checks itself
             mend = "give the port that others dial"
             wrong, value = "can't have port 0", list(announce_maddrs)

@@ -720,3 +720,22 @@ def no_daemon_is_left() -> Iterator[None]:
     for child in left:
         child.kill()
     assert left == []
+
+
+@pytest.mark.parametrize("turns", range(1, 9))
+def test_a_start_that_is_broken_off_ends_and_leaves_nothing(turns: int) -> None:
+    """Cancelled while its daemon's process begins, in any of the loop's first turns, it waits for nothing for ever."""
+    from p2p_diloco.net.hivemind import DhtPeer
+
+    before = set(psutil.Process().children(recursive=True))
+
+    async def test() -> None:
+        starting = asyncio.ensure_future(DhtPeer.create())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        starting.cancel()
+        await asyncio.wait([starting], timeout=30)
+        assert starting.cancelled()
+
+    run(test())
+    assert all(gone(process.pid) for process in set(psutil.Process().children(recursive=True)) - before)
