@@ -2,7 +2,8 @@
 
 Law: knows processes alone. A handler may raise anywhere, and not everywhere is what it raises passed on. A module that
 is half loaded takes it for its own mistake, or goes on without; so a signal waits until what is being loaded is there.
-A finaliser passes nothing on; so a signal that came there comes again.
+Of a text that is executed the interpreter remembers, whatever becomes of the exception, that SIGINT is what it is to
+end by; so a signal waits there, too. A finaliser passes nothing on; so a signal that came there comes again.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
+EXECUTED = "<string>", "<module>"
 AGAIN_S = 0.05
 """After so long a signal comes again."""
 
@@ -62,9 +64,12 @@ class Interrupts:
             raise KeyboardInterrupt(number)
 
     def _loads(self, frame: FrameType | None) -> bool:
-        """Whether a module is being loaded there; that we may have been called by one doesn't count."""
+        """Whether a module is being loaded there, or a text executed; that we may have been called by one doesn't
+        count.
+        """
         while frame is not None and frame is not self._base:
-            if frame.f_code.co_filename.startswith("<frozen importlib"):
+            code = frame.f_code
+            if code.co_filename.startswith("<frozen importlib") or (code.co_filename, code.co_name) == EXECUTED:
                 return True
             frame = frame.f_back
         return False

@@ -75,6 +75,16 @@ def test_it_waits_for_what_is_being_loaded(
     assert loaded[0].whole
 
 
+@each
+def test_it_waits_for_a_text_that_is_executed(number: signal.Signals) -> None:
+    """Of which Python would remember the signal, and end by SIGINT whatever the exit status."""
+    code = "from p2p_diloco.interrupts import Interrupts\nimport os, sys, time\ntry:\n    with Interrupts():\n        "
+    code += f"exec('os.kill(os.getpid(), {int(number)})\\nmade = 1')\n        assert made\n        time.sleep(10)\n"
+    code += "except KeyboardInterrupt:\n    sys.exit(77)\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stderr) == (77, "")
+
+
 def test_that_it_was_entered_by_a_module_being_loaded_is_nothing_to_wait_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
