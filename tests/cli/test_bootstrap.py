@@ -75,7 +75,7 @@ def ended(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, 
     """Its exit code, what it said on stderr, and how many seconds it took to end after the signal."""
     began = time.monotonic()
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     return process.returncode, err, time.monotonic() - began
 
 
@@ -92,8 +92,8 @@ def test_a_signal_ends_it_cleanly(start: Start, number: signal.Signals) -> None:
     assert "Traceback" not in err
     assert "listening on loopback alone" in err
     assert "ended with status" not in err
-    assert took_s < 8
-    _, alive = psutil.wait_procs(daemons, timeout=5)
+    assert took_s < 12
+    _, alive = psutil.wait_procs(daemons, timeout=30)
     assert alive == []
     join = shlex.split(str(printed["join"]))
     assert join[:3] == ["p2p-diloco", "join", "--initial-peers"]

@@ -68,12 +68,13 @@ def test_a_run_from_its_founding_to_its_end(swarm: Swarm) -> None:
     """A founder, an aggregator without a model and a trainer that needs one flag end together, with code 0;
     status shows the run."""
     founder = swarm.start(
-        "join", "--name", "founder", "--sync-every", "5", "--stop-after-epochs", "8", "--pause-s", "0.3",
+        "join", "--name", "founder", "--sync-every", "5", "--stop-after-epochs", "16", "--pause-s", "0.3",
         "--eval-batches", "0", "--start-peers", "2",
     )  # fmt: skip
     looks = swarm.start("status", "--json", "--interval", "0.5")
     seen_until(looks, lambda seen: ready(seen) == {"founder"})
     aggregator = swarm.start("join", "--role", "aggregator", "--name", "broad-shoulders")
+    seen_until(looks, lambda seen: ready(seen) == {"founder", "broad-shoulders"})  # no round is made without a trainer
     trainer = swarm.start("join", "--name", "one-flag", "--pause-s", "0.3", "--eval-batches", "0")
     everyone = {"founder", "broad-shoulders", "one-flag"}
     seen = seen_until(looks, lambda seen: seen["run"]["epoch"] >= 1 and ready(seen) == everyone)
@@ -101,6 +102,6 @@ def test_interrupts_leave_cleanly(swarm: Swarm) -> None:
     seen_until(looks, lambda seen: ready(seen) == {"a", "t"})
     for process, number, code in ((aggregator, 2, 130), (trainer, 15, 143), (looks, 15, 143)):
         process.send_signal(number)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
         assert process.returncode == code, err
         assert "Traceback" not in err

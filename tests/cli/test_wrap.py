@@ -94,7 +94,7 @@ def test_signals_are_passed_on(number: signal.Signals, way: str) -> None:
     """The command gets the signal and decides how to end."""
     wrapper, command = wrapped(way)
     wrapper.send_signal(number)
-    out, _ = wrapper.communicate(timeout=20)
+    out, _ = wrapper.communicate(timeout=50)
     assert out == f"got {int(number)}\n"
     assert wrapper.returncode == 40 + number
     assert not command.is_running()
@@ -106,7 +106,7 @@ def test_a_killed_wrapper_leaves_no_orphan(way: str) -> None:
     wrapper, command = wrapped(way)
     wrapper.kill()
     wrapper.wait(timeout=20)
-    psutil.wait_procs([command], timeout=10)
+    psutil.wait_procs([command], timeout=30)
     assert not command.is_running() or command.status() == psutil.STATUS_ZOMBIE
 
 
@@ -116,6 +116,6 @@ def test_ignored_signals_stay_ignored() -> None:
     asks = "import signal; print(signal.getsignal(signal.SIGHUP) == signal.SIG_IGN)"
     result = subprocess.run(
         [sys.executable, "-c", code, asks, "kernel" if sys.platform == "linux" else "watcher"],
-        capture_output=True, text=True, timeout=30,
+        capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert result.stdout == "True\n", result.stderr

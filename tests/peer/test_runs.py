@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.peer.conftest import START_S
+
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 
@@ -24,7 +26,7 @@ def test_fragments_in_bf16_follow_the_schedule(swarm: Any, run_config: dict[str,
     }  # fmt: skip
     options = {"params": {"u": 4, "v": 4}, "dtype": "bfloat16"}
     peers = [swarm.start("a", 1.0, config=config, **options), swarm.start("b", 3.0, config={}, **options)]
-    ends = [peer.wait_for("finished", 60.0) for peer in peers]
+    ends = [peer.wait_for("finished") for peer in peers]
     assert ends[0]["digest"] == ends[1]["digest"]
     for peer in peers:
         lines = {line["epoch"]: line for line in peer.said if line["what"] == "epoch"}
@@ -35,11 +37,11 @@ def test_fragments_in_bf16_follow_the_schedule(swarm: Any, run_config: dict[str,
 
 def test_an_aggregator_without_a_model(swarm: Any, run_config: dict[str, Any]) -> None:
     """`Peer(None, None)` learns the model's layout from the run, follows it to its end, and agrees to the bit."""
-    a = swarm.start("a", 1.0, config={**run_config, "stop_after_epochs": 80}, step_s=0.25)
+    a = swarm.start("a", 1.0, config={**run_config, "stop_after_epochs": 80}, step_s=1.0)
     helper = swarm.start("helper", aggregator=True, config={})
     assert helper.wait_for("in")["epoch"] < 80
     a.hurry()
-    ends = [peer.wait_for("finished", 100.0) for peer in (a, helper)]
+    ends = [peer.wait_for("finished") for peer in (a, helper)]
     assert ends[0]["digest"] == ends[1]["digest"]
     assert [peer.status() for peer in (a, helper)] == [0, 0]
 
@@ -50,8 +52,8 @@ def test_force_sync_brings_everyone(swarm: Any, run_config: dict[str, Any]) -> N
     params = {"u": 2, "v": 2}
     a = swarm.start("a", 1000.0, config=config, step_s=0.02, params=params, force_at=50)
     b = swarm.start("b", 1000.0, config={}, step_s=0.02, params=params)
-    assert a.wait_for("forced", 60.0)["epoch"] == 1
-    lines = [peer.wait_for("epoch", 10.0, epoch=1) for peer in (a, b)]
+    assert a.wait_for("forced")["epoch"] == 1
+    lines = [peer.wait_for("epoch", epoch=1) for peer in (a, b)]
     assert lines[0]["digest"] == lines[1]["digest"]
 
 
@@ -62,7 +64,7 @@ def test_nothing_is_left_behind_by_a_trainer_killed_early(
     """Whenever during its start a trainer is killed with SIGKILL, its node and the libp2p daemon end with it."""
     swarm.addresses = ["unused"]  # it is not waited for
     trainee = swarm.start("a", config=run_config, initial_peers=[])
-    give_up_at = time.monotonic() + 60
+    give_up_at = time.monotonic() + START_S
     while not trainee.family and time.monotonic() < give_up_at:
         trainee.look_for_family()
         time.sleep(0.02)
@@ -77,7 +79,7 @@ def test_nothing_is_left_behind_by_a_trainer_killed_early(
 
 def test_one_that_diverges_once_harms_nobody(swarm: Any, run_config: dict[str, Any]) -> None:
     """A NaN in one trainer is that peer's loss alone: the others go on at their pace, and it takes part again."""
-    config = {**run_config, "start_peers": 3, "round_timeout": 60.0}
+    config = {**run_config, "start_peers": 3, "round_timeout": 60.0, "heartbeat_timeout": 40.0}
     a = swarm.start("a", 1.0, config=config, step_s=0.05)
     b = swarm.start("b", 1.0, config={}, step_s=0.05)
     c = swarm.start("c", 1.0, config={}, step_s=0.05, nan_at=21)
@@ -85,7 +87,8 @@ def test_one_that_diverges_once_harms_nobody(swarm: Any, run_config: dict[str, A
         assert peer.wait_for("epoch", epoch=40)["digest"] == a.wait_for("epoch", epoch=40)["digest"]
     for peer in (a, b):
         times = [line["time"] for line in peer.said if line["what"] == "epoch" and line["epoch"] <= 40]
-        assert max(later - earlier for earlier, later in itertools.pairwise(times)) < 5.0
+        rounds_s = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert max(rounds_s) < 20.0  # no timeout was waited for
     assert all(math.isfinite(value) for line in c.said if line["what"] == "epoch" for value in line["values"])
 
 
@@ -98,8 +101,15 @@ def test_a_frozen_trainer_is_not_waited_for(swarm: Any, run_config: dict[str, An
     b.wait_for("epoch")
     b.end(signal.SIGSTOP)
     reached = max(line["epoch"] for line in a.said if line["what"] == "epoch")
-    a.wait_for("epoch", 12.0, epoch=reached + 10)
+    a.wait_for("epoch", 60.0, epoch=reached + 10)
     b.end(signal.SIGCONT)
     reached = max(line["epoch"] for line in a.said if line["what"] == "epoch")
-    b.wait_for("epoch", 20.0, epoch=reached + 50)
-    assert b.wait_for("epoch", epoch=reached + 50)["digest"] == a.wait_for("epoch", epoch=reached + 50)["digest"]
+
+    def told(peer: Any) -> set[tuple[int, str]]:
+        lines = [line for line in peer.said if line["what"] == "epoch"]
+        return {(line["epoch"], line["digest"]) for line in lines if line["epoch"] > reached}
+
+    give_up_at = time.monotonic() + 60.0
+    while len(told(a) & told(b)) < 10:  # before it is one of the group again, its node may be ahead of what it tells
+        assert time.monotonic() < give_up_at
+        time.sleep(0.05)
