@@ -42,7 +42,7 @@ def after_death(survivors: list[Member], at: float, epoch: int) -> dict[str, flo
     for peer in survivors:
         until(
             lambda peer=peer: len([e for e in peer.lines("epoch", synced=True) if e["time"] > at]) >= ROUNDS,
-            60.0,
+            120.0,
             f"{ROUNDS} rounds of {peer.name} after the death in epoch {epoch}",
         )
     agree(survivors)

@@ -26,8 +26,10 @@ PROGRAMS = Path(__file__).with_name("programs")
 ROOT = PROGRAMS.parent.parent.parent
 START_S = 180.0
 """A peer imports torch and hivemind twice, perhaps beside many others."""
-GONE_S = 5.0
-"""Processes of a member that has ended must be gone after so long."""
+GONE_S = 30.0
+"""Processes of a member that has ended must be gone after so long; a node gives itself 5 s, on a machine that runs."""
+READ_S = 10.0
+"""The last lines of who has ended are read after so long."""
 MARK = "SWARM_UNDER_TEST"
 LOG_TAIL = 2000
 
@@ -79,7 +81,7 @@ class Member:
         while True:
             ended = self.process.poll() is not None
             if ended:
-                self._reader.join(1.0)
+                self._reader.join(READ_S)
             found = next((line for line in self.lines(what, **values) if that(line)), None)
             if found is not None:
                 return found
@@ -102,7 +104,7 @@ class Member:
         """All that it has logged."""
         return self.log_path.read_text(errors="replace")
 
-    def wait_for_log(self, text: str, within_s: float = 30.0) -> None:
+    def wait_for_log(self, text: str, within_s: float = 60.0) -> None:
         """Wait until a text stands in its log."""
         until(lambda: text in self.log(), within_s, f"{text!r} in the log of {self.name}")
 
@@ -128,7 +130,7 @@ class Member:
         killed_at = time.time()
         for process in reversed(family):
             kill(process)
-        self.process.wait(10)
+        self.process.wait(GONE_S)
         return killed_at
 
     def signal(self, number: int) -> float:
@@ -136,10 +138,10 @@ class Member:
         self.process.send_signal(number)
         return time.time()
 
-    def status(self, within_s: float = 30.0) -> int:
+    def status(self, within_s: float = 60.0) -> int:
         """The exit status, once it has ended."""
         status = self.process.wait(within_s)
-        self._reader.join(1.0)
+        self._reader.join(READ_S)
         return status
 
 
@@ -207,7 +209,7 @@ class Swarm:
             for process in self.left():
                 kill(process)
             for member in self.members:
-                member.process.wait(5)
+                member.process.wait(GONE_S)
                 for pipe in (member.process.stdin, member.process.stdout):
                     if pipe is not None:
                         pipe.close()
@@ -268,11 +270,33 @@ def usual_round_s(member: Member, before: float, newest: int = 8) -> float:
     return statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
 
 
+STOOD_STILL: list[tuple[float, float]] = []
+"""From when to when nothing ran on this machine for a second or more, as time.time(), since this module was loaded."""
+
+
+def _watch() -> None:
+    last = time.time()
+    while True:
+        time.sleep(0.1)
+        now = time.time()
+        if now - last > 1.0:
+            STOOD_STILL.append((last, now))
+        last = now
+
+
+threading.Thread(target=_watch, daemon=True).start()
+
+
+def stood_still_s(begin: float, end: float) -> float:
+    """For how long of a time the machine itself stood still: not even a thread that only sleeps woke up."""
+    return sum(max(0.0, min(end, until) - max(begin, since)) for since, until in STOOD_STILL)
+
+
 def stall_s(member: Member, at: float, rounds: int | None = None) -> float:
     """How much longer than usual the longest round after a moment took, or of so many of them.
 
     Compute that the undisturbed run would have needed doesn't count: a round is expected to end the usual time after
-    the one before it, or at the moment itself if that is later.
+    the one before it, or at the moment itself if that is later. Nor does what the machine stood still count.
     """
     usual = usual_round_s(member, at)
     lines = member.lines("epoch", synced=True)
@@ -281,6 +305,6 @@ def stall_s(member: Member, at: float, rounds: int | None = None) -> float:
     earlier = max((line["time"] for line in lines if line["time"] <= at), default=at)
     stalls = []
     for later in times:
-        stalls.append(later - max(earlier + usual, at))
+        stalls.append(later - max(earlier + usual, at) - stood_still_s(max(earlier, at), later))
         earlier = later
     return max(0.0, *stalls)

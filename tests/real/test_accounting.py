@@ -33,6 +33,7 @@ def check(told: dict[str, Any]) -> None:
     blocked_s = sum(times[f"{part}_time_s"] for part in PARTS)
     assert times["waiting_time_s"] == pytest.approx(blocked_s, abs=1e-6)
     assert times["inner_time_s"] + blocked_s + times["paused_time_s"] == pytest.approx(wall_s, rel=0.02)
+    assert times["inner_time_s"] == pytest.approx(told["slept_s"], abs=0.03 * wall_s)
     assert blocked_s == pytest.approx(told["inside_s"], abs=0.03 * wall_s)
     assert times["paused_time_s"] == pytest.approx(told["paused_s"], abs=0.03 * wall_s)
     hidden_s = sum(times[f"hidden_{part}_time_s"] for part in ("codec", "group", "transfer", "outer_step"))
@@ -51,7 +52,6 @@ def test_the_parts_are_the_whole(swarm: Swarm) -> None:
         assert peer["metrics"]["hidden_time_s"] == 0.0
         assert all(peer["metrics"][f"{part}_time_s"] > 0 for part in ("codec", "transfer", "outer_step"))
     quick, slow = told["quick"]["metrics"], told["slow"]["metrics"]
-    assert quick["inner_time_s"] + LATE_S == pytest.approx(slow["inner_time_s"], rel=0.2)
     assert quick["group_time_s"] - slow["group_time_s"] > 0.5 * LATE_S
     assert quick["group_time_s"] > 0.5 * quick["waiting_time_s"]
 

@@ -17,10 +17,10 @@ from swarm import Member, Swarm, agree, until
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
-INTERVAL_S, TIMEOUT_S = 0.5, 5.0
-KILLED_S = 8 * INTERVAL_S
+INTERVAL_S, TIMEOUT_S = 0.5, 12.0
+KILLED_S = 0.75 * TIMEOUT_S
 """What a death may cost: less than the heartbeat timeout, for a killed process shows by its links."""
-FROZEN_S = TIMEOUT_S + 5 * INTERVAL_S
+FROZEN_S = 1.75 * TIMEOUT_S
 CONFIG = {
     "sync_every": 4,
     "outer_lr": 0.5,
@@ -77,7 +77,7 @@ def test_half_a_peer_dies(trio: Kept, tmp_path: Path, victims: str) -> None:
     plan = {"role": "aggregator", "phase": "sent", "after": ROUNDS + 2, "victims": victims, "note": str(note)}
     *survivors, victim = trio.filled(sabotage=plan)
     if victims == "node":
-        assert "signal 9" in victim.wait_for("error", 60.0, kind="NodeDied")["sentence"]
+        assert "signal 9" in victim.wait_for("error", 120.0, kind="NodeDied")["sentence"]
     assert victim.status(60.0) == (1 if victims == "node" else -9)
     trio.swarm.gone()
     died = json.loads(note.read_text())

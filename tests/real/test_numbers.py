@@ -83,6 +83,7 @@ PARAMETERS = [(name, codec) for name, codec in RUNS if name != "fragments" and n
 def options_of(name: str, codec: str, peer: str) -> dict[str, Any]:
     case = CASES[name]
     config = {"sync_every": 2, "start_peers": 2, "codec": codec, "stop_after_epochs": len(case["expected"])}
+    config["heartbeat_timeout"] = 30.0  # a machine that stands still for a while is not dead
     return {
         "run_id": f"{name}-{codec}".replace(" ", "-").replace(",", ""),
         "config": {**config, **case["outer"]},

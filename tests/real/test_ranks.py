@@ -32,7 +32,7 @@ CONFIG = {
     "outer_lr": ETA,
     "outer_momentum": MU,
     "heartbeat_interval": 0.5,
-    "heartbeat_timeout": 5.0,
+    "heartbeat_timeout": 30.0,
 }
 
 
@@ -158,7 +158,7 @@ def test_a_rank_that_dies_ends_its_peer_alone(swarm: Swarm) -> None:
         assert shared
         assert all(line["theta"] == theirs[line["epoch"]] for line in shared)
         other.epoch(other.reached() + 3, 60.0)
-    until(lambda: len(other.family()) <= 4, 10.0, "the dead peers' processes are gone")
+    until(lambda: len(other.family()) <= 4, 30.0, "the dead peers' processes are gone")
 
 
 def test_ranks_submit_as_one_peer(swarm: Swarm) -> None:
@@ -214,7 +214,7 @@ def test_the_example_is_one_peer_under_torchrun(swarm: Swarm) -> None:
         "--nproc-per-node", "2", str(ROOT / "examples" / "sharded.py"),
     ]  # fmt: skip
     environment = {**os.environ, MARK: swarm.mark, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *join], env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, *join], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("loss of the global parameters: ")
     assert "step 51  epoch 2" in done.stderr

@@ -8,6 +8,7 @@ from swarm import Member, Swarm, agree
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
 CONFIG = {"sync_every": 4, "outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32", "start_peers": 2}
+CONFIG["heartbeat_timeout"] = 30.0  # a machine that stands still for a while is not dead
 
 
 def test_two_runs_on_one_bootstrap_and_those_that_fit_into_neither(swarm: Swarm) -> None:

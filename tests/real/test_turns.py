@@ -35,12 +35,12 @@ class Turns:
 
     def enter(self, run: str, elements: int = 2, **config: Any) -> None:
         common = {"mode": "async", "sync_every": 1, "codec": "fp32", "outer_lr": 1.0, "shard_elements": 1}
-        settings = {**common, "heartbeat_interval": 0.5, "heartbeat_timeout": 6.0, **config}
+        settings = {**common, "heartbeat_interval": 0.5, "heartbeat_timeout": 30.0, **config}
         for member in self.members:
             self.tell(member, do="enter", run=run, elements=elements, config=settings)
         for member in self.members:
             member.wait_for("in", run=run)
-        until(lambda: all(self.where(m)["peers"] == len(self.members) for m in self.members), 30.0, "all have met")
+        until(lambda: all(self.where(m)["peers"] == len(self.members) for m in self.members), 60.0, "all have met")
 
     def where(self, member: Member) -> dict[str, Any]:
         return self._ask(member, "where", do="where")
@@ -62,7 +62,7 @@ class Turns:
             holder.extend(member for member in self.members if 0 in self.where(member)["aggregates"])
             return bool(holder)
 
-        until(found, 30.0, "somebody aggregates")
+        until(found, 60.0, "somebody aggregates")
         holder[0].die()
         self.members.remove(holder[0])
 

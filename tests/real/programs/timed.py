@@ -2,7 +2,7 @@
 
 Options: `numel` (elements of the model), `step_s` (what an inner step takes), `pause_s` (a pause after each exchange).
 Says `times` when the run has ended, of all since the first exchange, when both peers are there: `metrics`, and
-`wall_s`, `inside_s` (in `optimizer.step()`) and `paused_s`.
+`wall_s`, `slept_s` (inner steps), `inside_s` (in `optimizer.step()`) and `paused_s`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ def main(options: dict[str, Any]) -> None:
         while not peer.metrics.sync_count:
             optimizer.step()
         before, began = asdict(peer.metrics), time.perf_counter()
-        inside_s, paused_s, exchanges = 0.0, 0.0, 1
+        slept_s, inside_s, paused_s, exchanges = 0.0, 0.0, 0.0, 1
         while not peer.finished:
+            sleeping = time.perf_counter()
             time.sleep(options["step_s"])
             stepping = time.perf_counter()
+            slept_s += stepping - sleeping
             optimizer.step()
             inside_s += time.perf_counter() - stepping
             if peer.metrics.sync_count > exchanges:
@@ -49,7 +51,8 @@ def main(options: dict[str, Any]) -> None:
                 paused_s += time.perf_counter() - pausing
         wall_s, metrics = time.perf_counter() - began, asdict(peer.metrics)
         times = {name: metrics[name] - before[name] for name in GROWING}
-        say("times", metrics=times, wall_s=wall_s, inside_s=inside_s, paused_s=paused_s, exchanges=exchanges)
+        stopped = {"slept_s": slept_s, "inside_s": inside_s, "paused_s": paused_s}
+        say("times", metrics=times, wall_s=wall_s, exchanges=exchanges, **stopped)
 
 
 if __name__ == "__main__":

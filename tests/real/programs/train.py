@@ -121,6 +121,7 @@ def main(options: dict[str, Any]) -> int:
             try:
                 train(peer, model, optimizer, options)
             finally:
+                say("leaving")
                 if peer.finished:
                     say("finished", epoch=peer.epoch, digest=peer.digest)
     except P2PDilocoError as error:
