@@ -20,12 +20,12 @@ from p2p_diloco.net.interface import Limits, Refusal, Unreachable
 from p2p_diloco.net.kept import OnePerPeer
 from p2p_diloco.net.pipe import Pipe
 from tests.net import test_direct, test_exchange
-from tests.net.test_direct import LIMITS, Peer, pair, until
+from tests.net.clocks import by_hand
+from tests.net.test_direct import AT_ONCE_S, LIMITS, Peer, pair, until
 from tests.net.test_exchange import Rig, Stranger
 from tests.net.test_line import LONG, Gate, all_that_comes, sent
 
 Start = Callable[..., Peer]
-PATIENT = replace(LIMITS, read_timeout_s=30.0)
 
 
 def run(test: Callable[[Start], Awaitable[None]]) -> None:
@@ -253,10 +253,11 @@ def test_silence_is_not_tried_again() -> None:
         a, b = start("a"), start("b")
         await a.send("b", b"first")
         gate = Gate(b)
-        began = time.monotonic()
-        results = await asyncio.gather(*sent(a, b"1", b"2"), return_exceptions=True)
+        with by_hand() as clock:
+            sends = sent(a, b"1", b"2")
+            assert await clock.over(*sends, step_s=0.5) < 2 * LIMITS.read_timeout_s
+            results = await asyncio.gather(*sends, return_exceptions=True)
         assert [type(result) for result in results] == [Unreachable] * 2
-        assert time.monotonic() - began < 2 * LIMITS.read_timeout_s
         assert a.libp2p_streams == 1
         gate.open.set()
         await a.send("b", b"next")
@@ -270,7 +271,7 @@ def test_half_a_payload_ends_the_stream_after_the_others_answers() -> None:
     another, and what wasn't sent of the half never is."""
 
     async def test(start: Start) -> None:
-        a, b = start("a", limits=PATIENT), start("b", limits=PATIENT)
+        a, b = start("a"), start("b")
         gate = Gate(b)
         before = sent(a, b"1")
         await until(lambda: gate.come)
@@ -326,21 +327,23 @@ def test_a_stream_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_module, "KEPT_S", 0.3)
 
     async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        await a.send("b", b"first")
-        (kept,) = served(a)
-        gate = Gate(b)
-        sends = sent(a, b"1")
-        await asyncio.sleep(0.4)
-        assert gate.come == [b"1"]
-        assert kept.ended is None
-        gate.open.set()
-        await asyncio.gather(*sends)
-        assert kept.ended
-        assert a.libp2p_streams == 1
-        await a.send("b", b"next")
-        assert a.libp2p_streams == 2
-        await until(lambda: not served(a) and not served(b))
+        with by_hand() as clock:
+            a, b = start("a"), start("b")
+            await a.send("b", b"first")
+            (kept,) = served(a)
+            gate = Gate(b)
+            sends = sent(a, b"1")
+            await clock.until(lambda: gate.come == [b"1"])
+            await clock.passes(0.4)
+            assert kept.ended is None
+            gate.open.set()
+            await asyncio.gather(*sends)
+            assert kept.ended
+            assert a.libp2p_streams == 1
+            await a.send("b", b"next")
+            assert a.libp2p_streams == 2
+            await clock.passes(0.4)
+            await clock.until(lambda: not served(a) and not served(b))
         assert not a.exchange._lines._kept
         assert not b.traffic.refused
 
@@ -366,7 +369,7 @@ def test_answers_that_nobody_reads_do_not_pile_up() -> None:
     """Who sends payloads and reads no answer is read no more once these fill the stream, and then it is ended."""
 
     async def test() -> None:
-        rig = Rig()
+        rig = Rig(limits=replace(test_exchange.LIMITS, write_timeout_s=0.4))
         stranger = await rig.stranger()
         stranger.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await until(lambda: len(rig.exchange._pipes) == 1)
@@ -388,25 +391,29 @@ def test_kept_streams_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> 
 
     async def test(start: Start) -> None:
         limits = replace(LIMITS, links_max=2)
-        b = start("b", limits=limits)
-        peers = [start(name) for name in "acd"]
-        for peer in peers:
-            await peer.send("b", b"x")
-        await asyncio.sleep(0.05)
-        assert len(served(peers[2])) == 1  # its answer might still be on its way
-        await until(lambda: sum(len(served(peer)) for peer in peers) == 2)
-        for peer in peers[::-1]:
-            await peer.send("b", b"y")
-        assert [peer.libp2p_streams for peer in peers] == [1, 1, 2]
-        assert all(peer.box.closed_peers == [] for peer in peers)
-        await peers[0].close()
-        await until(lambda: b.exchange._awaiting_payloads == 1)
-        await peers[2].send("b", b"z")
-        await until(lambda: b.exchange._awaiting_payloads == 2)
-        await asyncio.sleep(0.8)  # longer than who has its answer is left to hang up
-        streams = peers[2].libp2p_streams
-        await peers[2].send("b", b"z")
-        assert peers[2].libp2p_streams == streams
+        with by_hand() as clock:
+            b = start("b", limits=limits)
+            peers = [start(name) for name in "acd"]
+            for peer in peers:
+                await peer.send("b", b"x")
+            await clock.passes(0.3)
+            assert len(served(peers[2])) == 1  # its answer might still be on its way
+            await clock.passes(0.3)
+            await clock.until(lambda: sum(len(served(peer)) for peer in peers) == 2)
+            for peer in peers[::-1]:
+                await peer.send("b", b"y")
+            assert [peer.libp2p_streams for peer in peers] == [1, 1, 2]
+            assert all(peer.box.closed_peers == [] for peer in peers)
+            await peers[0].close()
+            await clock.until(lambda: b.exchange._awaiting_payloads == 1)
+            await clock.passes(0.6)
+            await clock.until(lambda: not served(peers[2]))
+            await peers[2].send("b", b"z")
+            await clock.until(lambda: b.exchange._awaiting_payloads == 2)
+            await clock.passes(0.8)  # longer than who has its answer is left to hang up
+            streams = peers[2].libp2p_streams
+            await peers[2].send("b", b"z")
+            assert peers[2].libp2p_streams == streams
 
     run(test)
 
@@ -417,19 +424,21 @@ def test_closing_leaves_no_stream(waits_for: str) -> None:
     dialling = waits_for == "a stream"
 
     async def test(start: Start) -> None:
-        a, b = start("a", limits=PATIENT), start("b", limits=PATIENT)
+        a, b = start("a"), start("b")
         gate = Gate(b)
         if dialling:
-            a.exchange._dial = lambda peer: asyncio.sleep(PATIENT.read_timeout_s)  # type: ignore[assignment,return-value]
+            a.exchange._dial = lambda peer: asyncio.sleep(LIMITS.read_timeout_s)  # type: ignore[assignment,return-value]
         sends = sent(a, b"1", b"2", b"3", nbytes=LONG if waits_for == "its turn" else 1)
         if dialling:
             sends.append(asyncio.create_task(a.exchange.send("b", b"message", None)))
-        await asyncio.sleep(0.05)
+            await asyncio.sleep(0)  # all have begun
+        else:
+            await until(lambda: gate.come == [b"1"])
         began = time.monotonic()
         await a.close()
         results = await asyncio.gather(*sends, return_exceptions=True)
         assert [type(result) for result in results] == [Unreachable] * len(sends)
-        assert time.monotonic() - began < PATIENT.read_timeout_s / 2
+        assert time.monotonic() - began < AT_ONCE_S
         assert a.libp2p_streams == (0 if dialling else 1)
         assert not served(a)
         assert a.box.closed_peers == []
