@@ -37,10 +37,11 @@ class ByHand:
             await asyncio.sleep(0)
 
     async def passes(self, seconds: float) -> None:
-        """So much time at once; what is due by then happens, and some of what follows from it."""
-        self.now += seconds
-        for _ in range(20):
-            await asyncio.sleep(0)
+        """So much time at once, after what needs none; what is due by then happens, and what follows from it."""
+        for advance_s in (0.0, seconds):
+            self.now += advance_s
+            for _ in range(20):
+                await asyncio.sleep(0)
 
     async def over(self, *tasks: asyncio.Future[Any], step_s: float) -> float:
         """Let time pass until these have ended; how much that took."""

@@ -18,7 +18,9 @@ import pytest
 from p2p_diloco.net.interface import Limits, Refusal, Transport, Unreachable
 from p2p_diloco.net.memory import MemoryNetwork
 
-LIMITS = Limits(payload_bytes_max=80 << 20, connect_timeout_s=2.0, read_timeout_s=2.0, write_timeout_s=2.0)
+LIMITS = Limits(payload_bytes_max=80 << 20, connect_timeout_s=30.0, read_timeout_s=30.0, write_timeout_s=30.0)
+AT_ONCE_S = 8.0
+"""What waits for no deadline takes far less, unless the machine stands still meanwhile."""
 
 
 class Box:
@@ -57,9 +59,9 @@ class MemorySwarm:
     def __init__(self) -> None:
         self.network = MemoryNetwork()
 
-    async def join(self) -> tuple[Transport, Box]:
+    async def join(self, limits: Limits = LIMITS) -> tuple[Transport, Box]:
         box = Box()
-        return self.network.join(f"peer-{len(self.network.peers)}", box, limits=LIMITS), box
+        return self.network.join(f"peer-{len(self.network.peers)}", box, limits=limits), box
 
     def kill(self, transport: Transport) -> None:
         self.network.kill(transport.peer_id)
@@ -76,7 +78,7 @@ class HivemindSwarm:
         self.peers: list[Any] = []
         self.way = way
 
-    async def join(self) -> tuple[Transport, Box]:
+    async def join(self, limits: Limits = LIMITS) -> tuple[Transport, Box]:
         from p2p_diloco.net.hivemind import HivemindTransport
 
         box = Box()
@@ -86,7 +88,7 @@ class HivemindSwarm:
             initial_peers=self.peers[0].addresses() if self.peers else [],
             host_maddrs=["/ip4/127.0.0.1/tcp/0"],
             direct=self.way == "direct",
-            limits=LIMITS,
+            limits=limits,
         )
         for other in self.peers:
             await other.introduce(transport.peer_id, transport.addresses())
@@ -116,9 +118,8 @@ LIBP2P, DIRECT = (pytest.param(way, marks=pytest.mark.real) for way in ("libp2p"
 
 
 @pytest.fixture(params=["memory", LIBP2P, DIRECT])
-def swarm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Any]:
-    """A context manager that gives a swarm. Payloads wait for their direct connections, however busy the machine is."""
-    monkeypatch.setattr("p2p_diloco.net.direct.PATIENCE_PART", 5.0)
+def swarm(request: pytest.FixtureRequest) -> Callable[[], Any]:
+    """A context manager that gives a swarm."""
     return lambda: opened(request.param)
 
 
@@ -130,7 +131,7 @@ def plain(request: pytest.FixtureRequest) -> Callable[[], Any]:
 
 def run(test: Awaitable[None]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(test, 60)
+        await asyncio.wait_for(test, 100)
 
     asyncio.run(bounded())
 
@@ -300,7 +301,7 @@ def test_own_limits_hold_before_anything_is_sent(swarm: Any) -> None:
 
 
 def test_a_death_is_told_at_once(swarm: Any) -> None:
-    """When a peer is killed, those with a link to or from it hear `closed` within a second, and sending
+    """When a peer is killed, those with a link to or from it hear `closed` long before any deadline, and sending
     fails fast."""
 
     async def test() -> None:
@@ -309,13 +310,13 @@ def test_a_death_is_told_at_once(swarm: Any) -> None:
             await a.send(b.peer_id, b"from a")
             await b.send(c.peer_id, b"to c")
             s.kill(b)
-            assert await asyncio.wait_for(inbox_a.closed_peers.get(), 1.0) == b.peer_id
-            assert await asyncio.wait_for(inbox_c.closed_peers.get(), 1.0) == b.peer_id
+            assert await asyncio.wait_for(inbox_a.closed_peers.get(), AT_ONCE_S) == b.peer_id
+            assert await asyncio.wait_for(inbox_c.closed_peers.get(), AT_ONCE_S) == b.peer_id
             started = time.monotonic()
             for payload in (None, memoryview(b"x")):
                 with pytest.raises(Unreachable):
                     await a.send(b.peer_id, b"anyone?", payload)
-            assert time.monotonic() - started < 1.0
+            assert time.monotonic() - started < AT_ONCE_S
             await a.send(c.peer_id, b"still here")
 
     run(test())
@@ -337,12 +338,12 @@ def test_a_death_breaks_what_waits_for_it(swarm: Any) -> None:
             sends = [
                 asyncio.create_task(a.send(b.peer_id, b"", payload)) for payload in (None, memoryview(bytes(1000)))
             ]
-            await asyncio.wait_for(reached.wait(), 5.0)
+            await asyncio.wait_for(reached.wait(), 30.0)
             s.kill(b)
             started = time.monotonic()
             results = await asyncio.gather(*sends, return_exceptions=True)
             assert [type(result) for result in results] == [Unreachable, Unreachable]
-            assert time.monotonic() - started < 1.0
+            assert time.monotonic() - started < AT_ONCE_S
 
     run(test())
 
@@ -361,14 +362,14 @@ def test_only_a_dial_that_is_refused_says_so(swarm: Any) -> None:
 
             inbox.on_deliver = hang
             sending = asyncio.create_task(a.send(b.peer_id, b"last"))
-            await asyncio.wait_for(reached.wait(), 5.0)
+            await asyncio.wait_for(reached.wait(), 30.0)
             s.kill(b)
             with pytest.raises(Unreachable) as caught:
-                await asyncio.wait_for(sending, 1.0)
+                await asyncio.wait_for(sending, AT_ONCE_S)
             assert not caught.value.refused
             for payload in (None, memoryview(b"x"), None):
                 with pytest.raises(Unreachable) as caught:
-                    await asyncio.wait_for(a.send(b.peer_id, b"anyone?", payload), 1.0)
+                    await asyncio.wait_for(a.send(b.peer_id, b"anyone?", payload), AT_ONCE_S)
                 assert caught.value.refused, str(caught.value)
 
     run(test())
@@ -380,28 +381,28 @@ def test_a_peer_that_never_answers_is_given_up(swarm: Any) -> None:
 
     async def test() -> None:
         async with swarm() as s:
-            (a, _), (b, inbox) = await s.join(), await s.join()
+            (a, _), (b, inbox) = await s.join(replace(LIMITS, read_timeout_s=0.5)), await s.join()
 
             async def hang(header: bytes) -> None:
-                await asyncio.sleep(30)
+                await asyncio.sleep(60)
 
             inbox.on_deliver = hang
             started = time.monotonic()
             sends = [a.send(b.peer_id, b"", payload) for payload in (None, memoryview(b"x"))]
             results = await asyncio.gather(*sends, return_exceptions=True)
             assert [type(result) for result in results] == [Unreachable, Unreachable]
-            assert 0.9 * LIMITS.read_timeout_s < time.monotonic() - started < 2 * LIMITS.read_timeout_s
-            a.limits = replace(LIMITS, read_timeout_s=0.5)
+            assert 0.4 < time.monotonic() - started < AT_ONCE_S
+            a.limits = replace(LIMITS, read_timeout_s=1.5)
             started = time.monotonic()
             with pytest.raises(Unreachable):
                 await a.send(b.peer_id, b"", memoryview(b"x"))
-            assert 0.4 < time.monotonic() - started < 0.75 * LIMITS.read_timeout_s
+            assert 1.4 < time.monotonic() - started < AT_ONCE_S
 
     run(test())
 
 
 def test_nobody_there_fails_fast(plain: Any) -> None:
-    """A peer that never was is unreachable, within the time to connect."""
+    """A peer that never was is unreachable, long before the time to connect is over."""
 
     async def test() -> None:
         async with plain() as s:
@@ -410,7 +411,7 @@ def test_nobody_there_fails_fast(plain: Any) -> None:
             with pytest.raises(Unreachable) as caught:
                 await a.send("12D3KooWD3eckifWpRn9wQpMG9R9hX3sD158z7EqHWmweQAJU5SA", b"hello")
             assert not caught.value.refused
-            assert time.monotonic() - started < LIMITS.connect_timeout_s + 0.5
+            assert time.monotonic() - started < AT_ONCE_S
 
     run(test())
 
@@ -449,7 +450,7 @@ def test_closing_tells_the_others(swarm: Any) -> None:
             (a, inbox_a), (b, inbox_b) = await s.join(), await s.join()
             await a.send(b.peer_id, b"hello")
             await b.close()
-            assert await asyncio.wait_for(inbox_a.closed_peers.get(), 1.0) == b.peer_id
+            assert await asyncio.wait_for(inbox_a.closed_peers.get(), AT_ONCE_S) == b.peer_id
             assert inbox_b.closed_peers.empty()
             with pytest.raises(Unreachable):
                 await b.send(a.peer_id, b"hello")
@@ -476,7 +477,7 @@ def test_records_are_found_by_all(plain: Any) -> None:
                     b.peer_id + "/loss": bytes(1024),
                     "anyone's": b"free",
                 }
-                assert found[a.peer_id][1] == pytest.approx(now + 60, abs=5)
+                assert found[a.peer_id][1] == pytest.approx(now + 60, abs=20)
                 assert await transport.fetch("other key") == {}
 
     run(test())
@@ -504,9 +505,13 @@ def test_a_record_dies(plain: Any) -> None:
     async def test() -> None:
         async with plain() as s:
             (a, _), (b, _) = await s.join(), await s.join()
-            assert await a.store("key", "short", b"1", 1.0)
             assert await a.store("key", "long", b"2", 60.0)
-            assert set(await b.fetch("key")) == {"short", "long"}
+            found, began = set[str](), time.time()
+            while found != {"short", "long"}:
+                assert found == set() or time.time() > began + 1.0  # else this machine has not stood still
+                began = time.time()
+                assert await a.store("key", "short", b"1", 1.0)
+                found = set(await b.fetch("key"))
             await asyncio.sleep(1.1)
             assert set(await b.fetch("key")) == {"long"}
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from p2p_diloco.net.interface import Limits, Unreachable
 pytestmark = pytest.mark.real
 
 LISTEN = ["/ip4/127.0.0.1/tcp/0"]
+PATIENT = Limits(connect_timeout_s=30.0, read_timeout_s=30.0, write_timeout_s=30.0, payload_bytes_max=1 << 30)
+AT_ONCE_S = 8.0
+"""What waits for no deadline takes far less, unless the machine, or one of its processes, stands still meanwhile."""
 STRANGER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 CHILD = """
@@ -43,7 +47,7 @@ async def main():
     transport = await HivemindTransport.create(
         Box(), run_id="real", initial_peers=[], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     print(transport.peer_id, transport.addresses()[0], transport._dht._p2p._child.pid, flush=True)
-    await asyncio.sleep(60)
+    await asyncio.sleep(110)
 
 asyncio.run(main())
 """
@@ -69,7 +73,7 @@ class Box:
 
 def run(test: Awaitable[None]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(test, 90)
+        await asyncio.wait_for(test, 110)
 
     asyncio.run(bounded())
 
@@ -77,7 +81,7 @@ def run(test: Awaitable[None]) -> None:
 async def join(box: Box | None = None, **options: Any) -> Any:
     from p2p_diloco.net.hivemind import HivemindTransport
 
-    settings = {"run_id": "real", "initial_peers": [], "host_maddrs": LISTEN} | options
+    settings = {"run_id": "real", "initial_peers": [], "host_maddrs": LISTEN, "limits": PATIENT} | options
     return await HivemindTransport.create(box or Box(), **settings)
 
 
@@ -104,6 +108,27 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+class Awake:
+    """How long something takes, without the time for which this process stood still: that counts as one tick."""
+
+    TICK_S = 0.05
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+        self._ticking = asyncio.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(self.TICK_S)
+            self.passed_s += min(2 * self.TICK_S, time.monotonic() - began)
+
+    async def over(self) -> float:
+        self._ticking.cancel()
+        await asyncio.wait({self._ticking})
+        return self.passed_s
+
+
 async def until(condition: Any, within_s: float) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
@@ -112,7 +137,7 @@ async def until(condition: Any, within_s: float) -> None:
 
 
 def test_a_killed_process_is_noticed_and_leaves_nothing() -> None:
-    """SIGKILL of a peer's Python: its daemon is gone, and those linked to it know, within a second."""
+    """SIGKILL of a peer's Python: its daemon is gone, and those linked to it know, long before any deadline."""
 
     async def test() -> None:
         with peer_process() as (process, peer_id, address, daemon):
@@ -120,14 +145,14 @@ def test_a_killed_process_is_noticed_and_leaves_nothing() -> None:
             transport = await join(box, initial_peers=[address])
             await transport.introduce(peer_id, [address])
             await transport.send(peer_id, b"hello")
-            assert await asyncio.wait_for(box.headers.get(), 5) == b"echo hello"
+            assert await asyncio.wait_for(box.headers.get(), 30) == b"echo hello"
             assert not gone(daemon)
             process.kill()
-            assert await asyncio.wait_for(box.closed_peers.get(), 1.0) == peer_id
-            await until(lambda: gone(daemon), 1.0)
+            assert await asyncio.wait_for(box.closed_peers.get(), AT_ONCE_S) == peer_id
+            await until(lambda: gone(daemon), AT_ONCE_S)
             began, refused = time.monotonic(), False
             while not refused:  # that the connection has ended may still be on its way to our own daemon
-                assert time.monotonic() - began < 1.0
+                assert time.monotonic() - began < AT_ONCE_S
                 with pytest.raises(Unreachable) as caught:
                     await transport.send(peer_id, b"anyone?")
                 refused = caught.value.refused
@@ -136,7 +161,7 @@ def test_a_killed_process_is_noticed_and_leaves_nothing() -> None:
                 with pytest.raises(Unreachable, match=r"refused|dialled") as caught:
                     await transport.send(peer_id, b"anyone?")
                 assert caught.value.refused
-            assert time.monotonic() - began < 0.5
+            assert time.monotonic() - began < AT_ONCE_S
             await transport.close()
 
     run(test())
@@ -186,15 +211,15 @@ def test_a_frozen_process_is_given_up_midway() -> None:
 
     async def test() -> None:
         with peer_process() as (process, peer_id, address, _):
-            limits = Limits(read_timeout_s=1.0, payload_bytes_max=1 << 30)
-            transport = await join(initial_peers=[address], limits=limits)
+            transport = await join(initial_peers=[address])
             await transport.send(peer_id, b"whole", memoryview(bytes(1000)))
             process.send_signal(signal.SIGSTOP)
             payload = memoryview(bytearray(256 << 20))
-            started = time.monotonic()
+            transport.limits = replace(PATIENT, read_timeout_s=1.0)
+            awake = Awake()
             with pytest.raises(Unreachable, match="nothing came"):
                 await transport.send(peer_id, b"stuck", payload)
-            assert time.monotonic() - started < 2.5
+            assert await awake.over() < 2.5
             process.send_signal(signal.SIGCONT)
             await transport.close()
 
@@ -208,12 +233,12 @@ def test_the_daemons_death_is_told() -> None:
         reasons: asyncio.Queue[str] = asyncio.Queue()
         transport = await join(on_daemon_death=reasons.put_nowait)
         os.kill(transport._dht._p2p._child.pid, signal.SIGKILL)
-        assert "daemon" in await asyncio.wait_for(reasons.get(), 1.0)
+        assert "daemon" in await asyncio.wait_for(reasons.get(), AT_ONCE_S)
         with pytest.raises(Unreachable, match="daemon"):
             await transport.send(STRANGER, b"hello")
         started = time.monotonic()
         await transport.close()
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < AT_ONCE_S
 
     run(test())
 
@@ -233,14 +258,14 @@ def test_closing_ends_the_daemon() -> None:
 
 
 def test_one_initial_peer_that_lives_is_enough() -> None:
-    """Dead ones beside it cost no more than the time to dial them."""
+    """Dead ones beside it cost no more than the time to dial them, which is nothing where nobody listens."""
 
     async def test() -> None:
         seed = await join()
         dead = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER}" for port in (1, 2)]
-        started = time.monotonic()
+        awake = Awake()
         transport = await join(initial_peers=[dead[0], *seed.addresses(), dead[1]])
-        assert time.monotonic() - started < 8.0
+        assert await awake.over() < 8.0
         assert await seed.store("key", "x", b"1", 60.0)
         assert set(await transport.fetch("key")) == {"x"}
         await transport.close()
@@ -259,10 +284,10 @@ def test_no_initial_peer_reached_says_why_for_each() -> None:
             other = seed.addresses()[0].rpartition("/")[0] + "/QmZKXnHKqqS7m6rrLSjDhCAhAjA6pD96y2SDZvwevAf5Yu"
             port, third = silent.getsockname()[1], "QmWXYrvWj6aas2wh5mZbNuP7AAcvLxCHGf5b7jsjEjMHj3"
             mute = f"/ip4/127.0.0.1/tcp/{port}/p2p/{third}"
-            started = time.monotonic()
+            awake = Awake()
             with pytest.raises(NoBootstrapReached) as error:
                 await join(initial_peers=[refused, other, mute])
-            assert time.monotonic() - started < 10.0
+            assert await awake.over() < 10.0
         text = str(error.value)
         assert f"{refused} (connection refused" in text
         assert f"{other} (another peer answers there: its id is {seed.peer_id}" in text
@@ -315,7 +340,7 @@ def test_the_dead_are_known_though_somebody_else_dialled_before() -> None:
                 closed = f"/ip4/127.0.0.1/tcp/{listening.getsockname()[1]}"
             await transport.introduce(peer_id, [address])
             process.kill()
-            await until(lambda: gone(daemon), 5.0)
+            await until(lambda: gone(daemon), 30.0)
 
             async def dial_fails() -> None:
                 """Once this peer's own daemon has seen the connection break; until then it dials none."""
@@ -324,7 +349,7 @@ def test_the_dead_are_known_though_somebody_else_dialled_before() -> None:
                     await asyncio.sleep(0.01)
 
             with pytest.raises(Exception, match="failed to dial"):
-                await asyncio.wait_for(dial_fails(), 10.0)
+                await asyncio.wait_for(dial_fails(), 30.0)
             for _ in range(2):
                 with pytest.raises(Unreachable, match="a moment ago") as caught:
                     await transport.send(peer_id, b"anyone?")
@@ -455,14 +480,14 @@ def test_payloads_share_a_stream_of_the_daemons(monkeypatch: pytest.MonkeyPatch)
         assert len(opened) == 1
         (kept,) = [pipe for pipe in b._exchange._pipes if pipe.ended is None]
         kept.abort()
-        await until(lambda: all(pipe.ended for pipe in a._exchange._pipes), 5.0)
+        await until(lambda: all(pipe.ended for pipe in a._exchange._pipes), 30.0)
         await a.send(b.peer_id, b"bulk", memoryview(bytes(1000)))
         assert len(opened) == 2
         assert a.traffic.ways() == {b.peer_id: "libp2p"}
         assert [there.headers.get_nowait() for _ in range(8)] == [b"bulk"] * 8
         assert box.closed_peers.empty()
         await a.close()
-        await until(lambda: all(pipe.ended for pipe in b._exchange._pipes), 5.0)
+        await until(lambda: all(pipe.ended for pipe in b._exchange._pipes), 30.0)
         await b.close()
 
     run(test())
@@ -477,10 +502,10 @@ def test_who_dies_between_payloads_is_refused() -> None:
             await transport.introduce(peer_id, [address])
             await transport.send(peer_id, b"bulk", memoryview(bytes(1000)))
             process.kill()
-            await until(lambda: gone(daemon), 5.0)
+            await until(lambda: gone(daemon), 30.0)
             refused, began = False, time.monotonic()
             while not refused:  # that the connection has ended may still be on its way to our own daemon
-                assert time.monotonic() - began < 2.0
+                assert time.monotonic() - began < AT_ONCE_S
                 with pytest.raises(Unreachable) as caught:
                     await transport.send(peer_id, b"bulk", memoryview(bytes(1000)))
                 refused = caught.value.refused
@@ -551,7 +576,7 @@ def test_payloads_over_a_relay_are_told_apart(monkeypatch: pytest.MonkeyPatch) -
             except Exception:  # it has no place at a relay yet
                 await asyncio.sleep(1.0)
         await sender.send(hidden.peer_id, b"bulk", memoryview(bytes(1000)))
-        assert await asyncio.wait_for(box.headers.get(), 5.0) == b"bulk"
+        assert await asyncio.wait_for(box.headers.get(), 30) == b"bulk"
         assert sender.traffic.ways() == {hidden.peer_id: "relayed"}
         await asyncio.gather(*(transport.close() for transport in (sender, hidden, *relays)))
 
@@ -575,9 +600,9 @@ def test_direct_connections_die_with_the_daemon() -> None:
         assert a.traffic.ways() == {b.peer_id: "direct"}
         listener = b._exchange.direct.listener
         os.kill(b._dht._p2p._child.pid, signal.SIGKILL)
-        await until(lambda: not listener.ports and not listener._serving, 1.0)
+        await until(lambda: not listener.ports and not listener._serving, AT_ONCE_S)
         with pytest.raises(Unreachable) as caught:
-            await asyncio.wait_for(a.send(b.peer_id, b"second", memoryview(bytes(1000))), 2.0)
+            await asyncio.wait_for(a.send(b.peer_id, b"second", memoryview(bytes(1000))), AT_ONCE_S)
         assert caught.value.refused
         await a.close()
         await b.close()
@@ -609,7 +634,7 @@ def test_a_client_takes_part_without_listening() -> None:
         assert client.addresses() == []
         await client.send(seed.peer_id, b"out")
         await seed.send(client.peer_id, b"in")
-        assert await asyncio.wait_for(box.headers.get(), 1) == b"in"
+        assert await asyncio.wait_for(box.headers.get(), 30) == b"in"
         assert await client.store("key", client.peer_id, b"1", 60.0)
         assert set(await seed.fetch("key")) == {client.peer_id}
         await client.close()
@@ -647,7 +672,7 @@ def test_a_bootstrap_that_restarts_is_met_again(tmp_path: Path) -> None:
         seed = await DhtPeer.create(identity_path=path, host_maddrs=[host])
         assert seed.addresses() == address
         new = await DhtPeer.create(initial_peers=address)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while set(await new.fetch("key")) != {"old"}:
             assert time.monotonic() < deadline
             await asyncio.sleep(0.1)
@@ -704,12 +729,6 @@ def test_importing_hivemind_leaves_logging_as_it_was() -> None:
     assert result.returncode == 0, result.stderr
     assert "p2p_diloco.net.hivemind|hivemind: careful" in result.stderr
     assert "chatter" not in result.stderr
-
-
-@pytest.fixture(autouse=True)
-def patient_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A payload waits for its direct connection, however busy this machine is."""
-    monkeypatch.setattr("p2p_diloco.net.direct.PATIENCE_PART", 5.0)
 
 
 @pytest.fixture(autouse=True)

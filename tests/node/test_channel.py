@@ -49,7 +49,7 @@ def test_both_ends_speak() -> None:
 
     async def both() -> None:
         node = asyncio.create_task(node_side(theirs))
-        answer = await asyncio.to_thread(trainer.receive, 5.0)
+        answer = await asyncio.to_thread(trainer.receive, 30.0)
         assert answer == {"kind": "answer", "n": 7, "blob": b"x" * 200_000}
         trainer.send({"kind": "thanks"})
         assert (await node)["kind"] == "thanks"
@@ -65,9 +65,9 @@ def test_a_wait_is_bounded_and_loses_nothing() -> None:
     theirs.sendall(whole[:3])
     began = time.monotonic()
     assert trainer.receive(0.05) is None
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
     theirs.sendall(whole[3:])
-    assert trainer.receive(1.0) == {"kind": "late"}
+    assert trainer.receive(30.0) == {"kind": "late"}
     trainer.close()
     theirs.close()
 
@@ -79,9 +79,9 @@ def test_the_end_of_the_other_process_is_told() -> None:
     theirs.sendall(frame({"kind": "last"}))
     theirs.close()
     trainer = TrainerEnd(ours)
-    assert trainer.receive(1.0) == {"kind": "last"}
+    assert trainer.receive(30.0) == {"kind": "last"}
     with pytest.raises(ChannelClosed):
-        trainer.receive(1.0)
+        trainer.receive(30.0)
     with pytest.raises(ChannelClosed):
         trainer.send({"kind": "ask", "blob": b"x" * 10_000_000}, timeout_s=1.0)
 

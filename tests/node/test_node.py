@@ -148,7 +148,7 @@ def at_table(test: Callable[[Table], Awaitable[None]]) -> None:
     async def life() -> None:
         table = Table()
         try:
-            await asyncio.wait_for(test(table), 10.0)
+            await asyncio.wait_for(test(table), 60.0)
         finally:
             table.loop.cancel()
             await asyncio.gather(table.loop, return_exceptions=True)
@@ -354,9 +354,9 @@ def test_who_waits_at_the_end_is_told(caplog: pytest.LogCaptureFixture) -> None:
         table.loop.cancel()
         for task in waiting:
             with pytest.raises(Refusal, match="leaving"):
-                await asyncio.wait_for(task, 1.0)
+                await asyncio.wait_for(task, 30.0)
         with pytest.raises(Refusal, match="leaving"):
-            await asyncio.wait_for(table.node.receive("b", Leave(1)), 1.0)
+            await asyncio.wait_for(table.node.receive("b", Leave(1)), 30.0)
 
     at_table(test)
     assert caplog.records == []

@@ -12,6 +12,7 @@ import pytest
 from p2p_diloco.net.interface import Limits, Refusal, Traffic
 from p2p_diloco.node import outbox as outboxes
 from p2p_diloco.node.outbox import BULK_AT_ONCE, Outbox
+from tests.net.clocks import ByHand, by_hand
 
 
 class Slow:
@@ -22,6 +23,7 @@ class Slow:
     def __init__(self) -> None:
         self.under_way: list[tuple[str, bytes]] = []
         self.let_go = asyncio.Event()
+        self.clock: ByHand
 
     async def send(self, peer: str, header: bytes, payload: memoryview | None = None) -> None:
         self.under_way.append((peer, header))
@@ -31,15 +33,14 @@ class Slow:
             self.under_way.remove((peer, header))
 
 
-def played(test: Callable[[Outbox, Slow, list[Any]], Awaitable[None]]) -> None:
+def played(test: Callable[[Outbox, Slow, list[Any]], Awaitable[None]], gives_way: bool = True) -> None:
     async def life() -> None:
         wires, answers = Slow(), list[Any]()
-        box = Outbox(wires)  # type: ignore[arg-type]
-        try:
-            await asyncio.wait_for(test(box, wires, answers), 10.0)
-        finally:
-            box.close()
-            await box.emptied(1.0)
+        with by_hand() as wires.clock:
+            box = Outbox(wires, gives_way=gives_way)  # type: ignore[arg-type]
+            await test(box, wires, answers)
+        box.close()
+        await box.emptied(1.0)
 
     asyncio.run(life())
 
@@ -69,11 +70,11 @@ def test_who_wants_to_know_is_told_while_a_rounds_payload_goes() -> None:
         box._sending = sending
         box.put("a", b"words", None, answers.append)
         box.put_late("a", state(b"state"), answers.append)
-        await asyncio.sleep(0.01)
+        await wires.clock.passes(0.01)
         assert (len(wires.under_way), going) == (2, 0)
         for n in range(BULK_AT_ONCE + 1):
             box.put("b", b"%d" % n, PAYLOAD, answers.append)
-        await asyncio.sleep(0.01)
+        await wires.clock.passes(0.01)
         assert going == BULK_AT_ONCE + 1
         wires.let_go.set()
         await box.emptied(1.0)
@@ -90,10 +91,12 @@ def test_so_many_payloads_go_to_a_peer_at_once() -> None:
             box.put("a", b"%d" % n, PAYLOAD, answers.append)
         box.put("a", b"word", None, answers.append)
         box.put("b", b"other", PAYLOAD, answers.append)
-        await asyncio.sleep(0.01)
+        await wires.clock.passes(0.01)
         bulk = [("a", b"%d" % n) for n in range(BULK_AT_ONCE)]
         assert sorted(wires.under_way) == [*bulk, ("a", b"word"), ("b", b"other")]
-        assert not await box.drained(0.01)
+        draining = asyncio.ensure_future(box.drained(0.01))
+        await wires.clock.over(draining, step_s=0.01)
+        assert not draining.result()
         wires.let_go.set()
         assert await box.drained(1.0)
         await box.emptied(1.0)
@@ -110,14 +113,16 @@ def test_a_state_gives_way_to_rounds() -> None:
         box.put_late("b", state(b"one"), answers.append)
         box.put_late("b", state(b"two"), answers.append)
         box.put_late("c", state(b"other"), answers.append)
-        await asyncio.sleep(0.01)
+        await wires.clock.passes(0.01)
         assert wires.under_way == [("a", b"round")]
         wires.let_go.set()
         await asyncio.sleep(0)
         wires.let_go.clear()
-        await asyncio.sleep(0.01)
+        await wires.clock.passes(0.01)
         assert wires.under_way == [("b", b"one"), ("c", b"other")]
-        assert not await box.drained(0.01)
+        draining = asyncio.ensure_future(box.drained(0.01))
+        await wires.clock.over(draining, step_s=0.01)
+        assert not draining.result()
         wires.let_go.set()
         assert await box.drained(1.0)
         assert answers == [None] * 4
@@ -131,7 +136,7 @@ def test_of_what_waits_the_newer_takes_the_place_of_the_older() -> None:
     async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
         for n in range(9):
             box.put_late("a", state(b"%d" % n), lambda outcome, n=n: answers.append((n, outcome)), key=n % 2)
-            await asyncio.sleep(0.01)  # the first is under way
+            await wires.clock.passes(0.01)  # the first is under way
         box.put_late("a", state(b"last"), lambda outcome: answers.append(("last", outcome)))
         assert [n for n, outcome in answers if isinstance(outcome, Refusal)] == [1, 2, 3, 4, 5, 6]
         answers.clear()
@@ -150,7 +155,7 @@ def test_a_state_does_not_give_way_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
     async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
         box.put("a", b"round", PAYLOAD, answers.append)
         box.put_late("b", state(b"state"), answers.append)
-        await asyncio.sleep(0.2)
+        await wires.clock.passes(0.2)
         assert sorted(wires.under_way) == [("a", b"round"), ("b", b"state")]
 
     played(test)
@@ -161,15 +166,15 @@ def test_a_state_gives_way_by_its_share() -> None:
 
     async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
         box.put_late("b", state(b"first"), answers.append)
-        await asyncio.sleep(0.05)
+        await wires.clock.passes(0.05)
         wires.let_go.set()
         await box.emptied(1.0)
         wires.let_go.clear()
         box.put("a", b"round", PAYLOAD, answers.append)
         box.put_late("b", state(b"second"), answers.append)
-        await asyncio.sleep(0.01)
+        await wires.clock.passes(0.01)
         assert wires.under_way == [("a", b"round")]
-        await asyncio.sleep(0.5)
+        await wires.clock.passes(0.5)
         assert sorted(wires.under_way) == [("a", b"round"), ("b", b"second")]
 
     played(test)
@@ -184,13 +189,13 @@ def test_what_is_withdrawn_is_on_its_way_no_more() -> None:
         for n in range(BULK_AT_ONCE + 1):
             box.put("a", b"%d" % n, PAYLOAD, answers.append, 7)
         box.put("b", b"other", PAYLOAD, others.append, 8)
-        await asyncio.sleep(0.01)
+        await wires.clock.passes(0.01)
         assert len(wires.under_way) == BULK_AT_ONCE + 1
         await box.withdraw(7)
         assert wires.under_way == [("b", b"other")]
         assert [type(answer) for answer in answers] == [Refusal] * (BULK_AT_ONCE + 1)
         box.put("a", b"later", PAYLOAD, others.append, 7)
-        await asyncio.sleep(0.01)
+        await wires.clock.passes(0.01)
         assert ("a", b"later") in wires.under_way
         wires.let_go.set()
         await box.emptied(1.0)
@@ -209,7 +214,7 @@ def test_what_makes_one_answer_stays_in_order() -> None:
             box.put("b", header, PAYLOAD, answers.append, line=0)
         box.put("b", b"other shard", PAYLOAD, answers.append, line=1)
         box.put("c", b"other peer", PAYLOAD, answers.append, line=0)
-        await asyncio.sleep(0.05)
+        await wires.clock.passes(0.05)
         assert sorted(wires.under_way) == [("b", b"1"), ("b", b"other shard"), ("c", b"other peer")]
         wires.let_go.set()
         await box.emptied(1.0)
@@ -225,7 +230,7 @@ def test_what_has_to_be_held_waits_for_no_other_payload() -> None:
         for number in range(BULK_AT_ONCE + 3):
             box.put("b", str(number).encode(), PAYLOAD, answers.append)
         box.put("b", b"urgent", PAYLOAD, answers.append, line=0, urgent=True)
-        await asyncio.sleep(0.05)
+        await wires.clock.passes(0.05)
         assert ("b", b"urgent") in wires.under_way
         assert len(wires.under_way) == BULK_AT_ONCE + 1
 
@@ -235,14 +240,10 @@ def test_what_has_to_be_held_waits_for_no_other_payload() -> None:
 def test_where_there_are_no_rounds_a_state_gives_way_to_nobody() -> None:
     """In asynchronous mode it is an answer that somebody's training waits for."""
 
-    async def life() -> None:
-        wires, answers = Slow(), list[Any]()
-        box = Outbox(wires, gives_way=False)  # type: ignore[arg-type]
+    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
         box.put("b", b"payload", PAYLOAD, answers.append)
         box.put_late("c", state(b"state"), answers.append)
-        await asyncio.sleep(0.05)
+        await wires.clock.passes(0.05)
         assert sorted(wires.under_way) == [("b", b"payload"), ("c", b"state")]
-        box.close()
-        await box.emptied(1.0)
 
-    asyncio.run(life())
+    played(test, gives_way=False)

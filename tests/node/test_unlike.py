@@ -38,7 +38,7 @@ def test_a_machine_unlike_the_others_is_sent_states(
         for peer in peers:
             await peer.enter()
         for number in range(ROUNDS):
-            await asyncio.wait_for(asyncio.gather(*(peer.exchange(1.0 + number) for peer in peers)), 30.0)
+            await asyncio.wait_for(asyncio.gather(*(peer.exchange(1.0 + number) for peer in peers)), 60.0)
         held = [peer.memory.theta.clone() for peer in peers]
         for peer in peers:
             await peer.stop()
