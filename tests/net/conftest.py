@@ -6,8 +6,12 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A payload waits for its direct connection, and that for its handshake, however busy this machine is."""
+def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A payload waits for its direct connection, that for its handshake, and a joiner for its initial peers' answers,
+    however busy this machine is."""
     monkeypatch.setattr("p2p_diloco.net.direct.PATIENCE_PART", 6.0)
     monkeypatch.setattr("p2p_diloco.net.direct.DIAL_S", 30.0)
     monkeypatch.setattr("p2p_diloco.net.listener.HANDSHAKE_S", 30.0)
+    if request.node.get_closest_marker("real"):
+        monkeypatch.setattr("p2p_diloco.net.hivemind.BOOTSTRAP_DIAL_S", 20.0)
+        monkeypatch.setattr("p2p_diloco.net.hivemind.DHT_RPC_S", 14.0)

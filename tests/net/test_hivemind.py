@@ -274,8 +274,9 @@ def test_one_initial_peer_that_lives_is_enough() -> None:
     run(test())
 
 
-def test_no_initial_peer_reached_says_why_for_each() -> None:
+def test_no_initial_peer_reached_says_why_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused, silent, somebody else, and no peer at all: each address with its reason, in less than 10 s."""
+    monkeypatch.setattr("p2p_diloco.net.hivemind.BOOTSTRAP_DIAL_S", 5.0)
 
     async def test() -> None:
         seed = await join()

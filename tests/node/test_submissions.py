@@ -22,7 +22,7 @@ from p2p_diloco.node.shared import Count, Level
 from p2p_diloco.node.submissions import STALENESS_FROM, Submissions
 
 ASYNC = {
-    "mode": "async", "heartbeat_interval": 0.2, "heartbeat_timeout": 2.0, "codec": "fp32", "sync_every": 1,
+    "mode": "async", "heartbeat_interval": 0.2, "heartbeat_timeout": 20.0, "codec": "fp32", "sync_every": 1,
     "outer_lr": 1.0, "outer_momentum": 0.0,
 }  # fmt: skip
 
