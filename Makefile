@@ -27,8 +27,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,plot]'
 	touch $(STAMP)
 
-test: $(STAMP)  ## style, types, unit tests, simulated worlds, and peers in processes of their own; a quarter of an hour
-	$(BIN)/python -m pytest
+test: $(STAMP)  ## style, types, unit tests, simulated worlds, and peers in processes of their own, two files at a time; ten minutes
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: $(STAMP)  ## what needs no other processes and no patience, side by side; two minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not slow and not chaos"

@@ -6,6 +6,7 @@ slow drawing of examples is a fault of the code."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
 import logging
 import os
@@ -14,8 +15,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -39,7 +43,57 @@ COMMANDS = {
     "types": ["mypy", "--strict"],
 }
 """What runs beside all other tests, each for the one test that looks at what it says, by the name of its fixture."""
-BESIDE = pytest.StashKey[dict[str, "subprocess.Popen[str]"]]()
+
+
+class Beside:
+    """These commands, in a folder that all processes of the tests know: whichever comes first begins with one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def start(self, name: str) -> None:
+        """Begin, unless somebody has."""
+        place = self.folder / name
+        with contextlib.suppress(FileExistsError):
+            place.mkdir()
+            script = '"$@" > "$0/told" 2> "$0/noise"; echo $? > "$0/new"; mv "$0/new" "$0/status"'
+            command = ["nice", "-n", "19", sys.executable, "-m", *COMMANDS[name]]
+            root = Path(__file__).parent.parent
+            process = subprocess.Popen(["sh", "-c", script, str(place), *command], cwd=root, start_new_session=True)
+            (place / "group").write_text(str(process.pid))
+
+    def outcome(self, name: str, within_s: float) -> tuple[int, str]:
+        """The exit status, and what was said on stdout; of a failure on stderr, too."""
+        self.start(name)
+        place, give_up_at = self.folder / name, time.monotonic() + within_s
+        while not (place / "status").exists():
+            assert time.monotonic() < give_up_at, f"{COMMANDS[name]} takes longer than {within_s} s"
+            time.sleep(0.1)
+        status, told = int((place / "status").read_text()), (place / "told").read_text()
+        return status, told + (place / "noise").read_text() if status else told
+
+    def end(self) -> None:
+        """Nobody waits any more."""
+        for group in self.folder.glob("*/group"):
+            if not group.with_name("status").exists():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(int(group.read_text()), signal.SIGTERM)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+BESIDE = pytest.StashKey[Beside]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One folder for all processes that share the tests among them."""
+    told = getattr(config, "workerinput", {}).get("beside")
+    config.stash[BESIDE] = Beside(Path(told or tempfile.mkdtemp(prefix="p2p-diloco-beside-")))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell another process where it is."""
+    node.workerinput["beside"] = str(node.config.stash[BESIDE].folder)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -48,35 +102,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    started = session.config.stash[BESIDE] = {}
-    for name, command in COMMANDS.items() if not session.config.option.collectonly else ():
-        if name in wanted:
-            started[name] = subprocess.Popen(
-                ["nice", "-n", "19", sys.executable, "-m", *command],
-                cwd=Path(__file__).parent.parent,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT if name == "types" else subprocess.DEVNULL,  # worlds tell of their progress
-                text=True,
-            )
+    for name in COMMANDS.keys() & wanted if not session.config.option.collectonly else ():
+        session.config.stash[BESIDE].start(name)
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End those that nobody has waited for."""
-    for process in session.config.stash.get(BESIDE, {}).values():
-        process.terminate()
-        process.communicate()
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End what nobody has waited for."""
+    if not hasattr(config, "workerinput"):
+        config.stash[BESIDE].end()
 
 
 @pytest.fixture
-def worlds(pytestconfig: pytest.Config) -> subprocess.Popen[str]:
-    """The command that plays 1,800 simulated worlds."""
-    return pytestconfig.stash[BESIDE]["worlds"]
+def worlds(pytestconfig: pytest.Config) -> Callable[[float], tuple[int, str]]:
+    """What came of 1,800 simulated worlds; waits so many seconds for it."""
+    return partial(pytestconfig.stash[BESIDE].outcome, "worlds")
 
 
 @pytest.fixture
-def types(pytestconfig: pytest.Config) -> subprocess.Popen[str]:
-    """The command that looks at the types."""
-    return pytestconfig.stash[BESIDE]["types"]
+def types(pytestconfig: pytest.Config) -> Callable[[float], tuple[int, str]]:
+    """What came of a look at the types."""
+    return partial(pytestconfig.stash[BESIDE].outcome, "types")
 
 
 @pytest.fixture(autouse=True)
