@@ -226,7 +226,7 @@ def test_gradients_are_clipped() -> None:
 
 def test_a_slow_machine_is_imitated(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("p2p_diloco.trainer.train.time.sleep", slept.append)
+    monkeypatch.setattr("p2p_diloco.trainer.train.time", SimpleNamespace(sleep=slept.append))
     _train({"ends_at_epoch": 1}, TINY.model_copy(update={"pause_s": 0.25}), sync_every=3)
     assert slept == [0.25] * 3
 
