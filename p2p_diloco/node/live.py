@@ -30,6 +30,7 @@ from p2p_diloco.net.bandwidth import steady
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport
 from p2p_diloco.node import records, revising, wire
+from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.ledger import CODEC, OUTER_STEP, SHARES, TRANSFER
@@ -145,8 +146,11 @@ async def take_part(
     if setup.specs is not None:
         answer = await messages.get()
         assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"
-    theta = shared.theta if setup.specs is not None else torch.zeros(run.layout.numel)
-    await Participation(setup, joined, saved, channel, shared, transport, inbox, TensorWork(run, theta)).live(messages)
+    if setup.specs is not None:
+        work = TensorWork(run, shared.theta, Bases(run.layout, shared.theta, shared.base))
+    else:
+        work = TensorWork(run, torch.zeros(run.layout.numel))
+    await Participation(setup, joined, saved, channel, shared, transport, inbox, work).live(messages)
 
 
 class Participation:

@@ -1,9 +1,10 @@
-"""The memory that a trainer and its node share: a header of numbers, θ and the pseudo-gradient.
+"""The memory that a trainer and its node share: a header of numbers, θ, its past and the pseudo-gradient.
 
 Law: memory and nothing else. Who may touch what, and when:
 
     header   each slot has one writer (below); 8 bytes are read and written whole, so no lock is needed
     theta    the node writes, except while it lets the trainer read; before the start the trainer writes θ₀
+    base     the node keeps here what θ was, where it goes on before the trainer has loaded that (`bases`)
     delta    the trainer writes what is due, after it has merged; the node reads it from `contribute` on, and sends from
              here, until it is about to answer a merge: then nothing of what is due may be on its way any more
 
@@ -85,7 +86,8 @@ class Level(IntEnum):
 
 
 class SharedMemory:
-    """The header, and θ and the pseudo-gradient [numel] each, flat fp32."""
+    """The header, and θ, the pseudo-gradient and what progress is measured from, [numel] each, flat fp32. What is
+    never touched of them is never taken."""
 
     def __init__(self, fd: int, numel: int) -> None:
         """Map what lies behind a file descriptor; it may be closed afterwards."""
@@ -97,6 +99,8 @@ class SharedMemory:
         """θ, [numel] fp32."""
         self.delta = self._vector(_HEADER_BYTES + 4 * numel)
         """The pseudo-gradient that was last sent, fragment by fragment, [numel] fp32; see `delta_in`."""
+        self.base = self._vector(_HEADER_BYTES + 8 * numel)
+        """What θ was when the trainer loaded it, of the shards that `bases.Bases` names, [numel] fp32."""
 
     def count(self, slot: Count) -> int:
         """A whole number."""
@@ -163,4 +167,4 @@ def borrow(sock: socket.socket) -> int:
 
 
 def _size(numel: int) -> int:
-    return _HEADER_BYTES + 2 * 4 * numel
+    return _HEADER_BYTES + 3 * 4 * numel

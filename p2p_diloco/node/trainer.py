@@ -15,6 +15,7 @@ from typing import Any
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Contribute, Load, Merge, Pause, Progress, Release
+from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, Ledger
 from p2p_diloco.node.node import Node
@@ -82,7 +83,8 @@ class TrainerSide:
                 case {"kind": "read", "n": n}:
                     self._not_reading.clear()
                     self._channel.send("readable", n=n)
-                case {"kind": "have read"}:
+                case {"kind": "have read", "loaded": loaded}:
+                    self._bases.loaded(loaded)
                     self._not_reading.set()
                 case {"kind": "pause", "on": on}:
                     self.paused = on
@@ -98,6 +100,8 @@ class TrainerSide:
         shards, replica, config = tuple(message["shards"]), self.node.replica, self.node.run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
         self._sent = shards
+        if message["stands"] and not self._asynchronous:  # there a shard may stay unmerged when the trainer goes on
+            self._bases.stand(shards)
         id, weighs = replica.own.next_id, message["weight"] > WEIGHT_MIN
         payloads = []
         for shard in shards:
@@ -105,6 +109,12 @@ class TrainerSide:
                 payloads.append(self.node.work.encode(shard, delta, id, weighs=weighs))
             await asyncio.sleep(0)  # of a large model this takes seconds, in which others ask whether this peer lives
         await self.node.feed(Contribute(shards, message["weight"], message["samples"], tuple(payloads)))
+
+    @property
+    def _bases(self) -> Bases:
+        bases = self.node.work.bases
+        assert bases is not None, "a trainer reads θ"
+        return bases
 
     def _told(self) -> dict[str, Any]:
         replica = self.node.replica
@@ -135,7 +145,8 @@ class TrainerSide:
             replica = self.node.replica
             asynchronous = {"trained": replica.own.merged_samples, "workers": replica.workers()}
         counts = {"commits": self.commits, **asynchronous}
-        self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), **counts)
+        bases = {"kept": sorted(self._bases.kept), "gone": sorted(self._bases.gone)}
+        self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), **bases, **counts)
 
     def release(self, effect: Release) -> None:
         """As `node.Trainer.release`."""

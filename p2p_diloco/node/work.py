@@ -19,6 +19,7 @@ from p2p_diloco.core.messages import Commit, Contribution, Message, State
 from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.run import Run
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.feedback import Feedback
@@ -34,9 +35,9 @@ log = logging.getLogger(__name__)
 class TensorWork:
     """The outer state of one replica, and the proposals for its future."""
 
-    def __init__(self, run: Run, theta: Tensor) -> None:
-        """`theta` [numel] fp32, kept where it is."""
-        self._run = run
+    def __init__(self, run: Run, theta: Tensor, bases: Bases | None = None) -> None:
+        """`theta` [numel] fp32, kept where it is. `bases`: of a trainer that reads it."""
+        self._run, self.bases = run, bases
         self.store = ShardStore(run.layout, run.outer, theta)
         self._proposals: dict[tuple[int, str], Proposal] = {}
         self._feedback: dict[int, Feedback] = {}  # by shard, where something was sent that needs it
@@ -113,6 +114,8 @@ class TensorWork:
     def accept(self, proposals: Iterable[tuple[int, str]]) -> None:
         """Make proposals (shard, digest) the present state; the shard's others are void."""
         for shard, digest in proposals:
+            if self.bases is not None:
+                self.bases.before(shard)
             self.store.accept(shard, self._proposals[shard, digest])
             for key in [key for key in self._proposals if key[0] == shard]:
                 del self._proposals[key]

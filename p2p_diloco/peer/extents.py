@@ -35,15 +35,13 @@ ALONE = Rank()
 class Extent:
     """Elements [start, start + numel) of the flat vector, which are this process's part of a parameter.
 
-    `own`: where they begin among all that this process holds. `speaks`: whether it is this process that writes them
-    for the peer.
+    `speaks`: whether it is this process that writes them for the peer.
     """
 
     name: str
     param: nn.Parameter
     start: int
     numel: int
-    own: int
     speaks: bool
 
     @property
@@ -66,12 +64,10 @@ def extents_of(model: nn.Module, layout: Layout, rank: Rank = ALONE) -> list[Ext
     """What this process holds of the model's trainable parameters, in the order of the flat vector."""
     named = trainable(model)
     found: list[Extent] = []
-    own = 0
     for index in (index for fragment in layout.fragments for index in fragment):
         name = layout.params[index].name
         before, numel, shared = _share(name, named[name], rank)
-        found.append(Extent(name, named[name], layout.offset(index) + before, numel, own, shared or rank.index == 0))
-        own += numel
+        found.append(Extent(name, named[name], layout.offset(index) + before, numel, shared or rank.index == 0))
     return found
 
 

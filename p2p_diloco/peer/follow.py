@@ -149,10 +149,10 @@ class FollowingHook:
         match message:
             case {"kind": "write theta"}:
                 self._local.write_theta()
-            case {"kind": "merge", "loads": loads, "mixed": mixed}:
-                self._local.merge({shard: Carry(carry) for shard, carry in loads}, mixed)
-            case {"kind": "write delta", "shards": shards}:
-                self._local.write_delta(shards)
+            case {"kind": "merge", "loads": loads, "mixed": mixed, "kept": kept, "gone": gone}:
+                self._local.merge({shard: Carry(carry) for shard, carry in loads}, mixed, kept, gone)
+            case {"kind": "write delta", "shards": shards, "kept": kept}:
+                self._local.write_delta(shards, kept)
             case {"kind": "look at delta", "shards": shards}:
                 return {"fine": self._local.may_be_sent(shards)}
             case {"kind": "read"}:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from p2p_diloco.core.events import Carry
 from p2p_diloco.core.schedule import fragment_interval
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, P2PDilocoError
 from p2p_diloco.node import ledger as parts
+from p2p_diloco.node.channel import Message
 from p2p_diloco.node.ledger import OF_EXCHANGE, OF_TRAINING, Ledger, shares_of, told
 from p2p_diloco.node.shared import Count, Level
 from p2p_diloco.peer.line import NodeLine
@@ -119,6 +120,7 @@ class Hook:
         self._ended = False  # the run has, and the model is the run's
         self._flight: Flight | None = None
         self._since = 0  # steps since the last sending
+        self._sent_at = 0  # after which step something left last, also if it came to nothing
         self._seen = -1
         self._commits = 0  # over all fragments
         self._step_time_s = 0.0
@@ -260,17 +262,19 @@ class Hook:
         """Contribute what is due; without overlap, or `at_once`, wait for its commits. False if nothing is due."""
         while True:
             began = self.waiting_time_s
-            if not (due := self.merge()):
+            with self._merged() as (due, kept), self.ledger.part(parts.PSEUDO_GRADIENT):
+                if due:
+                    self._local.write_delta(due, kept)
+            if not due:
                 return False
             with self.ledger.part(parts.PSEUDO_GRADIENT):
-                self._local.write_delta(due)
                 sound = self._local.may_be_sent(due)
             if not sound:
                 self._give_up_progress()
                 return False
             goes_on = bool(self._config.overlap_steps) and not at_once
             self._memory.set_level(Level.STANDS_SINCE, 0.0 if goes_on else self._clock())
-            flight = self._flight = self._send(due, began)
+            flight = self._flight = self._send(due, began, stands=not goes_on)
             if goes_on or self._land(flight):
                 return True
 
@@ -280,8 +284,8 @@ class Hook:
         to take these along. `landing`: shards whose exchange is just over; what is trained since they were sent is
         treated as `merge` says, if this peer's part of it was counted.
         """
-        with self.ledger.part(parts.MERGE):
-            return self._merge(afresh, landing)
+        with self._merged(afresh, landing) as (due, _):
+            return due
 
     # -- inside
 
@@ -290,39 +294,54 @@ class Hook:
         ahead = self._memory.count(Count.GOAL) > self._commits + (self._flight is not None)
         return ahead and not self._asynchronous
 
-    def _merge(self, afresh: bool, landing: Collection[int]) -> list[int]:
-        self._seen, ends = self._memory.count(Count.CHANGED), self._over and self._flight is None
-        load = self._node.ask("merge", "load")
+    @contextmanager
+    def _merged(
+        self, afresh: bool = False, landing: Collection[int] = ()
+    ) -> Iterator[tuple[list[int], Collection[int]]]:
+        """Merge; the shards that are due, and those whose base is kept beside θ. Meanwhile the node leaves both as they
+        are."""
+        with self.ledger.part(parts.MERGE):
+            self._seen, ends = self._memory.count(Count.CHANGED), self._over and self._flight is None
+            load = self._node.ask("merge", "load")
+        loaded: set[int] = set()
         try:
-            carries = {shard: Carry(carry) for shard, carry in load["shards"]}
-            for shard, carry in carries.items():
-                self._tally.merged(shard, carry)
-            if afresh or ends:
-                carries, mixed = dict.fromkeys(range(len(self._layout.shards)), Carry.DROP), []
-            else:
-                mixed = self._mixed(landing, carries)
-                if not self._config.local_share:  # nothing of the local values
-                    carries |= dict.fromkeys(mixed, Carry.DROP)
-                    mixed = []
-                carries = {shard: self._simplified(shard, carry) for shard, carry in carries.items()}
-            self._local.merge(carries, mixed)
-            if ends and not self._ended:
-                self._tally.give_up()
-                self._ended = True
+            with self.ledger.part(parts.MERGE):
+                loaded.update(self._merge(load, afresh or ends, landing))
+                if ends and not self._ended:
+                    self._tally.give_up()
+                    self._ended = True
+            yield load["due"], set(load["kept"]) - loaded
         finally:
-            self._node.tell("have read")
+            self._node.tell("have read", loaded=sorted(loaded))
+
+    def _merge(self, load: Message, afresh: bool, landing: Collection[int]) -> Collection[int]:
+        """Merge what the node offers; which shards were loaded."""
+        carries = {shard: Carry(carry) for shard, carry in load["shards"]}
+        for shard, carry in carries.items():
+            self._tally.merged(shard, carry)
+        if afresh:
+            carries, mixed = dict.fromkeys(range(len(self._layout.shards)), Carry.DROP), []
+        else:
+            mixed = self._mixed(landing, carries)
+            if not self._config.local_share:  # nothing of the local values
+                carries |= dict.fromkeys(mixed, Carry.DROP)
+                mixed = []
+            carries = {shard: self._simplified(shard, carry, load["gone"]) for shard, carry in carries.items()}
+        self._local.merge(carries, mixed, load["kept"], load["gone"])
         self._commits = load["commits"]
         if self._asynchronous:
             self._trained, self._workers = load["trained"], max(1, load["workers"])
-        due: list[int] = load["due"]
-        return due
+        return carries.keys()
 
-    def _send(self, due: list[int], began: float) -> Flight:
-        """Send the pseudo-gradient of these shards, which is written; `began`: the waiting time before."""
+    def _send(self, due: list[int], began: float, *, stands: bool) -> Flight:
+        """Send the pseudo-gradient of these shards, which is written; `began`: the waiting time before. `stands`:
+        nothing is trained until its result was merged.
+        """
         sent = self._tally.send(due)
-        request = self._node.request("contribute", shards=due, weight=sent.weight, samples=sent.samples)
+        values = {"weight": sent.weight, "samples": sent.samples, "stands": stands}
+        request = self._node.request("contribute", shards=due, **values)
         flight = Flight(request, sent, self.steps, self._since, self.waiting_time_s - began)
-        self._since = 0
+        self._since, self._sent_at = 0, self.steps
         return flight
 
     def _has_flown(self, flight: Flight) -> bool:
@@ -399,10 +418,14 @@ class Hook:
             self._tally.overwritten(shard, 1 - self._config.local_share)
         return mixed
 
-    def _simplified(self, shard: int, carry: Carry) -> Carry:
+    def _simplified(self, shard: int, carry: Carry, gone: Collection[int]) -> Carry:
         """Where nothing was trained since the sending, to take the contribution away leaves nothing: the global value
-        is loaded to the bit.
+        is loaded to the bit. Where a trainer broke off its wait and trained on after all, and the base is gone, that
+        is nowhere.
         """
+        if carry is not Carry.DROP and shard in gone and self._sent_at != self.steps:
+            self._tally.overwritten(shard, 1.0)
+            return Carry.DROP
         return Carry.DROP if carry is Carry.SUBTRACT and self._tally.idle_since_sending(shard) else carry
 
     def _give_up_progress(self) -> None:

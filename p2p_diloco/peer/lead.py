@@ -124,15 +124,23 @@ class LedModel:
         """As `LocalModel.write_theta`."""
         self._ranks.together("write theta", self._own.write_theta)
 
-    def merge(self, loads: Mapping[int, Carry], mixed: Collection[int] = ()) -> None:
+    def merge(
+        self,
+        loads: Mapping[int, Carry],
+        mixed: Collection[int] = (),
+        kept: Collection[int] = (),
+        gone: Collection[int] = (),
+    ) -> None:
         """As `LocalModel.merge`."""
         if loads:
-            shards, listed = [[shard, carry.value] for shard, carry in loads.items()], list(mixed)
-            self._ranks.together("merge", lambda: self._own.merge(loads, mixed), loads=shards, mixed=listed)
+            told = {"mixed": list(mixed), "kept": list(kept), "gone": list(gone)}
+            shards = [[shard, carry.value] for shard, carry in loads.items()]
+            self._ranks.together("merge", lambda: self._own.merge(loads, mixed, kept, gone), loads=shards, **told)
 
-    def write_delta(self, shards: Collection[int]) -> None:
+    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None:
         """As `LocalModel.write_delta`."""
-        self._ranks.together("write delta", lambda: self._own.write_delta(shards), shards=list(shards))
+        told = {"shards": list(shards), "kept": list(kept)}
+        self._ranks.together("write delta", lambda: self._own.write_delta(shards, kept), **told)
 
     def may_be_sent(self, shards: Collection[int]) -> bool:
         """As `LocalModel.may_be_sent`: of every rank's part."""

@@ -28,28 +28,33 @@ MERGED_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where some of a parameter's values lie: of which shard, in the flat vector, and among this process's own."""
+    """Where some of a parameter's values lie: of which shard, and in the flat vector."""
 
     shard: int
     place: slice
-    own: slice
     speaks: bool
 
     def pieces(self, values: Tensor) -> Iterator[tuple[Tensor, Span]]:
         """The same in pieces of `MERGED_AT_ONCE`."""
         for start in range(0, len(values), MERGED_AT_ONCE):
             piece = values[start : start + MERGED_AT_ONCE]
-            place, own = (slice(s.start + start, s.start + start + len(piece)) for s in (self.place, self.own))
-            yield piece, Span(self.shard, place, own, self.speaks)
+            first = self.place.start + start
+            yield piece, Span(self.shard, slice(first, first + len(piece)), self.speaks)
 
 
 class Local(Protocol):
     """What an exchange does to parameters, whichever process holds them."""
 
-    def merge(self, loads: Mapping[int, Carry], mixed: Collection[int] = ()) -> None:
+    def merge(
+        self,
+        loads: Mapping[int, Carry],
+        mixed: Collection[int] = (),
+        kept: Collection[int] = (),
+        gone: Collection[int] = (),
+    ) -> None:
         """See `LocalModel`, as for the others."""
 
-    def write_delta(self, shards: Collection[int]) -> None: ...
+    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None: ...
 
     def may_be_sent(self, shards: Collection[int]) -> bool: ...
 
@@ -59,8 +64,9 @@ class Local(Protocol):
 class LocalModel:
     """A model's trainable parameters, as far as this process holds them, in the flat order of a layout.
 
-    `theta`, `delta`: [layout.numel] fp32; the global parameters, and the pseudo-gradients that were last
-    sent.
+    `theta`, `base`, `delta`: [layout.numel] fp32; the global parameters, what they were when they were loaded, and the
+    pseudo-gradients that were last sent. Where θ is still what was loaded, nothing is read of `base`; which shards are
+    `kept` there, and of which it is `gone`, whoever calls has heard from the node (`node.bases`).
     """
 
     def __init__(
@@ -68,37 +74,41 @@ class LocalModel:
         model: nn.Module,
         layout: Layout,
         theta: Tensor,
+        base: Tensor,
         delta: Tensor,
         merge_alpha: float = 0.0,
         rank: Rank = ALONE,
     ) -> None:
-        self._layout, self._theta, self._delta, self._alpha = layout, theta, delta, merge_alpha
+        self._layout, self._theta, self._base, self._delta, self._alpha = layout, theta, base, delta, merge_alpha
         self._all = extents_of(model, layout, rank)
         self._held = [extent for extent in self._all if extent.numel]  # of a small parameter a rank may have no row
         self._starts = [extent.start for extent in self._held]
         self._sharded = model if any(is_sharded(extent.param) for extent in self._all) else None
-        self._base = torch.zeros(sum(extent.numel for extent in self._held))
         self._lanes: dict[torch.device, Lane] = {}
 
     @torch.no_grad()
     def write_theta(self) -> None:
         """Offer the model's parameters as the global ones, before the run begins; nothing is trained yet."""
-        for values, span in self._through(range(len(self._layout.shards)), fetch=True):
-            gather([values], self._base[span.own])
-            if span.speaks:
-                self._theta[span.place] = self._base[span.own]
+        for values, span in self._through(range(len(self._layout.shards)), fetch=True, spoken=True):
+            gather([values], self._theta[span.place])
 
     @torch.no_grad()
-    def merge(self, loads: Mapping[int, Carry], mixed: Collection[int] = ()) -> None:
+    def merge(
+        self,
+        loads: Mapping[int, Carry],
+        mixed: Collection[int] = (),
+        kept: Collection[int] = (),
+        gone: Collection[int] = (),
+    ) -> None:
         """Load shards of θ, and carry over what was trained on top of the old ones, as each one's `Carry`
         says; into those that are `mixed`, a share `merge_alpha` of the local values (Streaming DiLoCo, arXiv
-        2501.18512).
+        2501.18512). Of those whose base is `gone` all that was trained is what was sent last.
         """
         if self._sharded is not None:
             reshard(self._sharded)
         afresh = {shard for shard, carry in loads.items() if carry is Carry.DROP and shard not in mixed}
         for values, span in self._through(afresh, store=True):
-            self._load(values, span)
+            scatter(self._theta[span.place], [values])
         fetched = self._through(loads.keys() - afresh, fetch=True, store=True)
         for values, span in (piece for whole, where in fetched for piece in where.pieces(whole)):
             local = torch.empty(values.numel())
@@ -106,21 +116,25 @@ class LocalModel:
             if span.shard in mixed:
                 torch.lerp(self._theta[span.place], local, self._alpha, out=local)
             else:
+                self._to_progress(local, values.dtype, span, kept, gone)
                 self._carry(local, span, loads[span.shard])
             scatter(local, [values])
-            self._base[span.own] = self._theta[span.place].to(values.dtype)  # as it was loaded
 
-    def _load(self, values: Tensor, span: Span) -> None:
-        """The global values, and nothing of the local ones."""
-        scatter(self._theta[span.place], [values])
-        if values.dtype == torch.float32:
-            self._base[span.own] = self._theta[span.place]
+    def _to_progress(
+        self, local: Tensor, dtype: torch.dtype, span: Span, kept: Collection[int], gone: Collection[int]
+    ) -> None:
+        """Of local values what was trained; they are of this dtype in the model."""
+        if span.shard in gone:
+            torch.neg(self._delta[span.place].to(torch.float32), out=local)
         else:
-            gather([values], self._base[span.own])  # as it was loaded
+            local.sub_(self._anchor(span, kept).to(dtype))  # as it was loaded
+
+    def _anchor(self, span: Span, kept: Collection[int]) -> Tensor:
+        """The global values that were loaded last."""
+        return (self._base if span.shard in kept else self._theta)[span.place]
 
     def _carry(self, local: Tensor, span: Span, carry: Carry) -> None:
-        """New, and what the carry keeps of the old."""
-        local.sub_(self._base[span.own])  # what was trained
+        """New, and what the carry keeps of what was trained."""
         match carry:
             case Carry.SUBTRACT:
                 local.add_(self._delta[span.place])
@@ -129,10 +143,10 @@ class LocalModel:
         local.add_(self._theta[span.place])
 
     @torch.no_grad()
-    def write_delta(self, shards: Collection[int]) -> None:
+    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None:
         """Write these shards' pseudo-gradients, base − local, where the node reads them; of a rank, its part."""
         for values, span in self._through(shards, fetch=True, spoken=True):
-            pseudo_gradient(self._base[span.own], [values], self._delta[span.place])
+            pseudo_gradient(self._anchor(span, kept), [values], self._delta[span.place])
 
     def may_be_sent(self, shards: Collection[int]) -> bool:
         """Whether these shards' pseudo-gradients, as last written here, are finite and within `MAGNITUDE_MAX`."""
@@ -218,9 +232,7 @@ def _chunks(
         for shard, start, stop in pieces:
             for a in range(start, stop, longest):
                 b = min(a + longest, stop)
-                first, last = a - extent.start, b - extent.start
-                own = slice(extent.own + first, extent.own + last)
-                yield flat[first:last], Span(shard, slice(a, b), own, extent.speaks)
+                yield flat[a - extent.start : b - extent.start], Span(shard, slice(a, b), extent.speaks)
 
 
 def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

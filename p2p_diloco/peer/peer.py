@@ -237,7 +237,7 @@ class Peer:
         assert self._model is not None
         memory, config = self._shared, self.config
         delta = memory.delta_in(written_in(config.codec, config.rounding))
-        return LocalModel(self._model, layout, memory.theta, delta, config.local_share, self._rank)
+        return LocalModel(self._model, layout, memory.theta, memory.base, delta, config.local_share, self._rank)
 
     def _trains(self, checkpoint: str | None) -> InnerState | None:
         """From now on the optimizer's steps are this peer's. Where its state is kept, if it is."""
@@ -329,7 +329,7 @@ class Peer:
             if self._ranks is not None:
                 self._ranks.answers()
         finally:
-            line.tell("have read")
+            line.tell("have read", loaded=[])
         return values
 
     def state_dict(self) -> dict[str, Any]:

@@ -72,19 +72,24 @@ def pseudo_gradient(base: Tensor, params: Sequence[Tensor], out: Tensor) -> None
     """Write base − params, in fp32, into `out`, rounded to its dtype (all flat, in the order of `params`; `out` may not
     be `base`).
 
-    `base` holds the global parameters as they were loaded. The sign is that of a gradient: the outer
-    optimizer descends along it (arXiv 2311.08105, Alg. 1, line 12).
+    `base` holds the global parameters that were loaded, be they rounded to each one's dtype or not. The sign is that
+    of a gradient: the outer optimizer descends along it (arXiv 2311.08105, Alg. 1, line 12).
     """
     if base.shape != out.shape:
         raise ValueError(f"base has {base.numel()} elements, out {out.numel()}")
     for (param, anchor), part in zip(_beside(params, base), torch.split(out, [p.numel() for p in params]), strict=True):
         if param.device.type == "cpu" and param.is_contiguous():
             for anchors, values, parts in blocks(anchor, param.view(-1), part, size=UNDIVIDED):
-                parts.copy_(torch.sub(anchors, values.to(torch.float32)))
+                parts.copy_(torch.sub(_rounded(anchors, values), values.to(torch.float32)))
         else:
             values = torch.empty_like(anchor)
             values.view(param.shape).copy_(param)
-            part.copy_(torch.sub(anchor, values))
+            part.copy_(torch.sub(_rounded(anchor, param), values))
+
+
+def _rounded(values: Tensor, param: Tensor) -> Tensor:
+    """Flat fp32 values as they are once they were loaded into a parameter."""
+    return values if param.dtype == torch.float32 else values.to(param.dtype).to(torch.float32)
 
 
 def _beside(params: Sequence[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -108,14 +108,14 @@ class MemoryPeer:
 
     async def merge(self) -> Message:
         load = await self.ask("merge", "load")
-        self.tell("have read")
+        self.tell("have read", loaded=[shard for shard, _ in load["shards"]])
         return load
 
-    async def exchange(self, delta: float, weight: float = 1.0) -> Message:
+    async def exchange(self, delta: float, weight: float = 1.0, *, stands: bool = True) -> Message:
         """Contribute one value throughout, and wait for the end of the exchange."""
         due = (await self.merge())["due"]
         self.memory.delta.fill_(delta)
-        release = await self.ask("contribute", "release", shards=due, weight=weight, samples=1)
+        release = await self.ask("contribute", "release", shards=due, weight=weight, samples=1, stands=stands)
         await self.merge()
         return release
 

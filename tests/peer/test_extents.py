@@ -15,6 +15,7 @@ from torch import Tensor, distributed, nn
 
 from p2p_diloco.core.events import Carry
 from p2p_diloco.errors import ConfigError
+from p2p_diloco.node.bases import Bases
 from p2p_diloco.peer.extents import ALONE, Rank, extents_of, is_sharded, local_part
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
@@ -109,19 +110,20 @@ def test_the_ranks_are_one_model_to_the_bit(
     values = {f"p{n}": torch.randn(shape) for n, shape in enumerate(shapes)}
     model = alone(values)
     layout = Layout.build(specs_of(model), 1, "contiguous", largest)
-    theta, mine, theirs = (torch.zeros(layout.numel) for _ in range(3))
-    one = LocalModel(model, layout, theta, mine)
+    theta, old, mine, theirs = (torch.zeros(layout.numel) for _ in range(4))
+    one, bases = LocalModel(model, layout, theta, old, mine), Bases(layout, theta, old)
     ranks: list[tuple[Rank, nn.Module, LocalModel]] = []
     for index in range(world):
         rank = Rank(index, world)
         with as_rank(index, world):
             part = sharded(values, rank, frozenset({"p0"}))
-            ranks.append((rank, part, LocalModel(part, layout, theta, theirs, rank=rank)))
+            ranks.append((rank, part, LocalModel(part, layout, theta, old, theirs, rank=rank)))
     for _, _, local in ranks:
         local.write_theta()
     begun = theta.clone()
     one.write_theta()
     assert torch.equal(theta, begun)
+    bases.loaded(range(len(layout.shards)))
     for _ in range(data.draw(st.integers(1, 3))):
         with torch.no_grad():
             for name, p in model.named_parameters():
@@ -132,34 +134,28 @@ def test_the_ranks_are_one_model_to_the_bit(
                     local_part(own).add_(moved[rows_of(len(moved), rank)] if is_sharded(own) else moved)
         shards = data.draw(st.sets(st.sampled_from(range(len(layout.shards))), min_size=1))
         for local in (one, *(local for _, _, local in ranks)):
-            local.write_delta(shards)
+            local.write_delta(shards, bases.kept)
             assert local.may_be_sent(shards)  # also where this rank holds nothing of them
         assert torch.equal(mine, theirs)
+        for index in range(len(layout.shards)):
+            bases.before(index)
         theta.copy_(torch.randn(layout.numel))
         loads = data.draw(st.dictionaries(st.sampled_from(range(len(layout.shards))), st.sampled_from(Carry)))
         for local in (one, *(local for _, _, local in ranks)):
-            local.merge(loads)
+            local.merge(loads, (), bases.kept, bases.gone)
+        bases.loaded(loads)
         for name, p in model.named_parameters():
             for rank, part, _ in ranks:
                 own = part.get_parameter(name)
                 assert torch.equal(local_part(own), p[rows_of(len(p), rank)] if is_sharded(own) else p)
 
 
-def test_a_rank_keeps_no_more_than_its_share() -> None:
-    """The base that progress is measured from is as long as what this rank holds, not as the model."""
-    values = {"w": torch.randn(8, 4), "b": torch.randn(8)}
-    layout = Layout.build(specs_of(alone(values)))
-    flat = torch.zeros(layout.numel)
-    with as_rank(1, 4):
-        assert LocalModel(sharded(values, Rank(1, 4)), layout, flat, flat, rank=Rank(1, 4))._base.numel() == 10
-
-
 def test_rank_0_speaks_for_what_all_hold() -> None:
     """Should copies of what is not sharded have drifted apart, rank 0's is offered and sent; all load the same."""
     layout = Layout.build(specs_of(alone({"w": torch.zeros(2)})))
-    theta, delta = torch.zeros(2), torch.zeros(2)
+    theta, old, delta = torch.zeros(2), torch.zeros(2), torch.zeros(2)
     models = [alone({"w": torch.full((2,), float(index))}) for index in range(3)]
-    ranks = [LocalModel(model, layout, theta, delta, rank=Rank(index, 3)) for index, model in enumerate(models)]
+    ranks = [LocalModel(model, layout, theta, old, delta, rank=Rank(index, 3)) for index, model in enumerate(models)]
     for local in ranks:
         local.write_theta()
     assert theta.tolist() == [0.0, 0.0]
@@ -177,11 +173,11 @@ def test_what_may_not_be_sent_is_found_by_who_holds_it() -> None:
     """A rank looks at its own rows alone, and a NaN among them is not missed."""
     values = {"w": torch.zeros(4, 2)}
     layout = Layout.build(specs_of(alone(values)))
-    theta, delta = torch.zeros(8), torch.zeros(8)
+    theta, old, delta = torch.zeros(8), torch.zeros(8), torch.zeros(8)
     fine = []
     for index in range(2):
         with as_rank(index, 2):
-            local = LocalModel(sharded(values, Rank(index, 2)), layout, theta, delta, rank=Rank(index, 2))
+            local = LocalModel(sharded(values, Rank(index, 2)), layout, theta, old, delta, rank=Rank(index, 2))
         delta[5] = float("nan")
         fine.append(local.may_be_sent([0]))
     assert fine == [True, False]
@@ -194,7 +190,7 @@ def test_global_values_are_sharded_as_the_parameters_are() -> None:
     theta = torch.arange(7.0)
     with as_rank(1, 2):
         model = sharded(values, Rank(1, 2))
-        known = LocalModel(model, layout, theta, torch.zeros(7), rank=Rank(1, 2)).global_values()
+        known = LocalModel(model, layout, theta, *torch.zeros(2, 7), rank=Rank(1, 2)).global_values()
         assert {name: tuple(value.shape) for name, value in known.items()} == {"w": (3, 2), "b": (1,)}
         assert all(value.placements == model.get_parameter(name).placements for name, value in known.items())
         assert local_part(known["w"]).tolist() == [[4, 5]]
@@ -308,7 +304,7 @@ def test_a_forward_pass_leaves_no_whole_parameters_in_the_way() -> None:
         assert is_sharded(model.weight)
         layout = Layout.build(specs_of(model))
         theta = torch.zeros(layout.numel)
-        local = LocalModel(model, layout, theta, torch.zeros(layout.numel), rank=Rank(0, 2))
+        local = LocalModel(model, layout, theta, *torch.zeros(2, layout.numel), rank=Rank(0, 2))
         assert not look()
         local.merge({0: Carry.DROP})
         assert is_sharded(model.weight)

@@ -14,6 +14,7 @@ from torch import nn
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, P2PDilocoError
+from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.shared import Count, Level, SharedMemory, create
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
@@ -37,14 +38,24 @@ class ScriptedLine:
         self.asynchronous: dict[str, int] = {}
         self.trained, self.workers, self.samples = 0, 2, 0
         self.layout: Layout
+        self.bases: Bases
         self.epochs: list[int] = []
         self.fresh: dict[int, str] = {}
 
     def begin(self, layout: Layout) -> None:
         self.layout, self.epochs = layout, [0] * len(layout.fragments)
+        self.bases = Bases(layout, self.memory.theta, self.memory.base)
 
     def tell(self, kind: str, **values: Any) -> None:
         self.log.append((kind, values))
+        if kind == "have read":
+            self.bases.loaded(values["loaded"])
+
+    def overwrite(self, theta: Any) -> None:
+        """Have something else come as θ."""
+        for shard in self.layout.shards:
+            self.bases.before(shard.index)
+        self.memory.theta.copy_(torch.as_tensor(theta))
 
     def ask(self, kind: str, answer: str) -> dict[str, Any]:
         assert (kind, answer) == ("merge", "load")
@@ -54,7 +65,8 @@ class ScriptedLine:
         loads, self.fresh = [[s, carry] for s, carry in self.fresh.items()], {}
         self.trained = self.samples
         counts = {"commits": sum(self.epochs), "trained": self.trained, "workers": self.workers}
-        return {"kind": "load", "shards": loads, "due": shards, **counts}
+        bases = {"kept": sorted(self.bases.kept), "gone": sorted(self.bases.gone)}
+        return {"kind": "load", "shards": loads, "due": shards, **bases, **counts}
 
     def request(self, kind: str, **values: Any) -> int:
         self.log.append((kind, values))
@@ -66,6 +78,8 @@ class ScriptedLine:
         assert self.log[n - 1][0] == "contribute"
         assert self.memory.count(Count.STANDS)
         sent = self.releases.pop(0) if self.releases else True
+        if sent and self.log[n - 1][1]["stands"]:
+            self.bases.stand(self.log[n - 1][1]["shards"])
         if sent:
             self.commit(self.log[n - 1][1])
             self.memory.set_count(Count.CHANGED, self.memory.count(Count.CHANGED) + 1)
@@ -77,6 +91,7 @@ class ScriptedLine:
     def commit(self, request: dict[str, Any]) -> None:
         for shard in request["shards"]:
             part = slice(self.layout.shards[shard].start, self.layout.shards[shard].stop)
+            self.bases.before(shard)
             self.memory.theta[part] -= self.lr * self.memory.delta[part]
             self.fresh[shard] = "subtract"
         self.epochs[self.layout.shards[request["shards"][0]].fragment] += 1
@@ -95,8 +110,10 @@ def hooked(
     layout = Layout.build(specs_of(model), fragments)
     line = ScriptedLine(layout.numel)
     line.begin(layout)
-    local = LocalModel(model, layout, line.memory.theta, line.memory.delta, config.local_share)
+    memory = line.memory
+    local = LocalModel(model, layout, memory.theta, memory.base, memory.delta, config.local_share)
     local.write_theta()
+    line.bases.loaded(range(len(layout.shards)))
     return Hook(line, local, config, layout, 5.0, clock), line, model  # type: ignore[arg-type]
 
 
@@ -223,7 +240,7 @@ def test_what_the_result_does_not_count_is_carried_whatever_the_merge() -> None:
     hook, line, model = hooked(overlap_steps=2, merge_alpha=0.0)
     step(hook, model, 4)
     committed, line.commit = line.commit, lambda request: line.fresh.update({0: "keep"})
-    line.memory.theta.fill_(10.0)
+    line.overwrite(10.0)
     step(hook, model, 2)
     assert model.u.tolist() == [16.0, 16.0]
     assert hook.dropped_samples == 0
@@ -291,7 +308,7 @@ def test_a_run_that_another_peer_ended_is_merged_before_it_is_finished() -> None
     """The end may come between two steps, with another peer's commit: the model has the last state after the next."""
     hook, line, model = hooked(mode="async")
     step(hook, model)
-    line.memory.theta.fill_(7.0)
+    line.overwrite(7.0)
     line.fresh[0] = "drop"
     line.memory.set_count(Count.CHANGED, line.memory.count(Count.CHANGED) + 1)
     line.memory.set_count(Count.FINISHED, 1)
@@ -321,7 +338,7 @@ def test_nothing_of_its_own_is_left_in_the_model_of_a_finished_run() -> None:
     hook, line, model = hooked(fragments=2, mode="async")
     line.asynchronous = {"steps": 4, "staleness": 0, "refused": 0}
     step(hook, model, 4)  # both parts were sent, the first one two steps ago
-    line.memory.theta.copy_(torch.tensor([7.0, 7.0, 8.0, 8.0]))
+    line.overwrite([7.0, 7.0, 8.0, 8.0])
     line.fresh = {1: "keep"}
     line.memory.set_count(Count.CHANGED, line.memory.count(Count.CHANGED) + 1)
     line.memory.set_count(Count.FINISHED, 1)
@@ -367,7 +384,7 @@ def test_changes_are_merged_between_exchanges() -> None:
     line.log.clear()
     step(hook, model, 2)
     assert line.log == []
-    line.memory.theta.fill_(100.0)
+    line.overwrite(100.0)
     line.fresh = {0: "keep"}
     line.memory.set_count(Count.CHANGED, 1)
     step(hook, model)
@@ -379,7 +396,7 @@ def test_a_finished_run_is_left_alone() -> None:
     """After the end the last state is merged, and nothing is contributed any more."""
     hook, line, model = hooked()
     line.memory.set_count(Count.FINISHED, 1)
-    line.memory.theta.fill_(7.0)
+    line.overwrite(7.0)
     line.fresh = {0: "drop"}
     line.memory.set_count(Count.CHANGED, 1)
     step(hook, model, 9)
@@ -535,7 +552,7 @@ def test_progress_that_is_not_finite_is_dropped_once(value: float, caplog: pytes
     goes out at once, weighed by that step alone. A later round of good progress forgives it.
     """
     hook, line, model = hooked(fragments=2)
-    line.memory.theta.fill_(5.0)
+    line.overwrite(5.0)
     for attempt in (1, 2):
         line.log.clear()
         hook.merge()
@@ -581,7 +598,65 @@ def test_the_node_may_write_again_whatever_becomes_of_a_merge(monkeypatch: pytes
     monkeypatch.setattr(LocalModel, "merge", fail)
     with pytest.raises(MemoryError):
         hook.merge()
-    assert line.log[-1] == ("have read", {})
+    assert line.log[-1] == ("have read", {"loaded": []})
+
+
+def test_theta_stays_until_the_pseudo_gradient_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is measured from θ itself; then it is let go of, whatever becomes of that."""
+    hook, line, model = hooked()
+
+    def look(*_: object) -> None:
+        assert line.log[-1][0] == "merge"
+        raise MemoryError
+
+    monkeypatch.setattr(LocalModel, "write_delta", look)
+    with pytest.raises(MemoryError):
+        step(hook, model, 4)
+    assert line.log[-1] == ("have read", {"loaded": []})
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 1])
+def test_only_who_trains_meanwhile_needs_the_old_values(overlap_steps: int) -> None:
+    """Of a trainer that stands still nothing is kept beside θ, of another what it was trained on."""
+    hook, line, model = hooked(theta=3.0, overlap_steps=overlap_steps, merge="rebase")
+    step(hook, model, 4 + overlap_steps)
+    assert line.memory.base.tolist() == [3.0 * overlap_steps] * 4
+    assert model.u.tolist() == [7.0 + overlap_steps] * 2
+
+
+def test_what_no_commit_counts_is_carried_as_it_was_sent() -> None:
+    """Though what it was trained on is nowhere any more; and the next pseudo-gradient has all of it."""
+    hook, line, model = hooked()
+
+    def another(_: dict[str, Any]) -> None:
+        line.overwrite([100.0] * 4)
+        line.fresh = {0: "keep"}
+
+    line.commit = another  # type: ignore[method-assign]
+    step(hook, model, 4)
+    assert model.u.tolist() == [104.0, 104.0]
+    assert not line.memory.base.any()
+    step(hook, model, 4)
+    assert line.memory.delta.tolist() == [-8.0] * 4
+
+
+@pytest.mark.parametrize("merge", ["mix", "rebase"])
+def test_a_wait_that_was_broken_off_and_trained_on_from_ends_at_the_global_values(merge: str) -> None:
+    """What was trained since can't be told from the rest: it is dropped, and counted as such, once."""
+    hook, line, model = hooked(merge=merge)
+    wait_for = line.wait_for
+
+    def interrupted(kind: str, *, n: int, timeout_s: float) -> Any:
+        line.wait_for = lambda *_, n, **__: {"n": n, "sent": True, "stood": {}, "hidden": line.hidden}  # type: ignore
+        wait_for(kind, n=n, timeout_s=timeout_s)
+        raise KeyboardInterrupt
+
+    line.wait_for = interrupted  # type: ignore[method-assign,assignment]
+    with pytest.raises(KeyboardInterrupt):
+        step(hook, model, 4)
+    step(hook, model)
+    assert model.u.tolist() == line.memory.theta[:2].tolist() == [4.0, 4.0]
+    assert hook.dropped_samples == 1
 
 
 @pytest.mark.parametrize("weighting", ["steps", "samples", "uniform"])

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from p2p_diloco.core.events import Carry
+from p2p_diloco.node.bases import Bases
 from p2p_diloco.peer.local import LocalModel, with_global_values
 from p2p_diloco.tensors.layout import Layout, specs_of
 
@@ -57,11 +58,12 @@ def test_every_carry_is_its_formula(data: st.DataObject) -> None:
     layout = Layout.build(
         specs_of(model), data.draw(st.sampled_from([1, 2])), "contiguous", data.draw(st.integers(1, 15))
     )
-    theta, delta = torch.zeros(layout.numel), torch.zeros(layout.numel)
-    local = LocalModel(model, layout, theta, delta)
+    theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
+    local, bases = LocalModel(model, layout, theta, old, delta), Bases(layout, theta, old)
     everything = [shard.index for shard in layout.shards]
     theta.copy_(torch.randn(layout.numel))
     local.merge(dict.fromkeys(everything, Carry.DROP))
+    bases.loaded(everything)
     base = rounded(model, layout, theta)
     assert torch.equal(flat(model, layout), base)
     sent = torch.zeros(layout.numel)
@@ -70,13 +72,18 @@ def test_every_carry_is_its_formula(data: st.DataObject) -> None:
         if data.draw(st.booleans()):
             shards = data.draw(st.sets(st.sampled_from(everything), min_size=1))
             before = flat(model, layout)
-            local.write_delta(shards)
+            local.write_delta(shards, bases.kept)
+            if data.draw(st.booleans()):
+                bases.stand(shards)
             for index in shards:
                 part = slice(layout.shards[index].start, layout.shards[index].stop)
                 sent[part] = (base - before)[part]
         assert torch.equal(delta, sent)
+        for index in everything:
+            bases.before(index)
         theta.copy_(torch.randn(layout.numel))
         loads = data.draw(st.dictionaries(st.sampled_from(everything), st.sampled_from(Carry)))
+        loads |= dict.fromkeys(bases.gone - loads.keys(), Carry.KEEP)  # as the log has it
         expected = flat(model, layout)
         for index, carry in loads.items():
             part = slice(layout.shards[index].start, layout.shards[index].stop)
@@ -90,7 +97,8 @@ def test_every_carry_is_its_formula(data: st.DataObject) -> None:
                     progress = progress - sent[part]
             expected[part] = theta[part] + progress
             base[part] = rounded(model, layout, theta)[part]
-        local.merge(loads)
+        local.merge(loads, (), bases.kept, bases.gone)
+        bases.loaded(loads)
         assert torch.equal(flat(model, layout), rounded(model, layout, expected))
 
 
@@ -100,14 +108,15 @@ def test_a_counted_contribution_leaves_the_global_value_to_the_bit(dtype: torch.
     exactly 0."""
     model = Model(dtype)
     layout = Layout.build(specs_of(model))
-    theta, delta = torch.zeros(layout.numel), torch.zeros(layout.numel)
-    local = LocalModel(model, layout, theta, delta)
+    theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
+    local = LocalModel(model, layout, theta, old, delta)
     local.write_theta()
     local.merge({0: Carry.DROP})
     train(model)
     local.write_delta([0])
+    old.copy_(theta)
     theta.copy_(torch.randn(layout.numel))
-    local.merge({0: Carry.SUBTRACT})
+    local.merge({0: Carry.SUBTRACT}, kept=[0])
     assert torch.equal(flat(model, layout), rounded(model, layout, theta))
     local.write_delta([0])
     assert not delta.any()
@@ -119,7 +128,7 @@ def test_rounding_is_not_progress() -> None:
     model = Model(torch.bfloat16)
     layout = Layout.build(specs_of(model))
     theta, delta = torch.full((layout.numel,), 1 / 3), torch.ones(layout.numel)
-    local = LocalModel(model, layout, theta, delta)
+    local = LocalModel(model, layout, theta, torch.zeros(layout.numel), delta)
     local.merge({0: Carry.DROP})
     local.write_delta([0])
     assert not delta.any()
@@ -131,7 +140,7 @@ def test_global_values_take_the_models_shape() -> None:
     model = Model(torch.bfloat16)
     layout = Layout.build(specs_of(model))
     theta = torch.arange(float(layout.numel))
-    local = LocalModel(model, layout, theta, torch.zeros(layout.numel))
+    local = LocalModel(model, layout, theta, *torch.zeros(2, layout.numel))
     state = with_global_values(model, local.global_values())
     assert state.keys() == model.state_dict().keys()
     assert state["a"].tolist() == [[0, 1], [2, 3], [4, 5]]

@@ -57,11 +57,11 @@ class Pair:
         self.ranks, self.leader = Ranks([ours]), Leader(1, theirs)
         self.played, self.saved, self.then = PlayedHook(), [], lambda: None
         self.leading = LeadingHook(self.played, self.ranks, lambda: self.then())  # type: ignore[arg-type]
-        self.theta, self.delta = torch.zeros(4), torch.zeros(4)
+        self.theta, self.base, self.delta = torch.zeros(4), torch.zeros(4), torch.zeros(4)
         self.models = [self._model() for _ in range(2)]
         self.layout = Layout.build(specs_of(self.models[0]), shard_elements=2)
         self.locals = [
-            LocalModel(model, self.layout, self.theta, self.delta, rank=Rank(index, 2))
+            LocalModel(model, self.layout, self.theta, self.base, self.delta, rank=Rank(index, 2))
             for index, model in enumerate(self.models)
         ]
         self.led = LedModel(self.locals[0], self.ranks)
@@ -125,9 +125,11 @@ def test_every_rank_does_its_part_of_an_exchange(pair: Pair) -> None:
 
     def exchange() -> None:
         pair.led.write_theta()
+        pair.base.copy_(pair.theta)
         pair.theta.fill_(5.0)
-        pair.led.merge({0: Carry.DROP, 1: Carry.KEEP})
-        pair.led.write_delta([0, 1])
+        pair.led.merge({0: Carry.DROP, 1: Carry.KEEP}, kept=[1])
+        pair.led.write_delta([0])
+        pair.led.write_delta([1], kept=[1])
         assert pair.led.may_be_sent([0, 1])
 
     pair.played.does = exchange
@@ -135,7 +137,24 @@ def test_every_rank_does_its_part_of_an_exchange(pair: Pair) -> None:
     pair.leading.step()
     step.result(WITHIN_S)
     assert [model.w.tolist() for model in pair.models] == [[5.0] * 4] * 2
-    assert pair.delta.tolist() == [0.0] * 4
+    assert pair.delta.tolist() == [0.0, 0.0, -3.0, -2.0]
+
+
+def test_every_rank_hears_where_progress_is_measured_from(pair: Pair) -> None:
+    """Of what is kept beside θ, and of what is gone, for which each takes what was sent."""
+
+    def exchange() -> None:
+        pair.led.write_theta()
+        pair.base.copy_(pair.theta + 1)
+        pair.theta.fill_(5.0)
+        pair.delta.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        pair.led.merge({0: Carry.KEEP, 1: Carry.KEEP}, kept=[1], gone=[0])
+
+    pair.played.does = exchange
+    step = pair.other(pair.following.step)
+    pair.leading.step()
+    step.result(WITHIN_S)
+    assert [model.w.tolist() for model in pair.models] == [[4.0, 3.0, 4.0, 4.0]] * 2
 
 
 def test_one_ranks_doubt_is_enough(pair: Pair) -> None:

@@ -44,8 +44,8 @@ class Shard:
         self.codec, self.source = codec, torch.Generator().manual_seed(seed)
         self.model = nn.Linear(NUMEL, 1, bias=False)
         layout = Layout.build(specs_of(self.model), 1)
-        self.theta, self.delta = torch.zeros(NUMEL), torch.zeros(NUMEL)
-        self.local = LocalModel(self.model, layout, self.theta, self.delta)
+        self.theta, self.base, self.delta = torch.zeros(NUMEL), torch.zeros(NUMEL), torch.zeros(NUMEL)
+        self.local = LocalModel(self.model, layout, self.theta, self.base, self.delta)
         self.local.write_theta()
         self.progress, self.feedback = Progress(base=self.version(0)), Feedback(NUMEL)
         self.epoch = self.sequence = 0
@@ -97,8 +97,9 @@ class Shard:
         counted, uncounted, part = id(log[-1]) if log else None, self.uncounted, bool(log) and log[-1] in self.riding
         carry = self.progress.merge(self.version(self.epoch), counted, CARRY_ROUNDS)
         self.feedback.merge(carry, counted)
+        self.base.copy_(self.theta)
         self.theta.copy_(torch.randn(NUMEL, generator=self.source))
-        self.local.merge({0: carry})
+        self.local.merge({0: carry}, kept=[0])
         if part:
             self.dropped -= self.balance  # older progress is counted, and what came after can't be told from it
         elif carry is Carry.DROP:

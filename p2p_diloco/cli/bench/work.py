@@ -13,7 +13,7 @@ from p2p_diloco.cli.bench.parts import MERGE, OUTER_STEP, PSEUDO_GRADIENT
 from p2p_diloco.cli.bench.plan import SHARD_ELEMENTS
 from p2p_diloco.cli.bench.side import Clock
 from p2p_diloco.config import RunConfig
-from p2p_diloco.tensors.flat import BLOCK, gather, pseudo_gradient, scatter
+from p2p_diloco.tensors.flat import BLOCK, pseudo_gradient, scatter
 from p2p_diloco.tensors.outer import OuterOptimizer
 
 PIECES = 8
@@ -57,14 +57,14 @@ class Replica:
         self._params = list(self.model.parameters())
         config = RunConfig()
         self._outer = OuterOptimizer(config.outer_optimizer, config.outer_lr, config.outer_momentum, config.nesterov)
-        self._theta, self._base = torch.zeros(numel), torch.zeros(numel)
+        self._theta = torch.zeros(numel)
         self._places = [slice(start, min(start + SHARD_ELEMENTS, numel)) for start in range(0, numel, SHARD_ELEMENTS)]
         self._states = [self._outer.init_state(place.stop - place.start) for place in self._places]
 
     def write_pseudo_gradient(self, clock: Clock, out: Tensor | None = None) -> None:
         """Base − local, into `out` or `mean`."""
         with clock.part(PSEUDO_GRADIENT):
-            pseudo_gradient(self._base, self._params, self.mean if out is None else out)
+            pseudo_gradient(self._theta, self._params, self.mean if out is None else out)
 
     def take(self, clock: Clock, mean: Tensor | None = None) -> None:
         """The outer step on `mean`, shard by shard as a run takes it, and its result into the model."""
@@ -75,4 +75,3 @@ class Replica:
                 self._theta[place] = theta
         with clock.part(MERGE):
             scatter(self._theta, self._params)
-            gather(self._params, self._base)

@@ -1,0 +1,104 @@
+"""What a trainer's progress is measured from, once θ has gone on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+
+from p2p_diloco.net.memory import MemoryNetwork
+from p2p_diloco.node.bases import Bases
+from p2p_diloco.tensors.layout import Layout, ParamSpec
+
+FOUR = Layout.build([ParamSpec("w", (4,), "float32")], shard_elements=2)
+
+
+def bases() -> Bases:
+    """Of two shards that the trainer has loaded."""
+    made = Bases(FOUR, torch.arange(4.0), torch.full((4,), -1.0))
+    made.loaded([0, 1])
+    return made
+
+
+def test_what_was_loaded_is_kept_before_it_changes() -> None:
+    """Of that shard alone, and not what comes after it: until the trainer has loaded that."""
+    made = bases()
+    made.before(1)
+    made._theta.add_(10)
+    made.before(1)
+    assert made._base.tolist() == [-1.0, -1.0, 2.0, 3.0]
+    assert (made.kept, made.gone) == ({1}, set())
+    made.loaded([0])
+    assert made.kept == {1}
+    made.loaded([1])
+    assert made.kept == set()
+    made.before(1)
+    assert made._base.tolist() == [-1.0, -1.0, 12.0, 13.0]
+
+
+def test_nothing_is_kept_of_what_a_trainer_that_stands_has_sent() -> None:
+    """Its progress is what was sent; of what it hasn't sent, and once it has gone on, it is as ever."""
+    made = bases()
+    made.stand([0])
+    made.before(0)
+    made.before(1)
+    assert (made.kept, made.gone) == ({1}, {0})
+    made.loaded([0, 1])
+    made.before(0)
+    assert (made.kept, made.gone) == ({0}, set())
+
+
+def test_what_is_kept_already_stays() -> None:
+    """It changed between the trainer's look and its sending."""
+    made = bases()
+    made.before(0)
+    made.stand([0])
+    made.before(0)
+    assert (made.kept, made.gone) == ({0}, set())
+
+
+def test_before_anything_is_loaded_nothing_is_kept() -> None:
+    """A newcomer's own parameters are overwritten by the run's, and no memory is taken for them."""
+    made = Bases(FOUR, torch.zeros(4), torch.full((4,), -1.0))
+    made.before(0)
+    assert (made.kept, made.gone) == (set(), {0, 1})
+    assert made._base.tolist() == [-1.0] * 4
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_trainer_hears_where_its_base_is(memory_peer: Any, quick: dict[str, Any], stands: bool) -> None:
+    """Who stands still until its exchange is over takes no more memory than θ; who trains meanwhile finds the old one
+    beside it, once."""
+
+    async def story() -> None:
+        peer = memory_peer(MemoryNetwork(), "a", quick, sizes=(2,))
+        await peer.enter(theta=5.0)
+        first = await peer.merge()
+        assert (first["kept"], first["gone"]) == ([], [0])
+        await peer.exchange(1.0, stands=stands)
+        loads = [message for message in peer.said if message["kind"] == "load"]
+        assert loads[-1]["shards"]
+        assert (loads[-1]["kept"], loads[-1]["gone"]) == (([], [0]) if stands else ([0], []))
+        assert peer.memory.theta.tolist() != [5.0, 5.0]
+        assert peer.memory.base.tolist() == ([0.0, 0.0] if stands else [5.0, 5.0])
+        later = await peer.merge()
+        assert (later["kept"], later["gone"]) == ([], [])
+        await peer.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_whoever_only_reads_has_loaded_nothing(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """A look at the global values moves no base."""
+
+    async def story() -> None:
+        peer = memory_peer(MemoryNetwork(), "a", quick, sizes=(2,))
+        await peer.enter()
+        await peer.ask("read", "readable")
+        peer.tell("have read", loaded=[])
+        assert (await peer.merge())["gone"] == [0]
+        await peer.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
