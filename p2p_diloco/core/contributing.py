@@ -69,12 +69,13 @@ class Contributing:
                 carried.sends, log.refusals = carried.sends + log.refusals, 0
                 carry = carried.merge(log.version, self.counted(log.shard), log.carry_rounds)
                 loads.append(Loaded(log.shard, log.version, carry))
-        due = self._due()
+        due = self.due()
         for shard in due:
             self.logs[shard].withdraw()
         return Load(tuple(loads), due)
 
-    def _due(self) -> tuple[int, ...]:
+    def due(self) -> tuple[int, ...]:
+        """The shards that are to be sent next."""
         if self.rules.asynchronous:
             return self._due_in_turn()
         lowest = self._lowest()

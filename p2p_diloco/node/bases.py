@@ -23,17 +23,27 @@ class Bases:
         """Shards whose base is beside θ."""
         self.gone = set(range(len(layout.shards)))
         """Shards whose base is nowhere: of their progress there is what was sent."""
+        self.damaged: dict[int, frozenset[str]] = {}
+        """Shards whose θ was changed in memory: digests of θ as it was, and as it is."""
         self._sent: frozenset[int] = frozenset()
+
+    @property
+    def read(self) -> set[int]:
+        """Shards whose base is θ."""
+        return set(range(len(self._layout.shards))) - self.kept - self.gone
 
     def stand(self, shards: Collection[int]) -> None:
         """These were sent, and nothing is trained until the trainer has loaded what comes of them."""
         self._sent = frozenset(shards)
 
-    def before(self, shard: int) -> None:
-        """The shard's θ is about to become something else."""
+    def before(self, shard: int, digest: str) -> None:
+        """The shard's θ is about to become something else, which has this digest."""
+        damaged = self.damaged.pop(shard, None)
         if shard in self.kept or shard in self.gone:
             return
-        if shard in self._sent:
+        if damaged is not None and digest in damaged:  # it is mended, or nobody has anything better
+            return
+        if damaged is not None or shard in self._sent:
             self.gone.add(shard)
             return
         place = self._layout.shards[shard]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from p2p_diloco.config import RunConfig
-from p2p_diloco.core.events import Contribute, Load, Merge, Pause, Progress, Release
+from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Progress, Release
 from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, Ledger
@@ -29,6 +29,12 @@ HEADER_EVERY_S = 0.25
 
 TELL_EVERY_S = 1.0
 """How often a trainer is told what it waits for, once it has waited for so long."""
+
+MEND_TIMEOUTS, MEND_S_MAX = 2.0, 30.0
+"""Of `heartbeat_timeout`, and in all: how long it is waited until what was changed in memory is mended. Where nobody
+else has it, the run goes on with it after one."""
+MEND_EVERY_S = 0.02
+"""How often it is looked."""
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +81,10 @@ class TrainerSide:
         while True:
             message = await messages.get()
             match message:
-                case {"kind": "merge", "n": n}:
+                case {"kind": "merge", "n": n, "measures": measures}:
                     self._merging = n
+                    if measures:
+                        await self._mended()
                     await self.node.feed(Merge())
                 case {"kind": "contribute"}:
                     await self._contribute(message)
@@ -93,6 +101,21 @@ class TrainerSide:
                     self._channel.send("told", n=n, **self._told())
                 case {"kind": "nudge", "goal": goal}:
                     self._on_nudge(goal)
+
+    async def _mended(self) -> None:
+        """What the trainer is about to measure from was not changed in memory, or is mended, or can't be soon."""
+        bases, replica = self._bases, self.node.replica
+        for shard in bases.read & set(replica.own.due()):
+            was, is_ = self.node.work.store.theta_digests(shard)
+            version = replica.logs.look_at(shard).version
+            if was and was != is_ and version is not None:
+                bases.damaged[shard] = frozenset((was, is_))
+                self.node.post(Damaged(shard, version))
+        within_s = min(MEND_S_MAX, MEND_TIMEOUTS * self.node.run.config.heartbeat_timeout)
+        give_up_at = time.monotonic() + within_s
+        while bases.damaged and time.monotonic() < give_up_at:
+            await asyncio.sleep(MEND_EVERY_S)
+        bases.damaged.clear()
 
     async def _contribute(self, message: Message) -> None:
         self._contributing = message["n"]

@@ -114,9 +114,10 @@ class TensorWork:
     def accept(self, proposals: Iterable[tuple[int, str]]) -> None:
         """Make proposals (shard, digest) the present state; the shard's others are void."""
         for shard, digest in proposals:
+            proposal = self._proposals[shard, digest]
             if self.bases is not None:
-                self.bases.before(shard)
-            self.store.accept(shard, self._proposals[shard, digest])
+                self.bases.before(shard, proposal.theta_digest)
+            self.store.accept(shard, proposal)
             for key in [key for key in self._proposals if key[0] == shard]:
                 del self._proposals[key]
 

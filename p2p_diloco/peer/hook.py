@@ -262,7 +262,7 @@ class Hook:
         """Contribute what is due; without overlap, or `at_once`, wait for its commits. False if nothing is due."""
         while True:
             began = self.waiting_time_s
-            with self._merged() as (due, kept), self.ledger.part(parts.PSEUDO_GRADIENT):
+            with self._merged(measures=True) as (due, kept), self.ledger.part(parts.PSEUDO_GRADIENT):
                 if due:
                     self._local.write_delta(due, kept)
             if not due:
@@ -296,13 +296,13 @@ class Hook:
 
     @contextmanager
     def _merged(
-        self, afresh: bool = False, landing: Collection[int] = ()
+        self, afresh: bool = False, landing: Collection[int] = (), *, measures: bool = False
     ) -> Iterator[tuple[list[int], Collection[int]]]:
         """Merge; the shards that are due, and those whose base is kept beside θ. Meanwhile the node leaves both as they
-        are."""
+        are. `measures`: from them a pseudo-gradient is to be measured."""
         with self.ledger.part(parts.MERGE):
             self._seen, ends = self._memory.count(Count.CHANGED), self._over and self._flight is None
-            load = self._node.ask("merge", "load")
+            load = self._node.ask("merge", "load", measures=measures)
         loaded: set[int] = set()
         try:
             with self.ledger.part(parts.MERGE):

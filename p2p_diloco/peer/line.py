@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from p2p_diloco import errors
 from p2p_diloco.errors import NodeDied, P2PDilocoError
@@ -55,13 +56,13 @@ class NodeLine:
         self.tell(kind, n=self._n, **values)
         return self._n
 
-    def ask(self, kind: str, answer: str) -> Message:
-        """Send a request that the node answers by itself, and wait for that.
+    def ask(self, kind: str, answer: str, **values: Any) -> Message:
+        """Send a request that the node answers by itself, or not much later, and wait for that.
 
         Raises:
             P2PDilocoError: the node has ended, or doesn't answer.
         """
-        message = self.wait_for(answer, n=self.request(kind), timeout_s=ANSWER_S)
+        message = self.wait_for(answer, n=self.request(kind, **values), timeout_s=ANSWER_S)
         if message is None:
             raise NodeDied(f"the node doesn't answer {kind!r} in {ANSWER_S:g} s", mend="see its log above")
         return message

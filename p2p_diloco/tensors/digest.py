@@ -41,6 +41,10 @@ class Look:
         self._lengths[name] += block.nbytes
         self._hashers[name].update(block.data)
 
+    def of(self, name: str) -> str:
+        """The xxh3-128 of a tensor as far as it was shown, 32 hexadecimal digits."""
+        return self._hashers[name].hexdigest()
+
     def digest(self, meta: bytes) -> str:
         """xxh3-128, 32 hexadecimal digits: of each tensor's name, length and own xxh3-128, in the order of names, then
         of `meta` and its length, so that different states give different streams of bytes."""

@@ -28,11 +28,13 @@ SPARE = 6
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a shard's outer state would become: θ [numel], the outer optimizer's state, the digest of all."""
+    """What a shard's outer state would become: θ [numel], the outer optimizer's state, the digest of all, and that of θ
+    alone."""
 
     theta: Tensor
     state: State
     digest: str
+    theta_digest: str
 
 
 class ShardStore:
@@ -50,6 +52,7 @@ class ShardStore:
         self._revised: tuple[tuple[float, float] | None, OuterOptimizer | DelayedNesterov] = None, outer
         self._states: list[State] = [outer.init_state(shard.numel) for shard in layout.shards]
         self._spare: list[Tensor] = []
+        self._digests = [""] * len(layout.shards)  # of θ alone, as it was accepted
 
     def theta(self, shard: int) -> Tensor:
         """The shard's part of θ [numel], a view."""
@@ -63,6 +66,13 @@ class ShardStore:
     def digest(self, shard: int, meta: bytes) -> str:
         """The digest of what the shard holds now, and `meta`."""
         return digest(self.theta(shard), self._states[shard], meta)
+
+    def theta_digests(self, shard: int) -> tuple[str, str]:
+        """Of θ alone: of what was accepted (empty before anything was), and of what is there. They differ where memory
+        was changed."""
+        there = Look()
+        there.hash("theta", self.theta(shard).numpy())
+        return self._digests[shard], there.of("theta")
 
     def propose(
         self,
@@ -105,6 +115,7 @@ class ShardStore:
     def accept(self, shard: int, proposal: Proposal) -> None:
         """Make the proposal the shard's state. Its θ, and the state before, are void then."""
         self.theta(shard).copy_(proposal.theta)
+        self._digests[shard] = proposal.theta_digest
         before, self._states[shard] = self._states[shard], proposal.state
         void = [old for name, old in before.items() if old is not proposal.state[name]]  # `restate` keeps them
         self._spare = [*self._spare, proposal.theta, *void][-SPARE:]
@@ -145,4 +156,4 @@ class ShardStore:
 def _proposal(theta: Tensor, state: State, seen: Look, meta: bytes) -> Proposal:
     if not seen.finite:
         raise ValueError("the state would hold values that are not finite")
-    return Proposal(theta, state, seen.digest(meta))
+    return Proposal(theta, state, seen.digest(meta), seen.of("theta"))

@@ -106,14 +106,14 @@ class MemoryPeer:
             self.tell("theta")
         await self.hear("ready")
 
-    async def merge(self) -> Message:
-        load = await self.ask("merge", "load")
+    async def merge(self, *, measures: bool = False) -> Message:
+        load = await self.ask("merge", "load", measures=measures)
         self.tell("have read", loaded=[shard for shard, _ in load["shards"]])
         return load
 
     async def exchange(self, delta: float, weight: float = 1.0, *, stands: bool = True) -> Message:
         """Contribute one value throughout, and wait for the end of the exchange."""
-        due = (await self.merge())["due"]
+        due = (await self.merge(measures=True))["due"]
         self.memory.delta.fill_(delta)
         release = await self.ask("contribute", "release", shards=due, weight=weight, samples=1, stands=stands)
         await self.merge()

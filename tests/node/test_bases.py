@@ -25,16 +25,16 @@ def bases() -> Bases:
 def test_what_was_loaded_is_kept_before_it_changes() -> None:
     """Of that shard alone, and not what comes after it: until the trainer has loaded that."""
     made = bases()
-    made.before(1)
+    made.before(1, "new")
     made._theta.add_(10)
-    made.before(1)
+    made.before(1, "new")
     assert made._base.tolist() == [-1.0, -1.0, 2.0, 3.0]
     assert (made.kept, made.gone) == ({1}, set())
     made.loaded([0])
     assert made.kept == {1}
     made.loaded([1])
     assert made.kept == set()
-    made.before(1)
+    made.before(1, "new")
     assert made._base.tolist() == [-1.0, -1.0, 12.0, 13.0]
 
 
@@ -42,29 +42,40 @@ def test_nothing_is_kept_of_what_a_trainer_that_stands_has_sent() -> None:
     """Its progress is what was sent; of what it hasn't sent, and once it has gone on, it is as ever."""
     made = bases()
     made.stand([0])
-    made.before(0)
-    made.before(1)
+    made.before(0, "new")
+    made.before(1, "new")
     assert (made.kept, made.gone) == ({1}, {0})
     made.loaded([0, 1])
-    made.before(0)
+    made.before(0, "new")
     assert (made.kept, made.gone) == ({0}, set())
 
 
 def test_what_is_kept_already_stays() -> None:
     """It changed between the trainer's look and its sending."""
     made = bases()
-    made.before(0)
+    made.before(0, "new")
     made.stand([0])
-    made.before(0)
+    made.before(0, "new")
     assert (made.kept, made.gone) == ({0}, set())
 
 
 def test_before_anything_is_loaded_nothing_is_kept() -> None:
     """A newcomer's own parameters are overwritten by the run's, and no memory is taken for them."""
     made = Bases(FOUR, torch.zeros(4), torch.full((4,), -1.0))
-    made.before(0)
+    made.before(0, "new")
     assert (made.kept, made.gone) == (set(), {0, 1})
     assert made._base.tolist() == [-1.0] * 4
+
+
+def test_what_was_changed_in_memory_is_no_base() -> None:
+    """Mended, θ is the base again; so it is where nobody has anything better. In place of a newer one there is none."""
+    for digest, gone in (("was", set()), ("is", set()), ("newer", {0})):
+        made = bases()
+        made.damaged[0] = frozenset(("was", "is"))
+        made.before(0, digest)
+        assert (made.kept, made.gone, made.damaged) == (set(), gone, {})
+        made.before(1, "new")
+        assert made.kept == {1}
 
 
 @pytest.mark.parametrize("stands", [True, False])
@@ -100,5 +111,27 @@ def test_whoever_only_reads_has_loaded_nothing(memory_peer: Any, quick: dict[str
         peer.tell("have read", loaded=[])
         assert (await peer.merge())["gone"] == [0]
         await peer.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_base_that_was_changed_in_memory_is_mended_first(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Before a pseudo-gradient is measured from it: whoever trains finds the true one, and loses nothing."""
+
+    async def story() -> None:
+        network = MemoryNetwork()
+        a, b = (memory_peer(network, name, {**quick, "start_peers": 2}, sizes=(3,)) for name in "ab")
+        await asyncio.gather(a.enter(), b.enter())
+        await asyncio.gather(a.exchange(1.0), b.exchange(2.0))
+        true = a.memory.theta.tolist()
+        assert b.memory.theta.tolist() == true
+        b.memory.theta[1] += 1.0
+        load = await b.merge()
+        assert b.memory.theta.tolist() != true  # nothing is measured
+        load = await b.merge(measures=True)
+        assert b.memory.theta.tolist() == true
+        assert (load["kept"], load["gone"], load["due"]) == ([], [], [0])
+        for peer in (a, b):
+            await peer.stop()
 
     asyncio.run(asyncio.wait_for(story(), 60))

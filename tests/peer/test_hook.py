@@ -37,6 +37,7 @@ class ScriptedLine:
         self.hidden = {"transfer": 0.2, "group": 0.3}
         self.asynchronous: dict[str, int] = {}
         self.trained, self.workers, self.samples = 0, 2, 0
+        self.measures: list[bool] = []
         self.layout: Layout
         self.bases: Bases
         self.epochs: list[int] = []
@@ -54,11 +55,12 @@ class ScriptedLine:
     def overwrite(self, theta: Any) -> None:
         """Have something else come as θ."""
         for shard in self.layout.shards:
-            self.bases.before(shard.index)
+            self.bases.before(shard.index, "")
         self.memory.theta.copy_(torch.as_tensor(theta))
 
-    def ask(self, kind: str, answer: str) -> dict[str, Any]:
+    def ask(self, kind: str, answer: str, *, measures: bool) -> dict[str, Any]:
         assert (kind, answer) == ("merge", "load")
+        self.measures.append(measures)
         self.log.append((kind, {}))
         due = min(range(len(self.epochs)), key=lambda f: (self.epochs[f], f))
         shards = [] if self.memory.count(Count.FINISHED) else [s.index for s in self.layout.shards_of(due)]
@@ -91,7 +93,7 @@ class ScriptedLine:
     def commit(self, request: dict[str, Any]) -> None:
         for shard in request["shards"]:
             part = slice(self.layout.shards[shard].start, self.layout.shards[shard].stop)
-            self.bases.before(shard)
+            self.bases.before(shard, "")
             self.memory.theta[part] -= self.lr * self.memory.delta[part]
             self.fresh[shard] = "subtract"
         self.epochs[self.layout.shards[request["shards"][0]].fragment] += 1
