@@ -111,6 +111,7 @@ class TrainerSide:
             if was and was != is_ and version is not None:
                 bases.damaged[shard] = frozenset((was, is_))
                 self.node.post(Damaged(shard, version))
+            await asyncio.sleep(0)  # of a large model this takes a second, in which others ask whether this peer lives
         within_s = min(MEND_S_MAX, MEND_TIMEOUTS * self.node.run.config.heartbeat_timeout)
         give_up_at = time.monotonic() + within_s
         while bases.damaged and time.monotonic() < give_up_at:
@@ -130,7 +131,7 @@ class TrainerSide:
         for shard in shards:
             with self.ledger.part(CODEC):
                 payloads.append(self.node.work.encode(shard, delta, id, weighs=weighs))
-            await asyncio.sleep(0)  # of a large model this takes seconds, in which others ask whether this peer lives
+            await asyncio.sleep(0)  # as above
         await self.node.feed(Contribute(shards, message["weight"], message["samples"], tuple(payloads)))
 
     @property
