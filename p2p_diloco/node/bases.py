@@ -2,12 +2,12 @@
 
 Law: as long as θ is still that, there is no other copy of it. Before it becomes something else it is kept beside, in
 memory that nothing takes before; unless the trainer stands still since it has sent: then all its progress is what was
-sent, and nothing has to be measured any more.
+sent, and nothing has to be measured any more. What was changed in memory is nobody's base.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from torch import Tensor
 
@@ -22,36 +22,41 @@ class Bases:
         self.kept: set[int] = set()
         """Shards whose base is beside θ."""
         self.gone = set(range(len(layout.shards)))
-        """Shards whose base is nowhere: of their progress there is what was sent."""
-        self.damaged: dict[int, frozenset[str]] = {}
-        """Shards whose θ was changed in memory: digests of θ as it was, and as it is."""
+        """Shards whose base is nowhere, and whose progress was what was sent when θ changed."""
+        self.lost: set[int] = set()
+        """Shards whose base is nowhere, for it was changed in memory: what was trained on it can't be told."""
+        self.damaged: set[int] = set()
+        """Shards whose base is to be mended before anything is measured from it."""
         self._sent: frozenset[int] = frozenset()
 
     @property
     def read(self) -> set[int]:
         """Shards whose base is θ."""
-        return set(range(len(self._layout.shards))) - self.kept - self.gone
+        return set(range(len(self._layout.shards))) - self.kept - self.gone - self.lost
 
     def stand(self, shards: Collection[int]) -> None:
         """These were sent, and nothing is trained until the trainer has loaded what comes of them."""
         self._sent = frozenset(shards)
 
-    def before(self, shard: int, digest: str) -> None:
-        """The shard's θ is about to become something else, which has this digest."""
-        damaged = self.damaged.pop(shard, None)
-        if shard in self.kept or shard in self.gone:
+    def before(self, shard: int, was: str, becomes: str, present: Callable[[], str]) -> None:
+        """The shard's θ is about to become what has another digest than it had when it was accepted, or is mended to
+        that. `present`: of what is there, which may have been changed in memory."""
+        self.damaged.discard(shard)
+        if shard not in self.read or becomes == was:
             return
-        if damaged is not None and digest in damaged:  # it is mended, or nobody has anything better
-            return
-        if damaged is not None or shard in self._sent:
+        if shard in self._sent:
             self.gone.add(shard)
+        elif (found := present()) == becomes:  # nobody has anything better
             return
-        place = self._layout.shards[shard]
-        self._base[place.start : place.stop] = self._theta[place.start : place.stop]
-        self.kept.add(shard)
+        elif was and found != was:
+            self.lost.add(shard)
+        else:
+            place = self._layout.shards[shard]
+            self._base[place.start : place.stop] = self._theta[place.start : place.stop]
+            self.kept.add(shard)
 
     def loaded(self, shards: Collection[int]) -> None:
         """The trainer has loaded these shards' θ, and goes on."""
-        self.kept.difference_update(shards)
-        self.gone.difference_update(shards)
+        for those in (self.kept, self.gone, self.lost):
+            those.difference_update(shards)
         self._sent = frozenset()

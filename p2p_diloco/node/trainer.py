@@ -106,10 +106,10 @@ class TrainerSide:
         """What the trainer is about to measure from was not changed in memory, or is mended, or can't be soon."""
         bases, replica = self._bases, self.node.replica
         for shard in bases.read & set(replica.own.due()):
-            was, is_ = self.node.work.store.theta_digests(shard)
-            version = replica.logs.look_at(shard).version
-            if was and was != is_ and version is not None:
-                bases.damaged[shard] = frozenset((was, is_))
+            store, version = self.node.work.store, replica.logs.look_at(shard).version
+            was = store.accepted_theta(shard)
+            if was and was != store.present_theta(shard) and version is not None:
+                bases.damaged.add(shard)
                 self.node.post(Damaged(shard, version))
             await asyncio.sleep(0)  # of a large model this takes a second, in which others ask whether this peer lives
         within_s = min(MEND_S_MAX, MEND_TIMEOUTS * self.node.run.config.heartbeat_timeout)
@@ -169,7 +169,7 @@ class TrainerSide:
             replica = self.node.replica
             asynchronous = {"trained": replica.own.merged_samples, "workers": replica.workers()}
         counts = {"commits": self.commits, **asynchronous}
-        bases = {"kept": sorted(self._bases.kept), "gone": sorted(self._bases.gone)}
+        bases = {name: sorted(getattr(self._bases, name)) for name in ("kept", "gone", "lost")}
         self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), **bases, **counts)
 
     def release(self, effect: Release) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from functools import partial
 from hashlib import blake2b
 
 import torch
@@ -116,7 +117,8 @@ class TensorWork:
         for shard, digest in proposals:
             proposal = self._proposals[shard, digest]
             if self.bases is not None:
-                self.bases.before(shard, proposal.theta_digest)
+                was, present = self.store.accepted_theta(shard), partial(self.store.present_theta, shard)
+                self.bases.before(shard, was, proposal.theta_digest, present)
             self.store.accept(shard, proposal)
             for key in [key for key in self._proposals if key[0] == shard]:
                 del self._proposals[key]

@@ -118,6 +118,7 @@ class Hook:
         self._round_began = self.ledger.stood
         self._diverged = False  # the last progress was given up, for it was not finite
         self._ended = False  # the run has, and the model is the run's
+        self._torn = False  # a merge was broken off: what was trained can't be told any more
         self._flight: Flight | None = None
         self._since = 0  # steps since the last sending
         self._sent_at = 0  # after which step something left last, also if it came to nothing
@@ -300,16 +301,18 @@ class Hook:
     ) -> Iterator[tuple[list[int], Collection[int]]]:
         """Merge; the shards that are due, and those whose base is kept beside θ. Meanwhile the node leaves both as they
         are. `measures`: from them a pseudo-gradient is to be measured."""
-        with self.ledger.part(parts.MERGE):
-            self._seen, ends = self._memory.count(Count.CHANGED), self._over and self._flight is None
-            load = self._node.ask("merge", "load", measures=measures)
         loaded: set[int] = set()
         try:
             with self.ledger.part(parts.MERGE):
-                loaded.update(self._merge(load, afresh or ends, landing))
-                if ends and not self._ended:
+                self._seen, ends = self._memory.count(Count.CHANGED), self._over and self._flight is None
+                torn, self._torn = self._torn, True  # until this is through
+                load = self._node.ask("merge", "load", measures=measures)
+                loaded.update(self._merge(load, afresh or ends or torn, landing))
+                if torn:
+                    self._local.forget_deltas(loaded)
+                if torn or (ends and not self._ended):
                     self._tally.give_up()
-                    self._ended = True
+                self._torn, self._ended = False, self._ended or ends
             yield load["due"], set(load["kept"]) - loaded
         finally:
             self._node.tell("have read", loaded=sorted(loaded))
@@ -326,7 +329,12 @@ class Hook:
             if not self._config.local_share:  # nothing of the local values
                 carries |= dict.fromkeys(mixed, Carry.DROP)
                 mixed = []
-            carries = {shard: self._simplified(shard, carry, load["gone"]) for shard, carry in carries.items()}
+            carries = {shard: self._simplified(shard, carry) for shard, carry in carries.items()}
+            for shard in set(load["gone"]) - set(mixed) if self._sent_at != self.steps else ():
+                if carries.get(shard, Carry.DROP) is not Carry.DROP:  # a wait was broken off, and trained on from:
+                    self._tally.overwritten(shard, 1.0)  # what was sent stays alone
+            lost = set(load["lost"]) & {*carries, *load["due"]}
+            carries, mixed = carries | self._given_up(lost), [shard for shard in mixed if shard not in lost]
         self._local.merge(carries, mixed, load["kept"], load["gone"])
         self._commits = load["commits"]
         if self._asynchronous:
@@ -418,14 +426,18 @@ class Hook:
             self._tally.overwritten(shard, 1 - self._config.local_share)
         return mixed
 
-    def _simplified(self, shard: int, carry: Carry, gone: Collection[int]) -> Carry:
-        """Where nothing was trained since the sending, to take the contribution away leaves nothing: the global value
-        is loaded to the bit. Where a trainer broke off its wait and trained on after all, and the base is gone, that
-        is nowhere.
-        """
-        if carry is not Carry.DROP and shard in gone and self._sent_at != self.steps:
+    def _given_up(self, shards: Collection[int]) -> dict[int, Carry]:
+        """What was trained on these can't be told, for its base was changed in memory: the global values are loaded."""
+        for shard in shards:
             self._tally.overwritten(shard, 1.0)
-            return Carry.DROP
+            self._tally.merged(shard, Carry.DROP)
+        self._local.forget_deltas(shards)
+        return dict.fromkeys(shards, Carry.DROP)
+
+    def _simplified(self, shard: int, carry: Carry) -> Carry:
+        """Where nothing was trained since the sending, to take the contribution away leaves nothing: the global value
+        is loaded to the bit.
+        """
         return Carry.DROP if carry is Carry.SUBTRACT and self._tally.idle_since_sending(shard) else carry
 
     def _give_up_progress(self) -> None:
@@ -443,7 +455,7 @@ class Hook:
         log.warning("this round's local progress is not finite, or huge: it is dropped, the global model is loaded")
         self._diverged = True
         self.merge(afresh=True)
-        self._local.forget_deltas()
+        self._local.forget_deltas(range(len(self._layout.shards)))
         self._tally.give_up()
 
     def _measure(self) -> None:

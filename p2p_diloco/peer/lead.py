@@ -150,9 +150,9 @@ class LedModel:
         )
         return all(own) and all(message["fine"] for message in looked)
 
-    def forget_deltas(self) -> None:
+    def forget_deltas(self, shards: Collection[int]) -> None:
         """As `LocalModel.forget_deltas`; they share the memory."""
-        self._own.forget_deltas()
+        self._own.forget_deltas(shards)
 
 
 class LeadingHook:

@@ -58,7 +58,7 @@ class Local(Protocol):
 
     def may_be_sent(self, shards: Collection[int]) -> bool: ...
 
-    def forget_deltas(self) -> None: ...
+    def forget_deltas(self, shards: Collection[int]) -> None: ...
 
 
 class LocalModel:
@@ -156,9 +156,10 @@ class LocalModel:
                 return False
         return True
 
-    def forget_deltas(self) -> None:
-        """Take no contribution that was sent for a part of the local values any more."""
-        self._delta.zero_()
+    def forget_deltas(self, shards: Collection[int]) -> None:
+        """Take no contribution to these that was sent for a part of the local values any more."""
+        for shard in shards:
+            self._delta[self._layout.shards[shard].start : self._layout.shards[shard].stop] = 0.0
 
     def global_values(self) -> dict[str, Tensor]:
         """A copy of the global parameters by name, each in its parameter's shape, dtype and place, and sharded as it

@@ -67,12 +67,15 @@ class ShardStore:
         """The digest of what the shard holds now, and `meta`."""
         return digest(self.theta(shard), self._states[shard], meta)
 
-    def theta_digests(self, shard: int) -> tuple[str, str]:
-        """Of θ alone: of what was accepted (empty before anything was), and of what is there. They differ where memory
-        was changed."""
+    def accepted_theta(self, shard: int) -> str:
+        """The digest of θ alone, as it was accepted; empty before anything was."""
+        return self._digests[shard]
+
+    def present_theta(self, shard: int) -> str:
+        """The same of what is there. They differ where memory was changed."""
         there = Look()
         there.hash("theta", self.theta(shard).numpy())
-        return self._digests[shard], there.of("theta")
+        return there.of("theta")
 
     def propose(
         self,

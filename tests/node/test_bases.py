@@ -25,16 +25,16 @@ def bases() -> Bases:
 def test_what_was_loaded_is_kept_before_it_changes() -> None:
     """Of that shard alone, and not what comes after it: until the trainer has loaded that."""
     made = bases()
-    made.before(1, "new")
+    made.before(1, "old", "new", lambda: "old")
     made._theta.add_(10)
-    made.before(1, "new")
+    made.before(1, "old", "new", lambda: "old")
     assert made._base.tolist() == [-1.0, -1.0, 2.0, 3.0]
     assert (made.kept, made.gone) == ({1}, set())
     made.loaded([0])
     assert made.kept == {1}
     made.loaded([1])
     assert made.kept == set()
-    made.before(1, "new")
+    made.before(1, "old", "new", lambda: "old")
     assert made._base.tolist() == [-1.0, -1.0, 12.0, 13.0]
 
 
@@ -42,40 +42,49 @@ def test_nothing_is_kept_of_what_a_trainer_that_stands_has_sent() -> None:
     """Its progress is what was sent; of what it hasn't sent, and once it has gone on, it is as ever."""
     made = bases()
     made.stand([0])
-    made.before(0, "new")
-    made.before(1, "new")
+    made.before(0, "old", "new", lambda: "old")
+    made.before(1, "old", "new", lambda: "old")
     assert (made.kept, made.gone) == ({1}, {0})
     made.loaded([0, 1])
-    made.before(0, "new")
+    made.before(0, "old", "new", lambda: "old")
     assert (made.kept, made.gone) == ({0}, set())
 
 
 def test_what_is_kept_already_stays() -> None:
     """It changed between the trainer's look and its sending."""
     made = bases()
-    made.before(0, "new")
+    made.before(0, "old", "new", lambda: "old")
     made.stand([0])
-    made.before(0, "new")
+    made.before(0, "old", "new", lambda: "old")
     assert (made.kept, made.gone) == ({0}, set())
 
 
 def test_before_anything_is_loaded_nothing_is_kept() -> None:
     """A newcomer's own parameters are overwritten by the run's, and no memory is taken for them."""
     made = Bases(FOUR, torch.zeros(4), torch.full((4,), -1.0))
-    made.before(0, "new")
+    made.before(0, "old", "new", lambda: "old")
     assert (made.kept, made.gone) == (set(), {0, 1})
     assert made._base.tolist() == [-1.0] * 4
 
 
-def test_what_was_changed_in_memory_is_no_base() -> None:
-    """Mended, θ is the base again; so it is where nobody has anything better. In place of a newer one there is none."""
-    for digest, gone in (("was", set()), ("is", set()), ("newer", {0})):
-        made = bases()
-        made.damaged[0] = frozenset(("was", "is"))
-        made.before(0, digest)
-        assert (made.kept, made.gone, made.damaged) == (set(), gone, {})
-        made.before(1, "new")
-        assert made.kept == {1}
+@pytest.mark.parametrize(("becomes", "lost"), [("old", False), ("flipped", False), ("newer", True)])
+def test_what_was_changed_in_memory_is_no_base(becomes: str, lost: bool) -> None:
+    """Mended, θ is the base again; so it is where nobody has anything better. In place of a newer one there is none,
+    and what was changed is not kept as if it were."""
+    made = bases()
+    made.damaged = {0, 1}
+    made.before(0, "old", becomes, lambda: "flipped")
+    assert (made.kept, made.gone, made.lost, made.damaged) == (set(), set(), {0} if lost else set(), {1})
+    made.loaded([0])
+    assert made.lost == set()
+
+
+def test_what_is_mended_while_its_trainer_stands_is_its_base_again() -> None:
+    """The round may end without that shard."""
+    made = bases()
+    made.stand([0])
+    made.before(0, "old", "old", lambda: "flipped")
+    assert made.read == {0, 1}
 
 
 @pytest.mark.parametrize("stands", [True, False])
@@ -131,6 +140,28 @@ def test_a_base_that_was_changed_in_memory_is_mended_first(memory_peer: Any, qui
         load = await b.merge(measures=True)
         assert b.memory.theta.tolist() == true
         assert (load["kept"], load["gone"], load["due"]) == ([], [], [0])
+        for peer in (a, b):
+            await peer.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_changed_base_is_not_kept_when_others_pass_its_trainer_by(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Their commit is computed on what was changed, found wrong, and fetched; what was trained can't be told then."""
+
+    async def story() -> None:
+        network = MemoryNetwork()
+        config = {**quick, "start_peers": 2, "round_timeout": 1.0}
+        a, b = (memory_peer(network, name, config, sizes=(3,)) for name in "ab")
+        await asyncio.gather(a.enter(), b.enter())
+        await asyncio.gather(a.exchange(1.0), b.exchange(2.0))
+        b.memory.theta[1] += 1.0
+        await a.exchange(1.0)  # b trains
+        while b.memory.theta.tolist() != a.memory.theta.tolist():
+            await asyncio.sleep(0.02)
+        load = await b.merge(measures=True)
+        assert (load["kept"], load["gone"], load["lost"]) == ([], [], [0])
+        assert not b.memory.base.any()
         for peer in (a, b):
             await peer.stop()
 

@@ -138,7 +138,7 @@ def test_the_ranks_are_one_model_to_the_bit(
             assert local.may_be_sent(shards)  # also where this rank holds nothing of them
         assert torch.equal(mine, theirs)
         for index in range(len(layout.shards)):
-            bases.before(index, "")
+            bases.before(index, "old", "new", lambda: "old")
         theta.copy_(torch.randn(layout.numel))
         loads = data.draw(st.dictionaries(st.sampled_from(range(len(layout.shards))), st.sampled_from(Carry)))
         for local in (one, *(local for _, _, local in ranks)):

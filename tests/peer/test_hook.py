@@ -55,7 +55,7 @@ class ScriptedLine:
     def overwrite(self, theta: Any) -> None:
         """Have something else come as θ."""
         for shard in self.layout.shards:
-            self.bases.before(shard.index, "")
+            self.bases.before(shard.index, "old", "new", lambda: "old")
         self.memory.theta.copy_(torch.as_tensor(theta))
 
     def ask(self, kind: str, answer: str, *, measures: bool) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class ScriptedLine:
         loads, self.fresh = [[s, carry] for s, carry in self.fresh.items()], {}
         self.trained = self.samples
         counts = {"commits": sum(self.epochs), "trained": self.trained, "workers": self.workers}
-        bases = {"kept": sorted(self.bases.kept), "gone": sorted(self.bases.gone)}
+        bases = {name: sorted(getattr(self.bases, name)) for name in ("kept", "gone", "lost")}
         return {"kind": "load", "shards": loads, "due": shards, **bases, **counts}
 
     def request(self, kind: str, **values: Any) -> int:
@@ -93,7 +93,7 @@ class ScriptedLine:
     def commit(self, request: dict[str, Any]) -> None:
         for shard in request["shards"]:
             part = slice(self.layout.shards[shard].start, self.layout.shards[shard].stop)
-            self.bases.before(shard, "")
+            self.bases.before(shard, "old", "new", lambda: "old")
             self.memory.theta[part] -= self.lr * self.memory.delta[part]
             self.fresh[shard] = "subtract"
         self.epochs[self.layout.shards[request["shards"][0]].fragment] += 1
@@ -642,8 +642,51 @@ def test_what_no_commit_counts_is_carried_as_it_was_sent() -> None:
     assert line.memory.delta.tolist() == [-8.0] * 4
 
 
-@pytest.mark.parametrize("merge", ["mix", "rebase"])
-def test_a_wait_that_was_broken_off_and_trained_on_from_ends_at_the_global_values(merge: str) -> None:
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_was_trained_on_a_changed_base_is_given_up(listed: bool) -> None:
+    """The global values are loaded, though the log may have nothing new for the trainer; nothing of others' progress
+    is taken for its own, and what is lost is told."""
+    hook, line, model = hooked(merge="rebase")
+    step(hook, model, 4)
+    line.memory.theta.fill_(9.0)
+    line.bases.lost, line.fresh = {0}, {0: "keep"} if listed else {}
+    line.commit = lambda _: None  # type: ignore[method-assign]
+    step(hook, model, 4)
+    assert model.u.tolist() == [9.0, 9.0]
+    assert line.memory.delta.tolist() == [0.0] * 4
+    assert hook.dropped_samples == 4
+    assert not line.bases.lost
+
+
+def test_after_a_merge_that_was_broken_off_all_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log takes it for merged; half of the model may be. Training begins again from the global values."""
+    hook, line, model = hooked(overlap_steps=1, merge="rebase")
+    step(hook, model, 5)
+    merge = LocalModel.merge
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.setattr(LocalModel, "merge", merge)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalModel, "merge", interrupted)
+    line.overwrite([20.0] * 4)
+    line.fresh = {0: "keep"}
+    line.memory.set_count(Count.CHANGED, line.memory.count(Count.CHANGED) + 1)
+    with pytest.raises(KeyboardInterrupt):
+        step(hook, model)
+    assert line.log[-1] == ("have read", {"loaded": []})
+    hook.merge()
+    assert model.u.tolist() == [20.0, 20.0]
+    assert not line.memory.delta.any()
+    assert hook.dropped_samples == 2
+    step(hook, model)
+    assert model.u.tolist() == [21.0, 21.0]
+
+
+@pytest.mark.parametrize(
+    ("merge", "carry", "value"), [("mix", "subtract", 4.0), ("rebase", "subtract", 4.0), ("rebase", "keep", 8.0)]
+)
+def test_a_wait_that_was_broken_off_leaves_what_was_sent(merge: str, carry: str, value: float) -> None:
     """What was trained since can't be told from the rest: it is dropped, and counted as such, once."""
     hook, line, model = hooked(merge=merge)
     wait_for = line.wait_for
@@ -651,13 +694,15 @@ def test_a_wait_that_was_broken_off_and_trained_on_from_ends_at_the_global_value
     def interrupted(kind: str, *, n: int, timeout_s: float) -> Any:
         line.wait_for = lambda *_, n, **__: {"n": n, "sent": True, "stood": {}, "hidden": line.hidden}  # type: ignore
         wait_for(kind, n=n, timeout_s=timeout_s)
+        line.fresh = {0: carry}
         raise KeyboardInterrupt
 
     line.wait_for = interrupted  # type: ignore[method-assign,assignment]
     with pytest.raises(KeyboardInterrupt):
         step(hook, model, 4)
     step(hook, model)
-    assert model.u.tolist() == line.memory.theta[:2].tolist() == [4.0, 4.0]
+    assert line.memory.theta.tolist() == [4.0] * 4
+    assert model.u.tolist() == [value, value]
     assert hook.dropped_samples == 1
 
 

@@ -80,7 +80,7 @@ def test_every_carry_is_its_formula(data: st.DataObject) -> None:
                 sent[part] = (base - before)[part]
         assert torch.equal(delta, sent)
         for index in everything:
-            bases.before(index, "")
+            bases.before(index, "old", "new", lambda: "old")
         theta.copy_(torch.randn(layout.numel))
         loads = data.draw(st.dictionaries(st.sampled_from(everything), st.sampled_from(Carry)))
         loads |= dict.fromkeys(bases.gone - loads.keys(), Carry.KEEP)  # as the log has it
