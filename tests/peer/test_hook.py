@@ -658,6 +658,18 @@ def test_what_was_trained_on_a_changed_base_is_given_up(listed: bool) -> None:
     assert not line.bases.lost
 
 
+def test_what_was_given_up_is_not_taken_away_again() -> None:
+    """A commit that counts it after all changes nothing in a local value that no longer holds it."""
+    hook, line, model = hooked(merge="rebase")
+    step(hook, model, 4)
+    for lost, carry, value in (({0}, "keep", 9.0), (set(), "subtract", 10.0)):
+        line.memory.theta.fill_(9.0)
+        line.bases.lost, line.fresh = lost, {0: carry}
+        line.memory.set_count(Count.CHANGED, line.memory.count(Count.CHANGED) + 1)
+        step(hook, model)
+        assert model.u.tolist() == [value, value]
+
+
 def test_after_a_merge_that_was_broken_off_all_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log takes it for merged; half of the model may be. Training begins again from the global values."""
     hook, line, model = hooked(overlap_steps=1, merge="rebase")
