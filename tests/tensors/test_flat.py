@@ -33,13 +33,15 @@ def plain(params: list[nn.Parameter]) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 def test_gather_and_pseudo_gradient_are_the_plain_formula_to_the_bit(dtype):
-    """Whatever the strides and the dtype: out = base − θ in fp32, and no more than rounded where it is kept in less."""
+    """Whatever the strides and the dtype: out = base − θ in fp32, of the base as the parameters would hold it, and no
+    more than rounded where it is kept in less."""
     params = odd_parameters(dtype)
     flat = torch.empty(sum(p.numel() for p in params))
     gather(params, flat)
     assert torch.equal(flat, plain(params))
     base, out = torch.randn(flat.numel()), torch.empty(flat.numel())
     pseudo_gradient(base, params, out)
+    base = base.to(dtype).float()
     assert torch.equal(out, base - plain(params))
     short = torch.empty(flat.numel(), dtype=torch.bfloat16)
     pseudo_gradient(base, params, short)
