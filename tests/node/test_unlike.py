@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2p_diloco.net.memory import MemoryNetwork
-from p2p_diloco.tensors.digest import digest
+from p2p_diloco.tensors.digest import look
 from p2p_diloco.tensors.store import Proposal, ShardStore
 
 ROUNDS = 16
@@ -32,7 +32,8 @@ def test_a_machine_unlike_the_others_is_sent_states(
             if self.theta(0).data_ptr() != odd:
                 return right
             theta = torch.nextafter(right.theta, torch.full_like(right.theta, torch.inf))
-            return Proposal(theta, right.state, digest(theta, right.state, meta))
+            seen = look(theta, right.state)
+            return Proposal(theta, right.state, seen.digest(meta), seen.of("theta"))
 
         monkeypatch.setattr(ShardStore, "propose", proposed)
         for peer in peers:

@@ -60,10 +60,10 @@ def test_worlds_that_broke_once(kinds: dict[str, Callable[[int], None]], kind: s
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-def test_the_rest_of_two_thousand_worlds_hold(worlds: Callable[[float], tuple[int, str]]) -> None:
-    """The same for 1,800 more, of all kinds, on all cores, as the command plays them."""
+def test_the_rest_of_a_thousand_worlds_hold(worlds: Callable[[float], tuple[int, str]]) -> None:
+    """The same for 800 more, of all kinds, on all cores, as the command plays them."""
     status, told = worlds(950)
     print(told)
     assert status == 0, told
-    assert told.startswith("1800 worlds")
+    assert told.startswith("800 worlds")
     assert "every invariant held" in told
