@@ -8,7 +8,7 @@ VENV ?= .venv
 # What pip installs as torch, before anything that depends on it. On Linux PyPI's build brings CUDA along, 2 GB of it;
 # without: make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.13.0
-# How many tests run side by side: one more than a small machine has cores, for many of them wait.
+# How many of the fast tests run side by side: one more than a small machine has cores, for some of them wait.
 WORKERS ?= 3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -27,8 +27,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,plot]'
 	touch $(STAMP)
 
-test: $(STAMP)  ## style, types, unit tests, simulated worlds, and peers in processes of their own, three files at a time; a quarter of an hour
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+test: $(STAMP)  ## style, types, unit tests, simulated worlds, and peers in processes of their own, two files at a time; a quarter of an hour
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMP)  ## what needs no other processes and no patience, side by side; two minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not slow and not chaos"
