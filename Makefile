@@ -27,7 +27,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,plot]'
 	touch $(STAMP)
 
-test: $(STAMP)  ## style, types, unit tests, simulated worlds, and peers in processes of their own, two files at a time; a quarter of an hour
+test: $(STAMP)  ## style, types, unit tests, simulated worlds, peers in processes of their own; a quarter of an hour
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMP)  ## what needs no other processes and no patience, side by side; two minutes

@@ -146,7 +146,6 @@ async def take_part(
     if setup.specs is not None:
         answer = await messages.get()
         assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"
-    if setup.specs is not None:
         work = TensorWork(run, shared.theta, Bases(run.layout, shared.theta, shared.base))
     else:
         work = TensorWork(run, torch.zeros(run.layout.numel))

@@ -116,6 +116,10 @@ class TrainerSide:
         give_up_at = time.monotonic() + within_s
         while bases.damaged and time.monotonic() < give_up_at:
             await asyncio.sleep(MEND_EVERY_S)
+        if bases.damaged:
+            shards = ", ".join(map(str, sorted(bases.damaged)))
+            what = "shards %s were changed in memory, and not mended in %g s: going on with them"
+            log.warning(what, shards, within_s)
         bases.damaged.clear()
 
     async def _contribute(self, message: Message) -> None:

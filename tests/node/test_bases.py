@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from p2p_diloco.core.events import Damaged
 from p2p_diloco.net.memory import MemoryNetwork
+from p2p_diloco.node import trainer
 from p2p_diloco.node.bases import Bases
+from p2p_diloco.node.node import Node
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 
 FOUR = Layout.build([ParamSpec("w", (4,), "float32")], shard_elements=2)
@@ -166,3 +169,23 @@ def test_a_changed_base_is_not_kept_when_others_pass_its_trainer_by(memory_peer:
             await peer.stop()
 
     asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_base_that_is_not_mended_in_time_is_gone_on_with_aloud(
+    memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing waits for ever for what nobody may have, and the log says which shards."""
+    monkeypatch.setattr(trainer, "MEND_S_MAX", 0.05)
+    post = Node.post
+    monkeypatch.setattr(Node, "post", lambda node, event: None if isinstance(event, Damaged) else post(node, event))
+
+    async def story() -> None:
+        peer = memory_peer(MemoryNetwork(), "a", {**quick, "heartbeat_timeout": 20.0}, sizes=(3,))
+        await peer.enter()
+        await peer.exchange(1.0)
+        peer.memory.theta[1] += 1.0
+        assert (await peer.merge(measures=True))["due"] == [0]
+        await peer.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+    assert "shards 0 were changed in memory, and not mended in 0.05 s" in caplog.text
