@@ -76,12 +76,14 @@ def test_it_waits_for_what_is_being_loaded(
 
 
 @each
-def test_it_waits_for_a_text_that_is_executed(number: signal.Signals) -> None:
-    """Of which Python would remember the signal, and end by SIGINT whatever the exit status."""
+def test_it_waits_for_a_text_that_is_executed(number: signal.Signals, tmp_path: Path) -> None:
+    """Of which Python would remember the signal, and end a module that it runs by SIGINT, whatever the exit status."""
     code = "from p2p_diloco.interrupts import Interrupts\nimport os, sys, time\ntry:\n    with Interrupts():\n        "
     code += f"exec('os.kill(os.getpid(), {int(number)})\\nmade = 1')\n        assert made\n        time.sleep(10)\n"
     code += "except KeyboardInterrupt:\n    sys.exit(77)\n"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    (tmp_path / "executing.py").write_text(code)
+    command = [sys.executable, "-m", "executing"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=50)
     assert (done.returncode, done.stderr) == (77, "")
 
 

@@ -49,6 +49,7 @@ def test_a_signal_breaks_no_callback_off(received: list[int], number: signal.Sig
         beside = asyncio.create_task(bystander())
         try:
             await asyncio.sleep(30)
+            done.append("slept on")
         finally:
             await asyncio.sleep(0.01)
             done.append("closed")
