@@ -20,6 +20,8 @@ import sys
 import threading
 import time
 
+import uvloop
+
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.channel import ChannelClosed, Message, NodeEnd
 
@@ -59,7 +61,7 @@ def main() -> int:
     torch.set_num_threads(1)  # the other cores are the trainer's
     _keep_freed_memory()
     sock = socket.socket(fileno=options.channel_fd)
-    return asyncio.run(_run(sock, options.memory_fd, options.parent_pid))
+    return uvloop.run(_run(sock, options.memory_fd, options.parent_pid))
 
 
 def _keep_freed_memory() -> None:

@@ -101,6 +101,7 @@ class Node:
         self._room = Room(replica, run.rules.room_within)
         self._ended = False
         self._timer: asyncio.TimerHandle | None = None
+        self._wakes_at = math.inf
         self._waking = False  # a Wakeup waits for its turn
 
     # -- events in
@@ -184,9 +185,10 @@ class Node:
         if self._waking:
             return
         if self._timer is not None:
-            if self._timer.when() == due:
+            if self._wakes_at == due:
                 return
             self._timer.cancel()
+        self._wakes_at = due
         self._timer = self._loop.call_at(due, self._wake) if math.isfinite(due) else None
 
     def _wake(self) -> None:
