@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-from p2p_diloco.core.events import Average, Delivered, Effect, Event, Merge, Received, Send
+from p2p_diloco.core.events import Average, Delivered, Effect, Event, Load, Merge, Received, Send
 from p2p_diloco.core.messages import Commit, Contribution
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.node import __main__ as program
@@ -57,7 +57,7 @@ class DoomedReplica(Replica):
     def watch(self, event: Event, effects: list[Effect]) -> list[Effect]:
         match PLAN["phase"], self.roles_now()[0]:
             case "training", _:
-                if isinstance(event, Merge) and self.own.flight is None and self.fresh():
+                if isinstance(event, Merge) and self.fresh(effects):
                     self.die_in(TRAINING_S)
             case "sending", "aggregator":
                 log = self.logs[event.message.shard] if self.came(event) else None
@@ -86,10 +86,9 @@ class DoomedReplica(Replica):
                     self.die()
         return effects
 
-    def fresh(self) -> bool:
+    def fresh(self, effects: list[Effect]) -> bool:
         """The merge is the one after an exchange, that is, a round of training begins."""
-        mine = [log.mine for log in self.logs]
-        return all(m is not None and m.base != log.version for m, log in zip(mine, self.logs, strict=True))
+        return any(isinstance(e, Load) and len(e.shards) == len(self.logs) for e in effects)
 
     def came(self, event: Event) -> bool:
         return isinstance(event, Received) and isinstance(event.message, Contribution)
