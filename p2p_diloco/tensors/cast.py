@@ -53,4 +53,4 @@ class Cast:
         if self.dtype == torch.float32:
             return iter(pieces)
         decoded = torch.empty(min(numel, flats.BLOCK))
-        return (decoded[: len(piece)].copy_(piece) for piece in pieces)
+        return (decoded[: piece.numel()].copy_(piece) for piece in pieces)

@@ -38,8 +38,9 @@ def arrays(first: Iterable[Tensor], *others: Tensor) -> Iterator[tuple[Array, ..
     whole = [other.numpy() for other in others]
     start = 0
     for piece in first:
-        stop = start + len(piece)
-        yield piece.numpy(), *(array[start:stop] for array in whole)
+        values = piece.numpy()
+        stop = start + len(values)
+        yield values, *[array[start:stop] for array in whole]
         start = stop
     if any(len(array) != start for array in whole):
         raise ValueError(f"expected {[len(array) for array in whole]} elements, found {start}")

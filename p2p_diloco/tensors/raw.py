@@ -29,12 +29,12 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 def tensor_over(buffer: Buffer) -> Tensor:
     """A uint8 tensor over `buffer`, without a copy if it lies on a multiple of 4 bytes; not to be written."""
-    owner = np.frombuffer(buffer, dtype=np.uint8)
-    if not owner.size:
-        return torch.empty(0, dtype=torch.uint8)  # numpy's empty array has a stride that torch can't view
-    if owner.__array_interface__["data"][0] % 4:
-        return torch.from_numpy(owner.copy())
-    return torch.from_numpy(np.asarray(_Lent(owner)))
+    view = memoryview(buffer)
+    if not view.nbytes:
+        return torch.empty(0, dtype=torch.uint8)  # torch has no tensor over nothing
+    lent = view if not view.readonly else np.asarray(_Lent(np.frombuffer(view, dtype=np.uint8)))
+    tensor = torch.frombuffer(lent, dtype=torch.uint8)
+    return tensor if tensor.data_ptr() % 4 == 0 else tensor.clone()
 
 
 def all_finite(values: Tensor) -> bool:
