@@ -23,8 +23,9 @@ setup: $(STAMP)  ## build .venv with everything that the tests and the demo need
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no python3.10, 3.11 or 3.12 found; name one: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,plot]'
+	$(BIN)/python -m pip install --quiet --no-compile $(TORCH)
+	$(BIN)/python -m pip install --quiet --no-compile -c constraints.txt -e '.[dev,plot]'
+	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true  # on all cores: pip compiles on one
 	touch $(STAMP)
 
 test: $(STAMP)  ## style, types, unit tests, simulated worlds, peers in processes of their own; a quarter of an hour
