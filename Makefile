@@ -34,7 +34,7 @@ test: $(STAMP)  ## style, types, unit tests, simulated worlds, peers in processe
 test-fast: $(STAMP)  ## what needs no other processes and no patience, side by side; two minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not slow and not chaos"
 
-chaos: $(STAMP)  ## links cut (as root on Linux, else skipped), spoilt wires, 10,000 simulated worlds; half an hour
+chaos: $(STAMP)  ## links cut (as root on Linux, else skipped), spoilt wires, 10,000 simulated worlds; three quarters of an hour
 	$(BIN)/p2p-diloco simulate --seeds 10000
 	$(BIN)/python -m pytest -m chaos
 

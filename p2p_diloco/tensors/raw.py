@@ -32,8 +32,8 @@ def tensor_over(buffer: Buffer) -> Tensor:
     view = memoryview(buffer)
     if not view.nbytes:
         return torch.empty(0, dtype=torch.uint8)  # torch has no tensor over nothing
-    lent = view if not view.readonly else np.asarray(_Lent(np.frombuffer(view, dtype=np.uint8)))
-    tensor = torch.frombuffer(lent, dtype=torch.uint8)
+    writable = np.asarray(_Lent(np.frombuffer(view, dtype=np.uint8))) if view.readonly else view
+    tensor = torch.frombuffer(writable, dtype=torch.uint8)
     return tensor if tensor.data_ptr() % 4 == 0 else tensor.clone()
 
 

@@ -148,7 +148,7 @@ def world_answers(data: st.DataObject, effects: list[Effect]) -> list[Event]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=300)
 @given(st.data())
 def test_no_message_harms_a_replica(data: st.DataObject) -> None:
     """Any messages that pass the inbox, from anyone and in any order, raise nothing, and what the replica then says

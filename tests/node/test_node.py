@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import uvloop
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import (
@@ -57,13 +58,14 @@ class Script:
         self.epoch = 0
         self.work: TensorWork
         self.digest = ""
+        self.due = math.inf
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         self.events.append(event)
         return self.effects.pop(0) if self.effects and isinstance(event, Pause) else []
 
     def next_wakeup(self) -> float:
-        return math.inf
+        return self.due
 
     def crowded(self, shard: int) -> bool:
         return self.collected >= self.room
@@ -144,7 +146,7 @@ class Table:
         ]  # fmt: skip
 
 
-def at_table(test: Callable[[Table], Awaitable[None]]) -> None:
+def at_table(test: Callable[[Table], Awaitable[None]], run: Callable[..., Any] = asyncio.run) -> None:
     async def life() -> None:
         table = Table()
         try:
@@ -153,7 +155,7 @@ def at_table(test: Callable[[Table], Awaitable[None]]) -> None:
             table.loop.cancel()
             await asyncio.gather(table.loop, return_exceptions=True)
 
-    asyncio.run(life())
+    run(life())
 
 
 @pytest.mark.parametrize(
@@ -178,6 +180,23 @@ def test_every_message_is_answered(failure: Exception, gone: bool, caplog: pytes
 
     at_table(test)
     assert ("could not be sent" in caplog.text) == isinstance(failure, RuntimeError)
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+@pytest.mark.parametrize("ahead_s", [0.02, 0.0])
+def test_it_wakes_as_soon_as_the_replica_asks(run: Callable[..., Any], ahead_s: float) -> None:
+    """Also if that was later before, and if it is due already; on the node's loop as on asyncio's."""
+
+    async def test(table: Table) -> None:
+        now = asyncio.get_running_loop().time()
+        for table.replica.due in (now + 1000.0, now + ahead_s):
+            for _ in range(3):
+                table.node.post(Pause(True))
+            await table.carry_out()
+        await table.answered(Wakeup)
+        table.replica.due = math.inf
+
+    at_table(test, run)
 
 
 def test_what_cant_be_written_is_a_failed_send(caplog: pytest.LogCaptureFixture) -> None:

@@ -77,7 +77,6 @@ def test_nothing_is_left_behind_by_a_trainer_killed_early(
     assert trainee.left_behind() == []
 
 
-@pytest.mark.chaos
 def test_one_that_diverges_once_harms_nobody(swarm: Any, run_config: dict[str, Any]) -> None:
     """A NaN in one trainer is that peer's loss alone: the others go on at their pace, and it takes part again."""
     config = {**run_config, "start_peers": 3, "round_timeout": 60.0, "heartbeat_timeout": 40.0}

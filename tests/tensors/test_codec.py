@@ -56,9 +56,17 @@ def test_bytes_are_views_where_nothing_is_cast():
     assert seen.tolist() == [0.0, 1.0]
 
 
+@pytest.fixture
+def every_warning():
+    """By itself torch tells some only to whoever comes first in a process."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
-def test_any_buffer_is_read_without_a_warning_and_kept_alive(kind, name):
+def test_any_buffer_is_read_without_a_warning_and_kept_alive(kind, name, every_warning):
     """Also read-only ones, also when the caller lets go of them, also where they begin at an odd address."""
     values = torch.arange(1000, dtype=torch.float32) % 128
     with warnings.catch_warnings():
