@@ -46,7 +46,7 @@ THIS_VERSION_HAS: Mapping[str, tuple[object, ...]] = {"role": ("worker", "aggreg
 """The values that this version carries out, where they are fewer than what the settings name."""
 
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
-    "sync": ("round_timeout", "carry_rounds"),
+    "sync": ("pace", "round_timeout", "carry_rounds"),
     "async": ("successors", "dn_buffer_size", "dn_variant", "dylu", "async_grace", "max_staleness"),
 }
 """The settings that mean something in one mode alone; in the other they have their defaults."""
@@ -116,6 +116,11 @@ class RunConfig(Settings):
         default="sync", description="sync: an outer step waits for its averaging group; async: for nobody."
     )
     sync_every: int = Field(default=500, ge=1, description="H: inner steps between two exchanges of the whole model.")
+    pace: Literal["steps", "time"] = Field(
+        default="steps",
+        description="steps: every peer makes sync_every inner steps; time: the fastest does, and the others as many as "
+        "they can in that time, at least one. For mode=sync.",
+    )
     num_fragments: int = Field(
         default=1,
         ge=1,

@@ -20,8 +20,8 @@ ADDRESS = "/ip4/127.0.0.1/tcp/3/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fy
 def test_defaults_are_the_documented_ones() -> None:
     """The public surface's defaults; changing one changes what every new run does."""
     assert RunConfig().model_dump() == {
-        "mode": "sync", "sync_every": 500, "num_fragments": 1, "fragment_layout": "contiguous",
-        "shard_elements": 2**20, "overlap_steps": 0, "merge": "mix", "merge_alpha": None, "codec": "bf16",
+        "mode": "sync", "sync_every": 500, "pace": "steps", "num_fragments": 1,
+        "fragment_layout": "contiguous", "shard_elements": 2**20, "overlap_steps": 0, "merge": "mix", "merge_alpha": None, "codec": "bf16",
         "reply_codec": None, "rounding": "nearest", "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7,
         "outer_momentum": 0.9, "nesterov": True, "weighting": "steps", "min_peers": 1, "start_peers": 1,
         "round_timeout": 600.0,
@@ -68,6 +68,7 @@ def test_every_field_is_documented(model: type[RunConfig] | type[PeerConfig]) ->
         ({"outer_options": "{"}, "outer_options", "is not JSON"),
         ({"sync_evry": 5}, "sync_evry", "is not a setting; did you mean sync_every?"),
         ({"stop_after_epochs": 0}, "stop_after_epochs", "must be at least 1"),
+        ({"pace": "speed"}, "pace", "is not known"),
     ],
 )
 def test_a_bad_run_config_is_one_sentence(values: dict[str, Any], key: str, wrong: str) -> None:
@@ -91,6 +92,7 @@ def test_a_bad_run_config_is_one_sentence(values: dict[str, Any], key: str, wron
         ({"max_staleness": 3}, "max_staleness", "is for mode=async"),
         ({"mode": "async", "round_timeout": 9}, "round_timeout", "is for mode=sync, and mode is async"),
         ({"mode": "async", "carry_rounds": 3}, "carry_rounds", "is for mode=sync"),
+        ({"mode": "async", "pace": "time"}, "pace", "is for mode=sync"),
         ({"mode": "async", "weighting": "samples"}, "weighting", "each submission counts one"),
         ({"mode": "async", "dn_buffer_size": 2, "nesterov": False}, "dn_buffer_size", "sgd with nesterov"),
         ({"mode": "async", "dn_buffer_size": 2, "outer_optimizer": "Adam"}, "dn_buffer_size", "sgd with nesterov"),
@@ -164,7 +166,7 @@ def test_a_run_config_survives_the_wire(config: RunConfig) -> None:
 
 def test_the_fingerprint_is_stable() -> None:
     """The same settings have the same fingerprint in every process and version that knows the same fields."""
-    assert RunConfig().fingerprint() == "3e5f02a7f3aada66539e77a3e62d4f3c"
+    assert RunConfig().fingerprint() == "8168300879e1322cd4ba3af43584af94"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ class Summary:
     bandwidth: float = 0.0  # of its link, the slower direction, in bytes a second; 0: not measured yet
     unlike: bool = False  # it computes other outer steps: it gets states in place of commits, and is elected last
     revision: Revision = FOUNDED  # the highest that it has heard of
+    speed: float = 0.0  # inner steps a second while it trains; 0: not known yet
 
 
 # -- liveness

@@ -247,6 +247,7 @@ class Replica:
                 return []
             case Progress(step_time):
                 self.step_time, self.last_step = step_time, now
+                self.roster.mine = replace(self.roster.mine, speed=1 / step_time if step_time > 0 else 0.0)
                 return []
             case Pause(paused):
                 self.paused, self.last_step = paused, now

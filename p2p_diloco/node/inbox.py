@@ -49,6 +49,9 @@ REMEMBERED_BYTES_MAX = 16 * 2**10
 BANDWIDTH_MAX = 2.0**50
 """Bytes a second that no link carries."""
 
+SPEED_MAX = 2.0**40
+"""Inner steps a second that nobody makes."""
+
 _COUNT_MAX = 2**40
 _LIMITS: dict[type, dict[str, int]] = {
     Version: {"generation": _COUNT_MAX, "samples": 2**48, "epoch": _COUNT_MAX},
@@ -219,6 +222,8 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
                 return f"it lists {len(summary.epochs)} fragments, the run has {fragments}"
             if summary.bandwidth and not 1 <= summary.bandwidth <= BANDWIDTH_MAX:  # 0: it knows none yet
                 return "its bandwidth is out of range"
+            if not 0 <= summary.speed <= SPEED_MAX:
+                return "its speed is out of range"
             if any(not 0 <= epoch <= _COUNT_MAX for epoch in summary.epochs):
                 return "its epochs are out of range"
     match message:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import secrets
 import socket
 import time
@@ -228,7 +227,6 @@ class Participation:
                 lambda: len(self.replica.roster.alive()),
                 lambda addresses: remember(run_id, addresses),
                 self._is_this_one,
-                self._told_speed,
             ),
         )
         try:
@@ -314,14 +312,6 @@ class Participation:
                         mend="give each peer an identity of its own: a copied file is none",
                     )
 
-    def _told_speed(self, peer: str, record: dict[str, Any]) -> None:
-        """How fast another peer says that it is: the table of `dylu`."""
-        match record.get("sps"):
-            case int() | float() as speed if 0 < speed < math.inf:
-                self.trainer.speeds[peer] = float(speed)
-            case _:
-                self.trainer.speeds.pop(peer, None)
-
     def _save(self) -> None:
         """Save the outer state if it is time, and have the trainer save its own beside it."""
         self.saving.settled()
@@ -385,7 +375,7 @@ class Participation:
             agg=list(aggregates[: records.AGG_MAX]),
             agg_n=len(aggregates),
             round=None if round_now is None or self.run.rules.asynchronous else list(round_now),
-            h=self.trainer.submissions.steps,
+            h=self.trainer.sync_every,
             subs=self.trainer.submissions.told if self.run.rules.asynchronous else [],
             stale=self.trainer.submissions.bins,
             fill=self._fill(aggregates),

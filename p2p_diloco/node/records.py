@@ -75,7 +75,8 @@ class PeerRecord:
     round: list[int] | None
     """[fragment, contributions that came, contributions expected] of a round that it aggregates."""
     h: int
-    """H of this peer: inner steps between two of its exchanges of the whole model; with dylu its own."""
+    """H of this peer: inner steps between two of its exchanges of the whole model; with dylu or pace="time" its own, as
+    it last made them."""
     subs: list[int]
     """Its submissions: [counted, not counted]; empty in synchronous mode."""
     stale: list[int]
@@ -172,13 +173,12 @@ async def look_around(
     known: Callable[[], int],
     seen: Callable[[list[str]], None] = lambda addresses: None,
     own: Callable[[dict[str, Any]], None] = lambda record: None,
-    others: Callable[[str, dict[str, Any]], None] = lambda peer, record: None,
 ) -> None:
     """Report whoever has a record, by id and name, at every look until cancelled: it may have been forgotten since the
     last one. Addresses that are new are introduced to the transport first.
 
     `known` tells how many live peers this one knows; `seen` hears of addresses that are new, `own` of the record under
-    this peer's own id, and may raise; `others` of all other records.
+    this peer's own id, and may raise.
     """
     clock = asyncio.get_running_loop().time
     young_until = clock() + YOUNG_S
@@ -196,7 +196,6 @@ async def look_around(
                 except Exception:  # one peer's odd record hides no other
                     log.warning("the addresses of %s can't be used", peer_id, exc_info=True)
             addresses_of[peer_id] = addresses
-            others(peer_id, record)
             discovered(peer_id, str(record.get("name", ""))[:64])
         often = clock() < young_until or known() < FEW
         await asyncio.sleep(LOOK_EVERY_S if often else LOOK_EVERY_LATER_S)

@@ -103,6 +103,12 @@ class Run:
             wrong = f"makes {len(shards)} shards, more than one message can list"
             raise ConfigError(wrong, key="shard_elements", value=value, mend="choose a larger one")
 
+    @cached_property
+    def round_nbytes(self) -> int:
+        """Bytes of a contribution and of a mean of one fragment, on average."""
+        both, layout = (self.config.codec, self.reply_codec), self.layout
+        return sum(codecs.nbytes(codec, s.numel) for s in layout.shards for codec in both) // len(layout.fragments)
+
     @property
     def reply_codec(self) -> str:
         """How the averaged result is written."""

@@ -79,6 +79,8 @@ class Level(IntEnum):
     ROUND = 36
     """Trainer: the first of several, what became of its last round's time (`ledger.SHARES`); all 0 before one is over.
     They are written one by one, for people to look at: one look may see two rounds' figures."""
+    TRAINS_FOR_S = 47
+    """Node, with pace="time": how long this peer's inner steps of a round should take; inf while that is not known."""
     OUTER_LR = 48
     """Node: the outer learning rate of that revision."""
     OUTER_MOMENTUM = 49

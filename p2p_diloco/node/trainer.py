@@ -15,6 +15,8 @@ from typing import Any
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Progress, Release
+from p2p_diloco.core.pace import speeds, trains_for
+from p2p_diloco.core.schedule import fragment_interval
 from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, Ledger
@@ -48,9 +50,9 @@ class TrainerSide:
         self.node: Node
         self.submissions = Submissions(config)
         """Asynchronous: what became of them, and this peer's number of inner steps."""
-        self.speeds: dict[str, float] = {}
-        """What peers say of their speed, in inner steps a second."""
-        self._asynchronous = config.mode == "async"
+        self.sync_every = config.sync_every
+        """Inner steps between two exchanges of the whole model, as they were last made."""
+        self._asynchronous, self._by_time = config.mode == "async", config.pace == "time"
         self._sent: tuple[int, ...] = ()  # the shards of the exchange under way
         self.ready_at: float | None = None
         self.paused = False
@@ -125,6 +127,7 @@ class TrainerSide:
     async def _contribute(self, message: Message) -> None:
         self._contributing = message["n"]
         self.ledger.begin()
+        self.sync_every = message["every"]
         shards, replica, config = tuple(message["shards"]), self.node.replica, self.node.run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
         self._sent = shards
@@ -186,10 +189,7 @@ class TrainerSide:
         """A submission was answered for: note it, and look how many inner steps this peer makes until the next."""
         submissions, replica = self.submissions, self.node.replica
         log.info("%s", submissions.ended(replica.behind(self._sent), replica.uncounted(self._sent)))
-        step_time_s = self._shared.level(Level.STEP_TIME_S)
-        trains = [p for p, s in replica.roster.summaries().items() if s.role == "worker" and not s.idle]
-        others = {p: self.speeds[p] for p in trains if p != replica.me and p in self.speeds}
-        if text := submissions.adjust(1 / step_time_s if step_time_s > 0 else 0.0, others):
+        if text := submissions.adjust(replica.roster.mine.speed, speeds(replica.roster.summaries())):
             self.node.note("pace", text)
         return {"steps": submissions.steps, "staleness": submissions.staleness, "refused": submissions.refused}
 
@@ -263,6 +263,13 @@ class TrainerSide:
         self._shared.set_count(Count.REVISION, replica.revision.number)
         self._shared.set_level(Level.OUTER_LR, outer_lr)
         self._shared.set_level(Level.OUTER_MOMENTUM, outer_momentum)
+        if self._by_time:
+            self._shared.set_level(Level.TRAINS_FOR_S, self._trains_for_s())
+
+    def _trains_for_s(self) -> float:
+        run, roster = self.node.run, self.node.replica.roster
+        steps = fragment_interval(run.config.sync_every, run.config.num_fragments)
+        return trains_for(steps, run.round_nbytes, roster.me, roster.summaries())
 
 
 async def until_one_ends(tasks: Sequence[asyncio.Task[None]], other: asyncio.Task[None]) -> None:

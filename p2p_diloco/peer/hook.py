@@ -17,6 +17,7 @@ from typing import Protocol
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Carry
+from p2p_diloco.core.pace import StepTimes, is_over
 from p2p_diloco.core.schedule import fragment_interval
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, P2PDilocoError
 from p2p_diloco.node import ledger as parts
@@ -27,9 +28,6 @@ from p2p_diloco.peer.line import NodeLine
 from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.tally import Sent, Tally
 from p2p_diloco.tensors.layout import Layout
-
-STEP_TIME_SMOOTHING = 0.9
-"""How much of the old estimate of a step's time stays when a new step has been made."""
 
 TOLD_EVERY_S = 60.0
 """How often the log tells where the time of a round went."""
@@ -104,7 +102,8 @@ class Hook:
     ) -> None:
         self._node, self._memory, self._local = node, node.memory, local
         self._config, self._layout, self._wait_timeout_s = config, layout, wait_timeout_s
-        self._asynchronous, self._sync_every = config.mode == "async", config.sync_every
+        self._asynchronous, self._by_time = config.mode == "async", config.pace == "time"
+        self._sync_every = config.sync_every
         self._interval = fragment_interval(config.sync_every, len(layout.fragments))
         self._trained, self._workers = 0, 1  # asynchronous: samples counted in what is merged, live peers that train
         self._staleness = self._refused = 0
@@ -124,8 +123,10 @@ class Hook:
         self._sent_at = 0  # after which step something left last, also if it came to nothing
         self._seen = -1
         self._commits = 0  # over all fragments
-        self._step_time_s = 0.0
+        self._step_times = StepTimes()
+        self._round_steps = self._interval  # of this peer's last round
         self._resumed_at: float | None = clock()
+        self._round_at = clock()  # when the base of this round was merged; with overlap, when the last one was sent
 
     @property
     def waiting_time_s(self) -> float:
@@ -155,7 +156,7 @@ class Hook:
     @property
     def step_time_s(self) -> float:
         """What an inner step usually takes; 0 until known."""
-        return self._step_time_s
+        return self._step_times.usual
 
     @property
     def standing(self) -> Standing:
@@ -220,9 +221,9 @@ class Hook:
         self._tally.steps += 1
         self._since += 1
         self._memory.set_count(Count.STEPS, self.steps)
-        self._memory.set_level(Level.STEP_TIME_S, self._step_time_s)
+        self._memory.set_level(Level.STEP_TIME_S, self.step_time_s)
         asked_for = self._asked_for()
-        due = asked_for or self._since >= self._interval
+        due = asked_for or self._since >= self._interval or self._time_is_up()
         if self._flight is not None and (due or self._over or self._has_flown(self._flight)):
             due = not self._land(self._flight) or due
         if due and not self._over:
@@ -295,6 +296,11 @@ class Hook:
         ahead = self._memory.count(Count.GOAL) > self._commits + (self._flight is not None)
         return ahead and not self._asynchronous
 
+    def _time_is_up(self, share: float = 1.0) -> bool:
+        """With pace="time": whether the steps of this round are made, or those of its first part."""
+        planned_s = self._memory.level(Level.TRAINS_FOR_S) if self._by_time else math.inf
+        return is_over(self._clock() - self._round_at, self.step_time_s, share * planned_s)
+
     @contextmanager
     def _merged(
         self, afresh: bool = False, landing: Collection[int] = (), *, measures: bool = False
@@ -336,6 +342,8 @@ class Hook:
             lost = set(load["lost"]) & {*carries, *load["due"]}
             carries, mixed = carries | self._given_up(lost), [shard for shard in mixed if shard not in lost]
         self._local.merge(carries, mixed, load["kept"], load["gone"])
+        if load["commits"] != self._commits and self._flight is None and not landing:
+            self._round_at = self._clock()  # a round that this peer has no part in is over, and the next one has begun
         self._commits = load["commits"]
         if self._asynchronous:
             self._trained, self._workers = load["trained"], max(1, load["workers"])
@@ -346,14 +354,18 @@ class Hook:
         nothing is trained until its result was merged.
         """
         sent = self._tally.send(due)
-        values = {"weight": sent.weight, "samples": sent.samples, "stands": stands}
+        if self._by_time and self._since:
+            self._sync_every = self._since * len(self._layout.fragments)
+        values = {"weight": sent.weight, "samples": sent.samples, "stands": stands, "every": self._sync_every}
         request = self._node.request("contribute", shards=due, **values)
         flight = Flight(request, sent, self.steps, self._since, self.waiting_time_s - began)
+        self._round_steps, self._round_at = self._since, self._clock()
         self._since, self._sent_at = 0, self.steps
         return flight
 
     def _has_flown(self, flight: Flight) -> bool:
-        return self.steps - flight.at_step >= self._config.overlap_steps
+        overlap = self._config.overlap_steps
+        return self.steps - flight.at_step >= overlap or self._time_is_up(overlap / self._interval)
 
     def _land(self, flight: Flight) -> bool:
         """Wait until the exchange is over, and merge its result; False: it never began, and all is as before it."""
@@ -365,6 +377,7 @@ class Hook:
             return False
         self._diverged = False
         self.merge(landing=flight.sent.shards)
+        self._round_at += self.waiting_time_s - began  # what was waited for is no time to train in
         self.sync_count += 1
         self.last_sync_time_s = flight.stood_s + self.waiting_time_s - began + hidden_s
         self.total_sync_time_s += self.last_sync_time_s
@@ -461,6 +474,4 @@ class Hook:
     def _measure(self) -> None:
         if self._resumed_at is None:
             return
-        took_s = self._clock() - self._resumed_at
-        known, keep = self._step_time_s, STEP_TIME_SMOOTHING
-        self._step_time_s = took_s if not known else keep * known + (1 - keep) * took_s
+        self._step_times.add(self._clock() - self._resumed_at, self._round_steps)

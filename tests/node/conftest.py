@@ -115,7 +115,7 @@ class MemoryPeer:
         """Contribute one value throughout, and wait for the end of the exchange."""
         due = (await self.merge(measures=True))["due"]
         self.memory.delta.fill_(delta)
-        release = await self.ask("contribute", "release", shards=due, weight=weight, samples=1, stands=stands)
+        release = await self.ask("contribute", "release", shards=due, weight=weight, samples=1, stands=stands, every=1)
         await self.merge()
         return release
 

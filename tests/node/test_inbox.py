@@ -40,8 +40,8 @@ def contribution(shard: int = 0, weight: float = 1.0, samples: int = 1) -> Contr
     return Contribution(shard, V, ID, ID, weight, samples)
 
 
-def summary(epochs: tuple[int, ...] = (), bandwidth: float = 0.0) -> Summary:
-    return Summary(1, "worker", True, ModelVersion(), epochs, False, bandwidth)
+def summary(epochs: tuple[int, ...] = (), **values: float) -> Summary:
+    return Summary(1, "worker", True, ModelVersion(), epochs, idle=False, **values)  # type: ignore[arg-type]
 
 
 def floats(*values: float) -> memoryview:
@@ -83,6 +83,8 @@ def floats(*values: float) -> memoryview:
         (ProbeAck(summary(bandwidth=-1.0)), "bandwidth"),
         (ProbeAck(summary(bandwidth=1e-300)), "bandwidth"),
         (ProbeAck(summary(bandwidth=2.0**51)), "bandwidth"),
+        (Probe(summary(speed=-1.0)), "speed"),
+        (Probe(summary(speed=2.0**41)), "speed"),
         (State(0, V, 0, Plan(("a",), ()), (), ((0, "d"),)), "nobody to aggregate"),
         (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 1),), Plan((), ())), "nobody to aggregate"),
     ],
@@ -99,7 +101,7 @@ def test_messages_of_the_runs_shape_fit() -> None:
         contribution(),
         Fetch((None, V, None)),
         Probe(summary((0, 0))),
-        Probe(summary(bandwidth=1e6)),
+        Probe(summary(bandwidth=1e6, speed=1e6)),
     ):
         assert misfit(message, 3, 2) == ""
 

@@ -105,7 +105,7 @@ def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], caplog: p
         for delta in (100.0, 1000.0, 1.0):
             due = (await one.merge())["due"]
             one.memory.delta.fill_(delta)
-            release = await one.ask("contribute", "release", shards=due, weight=1.0, samples=1, stands=True)
+            release = await one.ask("contribute", "release", shards=due, weight=1.0, samples=1, stands=True, every=1)
             carries.append([carry for _, carry in (await one.merge())["shards"]])
             assert release["sent"]
         assert caplog.text.count("not counted in 1 of its 1 shards: it was further behind than max_staleness") == 2
@@ -170,7 +170,7 @@ def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatch: pyt
         due = (await one.merge())["due"]
         one.memory.set_level(Level.STANDS_SINCE, time.monotonic() + 1.0)
         one.memory.set_count(Count.STANDS, 1)
-        one.tell("contribute", n=99, shards=due, weight=1.0, samples=1, stands=True)
+        one.tell("contribute", n=99, shards=due, weight=1.0, samples=1, stands=True, every=1)
         told = await one.hear("waiting")
         assert time.monotonic() >= one.memory.level(Level.STANDS_SINCE) + 0.2
         assert told["text"] == "waiting for peers: 1 of 2 (min_peers) are there"
