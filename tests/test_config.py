@@ -21,9 +21,10 @@ def test_defaults_are_the_documented_ones() -> None:
     """The public surface's defaults; changing one changes what every new run does."""
     assert RunConfig().model_dump() == {
         "mode": "sync", "sync_every": 500, "pace": "steps", "num_fragments": 1,
-        "fragment_layout": "contiguous", "shard_elements": 2**20, "overlap_steps": 0, "merge": "mix", "merge_alpha": None, "codec": "bf16",
-        "reply_codec": None, "rounding": "nearest", "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7,
-        "outer_momentum": 0.9, "nesterov": True, "weighting": "steps", "min_peers": 1, "start_peers": 1,
+        "fragment_layout": "contiguous", "shard_elements": 2**20, "overlap_steps": 0, "merge": "mix",
+        "merge_alpha": None, "codec": "bf16", "reply_codec": None, "rounding": "nearest",
+        "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True,
+        "weighting": "steps", "min_peers": 1, "start_peers": 1,
         "round_timeout": 600.0,
         "heartbeat_interval": 1.0, "heartbeat_timeout": 10.0, "successors": 1, "dn_buffer_size": 0,
         "dn_variant": "paper", "dylu": False, "async_grace": 0.0, "max_staleness": None, "carry_rounds": 2,

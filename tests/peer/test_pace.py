@@ -1,0 +1,197 @@
+"""Steps by time: what a hook does in rounds of pace="time", by a clock that a test sets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from p2p_diloco.node.shared import Count, Level
+from p2p_diloco.peer.hook import Hook
+from tests.peer.test_hook import ScriptedLine, hooked, step, taking
+
+H, ROUND_S = 20, 20.0
+
+
+class Paced:
+    """A hook whose steps take `step_s`. The node plans ROUND_S, unless it is told otherwise."""
+
+    def __init__(self, step_s: float, planned_s: float = ROUND_S, **settings: Any) -> None:
+        self.clock, self.step_s = SimpleNamespace(now=0.0), step_s
+        values = {"sync_every": H, "pace": "time", **settings}
+        made: tuple[Hook, ScriptedLine, nn.Module] = hooked(clock=lambda: self.clock.now, **values)
+        self.hook, self.line, self.model = made
+        self.plan(planned_s)
+
+    def plan(self, seconds: float) -> None:
+        self.line.memory.set_level(Level.TRAINS_FOR_S, seconds)
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.clock.now += self.step_s
+            step(self.hook, self.model)
+
+    def round(self) -> int:
+        """Steps until the next contribution, and how many these were."""
+        before, sent = self.hook.steps, len(self.line.contributed())
+        while len(self.line.contributed()) == sent:
+            self.step()
+        return self.hook.steps - before
+
+    def waiting(self, seconds: Callable[[], float]) -> None:
+        """Each commit comes so late."""
+        wait_for = self.line.wait_for
+        self.line.wait_for = lambda *a, **b: taking(self.clock, seconds(), wait_for)(*a, **b)  # type: ignore[method-assign]
+
+
+def test_unlike_speeds_end_together() -> None:
+    """Speeds 1 : 0.5 : 0.2: H, half of it and a fifth, all at the same moment, weighed by steps; each tells how many it
+    has made. What is waited for is no time to train in."""
+    peers = [Paced(step_s) for step_s in (1.0, 2.0, 5.0)]
+    for peer in peers:
+        peer.waiting(lambda: 7.0)
+    for number in range(1, 6):
+        assert [peer.round() for peer in peers] == [20, 10, 4]
+        assert {peer.clock.now for peer in peers} == {number * (ROUND_S + 7.0)}
+    assert [peer.line.contributed()[-1]["weight"] for peer in peers] == [20.0, 10.0, 4.0]
+    assert [peer.line.contributed()[-1]["every"] for peer in peers] == [20, 10, 4]
+    assert [peer.hook.standing.sync_every for peer in peers] == [20, 10, 4]
+
+
+def test_steps_that_vary_a_little_change_no_number() -> None:
+    """Where a round is a whole number of steps, the last of them is made though it ends a little late."""
+    for step_s in (1.02, 2.04, 5.1):
+        assert Paced(step_s).round() == round(ROUND_S / step_s)
+
+
+def test_what_slows_a_peer_down_shortens_that_very_round() -> None:
+    """Another program takes the device after eight of ten steps: the peer stops when the time is up. In the next round
+    the steps that are usual are still quick ones, so that the last one ends late; the one after has as many as fit."""
+    peer = Paced(2.0)
+    peer.round()
+    peer.step(8)
+    peer.step_s = 8.0
+    assert peer.round() == 1
+    assert peer.clock.now == 2 * ROUND_S + 4.0
+    assert peer.round() == 3
+    assert peer.round() == 2  # 16 of 20 s: for 24 the others would wait
+    peer.step_s = 2.0
+    assert peer.round() == 10
+
+
+def test_the_fastest_ends_in_time_as_well() -> None:
+    """It makes fewer than H when it is slowed down."""
+    peer = Paced(1.0)
+    peer.step(10)
+    peer.step_s = 4.0
+    assert 10 + peer.round() == 13
+
+
+def test_at_least_one_step() -> None:
+    """However slow the peer is, and however little time its link leaves."""
+    assert [Paced(100.0).round() for _ in range(3)] == [1, 1, 1]
+    assert Paced(1.0, planned_s=-5.0).round() == 1
+
+
+def test_never_more_than_h() -> None:
+    """Not with more time than these take, nor while nothing is known of the speeds."""
+    assert Paced(1.0, planned_s=1000.0).round() == H
+    assert Paced(1.0, planned_s=math.inf).round() == H
+
+
+def test_by_steps_the_plan_is_not_looked_at() -> None:
+    """pace=steps, the default: H steps, however long they take."""
+    assert Paced(5.0, pace="steps").round() == H
+
+
+def test_a_new_plan_holds_at_once() -> None:
+    """The others' speeds have changed in the midst of a round: its end moves with the plan."""
+    peer = Paced(2.0)
+    peer.step(2)
+    peer.plan(8.0)
+    assert 2 + peer.round() == 4
+    peer.step(2)
+    peer.plan(30.0)
+    assert 2 + peer.round() == 15
+
+
+def test_a_pause_takes_time_of_the_round() -> None:
+    """The others' steps go on meanwhile, so the next one here may be the last; it is no step's time."""
+    peer = Paced(2.0)
+    peer.step(2)
+    with peer.hook.beside():
+        peer.hook.rest()
+        peer.clock.now += 12.0
+    assert peer.round() == 2  # rather than eight
+    assert peer.hook.step_time_s == 2.0
+
+
+def test_a_round_that_was_missed_gives_way_to_the_next() -> None:
+    """A commit without this peer begins a round for it, too: its time is counted from there, and its progress goes out
+    with the others' next."""
+    peer = Paced(2.0)
+    peer.step(6)
+    peer.line.epochs[0] += 1
+    peer.line.fresh = {0: "keep"}
+    peer.line.memory.set_count(Count.CHANGED, 1)
+    assert 6 + peer.round() == 7 + 10
+    assert peer.line.contributed()[-1]["weight"] == 17.0
+
+
+def test_fragments_are_sent_by_time_in_turn() -> None:
+    """Each in its share of the time; what is told is of the whole model."""
+    peer = Paced(2.0, planned_s=10.0, fragments=2)
+    assert [peer.round() for _ in range(4)] == [5, 5, 5, 5]
+    assert [sent["shards"] for sent in peer.line.contributed()] == [[0], [1], [0], [1]]
+    assert [sent["weight"] for sent in peer.line.contributed()] == [5.0, 10.0, 10.0, 10.0]
+    assert peer.line.contributed()[-1]["every"] == 10
+
+
+@pytest.mark.parametrize("step_s", [1.0, 2.0, 5.0])
+def test_overlap_is_a_share_of_the_rounds_time(step_s: float) -> None:
+    """A result is merged when `overlap_steps` of the fastest peer's steps are over, after a step at least; rounds are
+    as long as without."""
+    peer = Paced(step_s, overlap_steps=5, merge="rebase")
+    assert peer.round() == ROUND_S / step_s
+    while peer.hook.sync_count == 0:
+        peer.step()
+    assert peer.clock.now == ROUND_S + 5.0 // step_s * step_s
+    for _ in range(3):
+        peer.round()
+    assert peer.clock.now == 4 * ROUND_S
+
+
+def test_with_overlap_who_waits_begins_its_round_later() -> None:
+    """A commit that is late makes the whole round late here, so that peers don't drift apart."""
+    peer = Paced(2.0, overlap_steps=5, merge="rebase")
+    peer.waiting(lambda: 6.0)
+    peer.round()
+    assert peer.round() == 10
+    assert peer.clock.now == 2 * ROUND_S + 6.0
+
+
+def test_the_runs_step_follows_the_fastest_and_never_falls() -> None:
+    """H for each commit, and own steps since: also where a peer makes a fifth of H, misses a round, or is nudged."""
+    peer, seen = Paced(5.0), [0]
+
+    def go(times: int) -> None:
+        for _ in range(times):
+            peer.step()
+            seen.append(peer.hook.global_step)
+
+    go(12)
+    assert peer.hook.global_step == 3 * H
+    go(2)
+    peer.line.epochs[0] += 1  # a round without this peer
+    peer.line.memory.set_count(Count.CHANGED, peer.line.memory.count(Count.CHANGED) + 1)
+    go(1)
+    peer.line.releases = [False, True]
+    go(6)
+    peer.line.memory.set_count(Count.GOAL, 7)
+    go(8)
+    assert seen == sorted(seen)
+    assert peer.hook.global_step >= H * sum(peer.line.epochs)
