@@ -1,13 +1,15 @@
 """A training script: one peer whose gradients are set by hand. Options come as JSON, news go out as JSON lines.
 
 In `sync_every` steps of the inner SGD (lr 1) each element of the parameters moves by -`delta`. A `saboteur` takes the
-node's place if one is asked for. A line on stdin ends the pauses (`step_s`) between steps.
+node's place if one is asked for. A line on stdin ends the pauses (`step_s`) between steps; from an epoch on they may be
+others (`changes`).
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import threading
 import time
@@ -58,8 +60,9 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
     threading.Thread(target=lambda: sys.stdin.readline() and hurry.set(), daemon=True).start()
     epoch, synced, first = peer.epoch, 0, next(model.parameters())
     share = options.get("delta", 1.0) / peer.config.sync_every
+    changes_at = options.get("changes", {}).get("epoch", math.inf)
     while not peer.finished:
-        hurry.wait(options.get("step_s", 0.0))
+        hurry.wait(options.get("step_s", 0.0) if epoch < changes_at else options["changes"]["step_s"])
         for parameter in model.parameters():
             parameter.grad = torch.full_like(parameter, share)
         if options.get("samples"):
@@ -80,6 +83,7 @@ def train(peer: Peer, model: nn.Module, optimizer: torch.optim.Optimizer, option
                 counted=counted,
                 value=first.detach().flatten()[0].item(),
                 sync_s=metrics.last_sync_time_s,
+                waiting_s=metrics.waiting_time_s,
                 sent=metrics.bytes_sent,
                 dropped=metrics.dropped_samples,
                 peers=metrics.peers,
