@@ -141,7 +141,8 @@ class PeerStatus:
     aggregates_count: int
     """All of the shards that it aggregates now."""
     sync_every: int | None
-    """Inner steps between two of its exchanges of the whole model; with dylu its own number."""
+    """Inner steps between two of its exchanges of the whole model; with dylu or pace="time" its own number, as it
+    last made them."""
     submissions: Submissions | None
     """None in synchronous mode."""
     buffered: Buffered | None

@@ -21,6 +21,7 @@ EVENTS_SHOWN = 5
 SHARDS_SHOWN = 4
 SETTINGS_SHOWN = (
     "sync_every",
+    "pace",
     "num_fragments",
     "codec",
     "outer_optimizer",
@@ -60,16 +61,16 @@ def drawn(snapshot: Snapshot) -> RenderableType:
 
 
 def _last_rounds(snapshot: Snapshot) -> list[RenderableType]:
-    """A table of those that tell where the time of their last round went, if any do."""
-    rounds = [(peer.name, peer.last_round) for peer in snapshot.peers if peer.last_round is not None]
+    """A table of those that tell how many steps their last round had, and where its time went, if any do."""
+    rounds = [(peer, peer.last_round) for peer in snapshot.peers if peer.last_round is not None]
     if not rounds:
         return []
     table = Table(pad_edge=False, title="the last round: shares of its time, and of its exchange", title_justify="left")
     table.add_column("peer", overflow="ellipsis", no_wrap=True)
-    for title in SHARES:
+    for title in ("steps", *SHARES):
         table.add_column(title, justify="right", no_wrap=True)
-    for name, last in rounds:
-        table.add_row(escape(name), *_shares(last))
+    for peer, last in rounds:
+        table.add_row(escape(peer.name), _number(peer.sync_every), *_shares(last))
     return [table]
 
 
@@ -179,7 +180,8 @@ def _spent(peer: PeerStatus) -> str:
     if peer.last_round is None:
         return ""
     cells = zip(SHARES, _shares(peer.last_round), strict=True)
-    return "; last round: " + " ".join(f"{title.replace(' ', '-')}={share}" for title, share in cells)
+    shares = " ".join(f"{title.replace(' ', '-')}={share}" for title, share in cells)
+    return f"; last round: steps={_number(peer.sync_every)} {shares}"
 
 
 def _shares(last: LastRound) -> tuple[str, ...]:

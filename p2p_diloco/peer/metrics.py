@@ -17,7 +17,7 @@ class Metrics:
     local_step: int = 0
     """Inner steps."""
     sync_every: int = 0
-    """H of the run; with `dylu`, this peer's own."""
+    """H of the run; with `dylu` or `pace="time"` this peer's own."""
     last_sync_time_s: float = 0.0
     """What the last exchange took, merge included."""
     total_sync_time_s: float = 0.0

@@ -30,7 +30,8 @@ def seen() -> Snapshot:
         "epoch": -1,
         "time": NOW,
     }
-    config = {"mode": "sync", "sync_every": 500, "codec": "bf16", "stop_after_epochs": None, "min_peers": 2}
+    config = {"mode": "sync", "sync_every": 500, "pace": "time", "codec": "bf16", "stop_after_epochs": None}
+    config |= {"min_peers": 2}
     return snapshot("main", {"config": config, "shards": 1}, [alice, bob], NOW)
 
 
@@ -48,7 +49,7 @@ def test_the_table_shows_every_peer_and_the_round() -> None:
     (row,) = [line for line in text.splitlines() if "alice" in line and "box1" in line]
     for cell in ("training", "12", "6,100", "3.50", "2.2500", "48,800", "12min", "1.5MB", "999B", "4/7", "2s"):
         assert cell in row
-    assert "sync_every=500 codec=bf16 min_peers=2" in text
+    assert "sync_every=500 pace=time codec=bf16 min_peers=2" in text
     assert "██████████░░░░░░░░░░ fragment 0: 1 of 2 contributions" in text
 
 
@@ -62,7 +63,7 @@ def test_names_are_no_markup() -> None:
 def test_lines_say_the_same() -> None:
     """Without a terminal: a line for the run, one for its settings, one for each peer and each of the newest events."""
     head, settings, bob, alice, event = lines(seen())
-    assert settings == "  sync_every=500 codec=bf16 min_peers=2"
+    assert settings == "  sync_every=500 pace=time codec=bf16 min_peers=2"
     assert event == "  alice: bob has [joined]"
     assert head == "run main, sync, epoch 12, 2 peers, 1 shard, round 1 of 2"
     assert bob.startswith("  [red]bob joining worker on - epoch=- step=- ")
@@ -89,17 +90,18 @@ def test_submissions_have_a_table() -> None:
 
 
 def test_where_the_last_round_went() -> None:
-    """A row of its own for each peer that tells, and the same behind its line."""
-    alice = {"peer_id": "id-a", "name": "alice", "time": NOW, "spent": [900, 20, 40, 30, 8, 2, 250]}
+    """A row of its own for each peer that tells, with the steps that it made, and the same behind its line."""
+    alice = {"peer_id": "id-a", "name": "alice", "time": NOW, "h": 40, "spent": [900, 20, 40, 30, 8, 2, 250]}
     bob = {"peer_id": "id-b", "name": "bob", "time": NOW}
     snap = snapshot("main", None, [alice, bob], NOW)
     text = screen(snap)
     _, below = text.split("the last round: shares of its time, and of its exchange")
     (row,) = [line for line in below.splitlines() if "alice" in line]
     cells = [cell for cell in row.replace("│", " ").split() if "%" in cell]
+    assert "40" in row.replace("│", " ").split()
     assert cells == ["90.0%", "2.0%", "4.0%", "3.0%", "0.8%", "0.2%", "25.0%"]
     assert "bob" not in below
-    shares = "inner=90.0% encode=2.0% group=4.0% transfer=3.0% outer-step=0.8% merge=0.2% hidden=25.0%"
+    shares = "steps=40 inner=90.0% encode=2.0% group=4.0% transfer=3.0% outer-step=0.8% merge=0.2% hidden=25.0%"
     assert lines(snap)[1].endswith(f"; last round: {shares}")
     assert "last round" not in screen(seen())
 
