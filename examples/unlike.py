@@ -3,10 +3,10 @@
 Three processes as a user would write them train the built-in model, one `Peer` each. The second sleeps until its step
 has taken twice as long as the first one's, the third five times as long: speeds 1 : 0.5 : 0.2, whatever the machine
 does beside. All runs of a seed start from one model and draw the same text. The first peer keeps the global parameters
-after its exchanges, and judges them when the run is over, so that judging costs the run no time. H of the asynchronous
-runs is what the fastest makes while the slowest makes that of the synchronous ones: so both exchange as often.
+after its exchanges, and judges them when the run is over, so that judging costs the run no time. H of the synchronous
+runs with one for all is what the slowest makes while the fastest makes that of the others: so all exchange as often.
 
-python examples/unlike.py --folder unlike                      # four settings, seeds 0, 1 and 2: about half an hour
+python examples/unlike.py --folder unlike                      # five settings, seeds 0, 1 and 2: 40 minutes
 python examples/unlike.py --folder unlike --settings sync "async, DN, DyLU" --seeds 1 --seconds 60
 python examples/unlike.py --folder unlike --table              # the table of what is there, and unlike/unlike.png
 
@@ -24,7 +24,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,7 @@ SPEEDS = (1.0, 0.5, 0.2)
 DELAYED = {"mode": "async", "dn_buffer_size": len(SPEEDS)}
 SETTINGS: dict[str, dict[str, Any]] = {
     "sync": {},
+    "sync, by time": {"pace": "time"},
     "async": {"mode": "async"},
     "async, DN": DELAYED,
     "async, DN, DyLU": {**DELAYED, "dylu": True},
@@ -224,8 +225,9 @@ def setback(curve: Sequence[Sequence[float]]) -> float:
 def table(asked: argparse.Namespace) -> Iterator[str]:
     """Rows of docs/results.md: the seconds to the loss by seed, their median and spread, and what else is told."""
     seeds = " | ".join(f"seed {seed}" for seed in range(asked.seeds))
-    yield f"| setting | {seeds} | median, least to most | loss at the end | largest setback | steps of each peer |"
-    yield "|---" * (asked.seeds + 5) + "|"
+    ends = "loss at the end | largest setback | steps of each peer | time that each stands still"
+    yield f"| setting | {seeds} | median, least to most | {ends} |"
+    yield "|---" * (asked.seeds + 6) + "|"
     for setting in asked.settings:
         runs = found(asked, setting)
         if not runs:
@@ -236,10 +238,15 @@ def table(asked: argparse.Namespace) -> Iterator[str]:
         spread = f"{_seconds(statistics.median_high(met))}, {_seconds(met[0])} to {_seconds(met[-1])}"
         last = statistics.median(run["curve"][-1][1] for run in runs.values())
         rose = max(setback(run["curve"]) for run in runs.values())
-        made = zip(*([peer["steps"] for peer in run["peers"]] for run in runs.values()), strict=True)
-        steps = [round(statistics.median(of_one)) for of_one in made]
-        cells += [spread, f"{last:.3f}", f"{rose:.3f}", ", ".join(map(str, steps))]
+        steps, waited_s = (medians(runs.values(), key) for key in ("steps", "waited_s"))
+        stood = ", ".join(f"{each / asked.seconds:.1%}" for each in waited_s)
+        cells += [spread, f"{last:.3f}", f"{rose:.3f}", ", ".join(f"{each:.0f}" for each in steps), stood]
         yield f"| {setting} | {' | '.join(cells)} |"
+
+
+def medians(runs: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    """Of each peer's figure, over the runs."""
+    return [statistics.median(found) for found in zip(*([p[key] for p in run["peers"]] for run in runs), strict=True)]
 
 
 def _seconds(at: float | None) -> str:
@@ -249,7 +256,7 @@ def _seconds(at: float | None) -> str:
 def plot(asked: argparse.Namespace) -> None:
     """Each setting's run of the median time, as a PNG."""
     curves = []
-    for setting, mark in zip(asked.settings, "*+o.", strict=False):
+    for setting, mark in zip(asked.settings, "*x+o.", strict=False):
         runs = sorted(found(asked, setting).values(), key=lambda run: reached(run["curve"], asked.loss) or float("inf"))
         if runs:
             points = tuple((at, min(loss, PLOTTED_MAX)) for at, loss in runs[len(runs) // 2]["curve"])
@@ -270,8 +277,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
     parser.add_argument("--seconds", type=float, default=120.0, help="of training in a run")
     parser.add_argument("--period", type=float, default=0.06, help="seconds of the fastest peer's step, sleep included")
-    parser.add_argument("--sync-every", type=int, default=20, help="H of the synchronous runs")
-    parser.add_argument("--async-every", type=int, default=100, help="H of the asynchronous ones, the fastest peer's")
+    parser.add_argument("--sync-every", type=int, default=20, help="H of the synchronous runs with one for all")
+    parser.add_argument("--async-every", type=int, default=100, help="H of the others, the fastest peer's")
     parser.add_argument("--outer-lr", type=float, default=0.7)
     parser.add_argument("--outer-momentum", type=float, default=0.9)
     parser.add_argument("--loss", type=float, default=2.15, help="the held-out loss that is to be reached")
