@@ -6,12 +6,13 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from p2p_diloco.net.memory import MemoryNetwork
-from p2p_diloco.node import records
+from p2p_diloco.node import live, records
 from p2p_diloco.node.shared import Count, Level
 
 WITHIN_S = 10.0
@@ -55,6 +56,26 @@ def test_every_peer_plans_by_the_fastest(memory_peer: type[Any], quick: dict[str
         fast.tell("pause", on=True)
         await until(lambda: [planned_s(peer) for peer in peers] == [800.0] * 2)
         for peer in (*peers, aggregator):
+            await peer.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_slow_link_takes_its_time_off_the_training(
+    memory_peer: type[Any], quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fragment of two elements in fp32 is 8 bytes there and 8 back: a second on one link, 8 on the other."""
+    monkeypatch.setattr(live, "MEASURE_EVERY_S", 0.05)
+
+    async def scenario() -> None:
+        network, config = MemoryNetwork(), {**quick, "pace": "time", "sync_every": 40, "num_fragments": 2}
+        peers = [memory_peer(network, name, config, (2, 2)) for name in ("anna", "bert")]
+        for peer, rate in zip(peers, (16.0, 2.0), strict=True):
+            peer.transport.traffic.bandwidth = SimpleNamespace(rate=rate)
+            await peer.enter()
+            trains(peer, 10.0)
+        await until(lambda: [planned_s(peer) for peer in peers] == [200.0, 200.0 + 1.0 - 8.0])
+        for peer in peers:
             await peer.stop()
 
     asyncio.run(scenario())

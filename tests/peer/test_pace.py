@@ -142,6 +142,14 @@ def test_a_round_that_was_missed_gives_way_to_the_next() -> None:
     assert peer.line.contributed()[-1]["weight"] == 17.0
 
 
+def test_an_exchange_without_steps_tells_no_number() -> None:
+    """One that was asked for right after another: what a round had before is told still."""
+    peer = Paced(2.0)
+    peer.round()
+    peer.hook.synchronise()
+    assert [sent["every"] for sent in peer.line.contributed()] == [10, 10]
+
+
 def test_fragments_are_sent_by_time_in_turn() -> None:
     """Each in its share of the time; what is told is of the whole model."""
     peer = Paced(2.0, planned_s=10.0, fragments=2)
