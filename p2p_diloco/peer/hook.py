@@ -125,8 +125,8 @@ class Hook:
         self._commits = 0  # over all fragments
         self._step_times = StepTimes()
         self._round_steps = self._interval  # of this peer's last round
-        self._resumed_at: float | None = clock()
-        self._round_at = clock()  # when the base of this round was merged; with overlap, when the last one was sent
+        self._resumed_at: float | None = None  # how long the first step takes nobody knows: when it began is not seen
+        self._round_at = math.inf  # when the base of this round was merged; with overlap, when the last one was sent
 
     @property
     def waiting_time_s(self) -> float:
@@ -218,6 +218,8 @@ class Hook:
     def step(self) -> None:
         """After each inner step."""
         self._measure()
+        if not self.steps:
+            self._round_at = self._clock()
         self._tally.steps += 1
         self._since += 1
         self._memory.set_count(Count.STEPS, self.steps)

@@ -541,7 +541,7 @@ def test_the_log_tells_now_and_then_where_the_time_went(caplog: pytest.LogCaptur
 def test_pauses_are_no_step_time() -> None:
     """The time of an exchange or a pause is not taken for an inner step's."""
     hook, _, model = hooked()
-    step(hook, model)
+    step(hook, model, 2)
     before = hook.step_time_s
     hook.rest()
     step(hook, model)
