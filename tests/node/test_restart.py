@@ -20,6 +20,11 @@ def disk(folder: Path, name: str) -> dict[str, Any]:
     return {"checkpoint_dir": folder / name, "save_every": 1}
 
 
+async def never() -> bool:
+    """The run has not ended."""
+    return False
+
+
 async def started(peers: list[Any]) -> None:
     """Enter together, a checkpoint's state or another at hand."""
     await asyncio.gather(*(peer.enter(theta=1.0) for peer in peers))
@@ -94,7 +99,11 @@ def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.Mo
     async def nobody() -> dict[str, float]:
         return {}
 
-    asyncio.run(restart.until_the_others_are_back(replica, "ab", 1.1, nobody, told.append))
+    async def wait() -> None:
+        goes_on = restart.GoesOn(replica, nobody)
+        await restart.until_the_others_are_back(replica, "ab", 1.1, goes_on, never, told.append)
+
+    asyncio.run(wait())
     assert len(told) > 5
     assert set(told) == {"waiting for 1 of the 2 peers of the last round (b), for restart_wait=1.1 s at most"}
 
@@ -115,7 +124,10 @@ async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPat
         assert found is not None
         return found
 
-    waiting = asyncio.create_task(restart.until_the_others_are_back(replica, "abc", 60.0, look, lambda text: None))
+    goes_on = restart.GoesOn(replica, look)
+    waiting = asyncio.create_task(
+        restart.until_the_others_are_back(replica, "abc", 60.0, goes_on, never, lambda text: None)
+    )
     looked = asyncio.create_task(over.wait())
     await asyncio.wait({waiting, looked}, return_when=asyncio.FIRST_COMPLETED, timeout=60.0)
     still = not waiting.done()

@@ -1,0 +1,176 @@
+"""A run that has ended stays so: who starts afterwards takes its last state, and trains on to no other.
+
+Law: an end binds a peer from its start until it trains, and never one that trains: then whoever leaves a record can't
+end a run that goes on. It only delays the trainer, and ends a peer that nobody hands the last state to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.version import ModelVersion
+from p2p_diloco.errors import GaveUpWaiting
+from p2p_diloco.net.interface import Transport, Unreachable
+from p2p_diloco.node import ends
+from p2p_diloco.node.ends import End
+from p2p_diloco.node.restart import GoesOn
+from p2p_diloco.node.revising import Founding
+
+LOOK_EVERY_S = 1.0
+KEEP_EVERY_S = 60.0
+SEEN_EVERY_S = 0.1
+"""How often it is looked who has the end: whoever has it soon leaves."""
+
+log = logging.getLogger(__name__)
+
+
+class Ending:
+    """What a peer knows of its run's end."""
+
+    def __init__(
+        self, transport: Transport, founding: Founding, replica: Replica, goes_on: GoesOn, folder: Path | None
+    ) -> None:
+        """`folder`: of this peer's checkpoints."""
+        self._transport, self._founding, self._replica = transport, founding, replica
+        self._goes_on, self._folder = goes_on, folder
+        self._on_disk = None if folder is None else ends.load(folder, transport, founding, replica.rules)
+        self.known = self._on_disk
+        """The highest one; None: none, or the run goes on."""
+        self._stored: End | None = None
+        self._something = asyncio.Event()
+        """Set once there is something to keep."""
+
+    # -- who starts
+
+    async def look(self) -> bool:
+        """Whether the run has ended beyond what this peer holds, and nobody is seen to go on with it."""
+        if self._replica.finished or self._goes_on.seen:
+            return False
+        self.known = max(filter(None, (self.known, await self._read())), default=None)
+        if self.known is None or self._overtaken(self.known):
+            return False
+        if await self._goes_on.look():
+            log.warning("a record says that the run has ended at %s, and it goes on: ignored", self._named(self.known))
+            self.known = None
+            return False
+        self._something.set()
+        return True
+
+    async def until_it_may_train(
+        self, wait_s: float, hold: Callable[[], None], let_go: Callable[[], None], tell: Callable[[str], None]
+    ) -> None:
+        """Return once this peer holds a state and no end that it knows of is beyond that, or the last state itself.
+
+        Training is held while one is, and let go whenever none is. `tell` is given what is waited for.
+
+        Raises:
+            GaveUpWaiting: nobody handed over the last state in `wait_s`.
+        """
+        clock = asyncio.get_running_loop().time
+        give_up_at = clock() + wait_s
+        while True:
+            ended = await self.look()
+            if ended and self.known is not None:
+                hold()
+                if clock() >= give_up_at:
+                    raise self._gave_up(self.known, wait_s)
+                tell(f"the run has ended at {self._named(self.known)}: waiting for a peer that holds that state")
+            else:
+                let_go()
+                if self._replica.has_state:
+                    return
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _overtaken(self, end: End) -> bool:
+        """Whether this peer holds as much, or one that is here more, and is not at an end: a newer generation, say."""
+        roster, rules = self._replica.roster, self._replica.rules
+        more = (summary.model for summary in roster.summaries().values() if summary.model > end.model)
+        return self._mine >= end.model or any(not ends.is_end(rules, model) for model in more)
+
+    async def _read(self) -> End | None:
+        try:
+            return await ends.read(self._transport, self._founding, self._replica.rules)
+        except Unreachable as error:
+            log.debug("no answer about the run's end: %s", error)
+            return None
+
+    def _gave_up(self, end: End, wait_s: float) -> GaveUpWaiting:
+        mine = f"of epoch {self._replica.epoch}" if self._replica.has_state else "none"
+        return GaveUpWaiting(
+            f"is over: the run {self._founding.run_id} has ended at {self._named(end)}, this peer's state is {mine}, "
+            "and no peer handed over the last one",
+            key="wait_timeout",
+            value=f"{wait_s:g}",
+            mend=f"start a peer whose checkpoint_dir has checkpoint-{self._epoch(end)}, or go on from another with "
+            "from_checkpoint and new_generation, or start the run with a greater stop_after_epochs",
+        )
+
+    def _named(self, end: End) -> str:
+        return f"epoch {self._epoch(end)} (digest {end.model.digest}, signed by {end.signer})"
+
+    def _epoch(self, end: End) -> int:
+        return end.model.epochs // self._replica.rules.shards
+
+    # -- who has the end
+
+    def settled(self) -> None:
+        """Look whether the run has ended here; to be called after each event."""
+        if self._replica.finished:
+            self._something.set()
+
+    async def keep(self) -> None:
+        """Sign the end once it has come, and keep what is known of it in the DHT, until cancelled."""
+        await self._something.wait()
+        while True:
+            try:
+                await self._tell()
+            except Exception:  # the other peers keep it as well
+                log.warning("the record of the run's end can't be stored", exc_info=True)
+            await asyncio.sleep(KEEP_EVERY_S)
+
+    async def leave(self, within_s: float) -> None:
+        """The last chance to do so."""
+        if self._replica.finished and (self._stored is None or self._stored.model != self._mine):
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._tell(), within_s)
+
+    async def _tell(self) -> None:
+        if self._replica.finished:
+            if self.known is None or self.known.model != self._mine:
+                self.known = ends.signed(self._transport, self._founding, self._mine, time.time())
+            if self._folder is not None and (self._on_disk is None or self._on_disk.model != self._mine):
+                # only what this peer has held itself: a stranger's record doesn't outlive the DHT's
+                self._on_disk = self.known
+                await asyncio.get_running_loop().run_in_executor(None, ends.save, self._folder, self.known)
+        if self.known is not None and await ends.store(self._transport, self._founding, self.known):
+            self._stored = self.known
+
+    @property
+    def _mine(self) -> ModelVersion:
+        return self._replica.roster.mine.model
+
+
+async def until_the_others_have_it(
+    replica: Replica, group: Collection[str], wait_s: float, tell: Callable[[str], None]
+) -> None:
+    """A peer that comes back with the last state serves it: until as many peers as the last round's `group` had have
+    been seen with it, and none is here that lacks it; `wait_s` at most.
+    """
+    clock = asyncio.get_running_loop().time
+    give_up_at, have = clock() + wait_s, {replica.me}
+    while clock() < give_up_at:
+        if replica.finished:
+            summaries, mine = replica.roster.summaries(), replica.roster.mine.model
+            have |= {peer for peer, summary in summaries.items() if summary.model >= mine}
+            lacking = ", ".join(set(summaries) - have)
+            if not lacking and len(have) >= len(group):
+                return
+            who = lacking or f"{len(group) - len(have)} of the {len(group)} peers of the last round"
+            tell(f"the run has ended; waiting for {who} to take its last state, for restart_wait={wait_s:g} s at most")
+        await asyncio.sleep(SEEN_EVERY_S)
