@@ -48,6 +48,12 @@ class Ending:
 
     # -- who starts
 
+    async def begin(self, within_s: float) -> None:
+        """Tell the others what is on this disk, before any of them sees this peer and goes on with it."""
+        if self._on_disk is not None:
+            with contextlib.suppress(asyncio.TimeoutError, Unreachable):
+                await asyncio.wait_for(ends.store(self._transport, self._founding, self._on_disk), within_s)
+
     async def look(self) -> bool:
         """Whether the run has ended beyond what this peer holds, and nobody is seen to go on with it."""
         if self._replica.finished or self._goes_on.seen:

@@ -51,6 +51,8 @@ from p2p_diloco.remembered import remember, remembered
 
 LEAVE_S = 1.0
 """How long the last words may take."""
+TELL_S = 5.0
+"""How long a peer that knows of the run's end may take to tell it, before it is seen."""
 CLOSE_S = 2.0
 """How long the transport may take to end."""
 MEASURE_EVERY_S = 1.0
@@ -208,6 +210,7 @@ class Participation:
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Until cancelled; then leave."""
+        await self.ending.begin(TELL_S)
         self._start()
         run_id, transport = self.run.run_id, self.transport
         consuming = asyncio.create_task(self.node.consume())
