@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import GaveUpWaiting
 from p2p_diloco.net.interface import Transport, Unreachable
@@ -25,7 +26,7 @@ from p2p_diloco.node.revising import Founding
 LOOK_EVERY_S = 1.0
 KEEP_EVERY_S = 60.0
 SEEN_EVERY_S = 0.1
-"""How often it is looked who has the end: whoever has it soon leaves."""
+"""How often it is looked who has the end."""
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +72,10 @@ class Ending:
     async def until_it_may_train(
         self, wait_s: float, hold: Callable[[], None], let_go: Callable[[], None], tell: Callable[[str], None]
     ) -> None:
-        """Return once this peer holds a state and no end that it knows of is beyond that, or the last state itself.
+        """Return once this peer holds a state, and knows of no end beyond that.
 
-        Training is held while one is, and let go whenever none is. `tell` is given what is waited for.
+        Training is held while it knows of one, and let go while there is neither: then it may begin as soon as there is
+        a state. `tell` is given what is waited for.
 
         Raises:
             GaveUpWaiting: nobody handed over the last state in `wait_s`.
@@ -87,10 +89,10 @@ class Ending:
                 if clock() >= give_up_at:
                     raise self._gave_up(self.known, wait_s)
                 tell(f"the run has ended at {self._named(self.known)}: waiting for a peer that holds that state")
+            elif self._replica.has_state:
+                return
             else:
                 let_go()
-                if self._replica.has_state:
-                    return
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _overtaken(self, end: End) -> bool:
@@ -166,17 +168,28 @@ async def until_the_others_have_it(
     replica: Replica, group: Collection[str], wait_s: float, tell: Callable[[str], None]
 ) -> None:
     """A peer that comes back with the last state serves it: until as many peers as the last round's `group` had have
-    been seen with it, and none is here that lacks it; `wait_s` at most.
+    been here and have it, or have left again, and none is here that lacks it; `wait_s` at most.
     """
     clock = asyncio.get_running_loop().time
-    give_up_at, have = clock() + wait_s, {replica.me}
+    give_up_at = clock() + wait_s
     while clock() < give_up_at:
         if replica.finished:
-            summaries, mine = replica.roster.summaries(), replica.roster.mine.model
-            have |= {peer for peer, summary in summaries.items() if summary.model >= mine}
-            lacking = ", ".join(set(summaries) - have)
-            if not lacking and len(have) >= len(group):
+            through, lacking = _served(replica.roster)
+            missing = len(group) - 1 - len(through)
+            if not lacking and missing <= 0:
                 return
-            who = lacking or f"{len(group) - len(have)} of the {len(group)} peers of the last round"
+            who = ", ".join(lacking) or f"{missing} of the {len(group)} peers of the last round"
             tell(f"the run has ended; waiting for {who} to take its last state, for restart_wait={wait_s:g} s at most")
         await asyncio.sleep(SEEN_EVERY_S)
+
+
+def _served(roster: Roster) -> tuple[list[str], list[str]]:
+    """Who of the others has this peer's state or has left, which one that has it does before it says so; and who is
+    here and lacks it."""
+    through, lacking = [], []
+    for peer, member in sorted(roster.members.items()):
+        if member.left is not None or (member.summary is not None and member.summary.model >= roster.mine.model):
+            through.append(peer)
+        elif member.live:
+            lacking.append(peer)
+    return through, lacking

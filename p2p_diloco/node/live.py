@@ -287,17 +287,25 @@ class Participation:
         """For the others after a start from a checkpoint (`restart`), and for the last state where the run has ended
         (`ending`). Whoever founds a run, or a generation of it, waits for nobody.
         """
-        wait_s = self.local.restart_wait
+        local = self.local
+        founds = (self.joined.founder and self.saved is None) or local.new_generation
         if self.came_with_the_end:
-            await until_the_others_have_it(self.replica, self.last_group, wait_s, self._wait_for)
-        elif self.last_group:
-            goes_on, ended = self.goes_on, self.ending.look
-            await until_the_others_are_back(self.replica, self.last_group, wait_s, goes_on, ended, self._wait_for)
-        if not (self.joined.founder and self.saved is None) and not self.local.new_generation:
-            trainer, wait_s = self.trainer, self.local.wait_timeout
-            await self.ending.until_it_may_train(wait_s, trainer.hold, trainer.let_go, self._wait_for)
+            await until_the_others_have_it(self.replica, self.last_group, local.restart_wait, self._wait_for)
+        elif not founds:
+            ended = True
+            while ended:
+                await self.ending.until_it_may_train(
+                    local.wait_timeout, self.trainer.hold, self.trainer.let_go, self._wait_for
+                )
+                ended = bool(self.last_group) and await self._others_are_back()
         self.trainer.let_go()
         await asyncio.Event().wait()
+
+    async def _others_are_back(self) -> bool:
+        """Wait for the others; whether the run is found to have ended meanwhile."""
+        wait_s, ended = self.local.restart_wait, self.ending.look
+        await until_the_others_are_back(self.replica, self.last_group, wait_s, self.goes_on, ended, self._wait_for)
+        return await ended()
 
     def _wait_for(self, text: str) -> None:
         """What is to be told while training is held."""

@@ -46,19 +46,26 @@ async def until_the_others_are_back(
     tell: Callable[[str], None],
 ) -> None:
     """Wait for as many peers as the last round's `group` had, and for whatever greater version they bring; `wait_s` at
-    most. Where the run goes on, nobody is waited for, and where it has `ended`, for other reasons (`ending`).
+    most. Where the run goes on, nobody is waited for, but for the state of a newer generation; where it has `ended`,
+    for other reasons (`ending`).
 
     `tell` is given the same words for as long as the same is waited for.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + wait_s
     while (missing := _missing(replica, group)) and loop.time() < give_up_at and not replica.finished:
-        if await goes_on.look() or await ended():
+        if (await goes_on.look() and not _outlived(replica)) or await ended():
             return
         tell(f"waiting for {missing}, for restart_wait={wait_s:g} s at most")
         await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, give_up_at - loop.time())))
     if missing and not replica.finished:
         log.warning("restart_wait=%g s have passed: going on without %s", wait_s, missing)
+
+
+def _outlived(replica: Replica) -> bool:
+    """Whether somebody here is of a newer generation: the present state would lead to the end of an older one."""
+    summaries = replica.roster.summaries().values()
+    return any(summary.model.generation > replica.roster.mine.model.generation for summary in summaries)
 
 
 def _missing(replica: Replica, group: Collection[str]) -> str:

@@ -108,11 +108,14 @@ def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.Mo
     assert set(told) == {"waiting for 1 of the 2 peers of the last round (b), for restart_wait=1.1 s at most"}
 
 
-async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether peer a still waits for c, of a group of three, when it has looked at these records, one look each."""
+async def waited(
+    training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch, generation: int = 0
+) -> bool:
+    """Whether peer a still waits for c, of a group of three, when it has looked at these records, one look each; b is
+    of this generation."""
     monkeypatch.setattr(restart, "LOOK_EVERY_S", 0.0)
-    summary = SimpleNamespace(model=ModelVersion(0, 1), epochs=(1,))
-    roster = SimpleNamespace(alive=lambda: ["b"], mine=summary, summaries=lambda: {"b": summary})
+    mine, theirs = (SimpleNamespace(model=ModelVersion(g, 1), epochs=(1,)) for g in (0, generation))
+    roster = SimpleNamespace(alive=lambda: ["b"], mine=mine, summaries=lambda: {"b": theirs})
     replica: Any = SimpleNamespace(me="a", finished=False, roster=roster)
     looks, over = iter(training), asyncio.Event()
 
@@ -152,6 +155,13 @@ def test_only_who_is_seen_to_train_shows_that_the_run_never_stopped(
     written anew, whatever any clock says.
     """
     assert asyncio.run(waited(training, monkeypatch)) == still
+
+
+def test_a_newer_generation_that_trains_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its state has come: training on from an older one leads to another end."""
+    training = [{"b": 5.0}, {"b": 7.0}, {"b": 9.0}]
+    assert asyncio.run(waited(training, monkeypatch, generation=1))
+    assert not asyncio.run(waited(training, monkeypatch, generation=0))
 
 
 async def saved_plan_names(peer: str, folder: Path, epoch: int) -> bool:
