@@ -364,10 +364,15 @@ def test_junk_under_the_key_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 def test_no_more_signatures_are_checked_than_a_look_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Anybody may leave records; the highest are tried, and then no more."""
+    """Anybody may leave records; of those that are ends the highest are tried, and then no more."""
 
     async def look() -> None:
         transport, tried = MemoryNetwork().join("x", Inbox()), list[str]()
+        for number in range(2 * ends.TRIED_MAX):
+            early = signed_end(ModelVersion(9, number, 2 * STOP - 1, "d" * 32))
+            await ends.store(transport, FOUNDING, early)
+        await ends.store(transport, FOUNDING, good := signed_end(LAST))
+        assert await ends.read(transport, FOUNDING, RULES) == good
         for number in range(3 * ends.TRIED_MAX):
             forged = dataclasses.replace(signed_end(dataclasses.replace(LAST, samples=100 + number)), proof="forged")
             await ends.store(transport, FOUNDING, forged)
