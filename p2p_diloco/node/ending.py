@@ -44,6 +44,7 @@ class Ending:
         self.known = self._on_disk
         """The highest one; None: none, or the run goes on."""
         self._stored: End | None = None
+        self._ignored: End | None = None
         self._something = asyncio.Event()
         """Set once there is something to keep."""
 
@@ -57,14 +58,15 @@ class Ending:
 
     async def look(self) -> bool:
         """Whether the run has ended beyond what this peer holds, and nobody is seen to go on with it."""
-        if self._replica.finished or self._goes_on.seen:
+        if self._replica.finished:
             return False
         self.known = max(filter(None, (self.known, await self._read())), default=None)
         if self.known is None or self._overtaken(self.known):
             return False
         if await self._goes_on.look():
-            log.warning("a record says that the run has ended at %s, and it goes on: ignored", self._named(self.known))
-            self.known = None
+            if self._ignored != self.known:
+                log.warning("a record says that the run has ended at %s; it goes on: ignored", self._named(self.known))
+            self._ignored, self.known = self.known, None  # and kept no longer
             return False
         self._something.set()
         return True

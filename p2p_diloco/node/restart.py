@@ -27,14 +27,12 @@ class GoesOn:
     def __init__(self, replica: Replica, training: Callable[[], Awaitable[Mapping[str, float]]]) -> None:
         self._replica, self._training = replica, training
         self._first: dict[str, float] = {}
-        self.seen = False
 
     async def look(self) -> bool:
-        """Look again; once it was seen, it stays so."""
+        """Look again."""
         told = (await self._training()).items()
         renewed = {peer for peer, when in told if self._first.setdefault(peer, when) != when}
-        self.seen = self.seen or bool(renewed & set(self._replica.roster.alive()))
-        return self.seen
+        return bool(renewed & set(self._replica.roster.alive()))
 
 
 async def until_the_others_are_back(

@@ -157,6 +157,23 @@ def test_only_who_is_seen_to_train_shows_that_the_run_never_stopped(
     assert asyncio.run(waited(training, monkeypatch)) == still
 
 
+def test_a_run_goes_on_as_long_as_somebody_is_there() -> None:
+    """Who was seen to train and is gone may have come to the end, or be dead."""
+    alive, clock = ["b"], iter(range(9))
+    replica: Any = SimpleNamespace(roster=SimpleNamespace(alive=lambda: alive))
+
+    async def look() -> dict[str, float]:
+        return {"b": float(next(clock))}
+
+    async def looks() -> list[bool]:
+        goes_on = restart.GoesOn(replica, look)
+        found = [await goes_on.look(), await goes_on.look()]
+        alive.clear()
+        return [*found, await goes_on.look()]
+
+    assert asyncio.run(looks()) == [False, True, False]
+
+
 def test_a_newer_generation_that_trains_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until its state has come: training on from an older one leads to another end."""
     training = [{"b": 5.0}, {"b": 7.0}, {"b": 9.0}]
