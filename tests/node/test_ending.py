@@ -415,6 +415,7 @@ def test_a_record_that_cant_be_written_is_logged(tmp_path: Path, caplog: pytest.
 @pytest.mark.parametrize(
     ("mine", "theirs", "binds"),
     [
+        (ModelVersion(0, 4, 2 * STOP, "x"), None, False),  # another last state than what a record names
         (ModelVersion(0, 4, 2, "x"), None, True),
         (ModelVersion(), None, True),
         (ModelVersion(0, 4, 2, "x"), LAST, True),  # it holds what is waited for
@@ -436,7 +437,7 @@ def test_an_end_binds_who_holds_less(mine: ModelVersion, theirs: ModelVersion | 
             summaries=lambda: {peer: SimpleNamespace(model=model) for peer, model in summaries.items()},
             alive=lambda: ["y"],
         )
-        replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES)
+        replica: Any = SimpleNamespace(me="x", finished=mine.epochs == 2 * STOP, roster=roster, rules=RULES)
 
         async def nobody() -> dict[str, float]:
             return {}
