@@ -7,10 +7,9 @@ end a run that goes on. It only delays the trainer, and ends a peer that nobody 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from p2p_diloco.core.replica import Replica
@@ -53,8 +52,7 @@ class Ending:
     async def begin(self, within_s: float) -> None:
         """Tell the others what is on this disk, before any of them sees this peer and goes on with it."""
         if self._on_disk is not None:
-            with contextlib.suppress(asyncio.TimeoutError, Unreachable):
-                await asyncio.wait_for(ends.store(self._transport, self._founding, self._on_disk), within_s)
+            await self._try(ends.store(self._transport, self._founding, self._on_disk), within_s)
 
     async def look(self) -> bool:
         """Whether the run has ended beyond what this peer holds, and nobody is seen to go on with it."""
@@ -98,10 +96,9 @@ class Ending:
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _overtaken(self, end: End) -> bool:
-        """Whether this peer holds as much, or one that is here more, and is not at an end: a newer generation, say."""
-        roster, rules = self._replica.roster, self._replica.rules
-        more = (summary.model for summary in roster.summaries().values() if summary.model > end.model)
-        return self._mine >= end.model or any(not ends.is_end(rules, model) for model in more)
+        """Whether somebody here, this peer included, holds more and is at no end: is of a newer generation, say."""
+        models = (summary.model for summary in self._replica.roster.summaries().values())
+        return any(model > end.model and not ends.is_end(self._replica.rules, model) for model in models)
 
     async def _read(self) -> End | None:
         try:
@@ -138,17 +135,20 @@ class Ending:
         """Sign the end once it has come, and keep what is known of it in the DHT, until cancelled."""
         await self._something.wait()
         while True:
-            try:
-                await self._tell()
-            except Exception:  # the other peers keep it as well
-                log.warning("the record of the run's end can't be stored", exc_info=True)
+            await self._try(self._tell(), KEEP_EVERY_S)
             await asyncio.sleep(KEEP_EVERY_S)
 
     async def leave(self, within_s: float) -> None:
         """The last chance to do so."""
         if self._replica.finished and (self._stored is None or self._stored.model != self._mine):
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._tell(), within_s)
+            await self._try(self._tell(), within_s)
+
+    async def _try(self, telling: Awaitable[object], within_s: float) -> None:
+        """What fails ends nothing: the other peers keep the end as well."""
+        try:
+            await asyncio.wait_for(telling, within_s)
+        except Exception:
+            log.warning("the record of the run's end can't be kept", exc_info=True)
 
     async def _tell(self) -> None:
         if self._replica.finished:

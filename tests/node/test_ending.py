@@ -447,6 +447,33 @@ def test_an_end_binds_who_holds_less(mine: ModelVersion, theirs: ModelVersion | 
     assert asyncio.run(look()) == binds
 
 
+def test_training_is_held_again_once_an_end_shows() -> None:
+    """A newcomer that has no state yet is let go, so that it may train as soon as there is one; then the record shows,
+    and an older state comes."""
+
+    async def life() -> list[str]:
+        transport, did = MemoryNetwork().join("x", Inbox()), list[str]()
+        roster = SimpleNamespace(mine=SimpleNamespace(model=ModelVersion()), summaries=dict, alive=list)
+        replica: Any = SimpleNamespace(me="x", finished=False, has_state=False, epoch=0, roster=roster, rules=RULES)
+
+        async def nobody() -> dict[str, float]:
+            return {}
+
+        made = ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), None)
+        waiting = asyncio.create_task(
+            made.until_it_may_train(1.0, lambda: did.append("hold"), lambda: did.append("let go"), lambda text: None)
+        )
+        await asyncio.sleep(0.05)
+        await ends.store(transport, FOUNDING, signed_end(LAST))
+        replica.has_state = True
+        with pytest.raises(GaveUpWaiting):
+            await waiting
+        return did
+
+    first, *then = asyncio.run(life())
+    assert (first, set(then)) == ("let go", {"hold"})
+
+
 def test_a_dht_that_fails_leaves_the_end_that_is_known(tmp_path: Path) -> None:
     """Who can't be told by the DHT goes by its disk; and storing is tried again."""
 
@@ -458,6 +485,9 @@ def test_a_dht_that_fails_leaves_the_end_that_is_known(tmp_path: Path) -> None:
             raise ending.Unreachable("nobody answers")
 
         store = fetch = fail
+
+        def sign(self, statement: bytes) -> str:
+            return signed("x", statement)
 
         def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
             return proof == signed(peer, statement)
@@ -473,11 +503,16 @@ def test_a_dht_that_fails_leaves_the_end_that_is_known(tmp_path: Path) -> None:
             return {}
 
         made = ending.Ending(broken, FOUNDING, replica, GoesOn(replica, nobody), tmp_path)
+        await made.begin(1.0)
+        assert broken.calls == 1
         assert await made.look()
         task, before = asyncio.create_task(made.keep()), broken.calls
         await asyncio.wait({task}, timeout=0.05)
         assert broken.calls > before
         assert not task.done()
         task.cancel()
+        replica.finished, before = True, broken.calls
+        await made.leave(1.0)
+        assert broken.calls > before
 
     asyncio.run(life())
