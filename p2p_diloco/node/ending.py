@@ -25,7 +25,7 @@ from p2p_diloco.node.revising import Founding
 LOOK_EVERY_S = 1.0
 KEEP_EVERY_S = 60.0
 SEEN_EVERY_S = 0.1
-"""How often it is looked who has the end."""
+"""How often it is looked what this peer and the others hold."""
 
 log = logging.getLogger(__name__)
 
@@ -69,13 +69,8 @@ class Ending:
         self._something.set()
         return True
 
-    async def until_it_may_train(
-        self, wait_s: float, hold: Callable[[], None], let_go: Callable[[], None], tell: Callable[[str], None]
-    ) -> None:
-        """Return once this peer holds a state, and knows of no end beyond that.
-
-        Training is held while it knows of one, and let go while there is neither: then it may begin as soon as there is
-        a state. `tell` is given what is waited for.
+    async def until_it_may_train(self, wait_s: float, tell: Callable[[str], None]) -> None:
+        """Return once this peer holds a state, and knows of no end beyond that. `tell` is given what is waited for.
 
         Raises:
             GaveUpWaiting: nobody handed over the last state in `wait_s`.
@@ -83,17 +78,16 @@ class Ending:
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + wait_s
         while True:
-            ended = await self.look()
-            if ended and self.known is not None:
-                hold()
+            look_again_at = clock() + LOOK_EVERY_S
+            if await self.look() and (end := self.known) is not None:
                 if clock() >= give_up_at:
-                    raise self._gave_up(self.known, wait_s)
-                tell(f"the run has ended at {self._named(self.known)}: waiting for a peer that holds that state")
+                    raise self._gave_up(end, wait_s)
+                tell(f"the run has ended at {self._named(end)}: waiting for a peer that holds that state")
+                await asyncio.sleep(LOOK_EVERY_S)
             elif self._replica.has_state:
                 return
-            else:
-                let_go()
-            await asyncio.sleep(LOOK_EVERY_S)
+            while clock() < look_again_at and not self._replica.has_state:
+                await asyncio.sleep(SEEN_EVERY_S)
 
     def _overtaken(self, end: End) -> bool:
         """Whether somebody here, this peer included, holds more and is at no end: is of a newer generation, say."""

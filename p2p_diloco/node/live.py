@@ -294,9 +294,7 @@ class Participation:
         elif not founds:
             ended = True
             while ended:
-                await self.ending.until_it_may_train(
-                    local.wait_timeout, self.trainer.hold, self.trainer.let_go, self._wait_for
-                )
+                await self.ending.until_it_may_train(local.wait_timeout, self._wait_for)
                 ended = bool(self.last_group) and await self._others_are_back()
         self.trainer.let_go()
         await asyncio.Event().wait()
