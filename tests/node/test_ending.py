@@ -252,6 +252,66 @@ def test_the_last_state_is_served_for_a_while(memory_peer: Any, quick: dict[str,
     asyncio.run(life())
 
 
+HAS, LACKS = LAST, ModelVersion(0, 4, 2, "x")
+
+
+@pytest.mark.parametrize(
+    ("others", "through"),
+    [
+        ({"b": (HAS, "here"), "c": (HAS, "here")}, True),
+        ({"b": (HAS, "left"), "c": (HAS, "dead")}, True),
+        ({"b": (LACKS, "left"), "c": (HAS, "here")}, True),  # it has taken the end since it last told, or has given up
+        ({"b": (HAS, "here"), "c": (LACKS, "here")}, False),
+        ({"b": (HAS, "here"), "c": (HAS, "here"), "newcomer": (LACKS, "here")}, False),
+        ({"b": (HAS, "here"), "c": (HAS, "here"), "newcomer": (LACKS, "dead")}, True),
+        ({"b": (HAS, "here"), "c": (LACKS, "dead")}, False),  # it may come back
+        ({"b": (HAS, "here")}, False),
+    ],
+)
+def test_who_has_the_last_state_waits_for_those_that_lack_it(
+    others: dict[str, tuple[ModelVersion, str]], *, through: bool
+) -> None:
+    """As many as the last round had, and whoever else is here; but for `wait_s` at most."""
+
+    async def wait() -> float:
+        members = {
+            peer: SimpleNamespace(
+                left=1 if fate == "left" else None, live=fate == "here", summary=SimpleNamespace(model=model)
+            )
+            for peer, (model, fate) in others.items()
+        }
+        roster = SimpleNamespace(members=members, mine=SimpleNamespace(model=HAS))
+        replica: Any = SimpleNamespace(me="a", finished=True, roster=roster)
+        began = time.monotonic()
+        waiting = ending.until_the_others_have_it(replica, "abc", 0.4, lambda text: None)
+        await asyncio.wait_for(waiting, 20.0)
+        return time.monotonic() - began
+
+    assert (asyncio.run(wait()) < 0.4) == through
+
+
+def test_a_greater_end_is_signed_in_place_of_what_was_known(tmp_path: Path) -> None:
+    """Who has taken the last state of another lineage leaves word of that one, in the DHT and on disk."""
+
+    async def life() -> None:
+        transport = MemoryNetwork().join("x", Inbox())
+        ends.save(tmp_path, signed_end(LAST))
+        greater = dataclasses.replace(LAST, samples=99)
+        roster = SimpleNamespace(mine=SimpleNamespace(model=greater))
+        replica: Any = SimpleNamespace(me="x", finished=True, roster=roster, rules=RULES)
+
+        async def nobody() -> dict[str, float]:
+            return {}
+
+        await ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), tmp_path).leave(5.0)
+        found = await ends.read(transport, FOUNDING, RULES)
+        assert found is not None
+        assert (found.model, found.signer) == (greater, "x")
+        assert ends.load(tmp_path, transport, FOUNDING, RULES) == found
+
+    asyncio.run(life())
+
+
 # -- where an end means nothing
 
 
