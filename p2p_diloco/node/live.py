@@ -285,13 +285,12 @@ class Participation:
 
     async def _wait_to_train(self) -> None:
         """For the others after a start from a checkpoint (`restart`), and for the last state where the run has ended
-        (`ending`). Whoever founds a run, or a generation of it, waits for nobody.
+        (`ending`). Whoever sets the run back waits for nobody.
         """
         local = self.local
-        founds = (self.joined.founder and self.saved is None) or local.new_generation
         if self.came_with_the_end:
             await until_the_others_have_it(self.replica, self.last_group, local.restart_wait, self._wait_for)
-        elif not founds:
+        elif not local.new_generation:
             ended = True
             while ended:
                 await self.ending.until_it_may_train(local.wait_timeout, self._wait_for)

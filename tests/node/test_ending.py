@@ -127,6 +127,40 @@ def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(
     asyncio.run(life())
 
 
+def test_who_leaves_at_once_leaves_the_record(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer may be through before the record is; then it goes out with the farewell."""
+
+    async def too_late(self: ending.Ending) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ending.Ending, "keep", too_late)
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        await to_the_end(memory_peer, quick, tmp_path, "a", network)
+        assert len(network.records["r/end"]) == 1
+        assert (tmp_path / "a" / ends.FILE).exists()
+
+    asyncio.run(life())
+
+
+def test_the_record_is_there_while_the_last_peers_are(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Also of a peer that stays for long after the end, to evaluate say."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a = memory_peer(network, "a", {**quick, "stop_after_epochs": 1})
+        await a.enter()
+        await a.exchange(1.0)
+        while "r/end" not in network.records:
+            await asyncio.sleep(0.01)
+        await a.stop()
+
+    asyncio.run(asyncio.wait_for(life(), 20.0))
+
+
 # -- who starts afterwards
 
 
@@ -240,9 +274,11 @@ def test_the_last_state_is_served_for_a_while(memory_peer: Any, quick: dict[str,
     async def life() -> None:
         last = await to_the_end(memory_peer, quick, tmp_path)
         began = time.monotonic()
-        alone = memory_peer(MemoryNetwork(), "a", **disk(tmp_path, "a", restart_wait=0.6))
-        assert await its_end(alone) == last
-        assert time.monotonic() - began >= 0.6
+        alone = memory_peer(MemoryNetwork(), "a", **disk(tmp_path, "a", restart_wait=1.5))
+        await alone.enter()
+        assert time.monotonic() - began >= 1.5
+        await alone.stop()
+        assert alone.memory.theta.tolist() == last
         network = MemoryNetwork()
         began = time.monotonic()
         both = [memory_peer(network, name, **disk(tmp_path, name, restart_wait=60.0)) for name in "ab"]
@@ -367,6 +403,24 @@ def test_a_newer_generation_is_bound_by_no_older_end(memory_peer: Any, quick: di
         await again.enter()
         assert again.memory.count(Count.FINISHED) == 0
         await again.stop()
+
+    asyncio.run(asyncio.wait_for(life(), 60.0))
+
+
+def test_who_sets_a_run_back_is_bound_by_no_record(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever generation a stranger's record names: it is the way out."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        await to_the_end(memory_peer, quick, tmp_path, "a", network)
+        stranger, founding = network.join("stranger", Inbox()), founding_in(network)
+        await ends.store(stranger, founding, signed_end(dataclasses.replace(LAST, generation=9), founding=founding))
+        local = disk(tmp_path, "a", from_checkpoint=tmp_path / "a", new_generation=True, wait_timeout=0.3)
+        a = memory_peer(network, "a", **local)
+        await a.enter()
+        assert a.memory.count(Count.EPOCH) == 0
+        await a.exchange(1.0)
+        await a.stop()
 
     asyncio.run(asyncio.wait_for(life(), 60.0))
 
@@ -505,6 +559,25 @@ def test_an_end_binds_who_holds_less(mine: ModelVersion, theirs: ModelVersion | 
         return await ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), None).look()
 
     assert asyncio.run(look()) == binds
+
+
+def test_an_end_that_is_ignored_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is found while a newcomer waits for its state beside those that train."""
+
+    async def life() -> list[bool]:
+        transport, clock = MemoryNetwork().join("x", Inbox()), iter(range(99))
+        await ends.store(transport, FOUNDING, signed_end(LAST))
+        roster = SimpleNamespace(mine=SimpleNamespace(model=ModelVersion()), summaries=dict, alive=lambda: ["b"])
+        replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES)
+
+        async def somebody() -> dict[str, float]:
+            return {"b": float(next(clock))}
+
+        made = ending.Ending(transport, FOUNDING, replica, GoesOn(replica, somebody), None)
+        return [await made.look() for _ in range(4)]
+
+    assert asyncio.run(life()) == [True, False, False, False]
+    assert caplog.text.count("it goes on: ignored") == 1
 
 
 def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
