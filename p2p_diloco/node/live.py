@@ -300,9 +300,9 @@ class Participation:
 
     async def _others_are_back(self) -> bool:
         """Wait for the others; whether the run is found to have ended meanwhile."""
-        wait_s, ended = self.local.restart_wait, self.ending.look
-        await until_the_others_are_back(self.replica, self.last_group, wait_s, self.goes_on, ended, self._wait_for)
-        return await ended()
+        wait_s = self.local.restart_wait
+        await until_the_others_are_back(self.replica, self.last_group, wait_s, self.goes_on, self._wait_for)
+        return await self.ending.look()
 
     def _wait_for(self, text: str) -> None:
         """What is to be told while training is held."""

@@ -40,19 +40,17 @@ async def until_the_others_are_back(
     group: Collection[str],
     wait_s: float,
     goes_on: GoesOn,
-    ended: Callable[[], Awaitable[bool]],
     tell: Callable[[str], None],
 ) -> None:
     """Wait for as many peers as the last round's `group` had, and for whatever greater version they bring; `wait_s` at
-    most. Where the run goes on, nobody is waited for, but for the state of a newer generation; where it has `ended`,
-    for other reasons (`ending`).
+    most. Where the run goes on, nobody is waited for, but for the state of a newer generation.
 
     `tell` is given the same words for as long as the same is waited for.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + wait_s
     while (missing := _missing(replica, group)) and loop.time() < give_up_at and not replica.finished:
-        if (await goes_on.look() and not _outlived(replica)) or await ended():
+        if await goes_on.look() and not _outlived(replica):
             return
         tell(f"waiting for {missing}, for restart_wait={wait_s:g} s at most")
         await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, give_up_at - loop.time())))

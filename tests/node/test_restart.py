@@ -20,11 +20,6 @@ def disk(folder: Path, name: str) -> dict[str, Any]:
     return {"checkpoint_dir": folder / name, "save_every": 1}
 
 
-async def never() -> bool:
-    """The run has not ended."""
-    return False
-
-
 async def started(peers: list[Any]) -> None:
     """Enter together, a checkpoint's state or another at hand."""
     await asyncio.gather(*(peer.enter(theta=1.0) for peer in peers))
@@ -101,7 +96,7 @@ def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.Mo
 
     async def wait() -> None:
         goes_on = restart.GoesOn(replica, nobody)
-        await restart.until_the_others_are_back(replica, "ab", 1.1, goes_on, never, told.append)
+        await restart.until_the_others_are_back(replica, "ab", 1.1, goes_on, told.append)
 
     asyncio.run(wait())
     assert len(told) > 5
@@ -128,9 +123,7 @@ async def waited(
         return found
 
     goes_on = restart.GoesOn(replica, look)
-    waiting = asyncio.create_task(
-        restart.until_the_others_are_back(replica, "abc", 60.0, goes_on, never, lambda text: None)
-    )
+    waiting = asyncio.create_task(restart.until_the_others_are_back(replica, "abc", 60.0, goes_on, lambda text: None))
     looked = asyncio.create_task(over.wait())
     await asyncio.wait({waiting, looked}, return_when=asyncio.FIRST_COMPLETED, timeout=60.0)
     still = not waiting.done()
