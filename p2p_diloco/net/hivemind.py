@@ -40,7 +40,7 @@ from p2p_diloco.net.interface import (
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reasons import last_line, likely_reason, nobody_listens, none_reached, tells_nothing
 from p2p_diloco.net.records import newest_records
-from p2p_diloco.net.signing import signer
+from p2p_diloco.net.signing import SigningKey, signer
 from p2p_diloco.net.spare import spared
 
 with spared("scipy.optimize"):  # a sixth of the start, for an averager that isn't used
@@ -188,6 +188,10 @@ class HivemindTransport:
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
         """As `Transport.fetch`."""
         return await self._dht.fetch(key)
+
+    def sign(self, statement: bytes) -> str:
+        """As `Transport.sign`."""
+        return self._dht.sign(statement)
 
     def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
         """As `Transport.signed_by`."""
@@ -463,6 +467,10 @@ class DhtPeer:
         await self._p2p.add_binary_stream_handler(protocol, take)
 
     # -- records
+
+    def sign(self, statement: bytes) -> str:
+        """As `HivemindTransport.sign`."""
+        return SigningKey(self._identity.path, self._identity.content).sign(statement)
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
         """As `Transport.store`."""

@@ -227,6 +227,10 @@ class Transport(Protocol):
         """
         ...
 
+    def sign(self, statement: bytes) -> str:
+        """The proof that this peer says so."""
+        ...
+
     def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
         """Whether the proof shows that the peer has said this, whoever hands it on. Asks nobody."""
         ...

@@ -171,6 +171,10 @@ class MemoryTransport:
                 newest[subkey] = (value, until)
         return newest
 
+    def sign(self, statement: bytes) -> str:
+        """As `Transport.sign`."""
+        return signed(self.peer_id, statement)
+
     def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
         """As `Transport.signed_by`."""
         return proof == signed(peer, statement)

@@ -29,10 +29,12 @@ _RSA_PRIVATE = b"\x08\x00\x12"  # libp2p's protobuf: the kind of key, then its b
 class SigningKey:
     """The key of an identity file."""
 
-    def __init__(self, path: Path) -> None:
-        """Read it; the file may be in use by a peer. Raises `ConfigError` where there is none."""
+    def __init__(self, path: Path, content: bytes | None = None) -> None:
+        """Read it, unless its `content` is known; the file may be in use by a peer. Raises `ConfigError` where there is
+        none.
+        """
         try:
-            content = path.read_bytes()
+            content = path.read_bytes() if content is None else content
         except OSError as error:
             mend = "name the file that the peer was started with"
             wrong = f"can't be read ({error.strerror})"

@@ -119,13 +119,15 @@ async def found_if_nobody_has(
     give_up_s: float,
     found: Callable[[], None],
     holders: Callable[[], Awaitable[dict[str, list[str]]]],
+    ended: Callable[[], Awaitable[bool]],
 ) -> None:
     """Found the run after all, if its record is there but nobody with its state: its founder died too soon,
     or all did.
 
     Of the peers that wait, the one with the lowest id does it; what each sees of the others comes from
     probes, so the patience must outlast a peer that is just being discovered. Whoever says in the DHT that it
-    holds the state is only out of reach from here: then nothing is founded, or there would be two runs.
+    holds the state is only out of reach from here: then nothing is founded, or there would be two runs. Nor is it where
+    the run has `ended`; how long its last state is waited for is `ending`'s.
 
     Raises:
         GaveUpWaiting: no state came in `give_up_s`.
@@ -141,18 +143,19 @@ async def found_if_nobody_has(
         mine = roster.mine.role == "worker" and all(replica.me < peer for peer in waiting)
         late = now - began >= give_up_s
         if late or (mine and now - alone_since >= patience_s):
-            known = _told(await holders())
+            over, known = await ended(), _told(await holders())
             if None not in replica.versions:  # it has come meanwhile
                 return
-            if late:
+            if late and not over:
                 mend = "look whether its peers can be reached from here, or raise wait_timeout"
                 whose = f"; they hold it: {known}" if known else ""
                 raise GaveUpWaiting(f"no peer handed over the run's state in {give_up_s:g} s{whose}", mend=mend)
-            if not known:
+            if not known and not over:
                 log.warning("nobody holds the state of the run any more: founding it anew with this peer's model")
                 found()
                 return
-            log.warning("the run's state is held by peers that can't be reached from here: %s", known)
+            if known:
+                log.warning("the run's state is held by peers that can't be reached from here: %s", known)
             alone_since = now
         await asyncio.sleep(0.2)
 

@@ -22,7 +22,7 @@ import torch
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.events import Closed, Depart, Discovered, Found, Measured, Moving, Restore, Revised
 from p2p_diloco.core.replica import Replica, founding_meta
-from p2p_diloco.core.version import SALT_BITS, incarnation
+from p2p_diloco.core.version import SALT_BITS, incarnation, model_version
 from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied, Refused
 from p2p_diloco.net.addresses import listen_for
 from p2p_diloco.net.bandwidth import steady
@@ -31,13 +31,15 @@ from p2p_diloco.net.interface import Limits, Transport
 from p2p_diloco.node import records, revising, wire
 from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.ending import Ending, until_the_others_have_it
+from p2p_diloco.node.ends import is_end
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.ledger import CODEC, OUTER_STEP, SHARES, TRANSFER
 from p2p_diloco.node.life import Describing, Joined, find_run, found_if_nobody_has, holders_of, keep_record
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.records import PeerRecord
-from p2p_diloco.node.restart import until_the_others_are_back
+from p2p_diloco.node.restart import GoesOn, until_the_others_are_back
 from p2p_diloco.node.run import Run, RunRecord
 from p2p_diloco.node.saving import Checkpoint, Saving, read_checkpoint
 from p2p_diloco.node.setup import Setup
@@ -48,6 +50,8 @@ from p2p_diloco.remembered import remember, remembered
 
 LEAVE_S = 1.0
 """How long the last words may take."""
+TELL_S = 5.0
+"""How long a peer that knows of the run's end may take to tell it, before it is seen."""
 CLOSE_S = 2.0
 """How long the transport may take to end."""
 MEASURE_EVERY_S = 1.0
@@ -192,7 +196,10 @@ class Participation:
         self.founding_of = revising.Founding.of(self.run.run_id, RunRecord.unpack(joined.record))
         founded = self.founding_of.founder, self.founding_of.time
         self.saving = Saving(self.run, setup.local, self.replica, work, self.node.post, founded)
-        self.node.settled = self._save
+        self.goes_on = GoesOn(self.replica, partial(records.who_takes_part, transport, self.run.run_id))
+        self.ending = Ending(transport, self.founding_of, self.replica, self.goes_on, setup.local.checkpoint_dir)
+        self.came_with_the_end = False
+        self.node.settled = self._settled
         Describing(transport, inbox, self.run.token).serve(self.run.layout)
         inbox.on_nudge, inbox.on_closed, inbox.on_moving = self._nudged, self._closed, self._moving
         inbox.proven = partial(self.founding_of.proven, transport)
@@ -202,6 +209,7 @@ class Participation:
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Until cancelled; then leave."""
+        await self.ending.begin(TELL_S)
         self._start()
         run_id, transport = self.run.run_id, self.transport
         consuming = asyncio.create_task(self.node.consume())
@@ -211,7 +219,8 @@ class Participation:
             self.trainer.tell_waiting(),
             self._measure(),
             self._find_state(),
-            self._wait_for_the_others(),
+            self._wait_to_train(),
+            self.ending.keep(),
             keep_record(transport, self.joined),
             revising.watch(
                 transport,
@@ -238,12 +247,13 @@ class Participation:
 
     def _start(self) -> None:
         """Bring in the state that this peer starts with: a checkpoint's, its model's if it founds the run,
-        or none.
+        or none. Training waits for `_wait_to_train`.
         """
+        self.trainer.hold()
         if self.saved is not None and not self.local.new_generation:
             states = self.saved.restore(self.run, self.work)
             self.last_group = {peer for s in states for peer in (*s.plan.group, *s.plan.succession)}
-            self.trainer.hold()
+            self.came_with_the_end = is_end(self.run.rules, model_version([s.version for s in states]))
             self.node.post(Restore(states))
         elif self.saved is not None:
             self.saved.restore(self.run, self.work)
@@ -267,28 +277,34 @@ class Participation:
             give_up_s,
             lambda: self.node.post(self.founding(0)),
             lambda: holders_of(self.transport, self.run.run_id),
+            self.ending.look,
         )
         await asyncio.Event().wait()  # nothing more to do, and no reason to end
 
-    async def _wait_for_the_others(self) -> None:
-        """After a start from a checkpoint: see `restart`."""
-
-        async def training() -> dict[str, float]:
-            times = {}
-            for peer, record in (await records.read_peers(self.transport, self.run.run_id)).items():
-                match record:
-                    case {"state": "training" | "waiting", "time": float(when)}:
-                        times[peer] = when
-            return times
-
-        def tell(text: str) -> None:
-            self.trainer.held_for = text
-
-        if self.last_group:
-            wait_s = self.local.restart_wait
-            await until_the_others_are_back(self.replica, self.last_group, wait_s, training, tell)
+    async def _wait_to_train(self) -> None:
+        """For the others after a start from a checkpoint (`restart`), and for the last state where the run has ended
+        (`ending`). Whoever sets the run back waits for nobody.
+        """
+        local = self.local
+        if self.came_with_the_end:
+            await until_the_others_have_it(self.replica, self.last_group, local.restart_wait, self._wait_for)
+        elif not local.new_generation:
+            ended = True
+            while ended:
+                await self.ending.until_it_may_train(local.wait_timeout, self._wait_for)
+                ended = bool(self.last_group) and await self._others_are_back()
         self.trainer.let_go()
         await asyncio.Event().wait()
+
+    async def _others_are_back(self) -> bool:
+        """Wait for the others; whether the run is found to have ended meanwhile."""
+        wait_s = self.local.restart_wait
+        await until_the_others_are_back(self.replica, self.last_group, wait_s, self.goes_on, self._wait_for)
+        return await self.ending.look()
+
+    def _wait_for(self, text: str) -> None:
+        """What is to be told while training is held."""
+        self.trainer.held_for = text
 
     # -- going on
 
@@ -312,8 +328,11 @@ class Participation:
                         mend="give each peer an identity of its own: a copied file is none",
                     )
 
-    def _save(self) -> None:
-        """Save the outer state if it is time, and have the trainer save its own beside it."""
+    def _settled(self) -> None:
+        """Save the outer state if it is time, and have the trainer save its own beside it; look whether the run has
+        ended.
+        """
+        self.ending.settled()
         self.saving.settled()
         self.shared.set_count(Count.SAVED, self.saving.epoch)
 
@@ -414,7 +433,7 @@ class Participation:
         if not consuming.done():
             await self._linger()
             self.node.post(Depart())
-            await asyncio.gather(self._announce_leaving(), self._say_leave())
+            await asyncio.gather(self._announce_leaving(), self._say_leave(), self.ending.leave(LEAVE_S))
         consuming.cancel()
         await asyncio.gather(consuming, return_exceptions=True)
         self.outbox.close()

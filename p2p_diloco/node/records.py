@@ -139,6 +139,16 @@ async def read_peers(transport: Transport, run_id: str) -> dict[str, dict[str, A
     return peers
 
 
+async def who_takes_part(transport: Transport, run_id: str) -> dict[str, float]:
+    """Whose records say that they take part in rounds, and when these were written, in seconds since 1970."""
+    times = {}
+    for peer, record in (await read_peers(transport, run_id)).items():
+        match record:
+            case {"state": "training" | "waiting" | "paused" | "idle", "time": float(when)}:
+                times[peer] = when
+    return times
+
+
 def addresses_in(record: dict[str, Any]) -> list[str]:
     """The addresses in a record that may be anything."""
     addresses = record.get("addrs")

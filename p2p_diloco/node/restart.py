@@ -17,31 +17,51 @@ LOOK_EVERY_S = 1.0
 log = logging.getLogger(__name__)
 
 
+class GoesOn:
+    """Whether the run has never stopped: a living peer is seen to train, by its record in the DHT.
+
+    `training` tells whose records say so, and when these were written. What was found at first may be left from before
+    a power cut: a record counts once it has been written anew.
+    """
+
+    def __init__(self, replica: Replica, training: Callable[[], Awaitable[Mapping[str, float]]]) -> None:
+        self._replica, self._training = replica, training
+        self._first: dict[str, float] = {}
+
+    async def look(self) -> bool:
+        """Look again."""
+        told = (await self._training()).items()
+        renewed = {peer for peer, when in told if self._first.setdefault(peer, when) != when}
+        return bool(renewed & set(self._replica.roster.alive()))
+
+
 async def until_the_others_are_back(
     replica: Replica,
     group: Collection[str],
     wait_s: float,
-    training: Callable[[], Awaitable[Mapping[str, float]]],
+    goes_on: GoesOn,
     tell: Callable[[str], None],
 ) -> None:
     """Wait for as many peers as the last round's `group` had, and for whatever greater version they bring; `wait_s` at
-    most. Where a living peer is training already, the run never stopped, and nobody is waited for.
+    most. Where the run goes on, nobody is waited for, but for the state of a newer generation.
 
-    `training` tells whose records say so, and when these were written. What was found at first may be left from before
-    a power cut: a record counts once it has been written anew. `tell` is given the same words for as long as the same
-    is waited for.
+    `tell` is given the same words for as long as the same is waited for.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + wait_s
-    first: dict[str, float] = {}
     while (missing := _missing(replica, group)) and loop.time() < give_up_at and not replica.finished:
-        renewed = {peer for peer, when in (await training()).items() if first.setdefault(peer, when) != when}
-        if renewed & set(replica.roster.alive()):
+        if await goes_on.look() and not _outlived(replica):
             return
         tell(f"waiting for {missing}, for restart_wait={wait_s:g} s at most")
         await asyncio.sleep(min(LOOK_EVERY_S, max(0.0, give_up_at - loop.time())))
     if missing and not replica.finished:
         log.warning("restart_wait=%g s have passed: going on without %s", wait_s, missing)
+
+
+def _outlived(replica: Replica) -> bool:
+    """Whether somebody here is of a newer generation: the present state would lead to the end of an older one."""
+    summaries = replica.roster.summaries().values()
+    return any(summary.model.generation > replica.roster.mine.model.generation for summary in summaries)
 
 
 def _missing(replica: Replica, group: Collection[str]) -> str:

@@ -98,7 +98,8 @@ def write_png(
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="best", framealpha=1, edgecolor="none")
+    # the moments' labels are at the top, where "best" would see room
+    axes.legend(loc="lower left" if moments else "best", framealpha=1, edgecolor="none")
     figure.savefig(path)
 
 

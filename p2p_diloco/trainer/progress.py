@@ -86,10 +86,10 @@ class Progress:
         if self._clock() - self._shown_at >= self._line_every_s:
             self._show(peer)
 
-    def evaluated(self, peer: Participant, val_loss: float) -> None:
-        """Take note of the global parameters' held-out loss."""
+    def evaluated(self, peer: Participant, epoch: int, val_loss: float) -> None:
+        """Take note of the global parameters' held-out loss at this epoch."""
         self.val_loss = val_loss
-        self._note(peer, None, val_loss)
+        self._note(peer, None, val_loss, epoch)
         self._show(peer)
 
     def summary(self, stopped: Stopped) -> Summary:
@@ -119,8 +119,8 @@ class Progress:
         if self._rows is not None:
             self._rows.close()
 
-    def _note(self, peer: Participant, loss: float | None, val_loss: float | None) -> None:
-        self._at, self._traffic = (peer.global_step, peer.epoch), peer.metrics
+    def _note(self, peer: Participant, loss: float | None, val_loss: float | None, epoch: int | None = None) -> None:
+        self._at, self._traffic = (peer.global_step, peer.epoch if epoch is None else epoch), peer.metrics
         if self._rows is not None:
             row = {"time": time.time(), "step": self.steps, "global_step": self._at[0], "epoch": self._at[1]}
             self._rows.write(json.dumps({**row, "loss": loss, "val_loss": val_loss}) + "\n")

@@ -173,8 +173,9 @@ def _judge(judge: GPT, peer: Participant, judged: Windows, progress: Progress) -
     if not judged:
         return
     with peer.pause():
+        epoch = peer.epoch  # the others may go on meanwhile
         judge.load_state_dict(peer.global_state_dict())
-        progress.evaluated(peer, mean_loss(judge, judged))
+        progress.evaluated(peer, epoch, mean_loss(judge, judged))
 
 
 def _follow_schedule(optimizer: Optimizer, step: int, horizon: int | None, config: TrainerConfig) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +20,12 @@ import pytest
 from p2p_diloco.cli.demo import main
 from p2p_diloco.cli.demo.cast import QUICK, Player
 from p2p_diloco.cli.demo.facts import (
+    JoinCost,
     Row,
     commit_times,
+    curve,
     held_out,
+    join_cost,
     next_commit_s,
     ring_bytes,
     start_wait_s,
@@ -73,9 +77,30 @@ def test_the_founders_first_round_is_a_wait_for_others() -> None:
 
 
 def test_the_held_out_curve_joins_all_peers() -> None:
-    """Steps that only one peer has judged (one died, one came late) are there; shared ones once."""
-    early, late = rows((1.0, 20, 1), (2.0, 40, 2), val_loss=2.0), rows((3.0, 40, 2), (4.0, 60, 3), val_loss=1.0)
-    assert held_out([early, late]) == ((20.0, 2.0), (40.0, 1.5), (60.0, 1.0))
+    """Outer steps that only one peer has judged (one died, one came late) are there; shared ones once, also where a
+    peer has made inner steps since."""
+    early, late = rows((1.0, 20, 1), (2.0, 40, 2), val_loss=2.0), rows((3.0, 43, 2), (4.0, 60, 3), val_loss=1.0)
+    losses = held_out([early, late])
+    assert losses == {1: 2.0, 2: 1.5, 3: 1.0}
+    assert curve(losses, 20) == ((20.0, 2.0), (40.0, 1.5), (60.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("losses", "cost"),
+    [
+        ({2: 2.5, 4: 2.0, 6: 2.25, 8: 2.3, 10: 2.1, 12: 1.9}, JoinCost(2.0, 2.3, pytest.approx(0.3), 7)),
+        ({5: 2.0, 6: 1.75, 8: 2.25, 10: 2.0}, JoinCost(2.0, 2.25, 0.25, 5)),  # lower at first, then higher
+        ({4: 2.0, 6: 2.25, 8: 2.5}, JoinCost(2.0, 2.5, 0.5, None)),
+        ({4: 2.0, 6: 2.0, 8: 1.9}, JoinCost(2.0, 2.0, 0.0, 0)),
+        ({6: 2.0, 8: 1.9}, None),
+        ({2: 2.5, 5: 2.0}, None),
+        ({}, None),
+    ],
+)
+def test_the_cost_of_a_join_is_told_by_the_losses_around_it(losses: dict[int, float], cost: JoinCost | None) -> None:
+    """Somebody came in at outer step 5: the last loss until then, the highest one afterwards, and when it was back.
+    What is judged at outer step 5 itself is none of the newcomer's doing."""
+    assert join_cost(losses, 5) == cost
 
 
 # -- processes
@@ -261,6 +286,9 @@ def test_the_quick_demo(tmp_path: Path) -> None:
     assert found["kill"]["next_commit_s"] > 0
     assert newcomer.rounds > 0
     assert found["newcomer"]["epoch"] > found["kill"]["epoch"]
+    losses = {round(steps / QUICK.sync_every): loss for steps, loss in found["swarm_curve"]}
+    cost = join_cost(losses, found["newcomer"]["epoch"])
+    assert found["join_cost"] == (None if cost is None else asdict(cost))
     assert {peer.digest for peer in (*survivors, newcomer)} == {found["digest"]} != {""}
     assert found["digests_equal"]
     for peer in survivors:

@@ -13,7 +13,7 @@ from rich.live import Live
 
 from p2p_diloco.cli.demo import _png
 from p2p_diloco.cli.demo import screen as screen_module
-from p2p_diloco.cli.demo.facts import KillOutcome, NewcomerOutcome, Outcome, PeerOutcome
+from p2p_diloco.cli.demo.facts import JoinCost, KillOutcome, NewcomerOutcome, Outcome, PeerOutcome
 from p2p_diloco.cli.demo.report import NO_PNG, compared, report
 from p2p_diloco.cli.demo.screen import Actor, Drawing, Happening, View, progress
 from p2p_diloco.observe.plot import Moment
@@ -80,7 +80,8 @@ OUTCOME = Outcome(
     schema_version=1, seconds=60.0, cores=2, sync_every=20, epochs=20, parameters=217_664, bytes_per_parameter=2,
     data_parallel_bytes_per_step=580_437, peers=(PEER, replace(PEER, name="bob", fate="killed", digest="")),
     digest="abc", digests_equal=True, kill=KillOutcome("bob", 5, True, 1.5, 1.2),
-    newcomer=NewcomerOutcome("dave", 12, 9.5, 8), steps=400, warm_start=100, swarm_loss=2.04, alone_loss=2.17,
+    newcomer=NewcomerOutcome("dave", 12, 9.5, 8), join_cost=JoinCost(2.0, 2.3, 0.3, 6),
+    steps=400, warm_start=100, swarm_loss=2.04, alone_loss=2.17,
     swarm_curve=((40.0, 2.4), (400.0, 2.04)), alone_curve=((40.0, 2.5), (400.0, 2.17)), folder="out", plot=None,
 )  # fmt: skip
 
@@ -94,6 +95,7 @@ def test_the_report_says_what_was_measured() -> None:
         "the run 2.040, one peer alone 2.170: 0.130 nats a byte better",
         "bob, elected to average the next round, half-way from outer step 5 to 6",
         "1.5 s after the kill; a round took 1.2 s as a rule",
+        "cost of joining held-out loss rose by 0.300 (15.0%) after dave joined, back after 6 rounds",
         "in the run 9.5 s after its start, at outer step 12; contributed to 8 rounds",
         "yes, on alice: abc",
         "232.0 MB 19x",
@@ -111,6 +113,21 @@ def test_the_report_hides_no_failure() -> None:
     text = "\n".join(report(bad, [], 100))
     for part in ("0.130 nats a byte WORSE", "NO: alice abc, carol def", "came too late"):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("cost", "told"),
+    [
+        (JoinCost(2.0, 1.9, 0.0, 0), "held-out loss did not rise after dave joined"),
+        (JoinCost(2.0, 2.1, 0.1, None), "rose by 0.100 (5.0%) after dave joined, and WAS NOT BACK when the run ended"),
+        (None, "unknown: held-out loss was not judged both before and after dave joined"),
+    ],
+)
+def test_the_cost_of_joining_is_said_in_plain_words(cost: JoinCost | None, told: str) -> None:
+    """Also where there is none, where it lasted to the end, and where nobody knows; nothing where nobody joined."""
+    assert told in "\n".join(report(replace(OUTCOME, join_cost=cost), [], 110))
+    nobody = replace(OUTCOME, join_cost=None, newcomer=NewcomerOutcome("dave", None, None, 0))
+    assert "cost of joining" not in "\n".join(report(nobody, [], 110))
 
 
 def test_without_matplotlib_there_is_no_png(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -533,6 +533,20 @@ def test_nobody_speaks_for_another(plain: Any) -> None:
     run(test())
 
 
+def test_a_peer_signs_with_its_own_identity(plain: Any) -> None:
+    """Any other peer finds the proof to be that peer's, of that statement alone; so it can be handed on."""
+
+    async def play() -> None:
+        async with plain() as swarm:
+            (a, _), (b, _) = await swarm.join(), await swarm.join()
+            proof = a.sign(b"so be it")
+            assert b.signed_by(a.peer_id, b"so be it", proof)
+            assert not b.signed_by(b.peer_id, b"so be it", proof)
+            assert not b.signed_by(a.peer_id, b"so be it not", proof)
+
+    run(play())
+
+
 def test_records_have_limits(plain: Any) -> None:
     """A record too large, too long-lived, or with too long a name is an error of the caller's."""
 

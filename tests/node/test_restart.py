@@ -94,16 +94,23 @@ def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.Mo
     async def nobody() -> dict[str, float]:
         return {}
 
-    asyncio.run(restart.until_the_others_are_back(replica, "ab", 1.1, nobody, told.append))
+    async def wait() -> None:
+        goes_on = restart.GoesOn(replica, nobody)
+        await restart.until_the_others_are_back(replica, "ab", 1.1, goes_on, told.append)
+
+    asyncio.run(wait())
     assert len(told) > 5
     assert set(told) == {"waiting for 1 of the 2 peers of the last round (b), for restart_wait=1.1 s at most"}
 
 
-async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether peer a still waits for c, of a group of three, when it has looked at these records, one look each."""
+async def waited(
+    training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch, generation: int = 0
+) -> bool:
+    """Whether peer a still waits for c, of a group of three, when it has looked at these records, one look each; b is
+    of this generation."""
     monkeypatch.setattr(restart, "LOOK_EVERY_S", 0.0)
-    summary = SimpleNamespace(model=ModelVersion(0, 1), epochs=(1,))
-    roster = SimpleNamespace(alive=lambda: ["b"], mine=summary, summaries=lambda: {"b": summary})
+    mine, theirs = (SimpleNamespace(model=ModelVersion(g, 1), epochs=(1,)) for g in (0, generation))
+    roster = SimpleNamespace(alive=lambda: ["b"], mine=mine, summaries=lambda: {"b": theirs})
     replica: Any = SimpleNamespace(me="a", finished=False, roster=roster)
     looks, over = iter(training), asyncio.Event()
 
@@ -115,7 +122,8 @@ async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPat
         assert found is not None
         return found
 
-    waiting = asyncio.create_task(restart.until_the_others_are_back(replica, "abc", 60.0, look, lambda text: None))
+    goes_on = restart.GoesOn(replica, look)
+    waiting = asyncio.create_task(restart.until_the_others_are_back(replica, "abc", 60.0, goes_on, lambda text: None))
     looked = asyncio.create_task(over.wait())
     await asyncio.wait({waiting, looked}, return_when=asyncio.FIRST_COMPLETED, timeout=60.0)
     still = not waiting.done()
@@ -140,6 +148,30 @@ def test_only_who_is_seen_to_train_shows_that_the_run_never_stopped(
     written anew, whatever any clock says.
     """
     assert asyncio.run(waited(training, monkeypatch)) == still
+
+
+def test_a_run_goes_on_as_long_as_somebody_is_there() -> None:
+    """Who was seen to train and is gone may have come to the end, or be dead."""
+    alive, clock = ["b"], iter(range(9))
+    replica: Any = SimpleNamespace(roster=SimpleNamespace(alive=lambda: alive))
+
+    async def look() -> dict[str, float]:
+        return {"b": float(next(clock))}
+
+    async def looks() -> list[bool]:
+        goes_on = restart.GoesOn(replica, look)
+        found = [await goes_on.look(), await goes_on.look()]
+        alive.clear()
+        return [*found, await goes_on.look()]
+
+    assert asyncio.run(looks()) == [False, True, False]
+
+
+def test_a_newer_generation_that_trains_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its state has come: training on from an older one leads to another end."""
+    training = [{"b": 5.0}, {"b": 7.0}, {"b": 9.0}]
+    assert asyncio.run(waited(training, monkeypatch, generation=1))
+    assert not asyncio.run(waited(training, monkeypatch, generation=0))
 
 
 async def saved_plan_names(peer: str, folder: Path, epoch: int) -> bool:

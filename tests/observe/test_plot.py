@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,3 +67,18 @@ def test_the_png_is_a_png_with_the_curves(tmp_path: Path) -> None:
     with_curves, without = image.imread(drawn), image.imread(empty)
     assert with_curves.shape[:2] == (675, 1200)
     assert (with_curves[:, :, :3].min(axis=2) < 0.9).sum() > (without[:, :, :3].min(axis=2) < 0.9).sum() + 1000
+
+
+def test_the_legend_of_a_png_hides_no_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where curves fall there is room above them and below, and the moments have theirs above."""
+    figure_module = pytest.importorskip("matplotlib.figure")
+    saved: list[Any] = []
+    savefig = figure_module.Figure.savefig
+    monkeypatch.setattr(figure_module.Figure, "savefig", lambda *a, **k: (saved.append(a[0]), savefig(*a, **k)))
+    curves = [Curve(name, "●", FALLING.points) for name in ("the run's global parameters", "one peer alone")]
+    moments = [Moment(float(x), f"peer {x} joined") for x in (20, 52)]
+    write_png(tmp_path / "it.png", curves, moments, title="t", x_label="x", y_label="y")
+    (axes,) = saved[0].axes
+    legend = axes.get_legend().get_window_extent()
+    assert len(axes.texts) == 2
+    assert not any(legend.overlaps(text.get_window_extent()) for text in axes.texts)

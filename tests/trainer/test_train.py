@@ -208,6 +208,23 @@ def test_the_last_state_is_not_judged_twice() -> None:
     assert at.peer.paused == 2
 
 
+def test_what_is_judged_is_noted_at_its_own_epoch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Though the others have gone on by the time that the loss is known."""
+    at = _setting()
+    peer = FakePeer(at.model, at.optimizer, config=RunConfig(sync_every=3), ends_at_epoch=2)
+
+    def slow(*_: object) -> float:
+        peer.global_step += 30
+        return 1.5
+
+    monkeypatch.setattr("p2p_diloco.trainer.train.mean_loss", slow)
+    config = TINY.model_copy(update={"eval_every_epochs": 1})
+    with Progress(tmp_path / "rows.jsonl") as progress:
+        train(at.model, at.optimizer, peer, at.batches, at.judged, config, progress)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows if row["val_loss"] is not None] == [1]
+
+
 def test_gradients_are_clipped() -> None:
     """The optimizer never sees a gradient longer than `clip`."""
     at = _setting()

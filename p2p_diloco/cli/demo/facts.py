@@ -81,6 +81,21 @@ class NewcomerOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinCost:
+    """What a join did to the held-out loss, nats a byte."""
+
+    before: float
+    """The last one before."""
+    highest: float
+    """The highest one after."""
+    rise: float
+    """By how much that is more; 0 if it isn't."""
+    back_after: int | None
+    """Rounds from the join until one at or below the last one before, counted from the highest on; 0 if none was above;
+    None if none came by the end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """Everything that the demo shows in the end."""
 
@@ -99,6 +114,8 @@ class Outcome:
     digests_equal: bool
     kill: KillOutcome
     newcomer: NewcomerOutcome
+    join_cost: JoinCost | None
+    """None if nobody joined, or nothing was judged afterwards."""
     steps: int
     """Inner steps of one peer from the run's beginning to its end, and of the peer alone."""
     warm_start: int
@@ -161,11 +178,29 @@ def start_wait_s(rows: Sequence[Row], sync_every: int) -> float:
     return 0.0
 
 
-def held_out(rows_of: Iterable[Iterable[Row]]) -> Points:
-    """The held-out loss by inner step of the run: peers hold the same global parameters, so their values agree."""
+def held_out(rows_of: Iterable[Iterable[Row]]) -> dict[int, float]:
+    """The held-out loss by outer step of the run: peers hold the same global parameters, so their values agree."""
     found: dict[int, list[float]] = {}
     for rows in rows_of:
         for entry in rows:
             if entry.val_loss is not None:
-                found.setdefault(entry.global_step, []).append(entry.val_loss)
-    return tuple((float(step), fmean(losses)) for step, losses in sorted(found.items()))
+                found.setdefault(entry.epoch, []).append(entry.val_loss)
+    return {epoch: fmean(losses) for epoch, losses in sorted(found.items())}
+
+
+def curve(losses: Mapping[int, float], sync_every: int) -> Points:
+    """The same by inner steps that lead there, of one peer: whoever has judged it may have made some more since."""
+    return tuple((float(sync_every * epoch), loss) for epoch, loss in losses.items())
+
+
+def join_cost(losses: Mapping[int, float], joined: int) -> JoinCost | None:
+    """What a join at this outer step did to the held-out loss (by outer step, rising); None if that was not judged
+    both before and after."""
+    before = [loss for epoch, loss in losses.items() if epoch <= joined]
+    after = {epoch: loss for epoch, loss in losses.items() if epoch > joined}
+    if not before or not after:
+        return None
+    last, worst = before[-1], max(after, key=lambda epoch: after[epoch])
+    rise = max(0.0, after[worst] - last)
+    back = next((epoch - joined for epoch, loss in after.items() if epoch >= worst and loss <= last), None)
+    return JoinCost(last, after[worst], rise, back if rise else 0)

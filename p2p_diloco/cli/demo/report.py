@@ -47,9 +47,23 @@ def _sentences(outcome: Outcome, width: int) -> list[str]:
         "kill -9": f"{who} half-way from outer step {kill.epoch} to {kill.epoch + 1}",
         "next commit": f"{kill.next_commit_s} s after the kill{usual}",
         "newcomer": f"{newcomer.peer}: {came}",
+        **({} if newcomer.epoch is None else {"cost of joining": _cost(outcome)}),
         "digests equal": _digests(outcome),
     }
-    return [line for title, text in told.items() for line in _wrapped(text, width, f"{title:15}")]
+    return [line for title, text in told.items() for line in _wrapped(text, width, f"{title:17}")]
+
+
+def _cost(outcome: Outcome) -> str:
+    """What the newcomer's coming did to the run."""
+    cost, when = outcome.join_cost, f"after {outcome.newcomer.peer} joined"
+    if cost is None:
+        return f"unknown: held-out loss was not judged both before and {when}"
+    if not cost.rise:
+        return f"held-out loss did not rise {when}"
+    rose = f"held-out loss rose by {cost.rise:.3f} ({cost.rise / cost.before:.1%}) {when}"
+    if cost.back_after is None:
+        return f"{rose}, and WAS NOT BACK when the run ended"
+    return f"{rose}, back after {cost.back_after} rounds"
 
 
 def _digests(outcome: Outcome) -> str:

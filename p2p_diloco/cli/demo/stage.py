@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from p2p_diloco.cli.demo.cast import RUN_ID, Player, Script
-from p2p_diloco.cli.demo.facts import held_out
+from p2p_diloco.cli.demo.facts import curve, held_out
 from p2p_diloco.cli.demo.processes import Child, Children, Signals
 from p2p_diloco.cli.demo.report import compared
 from p2p_diloco.cli.demo.screen import Actor, Happening, Screen, View
@@ -72,8 +72,12 @@ class Stage:
 
     def curves(self) -> tuple[Curve, Curve]:
         """The held-out losses so far."""
-        alone = [] if self.alone is None else self.alone.rows
-        return compared(held_out(player.rows for player in self.players), held_out([alone]))
+        alone, every = [] if self.alone is None else self.alone.rows, self.script.sync_every
+        return compared(curve(self.losses(), every), curve(held_out([alone]), every))
+
+    def losses(self) -> dict[int, float]:
+        """The run's held-out loss by outer step, so far."""
+        return held_out(player.rows for player in self.players)
 
     # -- what goes on
 

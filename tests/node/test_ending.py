@@ -1,0 +1,646 @@
+"""A run that has ended stays so: nobody who starts afterwards trains on to another state, and nobody can end one that
+goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.version import ModelVersion
+from p2p_diloco.errors import GaveUpWaiting
+from p2p_diloco.net.memory import MemoryNetwork, signed
+from p2p_diloco.node import ending, ends, records
+from p2p_diloco.node.ends import End
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.restart import GoesOn
+from p2p_diloco.node.revising import Founding
+from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.shared import Count
+from p2p_diloco.tensors import checkpoint
+
+STOP = 3
+FOUNDING = Founding("r", "founder", 1.0)
+RULES = Rules(run="r", fragments=((0, 1),), stop_after_epochs=STOP)
+LAST = ModelVersion(0, 12, 2 * STOP, "d" * 32)
+
+
+@pytest.fixture(autouse=True)
+def looks_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.1)
+
+
+def disk(folder: Path, name: str, **local: Any) -> dict[str, Any]:
+    return {"checkpoint_dir": folder / name, "save_every": 2, "keep": 9, "restart_wait": 5.0, **local}
+
+
+async def to_the_end(
+    memory_peer: Any, quick: dict[str, Any], folder: Path, names: str = "ab", network: MemoryNetwork | None = None
+) -> list[float]:
+    """Peers train to the end of their run, and leave. The last θ."""
+    network = network or MemoryNetwork()
+    config = {**quick, "stop_after_epochs": STOP, "start_peers": len(names)}
+    peers = [memory_peer(network, name, config, **disk(folder, name)) for name in names]
+    for peer in peers:
+        await peer.enter(theta=1.0)
+    while not all(peer.memory.count(Count.FINISHED) for peer in peers):
+        await asyncio.gather(*(peer.exchange(1.0) for peer in peers))
+    last: list[float] = peers[0].memory.theta.tolist()
+    for peer in peers:
+        await peer.stop()
+    return last
+
+
+def step_back(folder: Path, name: str) -> None:
+    """A peer's newest checkpoint is lost; one is left."""
+    newest = checkpoint.latest(folder / name)
+    assert newest is not None
+    shutil.rmtree(newest)
+    assert checkpoint.epoch_of(checkpoint.latest(folder / name) or Path()) == 2
+
+
+async def its_end(peer: Any) -> list[float]:
+    """θ of a peer that starts and finds the run over as soon as it may train; it leaves."""
+    await peer.enter()
+    assert peer.memory.count(Count.FINISHED) == 1
+    assert peer.memory.count(Count.EPOCH) == STOP
+    theta: list[float] = peer.memory.theta.tolist()
+    await peer.stop()
+    return theta
+
+
+async def gives_up(peer: Any, *, model: bool = True) -> str:
+    """The sentence that a peer ends with which may not train."""
+    await peer.start()
+    await peer.hear("run")
+    peer.tell("theta")
+    with pytest.raises(GaveUpWaiting) as gave_up:
+        await peer.hear("ready")
+    await peer.stop()
+    return gave_up.value.sentence
+
+
+def founding_in(network: MemoryNetwork) -> Founding:
+    """The founding of the run "r", as its record has it."""
+    ((value, _),) = network.records["r/config"].values()
+    return Founding.of("r", RunRecord.unpack(value))
+
+
+def signed_end(model: ModelVersion, signer: str = "stranger", founding: Founding = FOUNDING) -> End:
+    return End(model, 5.0, signer, signed(signer, ends.statement(founding, model, 5.0)))
+
+
+# -- what is left behind
+
+
+def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """Each peer that holds the last state says so under its own name, with one content; its folder holds the record and
+    the last checkpoint, though `save_every` doesn't divide the last epoch."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        await to_the_end(memory_peer, quick, tmp_path, network=network)
+        founding = founding_in(network)
+        found = [ends._unpack(name, value) for (name, _), (value, _) in network.records["r/end"].items()]
+        assert {end.signer for end in found if end is not None} == {"a", "b"}
+        (model,) = {end.model for end in found if end is not None}
+        assert (model.generation, model.epochs) == (0, STOP)
+        onlooker = network.join("onlooker", Inbox())
+        rules = Rules(run="r", fragments=((0,),), stop_after_epochs=STOP)
+        for name in "ab":
+            kept = ends.load(tmp_path / name, onlooker, founding, rules)
+            assert kept is not None
+            assert (kept.model, kept.signer) == (model, name)
+            assert checkpoint.epoch_of(checkpoint.latest(tmp_path / name) or Path()) == STOP
+
+    asyncio.run(life())
+
+
+def test_who_leaves_at_once_leaves_the_record(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer may be through before the record is; then it goes out with the farewell."""
+
+    async def too_late(self: ending.Ending) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(ending.Ending, "keep", too_late)
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        await to_the_end(memory_peer, quick, tmp_path, "a", network)
+        assert len(network.records["r/end"]) == 1
+        assert (tmp_path / "a" / ends.FILE).exists()
+
+    asyncio.run(life())
+
+
+def test_the_record_is_there_while_the_last_peers_are(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Also of a peer that stays for long after the end, to evaluate say."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a = memory_peer(network, "a", {**quick, "stop_after_epochs": 1})
+        await a.enter()
+        await a.exchange(1.0)
+        while "r/end" not in network.records:
+            await asyncio.sleep(0.01)
+        await a.stop()
+
+    asyncio.run(asyncio.wait_for(life(), 20.0))
+
+
+# -- who starts afterwards
+
+
+def test_late_peers_take_the_last_state_from_whoever_holds_it(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of three, two come back with an older checkpoint, before the one that holds the last: neither trains, and all end
+    with the same state."""
+
+    async def life() -> None:
+        last = await to_the_end(memory_peer, quick, tmp_path, "abc")
+        for name in "ab":
+            step_back(tmp_path, name)
+        network = MemoryNetwork()
+        a, b, c = (memory_peer(network, name, **disk(tmp_path, name)) for name in "abc")
+        late = [asyncio.create_task(its_end(peer)) for peer in (a, b)]
+        await asyncio.wait(late, timeout=0.5)
+        assert not any(task.done() for task in late)
+        assert await asyncio.gather(*late, its_end(c)) == [last] * 3
+
+    asyncio.run(life())
+
+
+def test_who_can_have_the_last_state_from_nobody_ends_in_an_error(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """All checkpoints of the end are lost: nobody trains on, whoever is there, and the sentence says what to do."""
+
+    async def life() -> list[str]:
+        await to_the_end(memory_peer, quick, tmp_path)
+        for name in "ab":
+            step_back(tmp_path, name)
+        network = MemoryNetwork()
+        peers = [memory_peer(network, name, **disk(tmp_path, name, wait_timeout=0.6)) for name in "ab"]
+        return list(await asyncio.gather(*map(gives_up, peers)))
+
+    for sentence in asyncio.run(life()):
+        assert sentence.startswith("wait_timeout=0.6 is over: the run r has ended at epoch 3 (digest ")
+        assert "this peer's state is of epoch 2, and no peer handed over the last one" in sentence
+        assert "checkpoint_dir has checkpoint-3" in sentence
+        assert "from_checkpoint and new_generation" in sentence
+        assert "stop_after_epochs" in sentence
+
+
+def test_one_peer_that_knows_of_the_end_tells_the_others(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """Who was away when the run ended, and finds nobody's record on its own disk, is bound by what another one keeps in
+    the DHT, though it is another peer's word; and keeps no stranger's word on its disk."""
+
+    async def life() -> None:
+        await to_the_end(memory_peer, quick, tmp_path)
+        for name in "ab":
+            step_back(tmp_path, name)
+        (tmp_path / "a" / ends.FILE).unlink()
+        network = MemoryNetwork()
+        a = memory_peer(network, "a", **disk(tmp_path, "a", wait_timeout=1.0))
+        b = memory_peer(network, "new-identity", **disk(tmp_path, "b", wait_timeout=2.0))
+        sentences = await asyncio.gather(gives_up(a), gives_up(b))
+        assert all("signed by b" in sentence for sentence in sentences)
+        assert not (tmp_path / "a" / ends.FILE).exists()
+
+    asyncio.run(life())
+
+
+def test_a_newcomer_does_not_found_a_run_that_has_ended(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """The run's record is still there and nobody holds its state: founding it anew would be another line. Nor does it
+    train on from the older state of one that waits."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        await to_the_end(memory_peer, quick, tmp_path, network=network)
+        patience_s = 2 * quick["heartbeat_timeout"] + 0.5
+        sentence = await gives_up(memory_peer(network, "new", wait_timeout=patience_s))
+        assert "this peer's state is none" in sentence
+        step_back(tmp_path, "a")
+        a = memory_peer(network, "a", **disk(tmp_path, "a", wait_timeout=patience_s))
+        sentences = await asyncio.gather(gives_up(a), gives_up(memory_peer(network, "newer", wait_timeout=patience_s)))
+        assert all("this peer's state is of epoch 2" in sentence for sentence in sentences)
+
+    asyncio.run(life())
+
+
+def test_a_newcomer_does_not_found_a_run_that_ends_while_it_waits(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
+) -> None:
+    """The others are out of its reach while they train, and gone when they are through."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a = memory_peer(network, "a", {**quick, "stop_after_epochs": 30}, **disk(tmp_path, "a"))
+        await a.enter()
+        network.cut("a", "new")
+        new = memory_peer(network, "new", wait_timeout=2 * quick["heartbeat_timeout"] + 1.0)
+        sentence = asyncio.create_task(gives_up(new))
+        while not a.memory.count(Count.FINISHED):
+            await a.exchange(1.0)
+            await asyncio.sleep(0.02)
+        await a.stop()
+        assert "this peer's state is none" in await sentence
+
+    asyncio.run(asyncio.wait_for(life(), 60.0))
+
+
+def test_the_last_state_is_served_for_a_while(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    """Whoever comes back with it waits for as many peers as the last round had, `restart_wait` at most, and ends as it
+    had ended."""
+
+    async def life() -> None:
+        last = await to_the_end(memory_peer, quick, tmp_path)
+        began = time.monotonic()
+        alone = memory_peer(MemoryNetwork(), "a", **disk(tmp_path, "a", restart_wait=1.5))
+        await alone.enter()
+        assert time.monotonic() - began >= 1.5
+        await alone.stop()
+        assert alone.memory.theta.tolist() == last
+        network = MemoryNetwork()
+        began = time.monotonic()
+        both = [memory_peer(network, name, **disk(tmp_path, name, restart_wait=60.0)) for name in "ab"]
+        assert await asyncio.gather(*map(its_end, both)) == [last] * 2
+        assert time.monotonic() - began < 30.0
+
+    asyncio.run(life())
+
+
+HAS, LACKS = LAST, ModelVersion(0, 4, 2, "x")
+
+
+@pytest.mark.parametrize(
+    ("others", "through"),
+    [
+        ({"b": (HAS, "here"), "c": (HAS, "here")}, True),
+        ({"b": (HAS, "left"), "c": (HAS, "dead")}, True),
+        ({"b": (LACKS, "left"), "c": (HAS, "here")}, True),  # it has taken the end since it last told, or has given up
+        ({"b": (HAS, "here"), "c": (LACKS, "here")}, False),
+        ({"b": (HAS, "here"), "c": (HAS, "here"), "newcomer": (LACKS, "here")}, False),
+        ({"b": (HAS, "here"), "c": (HAS, "here"), "newcomer": (LACKS, "dead")}, True),
+        ({"b": (HAS, "here"), "c": (LACKS, "dead")}, False),  # it may come back
+        ({"b": (HAS, "here")}, False),
+    ],
+)
+def test_who_has_the_last_state_waits_for_those_that_lack_it(
+    others: dict[str, tuple[ModelVersion, str]], *, through: bool
+) -> None:
+    """As many as the last round had, and whoever else is here; but for `wait_s` at most."""
+
+    async def wait() -> float:
+        members = {
+            peer: SimpleNamespace(
+                left=1 if fate == "left" else None, live=fate == "here", summary=SimpleNamespace(model=model)
+            )
+            for peer, (model, fate) in others.items()
+        }
+        roster = SimpleNamespace(members=members, mine=SimpleNamespace(model=HAS))
+        replica: Any = SimpleNamespace(me="a", finished=True, roster=roster)
+        began = time.monotonic()
+        waiting = ending.until_the_others_have_it(replica, "abc", 0.4, lambda text: None)
+        await asyncio.wait_for(waiting, 20.0)
+        return time.monotonic() - began
+
+    assert (asyncio.run(wait()) < 0.4) == through
+
+
+def test_a_greater_end_is_signed_in_place_of_what_was_known(tmp_path: Path) -> None:
+    """Who has taken the last state of another lineage leaves word of that one, in the DHT and on disk."""
+
+    async def life() -> None:
+        transport = MemoryNetwork().join("x", Inbox())
+        ends.save(tmp_path, signed_end(LAST))
+        greater = dataclasses.replace(LAST, samples=99)
+        roster = SimpleNamespace(mine=SimpleNamespace(model=greater))
+        replica: Any = SimpleNamespace(me="x", finished=True, roster=roster, rules=RULES)
+
+        async def nobody() -> dict[str, float]:
+            return {}
+
+        await ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), tmp_path).leave(5.0)
+        found = await ends.read(transport, FOUNDING, RULES)
+        assert found is not None
+        assert (found.model, found.signer) == (greater, "x")
+        assert ends.load(tmp_path, transport, FOUNDING, RULES) == found
+
+    asyncio.run(life())
+
+
+# -- where an end means nothing
+
+
+def test_a_record_does_not_end_a_run_that_goes_on(
+    memory_peer: Any, quick: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stranger's record, signed for this very founding, keeps no newcomer from training where others train, and
+    nobody that trains listens to it."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        config = {**quick, "stop_after_epochs": 1000}
+        a, b = memory_peer(network, "a", config), memory_peer(network, "b")
+        await a.enter(theta=1.0)
+        stranger, founding = network.join("stranger", Inbox()), founding_in(network)
+        await ends.store(stranger, founding, signed_end(ModelVersion(5, 10**6, 10**6, "d" * 32), founding=founding))
+
+        async def train() -> None:
+            while True:
+                await a.exchange(1.0)
+                await asyncio.sleep(0.02)
+
+        training = asyncio.create_task(train())
+        await b.enter()
+        assert b.memory.count(Count.FINISHED) == 0
+        training.cancel()
+        await asyncio.wait({training})
+        for peer in (b, a):
+            await peer.stop()
+
+    asyncio.run(asyncio.wait_for(life(), 60.0))
+    assert caplog.text.count("it goes on: ignored") == 1
+
+
+def test_a_newer_generation_is_bound_by_no_older_end(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    """Who sets the run back from an older checkpoint trains, and so do those that come to it or to its checkpoints."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        await to_the_end(memory_peer, quick, tmp_path, network=network)
+        for name in "ab":
+            step_back(tmp_path, name)
+        a = memory_peer(network, "a", **disk(tmp_path, "a", from_checkpoint=tmp_path / "a", new_generation=True))
+        b = memory_peer(network, "b", **disk(tmp_path, "b"))
+        await a.enter()
+        await b.enter()
+        assert [p.memory.count(Count.EPOCH) for p in (a, b)] == [0, 0]
+        for _ in range(2):
+            await asyncio.gather(*(peer.exchange(1.0) for peer in (a, b)))
+        for peer in (a, b):
+            await peer.stop()
+        again = memory_peer(network, "a", **disk(tmp_path, "a", restart_wait=0.2))
+        await again.enter()
+        assert again.memory.count(Count.FINISHED) == 0
+        await again.stop()
+
+    asyncio.run(asyncio.wait_for(life(), 60.0))
+
+
+def test_who_sets_a_run_back_is_bound_by_no_record(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    """Whatever generation a stranger's record names: it is the way out."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        await to_the_end(memory_peer, quick, tmp_path, "a", network)
+        stranger, founding = network.join("stranger", Inbox()), founding_in(network)
+        await ends.store(stranger, founding, signed_end(dataclasses.replace(LAST, generation=9), founding=founding))
+        local = disk(tmp_path, "a", from_checkpoint=tmp_path / "a", new_generation=True, wait_timeout=0.3)
+        a = memory_peer(network, "a", **local)
+        await a.enter()
+        assert a.memory.count(Count.EPOCH) == 0
+        await a.exchange(1.0)
+        await a.stop()
+
+    asyncio.run(asyncio.wait_for(life(), 60.0))
+
+
+def test_a_run_goes_on_with_a_greater_stop(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
+    """Once its record is gone from the DHT, a run that is started with a greater `stop_after_epochs` has not ended,
+    also for those that don't ask for it and have an older checkpoint."""
+
+    async def life() -> None:
+        await to_the_end(memory_peer, quick, tmp_path)
+        step_back(tmp_path, "b")
+        network = MemoryNetwork()
+        a = memory_peer(network, "a", {"stop_after_epochs": STOP + 2}, **disk(tmp_path, "a", restart_wait=60.0))
+        b = memory_peer(network, "b", **disk(tmp_path, "b"))
+        entering = asyncio.create_task(a.enter())
+        await asyncio.sleep(0.3)
+        await b.enter()
+        await entering
+        assert [p.memory.count(Count.EPOCH) for p in (a, b)] == [STOP, STOP]
+        await asyncio.gather(*(peer.exchange(1.0) for peer in (a, b)))
+        for peer in (a, b):
+            await peer.stop()
+
+    asyncio.run(asyncio.wait_for(life(), 60.0))
+
+
+# -- records
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        signed_end(dataclasses.replace(LAST, epochs=2 * STOP - 1)),  # no end by the run's rules
+        dataclasses.replace(signed_end(LAST), proof="forged"),
+        dataclasses.replace(signed_end(LAST), signer="founder"),
+        dataclasses.replace(signed_end(LAST), model=dataclasses.replace(LAST, digest="e" * 32)),
+        signed_end(LAST, founding=dataclasses.replace(FOUNDING, time=2.0)),
+        signed_end(LAST, founding=dataclasses.replace(FOUNDING, run_id="other")),
+        signed_end(dataclasses.replace(LAST, samples=2**63)),
+        signed_end(dataclasses.replace(LAST, generation=-1)),
+    ],
+)
+def test_what_is_no_end_of_this_run_is_left_out(bad: End, tmp_path: Path) -> None:
+    """Of the DHT and of the disk alike; beside it the true one is found."""
+
+    async def look() -> None:
+        transport = MemoryNetwork().join("x", Inbox())
+        await ends.store(transport, FOUNDING, bad)
+        await transport.store("r/end", "0" * 32, signed_end(LAST).pack(), 100.0, owned=False)  # not its name
+        assert await ends.read(transport, FOUNDING, RULES) is None
+        good = signed_end(LAST, "a")
+        await ends.store(transport, FOUNDING, good)
+        assert await ends.read(transport, FOUNDING, RULES) == good
+        ends.save(tmp_path, bad)
+        assert ends.load(tmp_path, transport, FOUNDING, RULES) is None
+        ends.save(tmp_path, good)
+        assert ends.load(tmp_path, transport, FOUNDING, RULES) == good
+
+    asyncio.run(look())
+
+
+def test_junk_under_the_key_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever bytes stand in the DHT or in the file, nothing is found and nothing is raised."""
+
+    async def look() -> None:
+        transport = MemoryNetwork().join("x", Inbox())
+        for junk in (b"", b"\xc1", b"\x80", b"\x98" + bytes(8), End("x", [], {}, 1).pack.__doc__.encode()):  # type: ignore[arg-type,union-attr]
+            await transport.store("r/end", ends.name_of(junk), junk, 100.0, owned=False)
+        assert await ends.read(transport, FOUNDING, RULES) is None
+        for junk in (b"", b"{", b"[]", b'{"model": 5}', json.dumps({"model": {"digest": 5}, "time": "x"}).encode()):
+            (tmp_path / ends.FILE).write_bytes(junk)
+            assert ends.load(tmp_path, transport, FOUNDING, RULES) is None
+
+    asyncio.run(look())
+    assert caplog.text.count("is passed over") == 5
+
+
+def test_no_more_signatures_are_checked_than_a_look_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may leave records; of those that are ends the highest are tried, and then no more."""
+
+    async def look() -> None:
+        transport, tried = MemoryNetwork().join("x", Inbox()), list[str]()
+        for number in range(2 * ends.TRIED_MAX):
+            early = signed_end(ModelVersion(9, number, 2 * STOP - 1, "d" * 32))
+            await ends.store(transport, FOUNDING, early)
+        await ends.store(transport, FOUNDING, good := signed_end(LAST))
+        assert await ends.read(transport, FOUNDING, RULES) == good
+        for number in range(3 * ends.TRIED_MAX):
+            forged = dataclasses.replace(signed_end(dataclasses.replace(LAST, samples=100 + number)), proof="forged")
+            await ends.store(transport, FOUNDING, forged)
+        signed_by = transport.signed_by
+        monkeypatch.setattr(transport, "signed_by", lambda *a: tried.append(a[0]) or signed_by(*a))
+        assert await ends.read(transport, FOUNDING, RULES) is None
+        assert len(tried) == ends.TRIED_MAX
+
+    asyncio.run(look())
+
+
+def test_a_record_that_cant_be_written_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A full disk, or a file where the folder should be, ends nothing."""
+    (tmp_path / "file").touch()
+    ends.save(tmp_path / "file", signed_end(LAST))
+    assert "can't be written" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "binds"),
+    [
+        (ModelVersion(0, 4, 2 * STOP, "x"), None, False),  # another last state than what a record names
+        (ModelVersion(0, 4, 2, "x"), None, True),
+        (ModelVersion(), None, True),
+        (ModelVersion(0, 4, 2, "x"), LAST, True),  # it holds what is waited for
+        (ModelVersion(0, 4, 2, "x"), ModelVersion(0, 99, 2 * STOP, "y"), True),  # so it does, of a greater end
+        (ModelVersion(0, 99, 2, "x"), None, False),  # would win against the end
+        (ModelVersion(1, 0, 0, "x"), None, False),
+        (ModelVersion(0, 4, 2, "x"), ModelVersion(1, 0, 0, "y"), False),
+    ],
+)
+def test_an_end_binds_who_holds_less(mine: ModelVersion, theirs: ModelVersion | None, *, binds: bool) -> None:
+    """And nobody that holds as much, or has a peer beside it that holds more and has not ended."""
+
+    async def look() -> bool:
+        transport = MemoryNetwork().join("x", Inbox())
+        await ends.store(transport, FOUNDING, signed_end(LAST))
+        summaries = {"x": mine} | ({} if theirs is None else {"y": theirs})
+        roster = SimpleNamespace(
+            mine=SimpleNamespace(model=mine),
+            summaries=lambda: {peer: SimpleNamespace(model=model) for peer, model in summaries.items()},
+            alive=lambda: ["y"],
+        )
+        replica: Any = SimpleNamespace(me="x", finished=mine.epochs == 2 * STOP, roster=roster, rules=RULES)
+
+        async def nobody() -> dict[str, float]:
+            return {}
+
+        return await ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), None).look()
+
+    assert asyncio.run(look()) == binds
+
+
+def test_an_end_that_is_ignored_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """However often it is found while a newcomer waits for its state beside those that train."""
+
+    async def life() -> list[bool]:
+        transport, clock = MemoryNetwork().join("x", Inbox()), iter(range(99))
+        await ends.store(transport, FOUNDING, signed_end(LAST))
+        roster = SimpleNamespace(mine=SimpleNamespace(model=ModelVersion()), summaries=dict, alive=lambda: ["b"])
+        replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES)
+
+        async def somebody() -> dict[str, float]:
+            return {"b": float(next(clock))}
+
+        made = ending.Ending(transport, FOUNDING, replica, GoesOn(replica, somebody), None)
+        return [await made.look() for _ in range(4)]
+
+    assert asyncio.run(life()) == [True, False, False, False]
+    assert caplog.text.count("it goes on: ignored") == 1
+
+
+def test_an_end_that_shows_before_the_state_binds_as_well() -> None:
+    """A newcomer has looked and found none; then the record shows, and an older state comes."""
+
+    async def life() -> None:
+        transport = MemoryNetwork().join("x", Inbox())
+        roster = SimpleNamespace(mine=SimpleNamespace(model=ModelVersion()), summaries=dict, alive=list)
+        replica: Any = SimpleNamespace(me="x", finished=False, has_state=False, epoch=0, roster=roster, rules=RULES)
+
+        async def nobody() -> dict[str, float]:
+            return {}
+
+        made = ending.Ending(transport, FOUNDING, replica, GoesOn(replica, nobody), None)
+        waiting = asyncio.create_task(made.until_it_may_train(0.5, lambda text: None))
+        await asyncio.sleep(0.05)
+        await ends.store(transport, FOUNDING, signed_end(LAST))
+        replica.has_state = True
+        with pytest.raises(GaveUpWaiting):
+            await waiting
+
+    asyncio.run(life())
+
+
+def test_a_dht_that_fails_leaves_the_end_that_is_known(tmp_path: Path) -> None:
+    """Who can't be told by the DHT goes by its disk; and storing is tried again."""
+
+    class Broken:
+        peer_id, calls = "x", 0
+
+        async def fail(self, *_: object, **__: object) -> None:
+            self.calls += 1
+            raise ending.Unreachable("nobody answers")
+
+        store = fetch = fail
+
+        def sign(self, statement: bytes) -> str:
+            return signed("x", statement)
+
+        def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
+            return proof == signed(peer, statement)
+
+    async def life() -> None:
+        ends.save(tmp_path, signed_end(LAST))
+        model = ModelVersion(0, 4, 2, "x")
+        roster = SimpleNamespace(mine=SimpleNamespace(model=model), summaries=dict, alive=list)
+        replica: Any = SimpleNamespace(me="x", finished=False, roster=roster, rules=RULES)
+        broken: Any = Broken()
+
+        async def nobody() -> dict[str, float]:
+            return {}
+
+        made = ending.Ending(broken, FOUNDING, replica, GoesOn(replica, nobody), tmp_path)
+        await made.begin(1.0)
+        assert broken.calls == 1
+        assert await made.look()
+        task, before = asyncio.create_task(made.keep()), broken.calls
+        await asyncio.wait({task}, timeout=0.05)
+        assert broken.calls > before
+        assert not task.done()
+        task.cancel()
+        replica.finished, before = True, broken.calls
+        await made.leave(1.0)
+        assert broken.calls > before
+
+    asyncio.run(life())
