@@ -57,8 +57,10 @@ class Setup:
     """How many of the oldest leave, by round."""
     at_most: int = 9
     """Beyond so many the oldest leave when somebody joins."""
-    alone: frozenset[int] = frozenset()
-    """Rounds that the newest ends alone, while the others don't train."""
+    alone: Mapping[int, int] = field(default_factory=dict)
+    """Rounds that one ends alone, while the others don't train: 0 the oldest, -1 the newest."""
+    first_steps: int | None = None
+    """Inner steps of a newcomer's first round, where it comes in the middle of one; it weighs as much less."""
 
     @property
     def first_join(self) -> int:
@@ -73,7 +75,11 @@ SETUPS = {
     "demo, two at once": replace(DEMO, joins={18: 2}),
     "demo, every second round": replace(DEMO, until=40, joins=dict.fromkeys(range(18, 38, 2), 1), at_most=4),
     "demo, all start again": replace(DEMO, joins={18: 3}, leaves={15: 1, 18: 2}),
-    "demo, the newcomer alone": replace(DEMO, alone=frozenset({18})),
+    "demo, the newcomer alone": replace(DEMO, alone={18: -1}),
+    "demo, an old one alone": replace(DEMO, alone={18: 0}),
+    "demo, with 5 steps at first": replace(DEMO, first_steps=5),
+    "demo, near the end": replace(DEMO, joins={48: 1}, until=60),
+    "H=5": Setup(5, 240, 3, 84, joins={72: 1}, leaves={60: 1}),
     "H=100": LONG,
     "H=100, two at once": replace(LONG, joins={10: 2}),
 }
@@ -114,22 +120,26 @@ OPTIONS = {
 class Replica:
     """One peer: a model, its inner optimizer and its text; it makes `steps` of its own."""
 
-    def __init__(self, seed: int, name: str, option: Option) -> None:
+    def __init__(self, seed: int, name: str, option: Option, joined: int = 0) -> None:
         self.model = GPT(GPTConfig(seed=seed))
         self.optimizer = new_optimizer(self.model, TRAINER)
         self.batches = Batches(
             own_text(f"{seed}:{name}"), batch_size=TRAINER.batch_size, context=TRAINER.context, seed=seed, key=name
         )
-        self.option, self.steps, self.rounds = option, 0, 0
+        self.option, self.joined = option, joined
+        self.steps = self.rounds = 0
 
     def round(self, theta: Tensor, setup: Setup, number: int) -> tuple[Tensor, float]:
         """Make the inner steps of a round from the global parameters; the pseudo-gradient, and what it weighs."""
         load(self.model, theta)
-        for step in range(number * setup.sync_every, (number + 1) * setup.sync_every):
+        end, steps = (number + 1) * setup.sync_every, setup.sync_every
+        if self.joined == number and setup.first_steps is not None:
+            steps = setup.first_steps
+        for step in range(end - steps, end):
             self._step(step, setup)
         weights, self.rounds = self.option.weights, self.rounds + 1
-        weight = weights[self.rounds - 1] if self.rounds <= len(weights) else 1.0
-        return theta - flat(self.model), weight
+        factor = weights[self.rounds - 1] if self.rounds <= len(weights) else 1.0
+        return theta - flat(self.model), factor * steps
 
     def _step(self, step: int, setup: Setup) -> None:
         rate = learning_rate(
@@ -181,7 +191,9 @@ class Run:
         """Make the rounds up to that one."""
         for number in range(len(self.losses) - 1, until):
             self._change(setup, option, number)
-            working = self.replicas[-1:] if number in setup.alone and option.joins else self.replicas
+            working = self.replicas
+            if number in setup.alone and option.joins:
+                working = [self.replicas[setup.alone[number]]]
             made = [replica.round(self.theta, setup, number) for replica in working]
             total = sum(weight for _, weight in made)
             if not total:  # none of them is to be spared by others
@@ -204,7 +216,7 @@ class Run:
         going = max(going, len(self.replicas) + coming - setup.at_most)
         self.replicas = self.replicas[going:]
         for _ in range(coming):
-            newcomer = Replica(self.seed, f"peer{self.came}", option)
+            newcomer = Replica(self.seed, f"peer{self.came}", option, number)
             if option.donor:
                 newcomer.optimizer.load_state_dict(copy.deepcopy(donors[-1].optimizer.state_dict()))
             self.replicas = [*self.replicas, newcomer]
