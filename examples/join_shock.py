@@ -18,9 +18,10 @@ import copy
 import json
 import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,8 @@ class Setup:
         return min(self.joins)
 
 
-DEMO = Setup(20, 60, 3, 30, joins={18: 1}, leaves={15: 1})
-LONG = Setup(100, 30, 2, 18, joins={10: 1})
+DEMO = Setup(20, 60, 3, 26, joins={18: 1}, leaves={15: 1})
+LONG = Setup(100, 30, 2, 15, joins={10: 1})
 SETUPS = {
     "demo": DEMO,
     "demo, two at once": replace(DEMO, joins={18: 2}),
@@ -223,22 +224,18 @@ class Run:
             self.came += 1
 
 
-def runs(setups: Sequence[str], options: Sequence[str], seeds: Sequence[int], there: set[Any]) -> Iterator[Any]:
-    """A row of figures for each combination that isn't there."""
-    for seed in seeds:
-        before: dict[tuple[int, int], Run] = {}
-        for name in setups:
-            setup = SETUPS[name]
-            for wanted in options:
-                if (name, wanted, seed) in there:
-                    continue
-                key = (setup.sync_every, setup.first_join)
-                if key not in before:
-                    before[key] = Run.founded(setup, seed)
-                    before[key].advance(setup, Option(), setup.first_join)
-                run = copy.deepcopy(before[key])
-                run.advance(setup, OPTIONS[wanted], setup.until)
-                yield {"setup": name, "option": wanted, "seed": seed, "losses": run.losses}
+def runs(wanted: Iterable[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
+    """A row of figures for each set-up, option and seed; the rounds that some have in common are made once."""
+    before: dict[tuple[int, int, int], Run] = {}
+    for name, option, seed in wanted:
+        setup = SETUPS[name]
+        key = (setup.sync_every, setup.first_join, seed)
+        if key not in before:
+            before[key] = Run.founded(setup, seed)
+            before[key].advance(setup, Option(), setup.first_join)
+        run = copy.deepcopy(before[key])
+        run.advance(setup, OPTIONS[option], setup.until)
+        yield {"setup": name, "option": option, "seed": seed, "losses": [round(loss, 5) for loss in run.losses]}
 
 
 # -- the table
@@ -276,7 +273,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             found = [row for row in rows if (row["setup"], row["option"]) == (name, option)]
             if not found:
                 continue
-            costs = [cost(setup, row["losses"]) for row in sorted(found, key=lambda row: row["seed"])]
+            costs = [
+                cost(setup, row["losses"][: setup.until + 1]) for row in sorted(found, key=lambda row: row["seed"])
+            ]
             rises = ", ".join(f"{100 * c.rise:+.1f} %" for c in costs)
             backs = ", ".join("never" if c.back == float("inf") else f"{c.back:g}" for c in costs)
             spread = f" ± {statistics.stdev(c.end for c in costs):.3f}" if len(costs) > 1 else ""
@@ -298,10 +297,11 @@ def main() -> None:
     path = asked.folder / "results.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     there = {(row["setup"], row["option"], row["seed"]) for row in rows}
-    for row in () if asked.table else runs(asked.setups, asked.options, asked.seeds, there):
+    wanted = product(asked.seeds, asked.setups, asked.options) if not asked.table else ()
+    for row in runs(run for seed, *what in wanted if (run := (*what, seed)) not in there):
         rows.append(row)
         with path.open("a") as file:
-            file.write(json.dumps({**row, "losses": [round(loss, 5) for loss in row["losses"]]}) + "\n")
+            file.write(json.dumps(row) + "\n")
     sys.stdout.write("\n".join(table(rows)) + "\n")
 
 
