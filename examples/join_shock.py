@@ -78,11 +78,7 @@ SETUPS = {
     "demo, all start again": replace(DEMO, joins={18: 3}, leaves={15: 1, 18: 2}),
     "demo, the newcomer alone": replace(DEMO, alone={18: -1}),
     "demo, an old one alone": replace(DEMO, alone={18: 0}),
-    "demo, the newcomer alone, 4 rounds": replace(DEMO, alone=dict.fromkeys(range(18, 22), -1)),
-    "demo, an old one alone, 4 rounds": replace(DEMO, alone=dict.fromkeys(range(18, 22), 0)),
     "demo, with 5 steps at first": replace(DEMO, first_steps=5),
-    "demo, near the end": replace(DEMO, joins={48: 1}, until=60),
-    "H=5": Setup(5, 240, 3, 84, joins={72: 1}, leaves={60: 1}),
     "H=100": LONG,
     "H=100, two at once": replace(LONG, joins={10: 2}),
 }
