@@ -49,7 +49,9 @@ class TrainerConfig(Settings):
     )
     batch_size: int = Field(default=8, ge=1, description="Windows of text (samples) in an inner step.")
     lr: float = Field(default=4e-3, gt=0, allow_inf_nan=False, description="Highest learning rate of AdamW.")
-    warmup_steps: int = Field(default=20, ge=0, description="Steps in which the learning rate rises to lr.")
+    warmup_steps: int = Field(
+        default=20, ge=0, description="A peer's own first steps, in which its learning rate rises to the run's."
+    )
     min_lr_ratio: float = Field(
         default=0.1,
         ge=0,

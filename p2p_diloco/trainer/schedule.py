@@ -1,7 +1,8 @@
 """The learning rate of an inner step: a warm-up, then half a cosine.
 
-Law: arithmetic on whole numbers of steps; nothing is read, kept or trained here. Steps are those of the
-run, not of the peer, so that whoever joins late starts where the others are.
+Law: arithmetic on whole numbers of steps; nothing is read, kept or trained here. The cosine follows the run's steps,
+so that whoever joins late goes on where the others are; the warm-up is of a peer's own first steps, for its inner
+optimizer knows nothing yet, however far the run has gone.
 """
 
 from __future__ import annotations
@@ -10,19 +11,26 @@ import math
 
 
 def learning_rate(
-    step: int, *, horizon: int | None, peak: float, warmup_steps: int, min_ratio: float
+    step: int,
+    *,
+    horizon: int | None,
+    peak: float,
+    warmup_steps: int,
+    min_ratio: float,
+    own_step: int | None = None,
 ) -> float:
-    """The learning rate of inner step `step`, counted from 0.
+    """The learning rate of the run's inner step `step`, which is the peer's own number `own_step`; both count from 0,
+    and a peer that was there from the beginning need not tell them apart.
 
-    It rises linearly and reaches `peak` at the last of `warmup_steps`, then falls along half a cosine to
-    `min_ratio` · `peak` at `horizon`, where it stays. Without a horizon it stays at `peak`.
+    It rises linearly over a peer's own first `warmup_steps` to that of the run: `peak`, and from step `warmup_steps` on
+    along half a cosine down to `min_ratio` · `peak` at `horizon`, where it stays. Without a horizon it stays at `peak`.
     """
-    if step < warmup_steps:
-        return peak * (step + 1) / warmup_steps
-    if horizon is None:
-        return peak
+    own = step if own_step is None else own_step
+    risen = min(1.0, (own + 1) / max(1, warmup_steps))
+    if horizon is None or step < warmup_steps:
+        return peak * risen
     gone = min(1.0, (step - warmup_steps) / max(1, horizon - warmup_steps))
-    return peak * (min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * gone)) / 2)
+    return peak * risen * (min_ratio + (1 - min_ratio) * (1 + math.cos(math.pi * gone)) / 2)
 
 
 def run_horizon(*, epochs: int | None, sync_every: int, own_steps: int | None, submitters: int = 1) -> int | None:

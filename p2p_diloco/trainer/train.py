@@ -101,8 +101,8 @@ def train(
 ) -> Stopped:
     """Make inner steps until the run has `finished` or this peer has made its own `steps`.
 
-    Where the text goes on, and what the learning rate is, follows the run's step, so that a peer that joins
-    late or again goes on where the others are.
+    Where the text goes on, and what the learning rate is after a peer's own warm-up, follows the run's step, so that a
+    peer that joins late or again goes on where the others are.
     """
     judge = GPT(model.config).to(_device(model))
     batches.position = peer.global_step
@@ -115,7 +115,7 @@ def train(
             own_steps=config.steps,
             submitters=max(1, peer.metrics.peers) if run.mode == "async" else 1,
         )
-        _follow_schedule(optimizer, peer.global_step, horizon, config)
+        _follow_schedule(optimizer, peer.global_step, progress.steps, horizon, config)
         loss = _backward(model, next(batches), config.clip)
         peer.report(loss=loss, samples=config.batch_size)
         optimizer.step()  # the exchange with the others happens in here
@@ -140,7 +140,7 @@ def warm_start(model: GPT, batches: Batches, steps: int, config: TrainerConfig) 
     """
     optimizer = new_optimizer(model, config)
     for step in range(steps):
-        _follow_schedule(optimizer, step, None, config)
+        _follow_schedule(optimizer, step, step, None, config)
         _backward(model, next(batches), config.clip)
         optimizer.step()
         optimizer.zero_grad()
@@ -178,9 +178,16 @@ def _judge(judge: GPT, peer: Participant, judged: Windows, progress: Progress) -
         progress.evaluated(peer, epoch, mean_loss(judge, judged))
 
 
-def _follow_schedule(optimizer: Optimizer, step: int, horizon: int | None, config: TrainerConfig) -> None:
+def _follow_schedule(
+    optimizer: Optimizer, step: int, own_step: int, horizon: int | None, config: TrainerConfig
+) -> None:
     rate = learning_rate(
-        step, horizon=horizon, peak=config.lr, warmup_steps=config.warmup_steps, min_ratio=config.min_lr_ratio
+        step,
+        own_step=own_step,
+        horizon=horizon,
+        peak=config.lr,
+        warmup_steps=config.warmup_steps,
+        min_ratio=config.min_lr_ratio,
     )
     for group in optimizer.param_groups:
         group["lr"] = rate

@@ -178,12 +178,14 @@ def test_the_optimizer_is_made_as_told() -> None:
     assert len(optimizer.param_groups[0]["params"]) == len(list(GPT(GPTConfig(1, 16, 2, 16)).parameters()))
 
 
-def test_the_learning_rate_follows_the_run_and_not_the_peer() -> None:
-    """A peer that joins at step 30 of 40 has from its first step on the rate of step 30."""
-    at = _train({"ends_at_epoch": 10, "joined_at": 30}, sync_every=4, stop_after_epochs=10)
-    expected = [learning_rate(step, horizon=40, peak=TINY.lr, warmup_steps=20, min_ratio=0.1) for step in range(30, 40)]
-    assert at.peer.rates == pytest.approx(expected)
-    assert expected[0] < 0.7 * TINY.lr
+def test_the_learning_rate_follows_the_run_after_a_warm_up_of_the_peers_own() -> None:
+    """A peer that joins at step 30 of 40 rises in its own first steps to the rate that the others have by then."""
+    config = TINY.model_copy(update={"warmup_steps": 4})
+    at = _train({"ends_at_epoch": 10, "joined_at": 30}, config, sync_every=4, stop_after_epochs=10)
+    of_run = [learning_rate(step, horizon=40, peak=TINY.lr, warmup_steps=4, min_ratio=0.1) for step in range(30, 40)]
+    risen = [0.25, 0.5, 0.75] + [1.0] * 7
+    assert at.peer.rates == pytest.approx([rate * share for rate, share in zip(of_run, risen, strict=True)])
+    assert of_run[0] < 0.7 * TINY.lr
 
 
 def test_the_text_goes_on_where_the_run_is() -> None:
