@@ -34,6 +34,7 @@ FAULTS = {
     "freeze": "process frozen",
     "stall": "trainer stalled",
     "flip": "memory changed",
+    "pause": "trainer paused",
 }
 
 NOTES = {
@@ -87,6 +88,7 @@ class Report:
         lost, doubled = happened["lost"] / sent, happened["doubled"] / sent
         yield f"  messages: {happened['sent']} sent, {lost:.1%} lost or cut off, {doubled:.1%} doubled"
         yield f"  protocol: {self.events} events, {happened['moved']} times a shard moved on, {_notes(happened)}"
+        yield f"  attendance: {happened['judged']} exchanges had to be counted, and were"
         taken = max(1, steps["taken"])  # none are told of a world that broke
         fates = ("counted", "pending", "died", "dropped")
         shares = ", ".join(f"{steps[fate] / taken:.2%} {fate}" for fate in fates)

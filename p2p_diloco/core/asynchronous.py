@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from .attendance import Attendance
 from .events import Accept, Apply, Average, Effect, Note, Send
 from .messages import Commit, Contribution, Fetch, Held, Plan, Stale, State, TakeOver
 from .proposal import Proposal
@@ -20,8 +21,8 @@ from .version import Version
 
 
 class AsynchronousLog(SubmittingLog):
-    def __init__(self, shard: int, fragment: int, me: str, rules: Rules, roster: Roster) -> None:
-        super().__init__(shard, fragment, me, rules, roster)
+    def __init__(self, shard: int, me: str, rules: Rules, roster: Roster, attendance: Attendance) -> None:
+        super().__init__(shard, me, rules, roster, attendance)
         self.recent: list[Commit] = []  # the last ones, which bring a submitter to here
         self.arrived: dict[str, float] = {}  # when what is in the inbox came
         self.proposed: Proposal | None = None  # computed, and not yet held by those who must hold it
@@ -201,7 +202,7 @@ class AsynchronousLog(SubmittingLog):
         counted = [(c.peer, self.inbox.pop(c.peer, None)) for c in commit.contributions]
         have_it = {self.me, *proposal.holding}
         owed = self.owed | {peer: c.base for peer, c in counted if c is not None and peer not in have_it}
-        self._append(commit)
+        self._append(commit, now)
         follows = self.begin(now)
         answers: list[Effect] = []
         if isinstance(self.working, Average) and worth_a_commit(self.me, self.plan, self._drafted.plan.succession):
@@ -220,7 +221,7 @@ class AsynchronousLog(SubmittingLog):
 
     # -- who is named
 
-    def _next_plan(self, version: Version, contributors: set[str], now: float) -> Plan:
+    def _next_plan(self, contributors: set[str], now: float) -> Plan:
         """The same aggregator and successors, unless some are gone or others are elected."""
         return Plan(tuple(self._training()), self._succession(now))
 
@@ -314,9 +315,9 @@ class AsynchronousLog(SubmittingLog):
         self.recent, self.unproven = [], True
         return super().adopt(state, now) + self.ask()
 
-    def _append(self, commit: Commit) -> None:
+    def _append(self, commit: Commit, now: float) -> None:
         kept = self.rules.answered_with if self.me in commit.plan.succession else 1  # by who may have to answer
-        super()._append(commit)
+        super()._append(commit, now)
         self.recent = [*self.recent, commit][-kept:]
 
     def begin(self, now: float) -> list[Effect]:

@@ -18,8 +18,8 @@ class Progress:
 
     base: the version that the local parameters were last merged with. last: the newest contribution sent and not
     written off. oldest: the oldest contribution whose progress rides in it. included: ``last`` is counted in base.
-    sends: how many rounds that were to wait for it the progress since ``oldest`` has been sent in (asynchronous: how
-    often it was refused). oldest_base: where the trainer stood when ``oldest`` was made.
+    oldest_base: where the trainer stood when ``oldest`` was made. sends: how many contributions with the progress since
+    ``oldest`` have left. refusals: asynchronous: how many of these were refused.
     """
 
     base: Version | None = None
@@ -28,18 +28,18 @@ class Progress:
     oldest_base: Version | None = None
     included: bool = False
     sends: int = 0
+    refusals: int = 0
 
-    def send(self, id: ContributionId, expected: bool = True) -> ContributionId:
-        """Note that a contribution was made, and whether a round waits for it, so that a miss counts; returns the
-        oldest one that rides in it."""
+    def send(self, id: ContributionId) -> ContributionId:
+        """Note that a contribution was made; returns the oldest one that rides in it."""
         if self.last is None or self.included or self.oldest is None:
-            self.oldest, self.oldest_base, self.sends = id, self.base, 0
+            self.oldest, self.oldest_base, self.sends, self.refusals = id, self.base, 0, 0
         self.last, self.included = id, False
-        self.sends += expected
         return self.oldest
 
-    def merge(self, version: Version, counted: ContributionId | None, carry_rounds: int) -> Carry:
-        """Move to ``version``, whose table counts ``counted`` as this peer's last contribution."""
+    def merge(self, version: Version, counted: ContributionId | None, *, given_up: bool) -> Carry:
+        """Move to ``version``, whose table counts ``counted`` as this peer's last contribution. ``given_up``: what it
+        doesn't count is dropped."""
         self.base = version
         if self.last is None or self.oldest is None:
             return Carry.KEEP
@@ -59,11 +59,11 @@ class Progress:
                 self.included = False
                 return Carry.RESTORE
             case _:
-                if part or self.sends > carry_rounds:
+                if part or given_up:
                     self._forget()
                     return Carry.DROP
                 return Carry.KEEP
 
     def _forget(self) -> None:
         self.last = self.oldest = None
-        self.included, self.sends = False, 0
+        self.included, self.sends, self.refusals = False, 0, 0

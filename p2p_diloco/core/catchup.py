@@ -79,7 +79,7 @@ class CatchUp:
             return []
         if mine == ModelVersion():
             return self.gather(peer, theirs, now)
-        if self.rules.asynchronous and not self._ended(theirs):
+        if self.rules.asynchronous and not self.rules.ended(theirs):
             return self._keep_up(peer, now)
         if self.ahead is None:
             self.ahead = (theirs, now, peer)
@@ -102,13 +102,6 @@ class CatchUp:
         self.kept_up[peer] = now
         return [Send(peer, Fetch(self.logs.versions(), shards=mine))]
 
-    def _ended(self, theirs: ModelVersion) -> bool:
-        """Whether the run has ended, for all that can be seen of a whole model's version."""
-        epochs, samples, shards = self.rules.stop_after_epochs, self.rules.stop_after_samples, len(self.logs)
-        return (epochs is not None and theirs.epochs >= epochs * shards) or (
-            samples is not None and theirs.samples >= samples * shards
-        )
-
     def gap(self, shard: int, now: float) -> None:
         """Somebody works on a base that this replica doesn't know yet: it has missed a commit, or will get it soon."""
         at = self.logs[shard].version
@@ -127,7 +120,7 @@ class CatchUp:
             return []
         if gathering.done:
             self.gathering = None
-            return []
+            return self._gather_again(now)
         donors = {p: self._told_to_hold(p) for p, s in self.roster.summaries().items() if s.model >= gathering.target}
         donors.pop(self.roster.me, None)
         if gathering.hopeless(donors):
@@ -135,6 +128,16 @@ class CatchUp:
         have = self.logs.versions()
         requests = gathering.ask({p: holds for p, holds in donors.items() if p not in but}, have, now)
         return [Send(donor, Fetch(have, shards=shards)) for donor, shards in requests]
+
+    def _gather_again(self, now: float) -> list[Effect]:
+        """All was gathered, but rounds were faster than the states came: commits between them and the commits that
+        were kept are missing, and none of them will come any more."""
+        late = [commit for log in self.logs if log.version not in log.kept for commit in log.kept.values()]
+        donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""
+        summary = self.roster.summary(donor)
+        if self.rules.asynchronous or summary is None or donor == self.roster.me:
+            return []
+        return self.gather(donor, self.logs.model(), now)
 
     def _told_to_hold(self, donor: str) -> set[int]:
         """The shards of which a donor holds what the first one told, by its own word: that speaks of the lowest epoch

@@ -17,7 +17,7 @@ from .messages import Contribution
 from .rules import Rules
 from .schedule import fragment_by_log
 from .shard import ShardLog
-from .version import ContributionId, Version, descends, incarnation_after
+from .version import ContributionId, Version, descends, digest_of, incarnation_after
 
 
 class Contributing:
@@ -27,6 +27,7 @@ class Contributing:
         self.carried = [Progress() for _ in logs]
         self.flight: dict[int, Version] | None = None  # the shards being exchanged, with their bases
         self.to_land: deque[int] = deque()  # the same, those that were found to be over last
+        self.tolerated: dict[int, tuple[int, ...]] = {}  # fragments whose shards didn't come to one epoch in time
         self.turn = 0  # asynchronous: contributions made, which decides whose turn it is of the fragments
         self.left = Kept(logs, self._leaves_behind)
 
@@ -36,6 +37,18 @@ class Contributing:
     def next_id(self) -> ContributionId:
         """The id of what the trainer contributes next, unless this peer's incarnation has to rise before."""
         return ContributionId(self.incarnation, self.sequence + 1)
+
+    @property
+    def merged(self) -> tuple[int, str]:
+        """Epoch and digest of what the trainer has merged; no digest where the shards of a fragment are at unlike
+        epochs, for then it is no state of the run."""
+        bases = [carried.base for carried in self.carried]
+        versions = [base for base in bases if base is not None]
+        if not versions or len(versions) < len(bases):
+            return 0, ""
+        even = all(len({versions[s].epoch for s in shards}) == 1 for shards in self.rules.fragments)
+        whole = even or self.rules.asynchronous or self.logs.ended
+        return min(v.epoch for v in versions), digest_of(v.digest for v in versions) if whole else ""
 
     @property
     def merged_samples(self) -> int:
@@ -57,6 +70,26 @@ class Contributing:
 
     # -- merging
 
+    @property
+    def uneven(self) -> bool:
+        """Whether what there is to merge now is no state of the run, and may be one soon: the shards of a fragment are
+        at unlike epochs. Not if that was waited for in vain (a shard that was mended is ahead for a round), nor if a
+        shard that is behind waits for this trainer."""
+        if self.rules.asynchronous or self.flight is not None or not self.logs.whole:
+            return False
+        return any(
+            self.tolerated.get(fragment) != epochs and not self._is_awaited(fragment, epochs[0])
+            for fragment, epochs in self.logs.uneven().items()
+        )
+
+    def _is_awaited(self, fragment: int, epoch: int) -> bool:
+        logs = (self.logs.look_at(shard) for shard in self.rules.fragments[fragment])
+        return any(log.awaits_me for log in logs if log.version is not None and log.version.epoch == epoch)
+
+    def tolerate(self) -> None:
+        """Wait no longer for these shards to come to one epoch."""
+        self.tolerated = self.logs.uneven()
+
     def merge(self) -> Load:
         """What the trainer merges, and what it is to send."""
         if self.flight is not None or not self.logs.whole:
@@ -66,8 +99,9 @@ class Contributing:
             # what was refused is carried or dropped, though nothing newer has come since the last merge
             news = log.version != carried.base or log.refusals > 0
             if log.version is not None and news and log.loads(carried.base):
-                carried.sends, log.refusals = carried.sends + log.refusals, 0
-                carry = carried.merge(log.version, self.counted(log.shard), log.carry_rounds)
+                carried.refusals, log.refusals = carried.refusals + log.refusals, 0
+                given_up = log.gives_up(carried)
+                carry = carried.merge(log.version, self.counted(log.shard), given_up=given_up)
                 loads.append(Loaded(log.shard, log.version, carry))
         due = self.due()
         for shard in due:
@@ -114,11 +148,10 @@ class Contributing:
         effects: list[Effect] = []
         for shard, payload in zip(event.shards, event.payloads, strict=True):
             log, carried = self.logs[shard], self.carried[shard]
-            expected = log.version == carried.base and self.me in log.plan.group
-            oldest = carried.send(id, expected)
+            oldest = carried.send(id)
             if log.version is None or log.version != carried.base:
                 continue  # the base changed while the pseudo-gradient was computed: it is carried, like one not counted
-            flight[shard] = log.version
+            flight[shard], carried.sends = log.version, carried.sends + 1
             mine = Contribution(shard, log.version, id, oldest, event.weight, event.samples, payload)
             effects += log.contribute(mine, now)
         if not flight:
@@ -134,7 +167,7 @@ class Contributing:
         for shard, payload in zip(event.shards, event.payloads, strict=True):
             log, carried = self.logs[shard], self.carried[shard]
             assert isinstance(log, AsynchronousLog)
-            oldest = carried.send(id, expected=False)
+            oldest = carried.send(id)
             base = log.submits_on(carried.base, carried.oldest_base)
             if base is not None:
                 bases[shard] = carried.oldest_base = base  # refused, it stays as old as it was said to be

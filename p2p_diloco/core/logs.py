@@ -89,6 +89,17 @@ class Logs(Sequence[ShardLog]):
         """Whether the run has ended for every shard."""
         return self.whole and not any(self._open)
 
+    @property
+    def even(self) -> bool:
+        """Whether all is held, and the shards of each fragment are at one epoch, but for those that the run has ended
+        for."""
+        return self.whole and not self.uneven()
+
+    def uneven(self) -> dict[int, tuple[int, ...]]:
+        """The epochs in which the shards of a fragment are, lowest first, of each fragment that is in several."""
+        self._look()
+        return {f: tuple(sorted(epochs)) for f, epochs in enumerate(self._open) if len(epochs) > 1}
+
     def epochs(self) -> tuple[int, ...]:
         """The lowest of each fragment; only while all shards are held."""
         self._look()

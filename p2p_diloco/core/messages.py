@@ -41,6 +41,7 @@ class Summary:
     unlike: bool = False  # it computes other outer steps: it gets states in place of commits, and is elected last
     revision: Revision = FOUNDED  # the highest that it has heard of
     speed: float = 0.0  # inner steps a second while it trains; 0: not known yet
+    paused: bool = False  # its trainer has announced that it makes no steps for a while; idle or not
 
 
 # -- liveness

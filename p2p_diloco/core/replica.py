@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from .asynchronous import AsynchronousLog
+from .attendance import Attendance
 from .catchup import CatchUp
 from .contributing import Contributing
 from .events import (
     Applied,
+    Apply,
     Averaged,
     Changed,
     Closed,
@@ -88,13 +90,17 @@ class Replica:
         self.me, self.rules = me, rules
         summary = Summary(incarnation, role, eligible, ModelVersion(), (), idle=False)
         self.roster = Roster(me, rules, summary)
-        fragment_of = {shard: f for f, shards in enumerate(rules.fragments) for shard in shards}
+        self.attendances = [Attendance(f, rules, self.roster) for f in range(len(rules.fragments))]
+        of = {shard: self.attendances[f] for f, shards in enumerate(rules.fragments) for shard in shards}
         log = AsynchronousLog if rules.asynchronous else ShardLog
-        self.logs = Logs(rules, (log(s, fragment_of[s], me, rules, self.roster) for s in range(rules.shards)))
+        self.logs = Logs(rules, (log(s, me, rules, self.roster, of[s]) for s in range(rules.shards)))
         self.catchup = CatchUp(rules, self.logs, self.roster)
         self.own = Contributing(me, rules, self.logs, incarnation)
-        self.step_time, self.last_step, self.paused = 0.0, now, False
+        self.step_time, self.last_step = 0.0, now
+        self.paused: float | None = None  # since when the trainer pauses
+        self.merging: float | None = None  # since when the trainer waits for the answer to a Merge
         self.finished = self.departed = False
+        self.ready, self.whole_since = False, now  # training may start; all shards are held
         self.had_state = False  # before the last event
         self.astray = 0  # commits in a row, of any shard, that led to another digest than they name
         self.silent_until, self.unsaid = now, 0  # of mismatches
@@ -181,7 +187,7 @@ class Replica:
             if log.asked:
                 return f"taking over shard {log.shard}, waiting for {', '.join(sorted(log.asked))}"
             if missing := log.waited_for():
-                return f"waiting for the contributions of {', '.join(missing)}"
+                return f"waiting for the contributions of {', '.join(map(self._told, missing))}"
             if len(log.inbox) < log.needed:
                 key = "start_peers" if log.needed > self.rules.min_peers else "min_peers"
                 return f"waiting for peers: {len(log.inbox)} of {log.needed} ({key}) have contributed"
@@ -192,6 +198,10 @@ class Replica:
                 return f"waiting for a peer that may aggregate and can be reached; of {line} none can"
             return f"waiting for the commit of {len(open_ones)} shards, the next from {holder}"
         return ""
+
+    def _told(self, peer: str) -> str:
+        summary = self.roster.summary(peer)
+        return f"{peer} (paused)" if summary is not None and summary.paused else peer
 
     def _waiting_for_answers(self) -> str:
         logs = [self.logs[s] for s in self.own.flight or ()]
@@ -205,7 +215,10 @@ class Replica:
         if (standing := self.roster.standing()) != self.asked_of:
             self.asked_of = standing
             self.ends.forget()
-        self.planned = min([self.next_tick, *self.ends.now().values()])
+        if [attendance for attendance in self.attendances if attendance.has_news()]:
+            self.ends.forget()
+        even_by = self.merging + self.rules.even_within if self.merging is not None else self.next_tick
+        self.planned = min([self.next_tick, even_by, *self.ends.now().values()])
         return self.planned
 
     # -- the one entry point
@@ -214,8 +227,8 @@ class Replica:
         """Advance by one event; the only way this replica's state changes."""
         if self.departed:
             return []
-        self._notice_idleness(now)
-        effects = self._dispatch(event, now)
+        effects = self._notice_idleness(now)
+        effects += self._dispatch(event, now)
         return effects + self._settle(now)
 
     def _dispatch(self, event: Event, now: float) -> list[Effect]:
@@ -250,11 +263,12 @@ class Replica:
                 self.roster.mine = replace(self.roster.mine, speed=1 / step_time if step_time > 0 else 0.0)
                 return []
             case Pause(paused):
-                self.paused, self.last_step = paused, now
-                self._notice_idleness(now)  # others hear of it with the next probe
-                return []
+                self.paused, self.last_step = now if paused else None, now
+                self.roster.mine = replace(self.roster.mine, paused=paused)
+                return self._notice_idleness(now)
             case Merge():
-                return [self.own.merge()]
+                self.merging = now
+                return self._load(now)
             case Contribute():
                 return self.own.contribute(event, now)
             case Averaged(shard, base, digest, payload):
@@ -356,7 +370,11 @@ class Replica:
         if log.relation(commit.base) == "ahead":
             log.keep(commit)
             self.catchup.gap(log.shard, now)
-            return log.missed(sender, commit, self.versions, now)
+            missed = log.missed(sender, commit, self.versions, now)
+            if self.ready or not self.has_state or self.catchup.gathering is not None:
+                return missed
+            # Who made the commit in between may not have known of this newcomer, and then it never comes.
+            return [*missed, *self.catchup.fetch(sender, self.logs.model(), now)]
         return log.repeated(sender, commit)
 
     def _applied(self, shard: int, base: Version, digest: str, now: float) -> list[Effect]:
@@ -445,7 +463,7 @@ class Replica:
         if now - self.planned > self.rules.frozen_after:
             self.roster.forgive(now)
         if now < self.next_tick:
-            return [effect for log in self.logs for effect in log.close(now)]
+            return [*self._load(now), *(effect for log in self.logs for effect in log.close(now))]
         self.next_tick = now + self.rules.probe_every
         effects: list[Effect] = []
         for peer in self.roster.expire(now):
@@ -454,6 +472,7 @@ class Replica:
             effects += [Note("died", f"{peer} {why}"), *self._lost(peer, now)]
         for peer in self.roster.to_probe(self._watched(), now):
             effects += self._probe(peer, now)
+        effects += [*self._start(now), *self._load(now)]
         effects += self.catchup.tick(now)
         effects += self.catchup.mend(now)
         for log in self.logs:
@@ -498,11 +517,10 @@ class Replica:
             self.adopted = self.revision
             effects.append(Note("revision", f"all shards are at {self.adopted}"))
         if not had_state:
-            self.last_step = now
-            effects.append(Ready())
-            for peer in self.roster.alive():
-                effects += self._probe(peer, now)
-        effects.append(Changed())
+            self.whole_since = now
+        if not had_state or self._is_left_out(moved):
+            effects += self._tell_all(now)
+        effects += [*self._start(now), Changed(), *self._load(now)]
         if not self.finished and self.logs.ended:
             self.finished = True
             effects.append(Finished())
@@ -531,15 +549,58 @@ class Replica:
             return []
         return [Note("revision", f"{highest} is known, and each shard adopts it with its next commit")]
 
-    def _notice_idleness(self, now: float) -> None:
-        """Whether this peer is waited for is its own word: an idle one is not."""
-        idle = self.paused or (
-            self.roster.mine.role == "worker"
-            and self.own.flight is None
-            and now - self.last_step > self.rules.idle_after(self.step_time)
-        )
-        if idle != self.roster.mine.idle:
-            self.roster.mine = replace(self.roster.mine, idle=idle)
+    def _notice_idleness(self, now: float) -> list[Effect]:
+        """Whether this peer is waited for is its own word: an idle one is not. One that pauses is, for a while: it
+        comes back, and rounds without it would carry the model after the others' data."""
+        if self.paused is not None:
+            idle = self.rules.asynchronous or now - self.paused >= self.rules.pause_timeout
+        else:
+            exchanging = self.own.flight is not None or self.merging is not None
+            trains = self.ready and self.roster.mine.role == "worker" and not exchanging
+            idle = trains and now - self.last_step > self.rules.idle_after(self.step_time)
+        if idle == self.roster.mine.idle:
+            return []
+        self.roster.mine = replace(self.roster.mine, idle=idle)
+        return self._tell_all(now)
+
+    def _is_left_out(self, moved: Sequence[int]) -> bool:
+        """Whether this peer works, and holds an epoch that doesn't count it: the others should hear of it."""
+        mine = self.roster.mine
+        if self.rules.asynchronous or mine.role != "worker" or mine.idle or not self.logs.even:
+            return False
+        fragments = {self.logs.look_at(shard).fragment for shard in moved}
+        return not all(self.logs.look_at(s).counts_me for f in fragments for s in self.rules.fragments[f])
+
+    def _tell_all(self, now: float) -> list[Effect]:
+        """What this peer says of itself has changed, and rounds hang on it. Peers that a plan names, and that were not
+        met yet, should hear it, too."""
+        return [effect for peer in self.roster.within_reach() for effect in self._probe(peer, now)]
+
+    def _start(self, now: float) -> list[Effect]:
+        """Training starts on the newest state: not while this replica has commits that lead further than it is, and
+        not at once while the shards of a fragment are at unlike epochs."""
+        if self.ready or not self.has_state:
+            return []
+        if not self.rules.asynchronous:
+            behind = any(log.kept or isinstance(log.working, Apply) for log in self.logs)
+            waits = self.rules.fetch_again if behind else 0.0 if self.logs.even else self.rules.even_within
+            if now - self.whole_since < waits:
+                return []
+        self.ready, self.last_step = True, now
+        return [Ready()]
+
+    def _load(self, now: float) -> list[Effect]:
+        """The answer to the trainer's Merge. While the shards of a fragment are at unlike epochs it waits a little, so
+        that what is merged is one state of the run; not for long, for others may wait for a contribution to those
+        that are behind."""
+        if self.merging is None:
+            return []
+        if self.own.uneven:
+            if now - self.merging < self.rules.even_within:
+                return []
+            self.own.tolerate()
+        self.merging = None
+        return [self.own.merge()]
 
     def _describe(self) -> None:
         """Keep what this peer says of its state up to date."""

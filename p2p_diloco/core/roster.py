@@ -61,6 +61,15 @@ class Roster:
         """All live peers but this one, sorted."""
         return sorted(peer for peer, member in self.members.items() if member.live)
 
+    def workers(self) -> list[str]:
+        """All that live, train and hold a state of this lineage, this one included."""
+        here = {peer: member.summary for peer, member in self.members.items() if member.live} | {self.me: self.mine}
+        return [peer for peer, s in here.items() if s is not None and _works(s) and not self.elsewhere(s)]
+
+    def within_reach(self) -> list[str]:
+        """All but this one that live, or that a commit names and that were not met yet; sorted."""
+        return sorted(peer for peer, member in self.members.items() if member.live or member.presumed)
+
     def summary(self, peer: str) -> Summary | None:
         """What a live peer last said of itself."""
         if peer == self.me:
@@ -213,3 +222,7 @@ class Roster:
         quiet = [peer for peer in others if not self.members[peer].dead]
         dead = [p for p in others if self.members[p].dead and now - self.members[p].probed >= self.rules.dead_after]
         return sorted(set(watched) - {self.me}) + quiet[:PROBED_EACH_INTERVAL] + dead[:1]
+
+
+def _works(summary: Summary) -> bool:
+    return summary.role == "worker" and bool(summary.epochs) and not summary.idle

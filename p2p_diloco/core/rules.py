@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .version import ModelVersion
+
+EVEN_S_MAX = 10.0
+"""A trainer that waits for an answer of its node waits no longer than this for a state of one epoch."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
@@ -15,6 +20,7 @@ class Rules:
     min_peers: int = 1
     start_peers: int = 1
     round_timeout: float = 600.0
+    pause_timeout: float = 60.0  # a trainer that pauses for longer is not waited for
     heartbeat_interval: float = 1.0
     heartbeat_timeout: float = 10.0
     carry_rounds: int = 2
@@ -27,7 +33,7 @@ class Rules:
     history: int = 256  # ancestors remembered per shard
     forgotten: int = 60  # heartbeat_timeouts after which a peer that is gone is not remembered
     fetch_window: int = 2  # shards that are asked of one donor at a time
-    commits_kept: int = 16  # per shard, on bases that are still being fetched
+    commits_kept: int = 256  # per shard, on bases that are still being fetched
     fetch_repeats: int = 5  # of the question for what is missing of another lineage, while nothing comes
     astray_max: int = 6  # commits in a row that lead a replica to other digests; then it computes unlike the others
     answered_with: int = 4  # commits at most in place of a state: of as many bytes as a state, or fewer
@@ -40,6 +46,13 @@ class Rules:
     @property
     def shards(self) -> int:
         return sum(len(shards) for shards in self.fragments)
+
+    def ended(self, model: ModelVersion) -> bool:
+        """Whether the run has ended with this model, for all that can be seen of a whole model's version."""
+        epochs, samples = self.stop_after_epochs, self.stop_after_samples
+        return (epochs is not None and model.epochs >= epochs * self.shards) or (
+            samples is not None and model.samples >= samples * self.shards
+        )
 
     @property
     def payloads_kept(self) -> int:
@@ -59,6 +72,11 @@ class Rules:
     def settle(self) -> float:
         """How long a peer may be seen ahead before its state is fetched: usually a commit is on its way."""
         return 2 * self.heartbeat_interval
+
+    @property
+    def even_within(self) -> float:
+        """How long a trainer waits for the shards of a fragment to come to one epoch: commits are on their way."""
+        return min(2 * self.heartbeat_interval, EVEN_S_MAX)
 
     @property
     def fetch_again(self) -> float:

@@ -7,8 +7,11 @@ with a newer state is `catchup`'s work, the trainer's side is `replica`'s.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
+from .attendance import Attendance
+from .carry import Progress
 from .election import assigned
 from .events import Accept, Apply, Average, Effect, Note, Send
 from .messages import Commit, Contribution, Counted, Held, Outdated, Plan, Promise, Stale, State, TakeOver, Want
@@ -50,9 +53,9 @@ def meta_of(state: State) -> bytes:
 
 
 class ShardLog:
-    def __init__(self, shard: int, fragment: int, me: str, rules: Rules, roster: Roster) -> None:
-        self.shard, self.fragment = shard, fragment
-        self.me, self.rules, self.roster = me, rules, roster
+    def __init__(self, shard: int, me: str, rules: Rules, roster: Roster, attendance: Attendance) -> None:
+        self.shard, self.fragment = shard, attendance.fragment
+        self.me, self.rules, self.roster, self.attendance = me, rules, roster, attendance
         # the replicated state
         self.version: Version | None = None
         self.made_term = 0
@@ -63,6 +66,7 @@ class ShardLog:
         self.revision = FOUNDED
         self.last: Commit | None = None  # the commit that made the version, while anybody may lack it (`let_go`)
         self.lacking: set[str] = set()  # who may
+        self.counts_me = False  # whether the commit that made the version counts this peer
         # the round after it
         self.term, self.holder = 0, ""  # the highest claim known to aggregate it: of equal terms, the greater id
         self.promised_by: set[str] | None = None  # set while this peer has the term by a claim, not by the plan
@@ -133,14 +137,47 @@ class ShardLog:
         return (self.term + len(line) + 1, others[0]) if others else (self.term, self.holder)
 
     def waited_for(self) -> list[str]:
-        """Group members whose contribution is missing and still expected."""
-        return [p for p in self.plan.group if p not in self.inbox and self._expected(p)]
+        """Members of the averaging group that work, and whose contribution is missing."""
+        if self.version is None:
+            return []
+        group = self.attendance.group(self.plan, self.version.epoch)
+        return [p for p in group if p not in self.inbox and self._expected(p)]
+
+    def _taking_part(self, now: float) -> list[str]:
+        """Those of them that are not given up: they take part for sure, or their grace has not ended."""
+        return [p for p in self.waited_for() if now < self._given_up_at(p)]
+
+    @property
+    def awaits_me(self) -> bool:
+        """Whether this round waits for this peer, which has contributed nothing to it yet."""
+        if self.version is None or (self.mine is not None and self.mine.base == self.version):
+            return False
+        return self.attendance.is_named(self.me, self.plan, self.version.epoch)
+
+    def _given_up_at(self, peer: str) -> float:
+        """When a member that works is given up, if its contribution does not come; never if it is sure to come."""
+        sure = self.roster.presumed(peer) or (
+            self.version is not None and self.attendance.sure(peer, self.version.epoch)
+        )
+        return math.inf if sure else self.attendance.waits_until(peer, self.opened)
 
     @property
     def needed(self) -> int:
-        """Contributions without which no outer step is taken."""
+        """Contributions without which no outer step is taken, whoever is there."""
         founding = self.version is not None and self.version.epoch == 0
         return max(self.rules.min_peers, self.rules.start_peers) if founding else self.rules.min_peers
+
+    def quorum(self, now: float) -> int:
+        """Contributions without which no outer step is taken as long as others take part: half of all, and two. The
+        outer momentum would carry the model after one peer's data."""
+        taking_part = len(self.inbox) + len(self._taking_part(now))
+        return max(self.needed, min(taking_part, max(2, math.ceil(taking_part / 2))))
+
+    def may_close(self, now: float) -> bool:
+        """Whether the round may end with the contributions that came."""
+        if len(self.inbox) < max(1, self.quorum(now)):
+            return False
+        return now >= self.deadline() or not self._taking_part(now)
 
     @property
     def asked(self) -> list[str]:
@@ -154,10 +191,9 @@ class ShardLog:
         """Whether this peer holds the term and has all promises."""
         return self.holder == self.me and not self.asked
 
-    @property
-    def carry_rounds(self) -> int:
-        """How often progress that was not counted is sent again."""
-        return self.rules.carry_rounds
+    def gives_up(self, carried: Progress) -> bool:
+        """Whether progress that is not counted has been sent so often that it is dropped rather than sent again."""
+        return carried.sends > self.rules.carry_rounds
 
     def loads(self, base: Version | None) -> bool:
         """Whether the trainer, whose base is another than the present version, merges this shard now."""
@@ -179,7 +215,10 @@ class ShardLog:
     def closes_at(self) -> float | None:
         """When time alone will end the round, if it will."""
         able = self.working is None and not self.frozen and self.damaged is None
-        return self.deadline() if able and self.aggregating and len(self.inbox) >= max(1, self.needed) else None
+        if not able or not self.aggregating or not self.inbox:
+            return None
+        moments = {self.deadline(), *(self._given_up_at(p) for p in self.waited_for())} - {math.inf}
+        return next(filter(self.may_close, sorted(moments)), None)
 
     def donors(self) -> list[str]:
         """Who may have this shard's tensors as they should be."""
@@ -268,7 +307,8 @@ class ShardLog:
         self.wants = now + self.patience
 
     def passed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """A contribution on an earlier version: it comes too late, and its author has missed something."""
+        """A contribution on an earlier version: it comes too late, and its author will soon stand on a later one."""
+        self.attendance.shows(sender, contribution.base.epoch + 1)
         return [Send(sender, self.news(sender, contribution.base))]
 
     def wanted(self, sender: str, base: Version, now: float) -> list[Effect]:
@@ -285,6 +325,7 @@ class ShardLog:
 
     def forgotten_by(self, peer: str) -> None:
         """The peer restarted: what it was handed and what it promised is gone."""
+        self.attendance.forget(peer)
         if self.handed == peer:
             self.handed = None
         if self.promised_by is not None:
@@ -305,6 +346,7 @@ class ShardLog:
         if not self.inbox:
             self._open(now)
         self.reached(sender, contribution.base)
+        self.attendance.shows(sender, contribution.base.epoch)
         self.inbox[sender] = contribution
         return effects + self.close(now)
 
@@ -325,7 +367,7 @@ class ShardLog:
             return []
         if not self.aggregating or (self.final and not self.trusted):
             return []
-        if not self.trusted and (len(self.inbox) < self.needed or (self.waited_for() and now < self.deadline())):
+        if not self.trusted and not self.may_close(now):
             return []
         return self._work(() if self.trusted else tuple(sorted(self.inbox.items())), now)
 
@@ -368,7 +410,7 @@ class ShardLog:
         draft = self._drafted
         commit = replace(draft, version=replace(draft.version, digest=digest), payload=payload)
         effects: list[Effect] = [Accept(((self.shard, digest),))]
-        self._append(commit)
+        self._append(commit, now)
         effects += [Send(p, self.news(p, base)) for p in self.roster.alive()]  # who still fetches, too: see `keep`
         return effects + self.begin(now)
 
@@ -398,25 +440,27 @@ class ShardLog:
         base = self.version
         version = Version(base.generation, base.samples + sum(c.samples for _, c in contributions), base.epoch + 1, "")
         listed = tuple(Counted(peer, c.id, c.weight, c.samples) for peer, c in contributions)
-        plan = self._next_plan(version, {peer for peer, _ in contributions}, now)
+        plan = self._next_plan({peer for peer, _ in contributions}, now)
         revision = max(self.revision, self.roster.mine.revision)
         return Commit(self.shard, base, version, self.term, self.me, listed, plan, revision=revision)
 
-    def _next_plan(self, version: Version, contributors: set[str], now: float) -> Plan:
-        """Wait for every live worker that is up to date; let those aggregate that already took part."""
-        base_epoch = version.epoch - 1
+    def _next_plan(self, contributors: set[str], now: float) -> Plan:
+        """Wait for every live worker that holds a state; let those aggregate that already took part."""
+        assert self.version is not None
+        epoch = self.version.epoch
         group, members, unlike = dict[str, float](), dict[str, float](), dict[str, float]()
         for peer, s in self.roster.summaries().items():
-            current = bool(s.epochs) and s.epochs[self.fragment] >= base_epoch and not self.roster.elsewhere(s)
-            if not (current or peer in contributors):
+            if peer not in contributors and (not s.epochs or self.roster.elsewhere(s)):
                 continue
-            if s.role == "worker" and not s.idle:
+            attends = s.role == "worker" and not s.idle
+            if attends and self.attendance.names(peer, self.plan, epoch, contributors):
                 group[peer] = s.bandwidth
-            took_part = peer in contributors or peer == self.me or peer in self.line()
-            if s.eligible and (took_part or s.role == "aggregator"):
+            took_part = peer in self.plan.succession or self.attendance.has_counted(peer)
+            near = (s.role == "aggregator" or took_part) and self.attendance.is_near(peer, epoch)
+            if s.eligible and (near or peer in contributors or peer == self.me):
                 (unlike if s.unlike else members)[peer] = s.bandwidth
         shards, able = self.rules.fragments[self.fragment], members or unlike or {self.me: 0.0}
-        plan = assigned(self.rules.run, version.epoch, shards, tuple(able.items()), tuple(group.items()))
+        plan = assigned(self.rules.run, epoch + 1, shards, tuple(able.items()), tuple(group.items()))
         return Plan(tuple(group), plan[self.shard])
 
     # -- others' commits and states
@@ -481,18 +525,23 @@ class ShardLog:
             return None, []
         if commit.version.digest != digest:
             return commit, []
-        self._append(commit)
+        self._append(commit, now)
         return None, [Accept(((self.shard, digest),)), *self.begin(now)]
 
     def adopt(self, state: State, now: float) -> list[Effect]:
         """Take a whole state in place of the present one; its proposal has been accepted already."""
+        if self.version is not None and not descends(state.version, dict(state.history), self.version):
+            self.attendance.clear()
         self.version, self.made_term, self.plan = state.version, state.term, state.plan
         self.counted, self.history = dict(state.counted), dict(state.history)
         self.buffered, self.revision = state.buffered, state.revision
-        self.last, self.lacking = None, set()
+        self.last, self.lacking, self.counts_me = None, set(), False
         return self.begin(now)
 
-    def _append(self, commit: Commit) -> None:
+    def _append(self, commit: Commit, now: float) -> None:
+        if not self.rules.asynchronous:
+            self.attendance.appended(self.plan, commit, now)
+        self.counts_me = any(c.peer == self.me for c in commit.contributions)
         self.buffered, self.revision = self._buffered_after(commit), commit.revision
         self.version, self.made_term, self.plan = commit.version, commit.term, commit.plan
         self.last, self.lacking = commit, {*self.roster.alive(), self.me} - {commit.aggregator}
@@ -517,6 +566,8 @@ class ShardLog:
 
     def _renew(self, now: float) -> None:
         """Forget what was of the version before."""
+        if self.version is not None:
+            self.attendance.planned(self.plan, self.version.epoch)
         self.term, self.holder = 0, self.plan.succession[0]
         self.working, self.promised_by = None, None
         self.damaged, self.trusted, self.past_mending = None, False, False
@@ -600,4 +651,4 @@ class ShardLog:
 
     def _expected(self, peer: str) -> bool:
         summary = self.roster.summary(peer)
-        return self.roster.presumed(peer) if summary is None else not summary.idle
+        return self.roster.presumed(peer) if summary is None else summary.role == "worker" and not summary.idle

@@ -7,6 +7,8 @@ or when it can't be counted any more; the trainer merges then, and at no other t
 
 from __future__ import annotations
 
+from .attendance import Attendance
+from .carry import Progress
 from .events import Effect
 from .messages import Contribution, Stale
 from .roster import Roster
@@ -29,15 +31,14 @@ def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
 
 
 class SubmittingLog(ShardLog):
-    def __init__(self, shard: int, fragment: int, me: str, rules: Rules, roster: Roster) -> None:
-        super().__init__(shard, fragment, me, rules, roster)
+    def __init__(self, shard: int, me: str, rules: Rules, roster: Roster, attendance: Attendance) -> None:
+        super().__init__(shard, me, rules, roster, attendance)
         self.refused: Version | None = None  # where its submission was found to be too stale
         self.over = False  # its exchange is over, and the trainer has not merged the result
 
-    @property
-    def carry_rounds(self) -> int:
+    def gives_up(self, carried: Progress) -> bool:
         """What was refused is carried over once."""
-        return 1
+        return carried.refusals > 1
 
     def exchanging(self, base: Version, due: bool) -> bool:
         """Until it is answered for: counted, or refused."""

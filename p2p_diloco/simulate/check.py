@@ -13,6 +13,11 @@ from .world import Settings, World
 CHAOS_S, HEAL_S, SETTLE_S = 40.0, 30.0, 12.0
 RESUMED_S = 15.0
 """In the last part of the healing time, this long, every peer must see commits: a bound on recovery, too."""
+SHORT_CHAOS_S = 10.0
+"""The first of them where rounds are shorter than `SHORT_S`: as much happens meanwhile."""
+SHORT_HEAL_S = 6.0
+ROUNDS, SHORT_S, LONG_S = 4.0, 0.5, 5.0
+"""These times are longer by so many rounds where a round takes longer than `LONG_S`."""
 LAGS = 2.0
 """These times are longer by so many times what a State takes (the first is not): after one a second may be needed."""
 FOR_EVER = 1000.0
@@ -23,10 +28,14 @@ KINDS = {
     "bereaved": "as patient, and the dead stay dead",
     "hesitant": "as bereaved, and bases change while pseudo-gradients are made",
     "overlapped": "as healed, and training goes on while exchanges are under way",
+    "joining": "no faults but pauses; peers come one after another, into rounds far shorter or longer than a heartbeat",
+    "crowded": "8 to 12 peers; faults of all kinds, and pauses; then everybody is there again",
     "async": "asynchronous mode; no more deaths and damaged memories at a time than there are successors",
     "torn": "asynchronous mode; faults of all kinds, cuts of the network too",
 }
-_MIX = ("healed", "patient", "async", "bereaved", "healed", "torn", "overlapped", "hesitant")
+_MIX = ("healed", "patient", "async", "bereaved", "joining", "torn", "overlapped", "hesitant", "healed", "joining")
+_CROWDED = 40
+"""Of so many worlds one is crowded: it takes as long as several others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +51,18 @@ class Outcome:
 
 def kind_of(seed: int) -> str:
     """The kind of world that a seed stands for, unless another is asked for."""
-    return _MIX[seed % len(_MIX)]
+    return "crowded" if seed % _CROWDED == _CROWDED - 1 else _MIX[seed % len(_MIX)]
 
 
 def drawn(seed: int, kind: str = "healed") -> Settings:
     """What a world of a kind is made of. Raises KeyError for a kind that there is not."""
     kinds = {
         "healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant, "overlapped": _overlapped,
-        "async": _async, "torn": _torn,
+        "joining": _joining, "crowded": _crowded, "async": _async, "torn": _torn,
     }  # fmt: skip
-    settings = _harder(kinds[kind](Random(f"settings {seed}")), Random(f"harder {seed}"))
+    settings = kinds[kind](Random(f"settings {seed}"))
+    if kind != "joining":
+        settings = _harder(settings, Random(f"harder {seed}"))
     unequal = Random(f"links {seed}").random() > 0.5
     settings = replace(settings, bandwidths=(1.0, 100.0)) if unequal else settings
     return _revised(settings, Random(f"revised {seed}"))
@@ -80,7 +91,7 @@ def _harder(settings: Settings, rng: Random) -> Settings:
 
 def _healed(rng: Random) -> Settings:
     peers = rng.randint(2, 5)
-    faults = ("crash", "restart", "cut", "heal", "freeze", "stall", "leave", "flip")
+    faults = ("crash", "restart", "cut", "heal", "freeze", "stall", "leave", "flip", "pause")
     return Settings(
         peers=peers,
         fragments=rng.randint(1, 3),
@@ -127,6 +138,41 @@ def _overlapped(rng: Random) -> Settings:
     return replace(settings, overlap=rng.randint(1, settings.interval))
 
 
+def _joining(rng: Random) -> Settings:
+    """Rounds of 0.02 to 50 heartbeats, into which a state takes up to 100 rounds to come."""
+    usual = rng.choice([0.02, 0.1, 0.1, 0.5, 1.0, 1.0, 10.0, 50.0])  # seconds of a round; a heartbeat is one
+    interval = rng.choice([1, 2, 5])
+    slow = rng.choice([1.0, 1.0, 3.0, 5.0])
+    return Settings(
+        peers=rng.randint(3, 5 if usual >= 0.5 else 4),
+        fragments=rng.choice([1, 1, 2]) if usual >= 1.0 else 1,
+        shards_per_fragment=rng.randint(1, 4 if usual >= 0.5 else 2),
+        interval=interval,
+        step_times=(usual / interval, slow * usual / interval),
+        delay_mean=min(0.1, usual / 10),
+        work_time=min(0.05, usual / 20),
+        drop=0.0,
+        duplicate=0.0,
+        late=(2.0, 8.0) if usual < 0.5 else (10.0, 40.0),
+        faults=("pause",) if rng.random() < 0.5 else (),
+        fault_every=(1.0, 6.0),
+        state_lag=rng.choice([0.0, 0.5, 2.0] if usual < 0.5 else [0.0, 1.0, 4.0, 15.0]),
+        round_timeout=FOR_EVER,
+        bandwidths=None,
+    )
+
+
+def _crowded(rng: Random) -> Settings:
+    settings = _healed(rng)
+    return replace(
+        settings,
+        peers=rng.randint(8, 12),
+        shards_per_fragment=rng.choice([1, 2, 4]),
+        fragments=rng.choice([1, 1, 2]),
+        faults=(*settings.faults, "pause"),
+    )
+
+
 def _async(rng: Random) -> Settings:
     settings, successors = _healed(rng), rng.choice([1, 1, 2])
     faults = ("crash", "flip", "freeze", "leave", "restart", "stall")
@@ -159,19 +205,26 @@ def _torn(rng: Random) -> Settings:
 
 def check(world: World) -> Outcome:
     """One world from birth to peace. Raises Violation."""
-    world.faults.chaos(CHAOS_S)
-    world.ask(CHAOS_S)
-    world.run(CHAOS_S)
+    round_s = world.settings.interval * world.settings.step_times[1]
+    rounds = ROUNDS * round_s if round_s > LONG_S else 0.0
+    long = round_s >= SHORT_S
+    chaos, heal = (CHAOS_S, HEAL_S) if long else (SHORT_CHAOS_S, SHORT_HEAL_S)
+    world.faults.chaos(chaos)
+    world.ask(chaos)
+    world.run(chaos + rounds)
     world.faults.heal()
     asked = world.highest()
-    slow = LAGS * world.settings.state_lag
-    world.run(world.now + HEAL_S + 2 * slow)  # as long for what recovers as for what it must show then
+    slow = LAGS * world.settings.state_lag + rounds
+    if round_s >= SHORT_S:
+        heal = max(heal, world.membership.patience + ROUNDS * round_s)
+    world.run(world.now + heal + 2 * slow)  # as long for what recovers as for what it must show then
     steps: Counter[str] = Counter()
     if not ended_damaged(world):
         for name, process in world.alive.items():
             newest = max((when for when, who, *_ in world.commits if who == name), default=0.0)
             moving = process.replica.finished or newest > world.now - RESUMED_S - slow
             require(moving, "d", f"{name} has no commit in the last {RESUMED_S + slow:g} s of healing")
+        world.membership.at_peace()
         world.training = False
         world.run(world.now + SETTLE_S + slow)
         require(len(lineage(world)) == 1, "d", f"more than one lineage after healing: {lineage(world)}")

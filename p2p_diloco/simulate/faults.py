@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FREEZE_S = (0.5, 8.0)
 """How long a frozen process stands still."""
+PAUSE_S = (0.5, 12.0)
+"""How long a trainer pauses; for longer than it is waited for, or not."""
 
 
 class Faults:
@@ -39,7 +41,7 @@ class Faults:
         """Draw faults now and then until then."""
         world = self._world
         delay = world.rng.uniform(*world.settings.fault_every)
-        if world.now + delay < until:
+        if world.settings.faults and world.now + delay < until:
             world.at(delay, lambda: self._chaos(until))
 
     def _chaos(self, until: float) -> None:
@@ -75,6 +77,8 @@ class Faults:
         if self._spared(kind):
             return
         world.happened[kind] += 1
+        if kind not in ("pause", "restart"):
+            world.membership.disturbed(world.now)
         holders, dead = world.holders(), sorted(set(world.names) - set(world.alive))
         someone = world.rng.choice(sorted(world.alive)) if world.alive else ""
         match kind:
@@ -100,6 +104,7 @@ class Faults:
                 world.say("net", "healed")
             case "freeze" if someone:
                 world.alive[someone].frozen_until = world.now + world.rng.uniform(*FREEZE_S)
+                world.membership.disturbed(world.alive[someone].frozen_until)
                 world.say(someone, "freezes")
             case "leave" if len(holders) > 1 and someone:
                 world.say(someone, "leaves")
@@ -114,7 +119,12 @@ class Faults:
                 world.say(someone, f"has a bit flipped in shard {shard}")
             case "stall" if someone:
                 world.alive[someone].stalled_until = world.now + world.rng.uniform(0.5, 15)
+                world.membership.disturbed(world.alive[someone].stalled_until)
                 world.say(someone, "stalls: its trainer stops, its node lives")
+
+            case "pause" if someone:
+                world.say(someone, "pauses")
+                world.pause(world.alive[someone], world.rng.uniform(*PAUSE_S))
 
     def _gone(self, process: Process) -> None:
         world = self._world
@@ -124,6 +134,8 @@ class Faults:
     def heal(self) -> None:
         """All faults end; everybody is there again, or everybody who was not dead."""
         world = self._world
+        if world.cut or world.mute or world.drop:
+            world.membership.disturbed(world.now)
         world.cut, world.mute, world.drop, world.duplicate = set(), set(), 0.0, 0.0
         for name in world.names if world.settings.dead_return else ():
             if name in world.alive and world.alive[name].replica.departed:
@@ -132,3 +144,4 @@ class Faults:
                 world.start(name)
         for process in world.alive.values():
             process.frozen_until = process.stalled_until = 0.0
+        world.membership.healed()

@@ -41,7 +41,7 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
             or not log.aggregating
         ):
             continue
-        stuck = len(log.inbox) >= log.needed and not log.waited_for()
+        stuck = log.may_close(process.clock(world.now))
         require(not stuck, "e", f"{process.name} has all it needs for shard {log.shard} and waits")
     if ticked:
         _blame(world, process)

@@ -30,6 +30,7 @@ from p2p_diloco.core.events import (
     Measured,
     Merge,
     Note,
+    Pause,
     Progress,
     Ready,
     Received,
@@ -48,6 +49,7 @@ from p2p_diloco.core.version import SALT_BITS, ModelVersion, Version, incarnatio
 
 from .faults import Faults
 from .invariants import advanced, after_event
+from .membership import Membership
 from .model import Store, Tensors, Trainer, require
 from .tell import tell
 from .witness import Witness
@@ -93,6 +95,8 @@ class Settings:
     revisions: int = 0  # how often the founder asks for other rates, at random times before the faults end
     record_kept: bool = True  # by who knows of one; else only the asker writes it, and may die before
     round_timeout: float = 12.0
+    pause_timeout: float = 6.0
+    late: tuple[float, float] | None = None  # all but the first two start between these, and are slow; else within 3 s
     blame_after: float = (
         16.0  # a peer that is dead, cut off or stuck for this long is known to be so by those that live
     )
@@ -102,15 +106,16 @@ class Process:
     """One life of one peer: node and trainer."""
 
     def __init__(self, world: World, name: str, disk: tuple[State, ...] | None) -> None:
-        self.name, self.world = name, world
+        self.name, self.world, self.born = name, world, world.now
         self.skew = world.rng.uniform(-world.settings.clock_skew, world.settings.clock_skew)
         life = incarnation(int((1000 + world.now + self.skew) * 1e3), world.rng.getrandbits(SALT_BITS))
         self.replica = Replica(name, world.rules, incarnation=life, now=self.clock(world.now))
         shards = world.rules.shards
         self.store = Store([Tensors()] * shards)
         self.trainer = Trainer(shards)
-        self.step_time = world.rng.uniform(*world.settings.step_times)
+        self.step_time = world.rng.uniform(*self._step_times(world))
         self.stalled_until = self.frozen_until = 0.0
+        self.paused: float | None = None  # since when
         self.training = self.changed = False
         self.blocked = self.released = False  # an exchange is under way; it is over, and its result not merged yet
         self.flown = 0  # steps since it was sent
@@ -120,6 +125,13 @@ class Process:
         self.reached: dict[int, tuple[Version, Revision]] = {}  # by shard
         self.woken_for = float("inf")
         self.disk = disk
+
+    def _step_times(self, world: World) -> tuple[float, float]:
+        """Where peers come late, the first are quick and the others slow, so that what is not waited for is late."""
+        quickest, slowest = world.settings.step_times
+        if world.settings.late is None:
+            return quickest, slowest
+        return (quickest, 1.1 * quickest) if self.name in world.names[:2] else (0.9 * slowest, slowest)
 
     def clock(self, now: float) -> float:
         return now + self.skew
@@ -144,12 +156,14 @@ class World:
             min_peers=settings.min_peers,
             start_peers=settings.start_peers,
             round_timeout=settings.round_timeout,
+            pause_timeout=settings.pause_timeout,
             heartbeat_interval=1.0,
             heartbeat_timeout=4.0,
             carry_rounds=settings.carry_rounds,
             history=settings.history,
             forgotten=settings.forgotten,
             stop_after_epochs=settings.stop_after_epochs,
+            commits_kept=64,  # so few that some newcomers find a hole between a state and the commits that they kept
         )
         self.names = [f"p{i}" for i in range(settings.peers)]
         self.alive: dict[str, Process] = {}
@@ -164,10 +178,12 @@ class World:
         self.faults = Faults(self)
         self.training = True
         self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
+        self.membership = Membership(self)
         self.recorded, self.recorded_until = FOUNDED, 0.0  # the revision that the DHT holds
         self.commits: list[tuple[float, str, int, int]] = []  # (time, peer, shard, epoch)
         for i, name in enumerate(self.names):
-            self.at(0.0 if i == 0 else self.rng.uniform(0, 3), self._starter(name, found=i == 0))
+            within = settings.late if settings.late is not None and i > 1 else (0.0, 3.0)
+            self.at(0.0 if i == 0 else self.rng.uniform(*within), self._starter(name, found=i == 0))
 
     def ask(self, within: float) -> None:
         """Have the founder ask for revisions at random times."""
@@ -249,6 +265,7 @@ class World:
     def crash(self, name: str) -> None:
         """Kill -9: the process is gone, its links break."""
         process = self.alive.pop(name)
+        self.membership.disturbed(self.now)
         self.say(name, "crashes")
         for other in list(self.alive.values()):
             if self.connected(name, other.name) and process.replica.roster.live(other.name):
@@ -365,6 +382,7 @@ class World:
                 self.later(process, rng.uniform(0, work), Damaged(shard, base))
             case Average(shard, base, contributions, meta):
                 digest, mean = store.average(shard, contributions, meta, effect.revision)
+                self.membership.averages(process, effect)
                 self.witness.averages(process.replica.logs[shard], effect, digest)
                 self.later(process, rng.uniform(0, work), Averaged(shard, base, digest, mean))
             case Apply(commit, meta):
@@ -412,11 +430,15 @@ class World:
             return
         self.at(process.step_time, lambda: self._step(process))
         trainer = process.trainer
+        if process.paused is not None or process.replica.merging is not None:
+            return
         if self._waits(process) or process.replica.finished:
             self._land(process)
             return
         if not trainer.loaded:
             self.feed(process, Merge())
+            if not trainer.loaded:
+                return
         trainer.step(1 << self.bits)
         self.witness.stepped(process)
         self.bits += 1
@@ -439,6 +461,7 @@ class World:
 
     def _load(self, process: Process, load: Load) -> None:
         trainer = process.trainer
+        self.membership.merges(process, load)
         for loaded in load.shards:
             trainer.merge(loaded, process.store.present[loaded.shard].steps)
             self.witness.merges(process, loaded)
@@ -454,10 +477,24 @@ class World:
             for s in load.due:
                 trainer.delta[s] = trainer.pending(s)
             process.blocked, process.flown = True, 0
+            self.membership.sends(process, load.due)
             weight, trainer.since_sending = trainer.since_sending, 0
             event = Contribute(load.due, weight, weight, tuple(trainer.delta[s] for s in load.due))
             hesitation = self.settings.hesitation
             self.at(self.rng.uniform(0.0, hesitation) if hesitation else 0.0, lambda: self._contribute(process, event))
+
+    def pause(self, process: Process, seconds: float) -> None:
+        """The trainer announces that it makes no steps, and is back after so long."""
+        if process.paused is None and process.training:
+            process.paused = self.now
+            self.feed_alive(process, Pause(True))
+            self.at(seconds, lambda: self._resume(process))
+
+    def _resume(self, process: Process) -> None:
+        if self.alive.get(process.name) is process:
+            self.membership.resumes(process)
+            process.paused = None
+            self.feed_alive(process, Pause(False))
 
     def _contribute(self, process: Process, event: Contribute) -> None:
         if self.alive.get(process.name) is process:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ def test_worlds_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
     assert "24 worlds" in told
     assert "every invariant held in each" in told
     counts = {kind: count for count, kind in re.findall(r"^ +(\d+) (\w+): ", told, re.MULTILINE)}
-    assert counts == {"healed": "6", **dict.fromkeys(set(KINDS) - {"healed"}, "3")}
+    assert {kind: int(count) for kind, count in counts.items()} == Counter(map(kind_of, range(40, 64)))
     assert re.search(r"faults: \d+ killed, .* memory changed", told)
     fates = [float(share) for share in re.findall(r"([\d.]+)% (?:counted|pending|died|dropped)", told)]
     assert sum(fates) == pytest.approx(100.0, abs=0.03)
@@ -36,7 +37,7 @@ def test_worlds_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_report_adds_worlds_up() -> None:
     """Whatever they came to; the parts of the inner steps make the whole, to the step."""
     report, events = Report(), 0
-    for seed in range(8):
+    for seed in range(30, 40):
         outcome = check(World(seed, drawn(seed, kind_of(seed))))
         report.add(seed, kind_of(seed), outcome)
         events += outcome.events
@@ -53,7 +54,7 @@ def test_a_world_that_breaks(capsys: pytest.CaptureFixture[str], monkeypatch: py
     told = capsys.readouterr().out
     kind = kind_of(broken)
     assert "1 BROKEN" in told
-    assert re.search(rf"seed {broken} \({kind}\): \([a-f]\) ", told)
+    assert re.search(rf"seed {broken} \({kind}\): \([a-m]\) ", told)
     assert f"p2p-diloco simulate --seed {broken} --kind {kind} --trace" in told
 
 

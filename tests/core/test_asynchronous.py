@@ -809,7 +809,7 @@ def test_a_claim_on_what_is_not_reached_yet_is_remembered(peer: Any) -> None:
 
 def test_of_claims_on_what_is_not_reached_yet_the_greatest_is_remembered(peer: Any) -> None:
     """Whichever came last; and no more of them than of commits."""
-    a = running(peer, "a")
+    a = running(peer, "a", commits_kept=16)
     a.hear("b", TakeOver(0, a.version(4), 2))
     a.hear("c", TakeOver(0, a.version(4), 1))
     a.hear("c", a.state(0, 4, plan=Plan(tuple("abc"), tuple("cb"))))

@@ -58,7 +58,8 @@ def test_a_newcomer_asks_the_first_that_holds_state(peer: Any) -> None:
 
 
 def test_a_newcomer_fills_in_and_is_ready(peer: Any) -> None:
-    """A shard is adopted when the tensors are there and their digest is right; with the last one training may start."""
+    """A shard is adopted when the tensors are there and their digest is right; with the last one training may start.
+    All are told, those included that a plan names and that were not met yet: they may be about to wait for it."""
     n = peer("n", epoch=None, live="", fragments=TWO)
     n.meet("b", model=model_version([n.version(7)] * 2), epochs=(7, 7))
     n.hear("b", Versions((n.version(7),) * 2, forked=False))
@@ -71,13 +72,62 @@ def test_a_newcomer_fills_in_and_is_ready(peer: Any) -> None:
     effects = filled(n, two)
     assert effects == [
         Accept(((1, "d7"),)),
+        *[Send(name, Probe(n.replica.roster.mine)) for name in "abc"],
         Ready(),
-        Send("b", Probe(n.replica.roster.mine)),
         Changed(),
     ]
     assert n.replica.roster.mine.epochs == (7, 7)
     assert n.replica.catchup.donors() == []
     assert n.replica.state(0) == one
+
+
+def late_newcomer(peer: Any, **rules: Any) -> Any:
+    """Rounds were faster than the state came: it is of epoch 1, and the first commit that was heard is on epoch 3."""
+    n = peer("n", epoch=None, live="", **rules)
+    n.meet("a", model=model_version([n.version(1)]), epochs=(1,))
+    n.hear("a", Versions((n.version(1),), forked=False))
+    plan = Plan(tuple("abc"), tuple("abc"))
+    n.hear("a", Commit(0, n.version(3), n.version(4), 0, "a", (), plan))
+    n.meet("a", model=model_version([n.version(4)]), epochs=(4,))
+    n.hear("a", n.state(0, 1))
+    return n
+
+
+def test_a_hole_between_what_was_gathered_and_what_was_kept_is_fetched_at_once(peer: Any) -> None:
+    """None of the commits in between will come any more. Training does not start before."""
+    n = late_newcomer(peer)
+    effects = filled(n, n.state(0, 1))
+    assert Send("a", Fetch((n.version(1),), shards=())) in effects
+    assert Ready() not in effects
+    n.hear("a", Versions((n.version(4),), forked=False))
+    n.hear("a", n.state(0, 4))
+    assert Ready() in filled(n, n.state(0, 4))
+
+
+def test_training_starts_when_the_commits_that_were_kept_are_applied(peer: Any) -> None:
+    """And not on what they are applied to: its first contribution would come too late."""
+    n = late_newcomer(peer)
+    filled(n, n.state(0, 1))
+    n.hear("a", n.state(0, 3))
+    assert Ready() not in filled(n, n.state(0, 3))
+    assert Ready() in n.feed(Applied(0, n.version(3), "d4"))
+
+
+def test_where_commits_follow_what_was_gathered_nothing_more_is_fetched(peer: Any) -> None:
+    """They are applied one after another."""
+    n = peer("n", epoch=None, live="")
+    n.meet("a", model=model_version([n.version(1)]), epochs=(1,))
+    n.hear("a", Versions((n.version(1),), forked=False))
+    n.hear("a", Commit(0, n.version(1), n.version(2), 0, "a", (), Plan(tuple("abc"), tuple("abc"))))
+    n.hear("a", n.state(0, 1))
+    assert not any(isinstance(e, Send) and isinstance(e.message, Fetch) for e in filled(n, n.state(0, 1)))
+
+
+def test_a_hole_whose_aggregator_is_gone_is_left_to_the_next_that_is_seen_ahead(peer: Any) -> None:
+    """There is nobody to ask."""
+    n = late_newcomer(peer)
+    n.lose("a")
+    assert not any(isinstance(e, Send) and isinstance(e.message, Fetch) for e in filled(n, n.state(0, 1)))
 
 
 def test_the_same_state_twice_is_filled_in_once(peer: Any) -> None:
@@ -270,11 +320,12 @@ def test_catching_up_by_the_commit_ends_the_fetch(peer: Any) -> None:
 
 
 def test_a_state_that_descends_from_mine_is_taken_from_anybody(peer: Any) -> None:
-    """Its ancestors contain what is held: no comparison is needed."""
+    """Its ancestors contain what is held: no comparison is needed. No commit on the way counts this peer, so all are
+    told that it is there."""
     b = peer("b", group="ab")
-    state = b.state(0, 4)
+    state = b.state(0, 4, plan=b.plan("ab"))
     assert b.hear("a", state) == [fill(b, state)]
-    assert filled(b, state) == [Accept(((0, "d4"),)), Changed()]
+    assert filled(b, state) == [Accept(((0, "d4"),)), Send("a", Probe(b.replica.roster.mine)), Changed()]
     assert b.held == b.version(4)
 
 
@@ -895,9 +946,9 @@ def test_a_commit_that_leads_elsewhere_is_not_made_mine(peer: Any) -> None:
     assert note.kind == "mismatch"
     assert fetch == Send("a", Fetch((b.version(1), None)))
     assert b.replica.versions == (b.version(1), b.version(1))
-    state = b.state(1, 2)
+    state = b.state(1, 2, plan=b.plan("ab"))
     assert b.hear("a", state) == [fill(b, state)]
-    assert filled(b, state) == [Accept(((1, "d2"),)), Changed()]
+    assert filled(b, state) == [Accept(((1, "d2"),)), Send("a", Probe(b.replica.roster.mine)), Changed()]
     assert b.replica.catchup.fetching is None
 
 
@@ -1040,3 +1091,16 @@ def test_who_is_more_than_a_round_behind_waits_for_no_payload(peer: Any) -> None
     b.now += b.rules.settle
     b.feed(Moving("c"))
     assert b.said(b.meet("a", model=ahead(b, 5), epochs=(5,)))
+
+
+def test_a_newcomer_that_lacks_a_commit_asks_at_once(peer: Any) -> None:
+    """Before training starts a commit that leads too far shows one that nobody sent here: it is asked for, and not
+    waited for. A peer that trains waits a moment: it comes, as a rule."""
+    told = {}
+    for epochs in ((5, 4), (4, 4)):  # the shards of the first are at unlike epochs, so that it does not train yet
+        n = peer("n", epoch=None, live="", fragments=((0, 1),))
+        n.feed(Restore(tuple(n.state(shard, epoch) for shard, epoch in enumerate(epochs))))
+        n.meet("b")
+        commit = Commit(1, n.version(5), n.version(6), 0, "b", (), n.plan("ab"), "mean")
+        told[epochs] = [type(message) for message in n.said(n.hear("b", commit))]
+    assert told == {(5, 4): [Fetch], (4, 4): []}

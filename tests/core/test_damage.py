@@ -59,10 +59,11 @@ def test_it_is_said_once_and_of_the_present_version(peer: Any) -> None:
 
 def test_a_round_that_damage_holds_open_wakes_nobody(peer: Any) -> None:
     """Its deadline passes, and nothing can be done before the tensors are there."""
-    a = peer("a", group="ab", round_timeout=0.3)
+    a = peer("a", group="abc", round_timeout=0.3)
     a.feed_tick()
     tick = a.replica.next_wakeup()
     a.contribute()
+    a.hear("b", a.contribution(a.held))
     assert a.replica.next_wakeup() < tick
     a.feed(Damaged(0, a.held), after=0.4)
     assert a.replica.next_wakeup() == tick

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core.attendance import Attendance
 from p2p_diloco.core.events import Averaged, Contribute, Delivered, Event, Merge, Progress, Received, Restore
 from p2p_diloco.core.logs import Kept, Logs
 from p2p_diloco.core.messages import Commit, Contribution, Held, Plan, Probe, Promise
@@ -25,7 +26,8 @@ NEXT = Commit(0, Version(0, 0, 0, ""), Version(0, 1, 1, ""), 0, "a", (), Plan(()
 
 def five(roster: Any = None) -> Logs:
     """The logs of five shards in two fragments, which end after four epochs."""
-    return Logs(RULES, [ShardLog(shard, fragment, "a", RULES, roster) for shard, fragment in enumerate(FRAGMENT_OF)])
+    attendance = [Attendance(fragment, RULES, roster) for fragment in range(len(RULES.fragments))]
+    return Logs(RULES, [ShardLog(shard, "a", RULES, roster, attendance[f]) for shard, f in enumerate(FRAGMENT_OF)])
 
 
 def reach(log: ShardLog, epoch: int, samples: int | None = None, generation: int = 0) -> None:
@@ -63,6 +65,7 @@ def test_counts_are_what_a_look_at_every_log_finds() -> None:
             assert logs.epochs() == tuple(map(min, lowest))
         still = [[log.version.epoch for log in some if log.version and not log.final] for some in by_fragment]
         assert logs.open_epochs() == [min(epochs, default=None) for epochs in still]
+        assert logs.even == (logs.whole and all(len(set(epochs)) <= 1 for epochs in still))
 
 
 def test_a_log_in_hand_may_change_after_a_question() -> None:
@@ -125,7 +128,8 @@ def test_what_is_kept_is_asked_again_of_those_that_were_taken() -> None:
 def test_when_a_round_ends_hangs_on_who_is_there(peer: Any) -> None:
     """Who has claimed a term waits for promises, until those that owe them are gone: no log need be taken for that."""
     a = peer("a", group="abc", round_timeout=0.5)
-    a.hear("b", a.contribution(a.held))
+    for name in "bc":
+        a.hear(name, a.contribution(a.held))
     ends = a.replica.next_wakeup()
     assert ends == a.replica.logs[0].deadline() < a.replica.next_tick
     a.replica.logs[0].promised_by = set()

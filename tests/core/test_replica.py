@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from p2p_diloco.core.events import (
     Found,
     Load,
     Loaded,
+    Measured,
     Merge,
     Moving,
     Note,
@@ -91,14 +93,95 @@ def test_an_aggregator_that_founds_is_not_waited_for() -> None:
 
 
 def test_restoring(peer: Any) -> None:
-    """A checkpoint brings every shard back with plan, table and ancestors; training may start at once."""
+    """A checkpoint brings every shard back with plan, table and ancestors; training may start at once, and all that
+    live or that its plans name are told."""
     table = (("a", ContributionId(3, 4)),)
     a = peer("a", epoch=None, live="b", fragments=TWO)
     states = (a.state(0, 5, counted=table), a.state(1, 4))
     effects = a.feed(Restore(states))
-    assert effects == [Ready(), Send("b", Probe(a.replica.roster.mine)), Changed()]
+    told = [Send(name, Probe(a.replica.roster.mine)) for name in "bc"]
+    assert effects == [*told, Ready(), Changed()]
     assert tuple(map(a.replica.state, (0, 1))) == states
     assert (a.replica.epoch, a.replica.roster.mine.epochs) == (4, (5, 4))
+
+
+def test_training_starts_on_one_state_of_the_run(peer: Any) -> None:
+    """While the shards of a fragment are at unlike epochs, commits are on their way; the one that makes it even brings
+    Ready. Fragments may be at unlike epochs."""
+    a = peer("a", epoch=None, live="b", fragments=((0, 1), (2,)))
+    effects = a.feed(
+        Restore(tuple(a.state(shard, epoch, plan=a.plan("ab", "b")) for shard, epoch in enumerate((5, 4, 4))))
+    )
+    assert Ready() not in effects
+    assert Ready() not in commit(a, 2, by="b")
+    assert Ready() in commit(a, 1, by="b")
+    assert Ready() not in commit(a, 0, by="b")  # it was said
+
+
+def test_training_starts_in_the_end_whatever_is_missing(peer: Any) -> None:
+    """Who could bring what lies between this state and a commit that is kept may be gone. Until training starts this
+    peer is not idle: it has no trainer that could be stuck."""
+    a = peer("a", epoch=None, live="", fragments=((0, 1),))
+    a.hear("b", Commit(0, a.version(7), a.version(8), 0, "b", (), a.plan("ab")))
+    assert Ready() not in a.feed(Restore((a.state(0, 5), a.state(1, 5))))
+    assert Ready() not in a.pass_time(a.rules.fetch_again - 1.5)
+    assert not a.replica.roster.mine.idle
+    assert Ready() in a.pass_time(2.0)
+    a.pass_time(8.0)
+    assert not a.replica.roster.mine.idle  # its time begins with Ready
+    a.pass_time(4.0)
+    assert a.replica.roster.mine.idle
+
+
+def test_training_starts_soon_on_an_uneven_state_that_nothing_follows(peer: Any) -> None:
+    """The run may stand where this peer stands: the shard that is behind waits for its contribution, and no commit
+    comes before. So a state that is uneven is waited for as long as a Merge waits for it, and no longer."""
+    a = peer("a", epoch=None, live="b", fragments=((0, 1),))
+    assert Ready() not in a.feed(Restore((a.state(0, 5), a.state(1, 4))))
+    assert Ready() in a.pass_time(a.rules.settle + 1.0)
+
+
+def test_an_asynchronous_peer_starts_once_it_holds_all(peer: Any) -> None:
+    """Its shards need not be at one epoch."""
+    a = peer("a", epoch=None, live="b", fragments=((0, 1),), mode="async")
+    assert Ready() in a.feed(Restore((a.state(0, 5), a.state(1, 4))))
+
+
+def told(effects: list[Any]) -> list[str]:
+    """Who is sent a probe."""
+    return [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Probe)]
+
+
+def test_who_adopts_an_epoch_that_does_not_count_it_tells_all(peer: Any, life: int) -> None:
+    """That it is there: by their next commit they may name it. Who is counted has nothing to tell."""
+    b = peer("b", group="abc", live="a")
+    assert told(commit(b)) == ["a", "c"]
+    mine = Counted("b", ContributionId(life, 1), 2.0, 5)
+    assert told(commit(b, counted=(mine,))) == []
+    assert told(commit(b, counted=(replace(mine, peer="a"),))) == ["a", "c"]
+
+
+def test_it_tells_them_once_all_shards_of_the_fragment_are_there(peer: Any, life: int) -> None:
+    """What it says is the lowest epoch; one that counts it does not make up for another that does not."""
+    b = peer("b", group="ab", fragments=((0, 1), (2,)))
+    mine = (Counted("b", ContributionId(life, 1), 2.0, 5),)
+    assert told(commit(b, 0)) == []
+    assert told(commit(b, 1, counted=mine)) == ["a"]
+    assert told(commit(b, 2, counted=mine)) == []
+
+
+@pytest.mark.parametrize("why", ["idle", "aggregator", "asynchronous"])
+def test_who_has_nothing_to_be_counted_for_tells_nobody(peer: Any, why: str) -> None:
+    """It would only cost probes."""
+    match why:
+        case "idle":
+            b = peer("b", group="ab", pause_timeout=0.0)
+            b.feed(Pause(True))
+        case "aggregator":
+            b = peer("b", group="ab", role="aggregator")
+        case _:
+            b = peer("b", group="ac", live="ac", mode="async")
+    assert told(commit(b)) == []
 
 
 def test_ending_by_epochs(peer: Any) -> None:
@@ -125,7 +208,7 @@ def test_ending_by_samples(peer: Any) -> None:
 
 def test_a_run_that_ended_is_restored_as_ended(peer: Any) -> None:
     a = peer("a", epoch=None, live="", stop_after_epochs=5)
-    assert a.feed(Restore((a.state(0, 5),))) == [Ready(), Changed(), Finished()]
+    assert a.feed(Restore((a.state(0, 5, plan=a.plan("a")),))) == [Ready(), Changed(), Finished()]
 
 
 def test_nobody_takes_over_a_run_that_ended(peer: Any) -> None:
@@ -190,19 +273,26 @@ def test_an_uncounted_contribution_rides_in_the_next_one(peer: Any, life: int) -
     assert b.feed(Merge())[0].shards == (Loaded(0, b.version(3), Carry.DROP),)
 
 
-def test_a_miss_of_a_round_that_does_not_wait_for_it_does_not_age_its_progress(peer: Any) -> None:
-    """Not named, as after a long silence, it may come too late as often as it likes; named, as often as may be."""
-    b = peer("b", group="a", live="a", carry_rounds=1)
-    for _ in range(4):
+@pytest.mark.parametrize("group", ["a", "ab"])
+def test_progress_that_was_not_counted_is_carried_by_its_age(peer: Any, group: str) -> None:
+    """As many epochs as carry_rounds beyond the first miss, then it is dropped: whether the rounds were to wait for it
+    or not, so that nobody's parameters drift away from the others' without a bound."""
+    b = peer("b", group=group, live="a", carry_rounds=2)
+    carries = []
+    for _ in range(6):
         b.contribute()
-        commit(b, plan=b.plan("a"))
-        assert b.feed(Merge())[0].shards[0].carry is Carry.KEEP
+        commit(b, plan=b.plan(group))
+        carries.append(b.feed(Merge())[0].shards[0].carry)
+    assert carries == [Carry.KEEP, Carry.KEEP, Carry.DROP] * 2
+
+
+def test_many_epochs_in_one_go_are_one_miss(peer: Any) -> None:
+    """Cut off for longer than carry_rounds, a peer has sent its progress once: it rides in its next contribution."""
+    b = peer("b", group="ab", carry_rounds=2)
     b.contribute()
-    commit(b, plan=b.plan("ab"))
-    for carry in (Carry.KEEP, Carry.KEEP, Carry.DROP):
-        assert b.feed(Merge())[0].shards[0].carry is carry
-        b.contribute()
-        commit(b, plan=b.plan("ab"))
+    for _ in range(9):
+        commit(b)
+    assert b.feed(Merge())[0].shards == (Loaded(0, b.version(10), Carry.KEEP),)
 
 
 def test_due_is_what_the_log_says(peer: Any) -> None:
@@ -211,7 +301,8 @@ def test_due_is_what_the_log_says(peer: Any) -> None:
     def due(epochs: tuple[int, ...], **rules: Any) -> Any:
         a = peer("a", epoch=None, live="", fragments=((0, 1), (2, 3)), **rules)
         a.feed(Restore(tuple(a.state(s, e) for s, e in enumerate(epochs))))
-        return a.feed(Merge())[0].due
+        (load,) = (e for e in [*a.feed(Merge()), *a.pass_time(a.rules.settle + 1.0)] if isinstance(e, Load))
+        return load.due
 
     assert due((4, 4, 4, 4)) == (0, 1)
     assert due((5, 5, 4, 4)) == (2, 3)
@@ -219,6 +310,75 @@ def test_due_is_what_the_log_says(peer: Any) -> None:
     assert due((5, 5, 5, 4)) == (3,)
     assert due((5, 5, 5, 4), stop_after_epochs=5) == (3,)
     assert due((5, 4, 5, 5), stop_after_epochs=5) == (1,)
+
+
+def loads(effects: list[Any]) -> list[tuple[int, ...]]:
+    """What is due by each answer to a Merge."""
+    return [e.due for e in effects if isinstance(e, Load)]
+
+
+def test_a_merge_is_answered_when_the_shards_of_each_fragment_are_at_one_epoch(peer: Any) -> None:
+    """What is merged is one state of the run: the commit that makes it even brings the answer, to all of the shards."""
+    b = peer("b", group="ac", fragments=((0, 1), (2,)))
+    commit(b, 0)
+    assert loads(b.feed(Merge())) == []
+    assert loads(commit(b, 2)) == []
+    assert loads(commit(b, 1)) == [(0, 1)]
+    assert loads(b.pass_time(10.0)) == []  # it was answered
+
+
+def test_a_merge_waits_no_longer_than_settle_for_that(peer: Any) -> None:
+    """The commits that are missing may never come: then the shards that are behind are due."""
+    b = peer("b", group="ac", fragments=((0, 1),))
+    commit(b, 0)
+    b.feed_tick()
+    assert loads(b.feed(Merge())) == []
+    b.feed(Progress(0.5))
+    assert loads(b.pass_time(b.rules.settle - 0.5)) == []
+    assert loads(b.pass_time(1.0)) == [(1,)]
+
+
+def test_a_merge_does_not_wait_where_a_shard_that_is_behind_waits_for_this_trainer(peer: Any) -> None:
+    """It is due at once: to wait for its commit would be to wait for oneself. What was sent to it already is no reason:
+    then the commit comes."""
+    b = peer("b", group="ab", fragments=((0, 1),))
+    commit(b, 0)
+    assert loads(b.feed(Merge())) == [(1,)]
+    c = peer("b", group="ab", fragments=((0, 1),))
+    c.contribute(0, 1)
+    assert not c.replica.logs[1].awaits_me
+
+
+def test_who_aggregates_only_is_not_waited_for(peer: Any) -> None:
+    """It trained in an earlier life, so that the plan names it."""
+    a = peer("a", group="ab", min_peers=1)
+    a.meet("b", role="aggregator", incarnation=2)
+    assert a.replica.logs[0].waited_for() == ["a"]
+
+
+def test_fragments_may_be_at_unlike_epochs(peer: Any) -> None:
+    """They take turns, so a Merge waits for none of them."""
+    b = peer("b", group="ab", fragments=TWO)
+    commit(b, 0)
+    assert loads(b.feed(Merge())) == [(1,)]
+
+
+def test_asynchronous_peers_merge_at_once(peer: Any) -> None:
+    """There epochs say nothing of what belongs together."""
+    b = peer("b", group="ab", fragments=((0, 1),), mode="async", succession="ac")
+    commit(b, 0)
+    assert len(loads(b.feed(Merge()))) == 1
+
+
+def test_who_waits_for_the_answer_to_a_merge_is_not_idle(peer: Any) -> None:
+    """Its trainer stands still because of others."""
+    b = peer("b", group="ac", fragments=((0, 1),), heartbeat_interval=9.0, heartbeat_timeout=9.5)
+    b.feed(Progress(0.5))
+    commit(b, 0)
+    b.feed(Merge())
+    b.now += 9.6
+    b.feed(Measured(1.0))
+    assert not b.replica.roster.mine.idle
 
 
 def test_nothing_is_merged_during_an_exchange(peer: Any) -> None:
@@ -317,16 +477,44 @@ def test_a_trainer_without_steps_is_idle(peer: Any) -> None:
     assert idle(a)
 
 
-def test_pausing_is_idling_by_announcement(peer: Any) -> None:
-    """At once, and back at once; the clock of silence starts anew."""
-    a = solo(peer)
+def test_a_pause_is_waited_for_until_it_is_too_long(peer: Any) -> None:
+    """Who pauses comes back, and is not idle for ``pause_timeout``; back at once, and its clock starts anew."""
+    a = solo(peer, pause_timeout=30.0)
     a.feed(Pause(True))
-    assert a.replica.roster.mine.idle
+    a.now += 29.9
+    assert not idle(a)
+    a.now += 0.1
+    assert idle(a)
     a.now += 60.0
     a.feed(Pause(False))
     assert not a.replica.roster.mine.idle
     a.now += 10.0
     assert not idle(a)
+    a.now += 0.1
+    assert idle(a)
+
+
+def test_a_pause_in_asynchronous_mode_is_idling_at_once(peer: Any) -> None:
+    """There nobody waits for anybody, and what it says is only who trains."""
+    a = solo(peer, mode="async")
+    a.feed(Pause(True))
+    assert a.replica.roster.mine.idle
+
+
+def test_all_are_told_at_once_of_idleness_and_of_its_end(peer: Any) -> None:
+    """Rounds hang on it: everybody who lives, and whom a plan names, hears it by a probe; who is dead doesn't, and
+    what hasn't changed isn't said."""
+
+    def told(effects: list[Any]) -> list[tuple[str, bool]]:
+        return [(e.to, e.message.summary.idle) for e in effects if isinstance(e, Send) and isinstance(e.message, Probe)]
+
+    a = peer("a", group="abcd", live="bc", pause_timeout=0.5)
+    a.meet("e")
+    a.lose("c")
+    assert told(a.feed(Pause(True))) == []
+    assert told(a.feed(Measured(1.0), after=0.6)) == [("b", True), ("d", True), ("e", True)]
+    assert told(a.feed(Measured(1.0), after=0.1)) == []
+    assert told(a.feed(Pause(False))) == [("b", False), ("d", False), ("e", False)]
 
 
 def test_whoever_waits_for_an_exchange_is_not_idle(peer: Any) -> None:
@@ -362,7 +550,7 @@ def test_others_learn_of_idleness_and_of_progress(peer: Any) -> None:
     a = peer("a", group="ab", fragments=TWO)
     summary = Summary(a.replica.own.incarnation, "worker", True, model_version([a.version(1)] * 2), (1, 1), idle=False)
     assert a.hear("b", Probe(a.about()))[0] == Send("b", ProbeAck(summary))
-    a.feed(Pause(True))
+    a.feed(Measured(1.0), after=10.1)
     assert a.hear("b", Probe(a.about()))[0].message.summary.idle
 
 
@@ -486,7 +674,8 @@ def test_probes_of_a_large_swarm(peer: Any) -> None:
         a = solo(peer)
         for i in range(size):
             a.meet(f"peer{i}")
-        probed = [[e.to for e in a.feed_tick() if isinstance(e, Send)] for _ in range(5)]
+        ticks = [a.feed_tick() for _ in range(5)]
+        probed = [[e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Probe)] for effects in ticks]
         costs.append([len(names) for names in probed])
         assert len({name for names in probed for name in names}) >= 10
     assert costs == [[3] * 5, [3] * 5]
@@ -742,11 +931,12 @@ def test_notes_of_what_does_not_fit(peer: Any) -> None:
 
 def test_each_shard_adds_to_those_watched(peer: Any) -> None:
     """The aggregator of one's own contribution, and whoever is missing where one aggregates; nobody else's group."""
-    b = peer("b", epoch=None, group="", live="acdefgh", fragments=((0, 1, 2),))
+    b = peer("b", epoch=None, group="", live="acdefgh", fragments=((0,), (1,), (2,)))
     plans = (b.plan("bc", "ac"), b.plan("bd", "b"), b.plan("efgh", "e"))
     b.feed(Restore(tuple(b.state(s, 1, plan=plan) for s, plan in enumerate(plans))))
+    behind = {"epochs": (0, 0, 0), "model": ModelVersion()}  # they take part where they are named, and nowhere else
     for name in "acdefgh":
-        b.meet(name)
+        b.meet(name, **behind)
     b.hear("e", b.contribution(b.held, shard=2))
     b.contribute(0, 1)
     for _ in range(4):
@@ -754,7 +944,7 @@ def test_each_shard_adds_to_those_watched(peer: Any) -> None:
         assert {"a", "d"} <= probed
         assert len(probed) == 5
         for name in probed:
-            b.meet(name)
+            b.meet(name, **behind)
 
 
 def test_those_who_die_together_are_noticed_together(peer: Any) -> None:

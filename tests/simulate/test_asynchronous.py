@@ -218,7 +218,7 @@ SABOTAGES = [
     ("counted again", AsynchronousLog, "collect", "self.final or settled(", "self.final and settled(", "async", 20),
     ("never offered again", Proposal, "due", "now >= self.offered.get(p, now)", "p not in self.offered", "async", 70),
     ("old work passes as fresh", SubmittingLog, "submits_on", "return oldest if", "return base if", "async", 20),
-    ("the stale are counted", AsynchronousLog, "_refuse_stale", "behind <= most", "behind <= most + 3", "async", 10),
+    ("the stale are counted", AsynchronousLog, "_refuse_stale", "behind <= most", "behind <= most + 3", "async", 60),
     ("a window counts one", ShardLog, "_buffered_after", "len(commit.contrib", "bool(commit.contrib", "async", 10),
     ("a window is too long", AsynchronousLog, "_window", "size - self.buffered if", "size if", "async", 10),
     ("an empty buffer is taken over", ShardLog, "adopt", "= state.buffered", "= 0", "async", 10),

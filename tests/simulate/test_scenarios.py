@@ -450,7 +450,7 @@ def test_no_outer_step_below_the_floor(seed: int) -> None:
     world.run(25.0)
     world.crash("p2")
     world.run(40.0)
-    assert len(world.steps) > 8
+    assert len(world.steps) > 6
     assert all(count >= (4 if epoch == 0 else 2) for epoch, count in world.steps)
 
 

@@ -26,12 +26,14 @@ def seeds(kind: str, first: int, stop: int) -> list[object]:
         *seeds("bereaved", 0, 40),
         *seeds("hesitant", 0, 30),
         *seeds("overlapped", 0, 30),
+        *seeds("joining", 0, 20),
+        pytest.param("crowded", 0, marks=pytest.mark.slow),
         *seeds("async", 0, 30),
         *seeds("torn", 0, 30),
     ],
 )
 def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str, first: int) -> None:
-    """(a) to (f) hold in each of these worlds; docs/testing.md says how to replay one."""
+    """(a) to (m) hold in each of these worlds; docs/testing.md says how to replay one."""
     broken = []
     for seed in range(first, first + CHUNK):
         try:
@@ -46,7 +48,8 @@ def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str, fi
     [
         *(("bereaved", seed) for seed in (185, 1225, 1317, 5107)),
         ("healed", 1814),
-        ("patient", 2253),
+        *(("patient", seed) for seed in (90, 2253, 5251)),
+        *(("joining", seed) for seed in (1, 18, 59, 180)),
         *(("hesitant", seed) for seed in (247, 3439)),
         *(("async", seed) for seed in (0, 2, 11, 31, 164, 1618, 40962)),
         *(("torn", seed) for seed in (3, 9, 14, 21, 2613, 9483, 40618, 40705, 41136)),
@@ -54,7 +57,7 @@ def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str, fi
 )
 def test_worlds_that_broke_once(kinds: dict[str, Callable[[int], None]], kind: str, seed: int) -> None:
     """In each the protocol once had somebody wait for ever, or left a final state unmerged, or an aggregator commit
-    without a right to, or old work pass as fresh."""
+    without a right to, or old work pass as fresh, or a newcomer starve."""
     kinds[kind](seed)
 
 

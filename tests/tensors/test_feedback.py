@@ -79,6 +79,7 @@ class Shard:
         self.sequence += 1
         self.local.write_delta([0])
         self.progress.send(id(self.sequence))
+        self.progress.sends += 1
         self.held[self.sequence] = self.delta.clone()
         self.sent[self.sequence] = sent(self.feedback, self.delta, self.codec, id(self.sequence))
 
@@ -95,7 +96,8 @@ class Shard:
                 self.dropped -= self.held[n] if n in log else -self.held[n]
         self.epoch, self.log, last = self.epoch + 1, log, self.progress.last
         counted, uncounted, part = id(log[-1]) if log else None, self.uncounted, bool(log) and log[-1] in self.riding
-        carry = self.progress.merge(self.version(self.epoch), counted, CARRY_ROUNDS)
+        given_up = self.progress.sends > CARRY_ROUNDS
+        carry = self.progress.merge(self.version(self.epoch), counted, given_up=given_up)
         self.feedback.merge(carry, counted)
         self.base.copy_(self.theta)
         self.theta.copy_(torch.randn(NUMEL, generator=self.source))

@@ -1,0 +1,163 @@
+"""Who takes part in the rounds of one fragment: whom the next commit names, and how long a named peer is waited for.
+
+Law: local knowledge, taken from what the round itself carries: contributions, commits, and what peers say of
+themselves. It proposes members and bounds waits; a commit decides. All shards of a fragment share it, so that a peer
+that is counted in one shard is expected in all of them, and one that is left out of one is soon left out of all.
+
+A peer that works and holds a state is named until a round that named it closes without it. It is named again as soon
+as it shows a later epoch than the one that it missed: it says so by itself whenever it adopts an epoch that does not
+count it. A named peer that holds the base of the round, or was counted in the commit that made the base, is waited
+for like any other. For all others the wait is a grace, which doubles with each miss in a row: such a peer may still be
+fetching what the others have, and the rounds stand still for it meanwhile.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from .messages import Commit, Plan
+from .roster import Roster
+from .rules import Rules
+
+ROUNDS_KEPT = 9
+"""Rounds whose median is the usual round."""
+STRANGERS_MAX = 16
+"""So many peers are remembered that the roster doesn't know."""
+DOUBLINGS_MAX = 5
+"""So often a grace doubles at most."""
+
+
+@dataclass(slots=True)
+class Missed:
+    """A round that named a peer and closed without it: the epoch of its base, when, and how many in a row."""
+
+    epoch: int
+    when: float
+    in_a_row: int
+
+
+class Attendance:
+    def __init__(self, fragment: int, rules: Rules, roster: Roster) -> None:
+        self.fragment, self.rules, self.roster = fragment, rules, roster
+        self._named = dict[str, int]()  # peer → the highest epoch whose round waits for it, by the plan of any shard
+        self._shown = dict[str, int]()  # peer → the highest epoch that it has shown to hold, by what it sent
+        self._counted = dict[str, int]()  # peer → the highest epoch that a commit which counts it has led to
+        self._missed = dict[str, Missed]()
+        self._rounds = deque[float](maxlen=ROUNDS_KEPT)  # how long rounds took that nobody missed, in seconds
+        self._newest, self._since = -1, 0.0  # the highest epoch that was appended, and when
+        self._news = False  # a wait of another shard may be shorter than it was
+
+    # -- what is seen
+
+    def shows(self, peer: str, epoch: int) -> None:
+        """The peer has sent what only a holder of this epoch sends."""
+        self._shown[peer] = max(epoch, self._shown.get(peer, -1))
+
+    def planned(self, plan: Plan, epoch: int) -> None:
+        """A shard has come to this epoch, and its plan names who takes part in the round that follows."""
+        self._named |= {peer: epoch for peer in plan.group if epoch > self._named.get(peer, -1)}
+
+    def appended(self, plan: Plan, commit: Commit, now: float) -> None:
+        """A shard has moved on; ``plan`` is that of the commit's base."""
+        counted = {c.peer for c in commit.contributions}
+        epoch, base = commit.version.epoch, commit.base.epoch
+        for peer in counted:
+            self._counted[peer] = max(epoch, self._counted.get(peer, -1))
+            self._missed.pop(peer, None)
+        left_out = [peer for peer in self.group(plan, base) if peer not in counted]
+        for peer in left_out:
+            before = self._missed.get(peer)
+            if before is None or before.epoch < base:
+                self._missed[peer] = Missed(base, now, 1 + (0 if before is None else before.in_a_row))
+        self.shows(commit.aggregator, epoch)
+        self._news = self._news or bool(left_out)
+        if epoch > self._newest:
+            self._forget_strangers()
+            if not left_out and epoch == self._newest + 1:
+                self._rounds.append(now - self._since)
+            self._newest, self._since = epoch, now
+
+    def forget(self, peer: str) -> None:
+        """The peer began anew: what an earlier life of it has shown proves nothing."""
+        for known in (self._named, self._shown, self._counted, self._missed):
+            known.pop(peer, None)
+
+    def _forget_strangers(self) -> None:
+        """Peers that the roster has forgotten are forgotten here, once they are many."""
+        here = self.roster.members
+        for known in (self._named, self._shown, self._counted, self._missed):
+            if len(known) > len(here) + STRANGERS_MAX:
+                for peer in [p for p in known if p not in here and p != self.roster.me]:
+                    del known[peer]
+
+    def has_news(self) -> bool:
+        """Whether a round was closed without somebody since this was asked last: who is given up in one shard is given
+        up sooner in the others."""
+        news, self._news = self._news, False
+        return news
+
+    def clear(self) -> None:
+        """Another lineage was adopted, and epochs of the old one say nothing any more."""
+        self._named, self._shown, self._counted, self._missed = {}, {}, {}, {}
+        self._newest = -1
+
+    # -- questions
+
+    def group(self, plan: Plan, epoch: int) -> list[str]:
+        """Who takes part in a shard's round on a base of this epoch, sorted: those that its plan names, those that the
+        plan of another shard of the fragment names for the same epoch, and those that work and hold this epoch."""
+        named = (peer for peer, latest in self._named.items() if latest == epoch)
+        return sorted({*plan.group, *named, *filter(lambda peer: self.sure(peer, epoch), self.roster.workers())})
+
+    def is_named(self, peer: str, plan: Plan, epoch: int) -> bool:
+        """Whether a plan names the peer for a shard's round on a base of this epoch."""
+        return peer in plan.group or self._named.get(peer) == epoch
+
+    def names(self, peer: str, plan: Plan, epoch: int, contributors: Collection[str]) -> bool:
+        """Whether the commit on a base of this epoch, whose plan is given, should name the peer again."""
+        if peer in contributors:
+            return True
+        missed = self._missed.get(peer)
+        last = max(-1 if missed is None else missed.epoch, epoch if peer in self.group(plan, epoch) else -1)
+        return self._evidence(peer) > last
+
+    def sure(self, peer: str, epoch: int) -> bool:
+        """Whether the peer is known to take part in the round on a base of this epoch: it holds the base or was
+        counted in making it, and no other shard has closed this round without it."""
+        missed = self._missed.get(peer)
+        return self._evidence(peer) >= epoch and (missed is None or missed.epoch < epoch)
+
+    def waits_until(self, peer: str, opened: float) -> float:
+        """When the grace ends of a peer that is not sure to take part in a round which opened then."""
+        missed = self._missed.get(peer)
+        if missed is None:
+            return opened + self.grace
+        return max(opened, missed.when) + self.grace * (1 << min(missed.in_a_row, DOUBLINGS_MAX))
+
+    def has_counted(self, peer: str) -> bool:
+        """Whether a commit that this replica has seen counts the peer."""
+        return peer in self._counted
+
+    def is_near(self, peer: str, epoch: int) -> bool:
+        """Whether the peer holds a state of this epoch, or may hold it: its word is as old as a heartbeat."""
+        unheard = round(self.rules.settle / self._usual) if self._rounds and self._usual > 0 else 0
+        return self._evidence(peer) >= epoch - 1 - unheard
+
+    @property
+    def grace(self) -> float:
+        """Longest wait, in seconds, for a peer that was named and has never missed a round."""
+        return max(self.rules.settle, self._usual)
+
+    @property
+    def _usual(self) -> float:
+        """What a round usually takes, in seconds; 0 until known."""
+        return statistics.median(self._rounds) if self._rounds else 0.0
+
+    def _evidence(self, peer: str) -> int:
+        """The highest epoch that the peer holds, as far as anything shows it."""
+        summary = self.roster.summary(peer)
+        said = summary.epochs[self.fragment] if summary is not None and summary.epochs else -1
+        return max(said, self._shown.get(peer, -1), self._counted.get(peer, -1))

@@ -1,0 +1,152 @@
+"""Who is counted, held against every synchronous world: (l) nobody starves, (m) nobody steps alone.
+
+Law: it sees what trainers send and merge and what aggregators average, and changes nothing. It judges what happens
+once the world has been quiet for a while: no death, cut, frozen process or stuck trainer, and no lost message. Peers
+that start and trainers that pause are no excuse, for the protocol is to be kind to a model while they come and go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from p2p_diloco.core.events import Average, Load
+
+from .model import require
+
+if TYPE_CHECKING:
+    from .world import Process, World
+
+QUIET_S = 15.0
+"""What the protocol may take to notice that faults are over."""
+QUIET_ROUNDS = 2.0
+"""The same in rounds, where they are long."""
+JOINS_S = 8.0
+"""What a peer may take to be counted, beside rounds and what a state takes, where nothing ever went wrong."""
+KNOWN_S = 3.0
+"""How long it may take until all know of a peer that has begun to train."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One contribution of a trainer: when it left, for which shards, and which one to their fragment it is."""
+
+    sent: float
+    shards: tuple[int, ...]
+    number: int
+
+
+@dataclass(slots=True)
+class Attended:
+    """What is remembered of one life of a peer."""
+
+    since: float = math.inf  # when its trainer merged first
+    exchanges: Counter[int] = field(default_factory=Counter)  # by fragment
+    open: Exchange | None = None
+    excused_until: float = -math.inf  # it paused for so long that nobody had to wait
+    counted_at: float = 0.0  # when it last merged a state that counts all of an exchange
+
+
+@dataclass(slots=True)
+class Membership:
+    world: World
+    quiet_from: float = -math.inf
+    _lives: dict[int, Attended] = field(default_factory=dict)
+
+    @property
+    def patience(self) -> float:
+        settings = self.world.settings
+        return QUIET_S + QUIET_ROUNDS * settings.interval * settings.step_times[1] + 2 * settings.state_lag
+
+    # -- what goes by
+
+    def disturbed(self, until: float) -> None:
+        """A fault strikes, or lasts until then."""
+        self.quiet_from = max(self.quiet_from, until)
+
+    def healed(self) -> None:
+        """What was to last has ended."""
+        self.quiet_from = min(self.quiet_from, self.world.now)
+
+    def sends(self, process: Process, shards: tuple[int, ...]) -> None:
+        """A trainer contributes."""
+        life = self._life(process)
+        fragment = process.replica.logs.look_at(shards[0]).fragment
+        life.exchanges[fragment] += 1
+        life.open = Exchange(self.world.now, shards, life.exchanges[fragment])
+
+    def merges(self, process: Process, load: Load) -> None:
+        """(l): a trainer merges what came of its exchange; it was counted, unless it was the first to its
+        fragment."""
+        life = self._life(process)
+        life.since = min(life.since, self.world.now)
+        judged = self._judged(self.world.now, life)
+        if life.open is None or process.blocked:
+            return
+        exchange, life.open = life.open, None
+        store, delta = process.store.present, process.trainer.delta
+        missed = [s for s in exchange.shards if delta[s] & ~store[s].steps]
+        judged = judged and self._judged(exchange.sent, life) and exchange.number > 1
+        self.world.happened["judged"] += judged
+        if not missed:
+            life.counted_at = self.world.now
+        elif judged:
+            which = f"exchange {exchange.number}, sent at {exchange.sent:.3f}"
+            require(False, "l", f"{process.name}: shards {missed} don't count its {which}")
+
+    def averages(self, process: Process, work: Average) -> None:
+        """(m): no outer step is taken by less than half of those that work, or by one of several."""
+        if self.world.rules.asynchronous or not work.contributions:
+            return
+        log = process.replica.logs.look_at(work.shard)
+        came = {peer for peer, _ in work.contributions}
+        alive = self.world.alive.items()
+        working = {name for name, other in alive if name in came or self._works(other, work.shard, log.version)}
+        least = min(len(working), max(2, math.ceil(len(working) / 2)))
+        text = f"{process.name}: shard {work.shard} moves on with {sorted(came)}, where {sorted(working)} work"
+        require(len(came) >= least, "m", text)
+
+    def resumes(self, process: Process) -> None:
+        """A pause ends."""
+        assert process.paused is not None
+        if self.world.now - process.paused >= self.world.rules.pause_timeout - 0.5:
+            self._life(process).excused_until = self.world.now
+
+    def at_peace(self) -> None:
+        """(l): who has been there for long has been counted lately."""
+        world = self.world
+        never = self.quiet_from == -math.inf
+        limit = self.patience + world.settings.state_lag - (QUIET_S - JOINS_S if never else 0.0)
+        if world.rules.asynchronous or world.now - self.quiet_from < limit:
+            return
+        for name, process in world.alive.items():
+            life = self._life(process)
+            late = world.now - max(life.counted_at, life.excused_until, process.born)
+            counted = process.replica.finished or late < limit
+            require(counted, "l", f"{name} started or was counted last {late:.1f} s ago")
+
+    # -- inside
+
+    def _life(self, process: Process) -> Attended:
+        return self._lives.setdefault(id(process), Attended())
+
+    def _judged(self, since: float, life: Attended) -> bool:
+        """Whether what has happened since then is judged."""
+        world = self.world
+        lasting = [t for p in world.alive.values() for t in (p.frozen_until, p.stalled_until) if t > world.now]
+        if lasting or world.drop or world.cut or world.mute:
+            self.disturbed(max([world.now, *lasting]))
+        quiet = max(self.quiet_from, life.excused_until) + self.patience
+        return not world.rules.asynchronous and world.training and since >= quiet
+
+    def _works(self, process: Process, shard: int, version: object) -> bool:
+        """Whether a peer has worked for long, so that all know of it, on the same base."""
+        life, world = self._life(process), self.world
+        if process.replica.finished or process.replica.departed:
+            return False
+        paused = process.paused is not None and world.now - process.paused >= world.rules.pause_timeout - 0.5
+        on_it = process.replica.logs.look_at(shard).version == version
+        known = world.now - life.since >= KNOWN_S + self.patience - QUIET_S
+        return on_it and not paused and known and self._judged(world.now, life)

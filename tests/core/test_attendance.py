@@ -1,0 +1,316 @@
+"""Who takes part in a fragment's rounds: named by what a peer shows, waited for by what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from p2p_diloco.core.attendance import DOUBLINGS_MAX, ROUNDS_KEPT, Attendance
+from p2p_diloco.core.messages import Commit, Counted, Plan, Summary
+from p2p_diloco.core.roster import Roster
+from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+
+RULES = Rules(run="run", fragments=((0, 1), (2,)), heartbeat_interval=1.0)
+SETTLE = 2.0
+ID = ContributionId(1, 1)
+
+
+def plan(group: str) -> Plan:
+    return Plan(tuple(group), ("a",))
+
+
+def commit(base: int, counted: str, by: str = "a") -> Commit:
+    """The commit that leads a shard from epoch ``base`` to the next."""
+    listed = tuple(Counted(peer, ID, 1.0, 1) for peer in counted)
+    return Commit(0, Version(0, base, base, ""), Version(0, base + 1, base + 1, ""), 0, by, listed, plan("a"))
+
+
+def attendance(fragment: int = 0, **said: int) -> Attendance:
+    """That of the peer "a", which stands at epoch 5. ``said``: the epoch that a live worker last said it holds; of the
+    other fragment it holds no less than 0."""
+    assert RULES.settle == SETTLE
+    mine = Summary(1, "worker", True, ModelVersion(), (5, 5), idle=False)
+    made = Attendance(fragment, RULES, Roster("a", RULES, mine))
+    for peer, epoch in said.items():
+        says(made, peer, epochs=(epoch, 0))
+    return made
+
+
+def says(attendance: Attendance, peer: str, **what: object) -> None:
+    """A peer speaks for itself."""
+    plain = Summary(1, "worker", True, ModelVersion(), (0, 0), idle=False)
+    attendance.roster.heard(peer)
+    attendance.roster.summarized(peer, replace(plain, **what))  # type: ignore[arg-type]
+
+
+def round_of(attendance: Attendance, base: int, group: str, counted: str, now: float = 0.0) -> None:
+    """A shard whose plan names a group moves on from an epoch by a commit."""
+    attendance.appended(plan(group), commit(base, counted), now)
+
+
+# -- who takes part
+
+
+def test_who_is_named_takes_part() -> None:
+    """Whatever it shows; dead or idle ones are the shard's to leave out."""
+    assert attendance(b=0).group(plan("bc"), 7) == ["b", "c"]
+
+
+def test_who_is_named_in_one_shard_takes_part_in_all_of_the_fragment() -> None:
+    """For the same epoch; by the plan that another one had for an earlier or a later one, nobody does."""
+    a = attendance()
+    a.planned(plan("ab"), 7)
+    a.planned(plan("c"), 7)
+    a.planned(plan("d"), 6)
+    assert a.group(plan("e"), 7) == ["a", "b", "c", "e"]
+    assert a.group(plan("e"), 8) == ["e"]
+    a.planned(plan("b"), 8)
+    a.planned(plan("b"), 7)
+    assert a.group(plan("e"), 8) == ["b", "e"]
+    assert a.group(plan("e"), 7) == ["a", "c", "e"]
+
+
+def test_who_works_and_holds_the_base_takes_part() -> None:
+    """Named or not, this peer included; who holds less does not."""
+    assert attendance(b=5, c=9, d=4).group(plan(""), 5) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("what", [{"idle": True}, {"role": "aggregator"}, {"epochs": ()}, {"model": ModelVersion(9)}])
+def test_who_does_not_work_or_is_elsewhere_takes_part_only_if_it_is_named(what: dict[str, object]) -> None:
+    """Idle, without a trainer, without a state, or on another lineage."""
+    a = attendance(b=5)
+    a.shows("z", 5)
+    says(a, "z", **{"epochs": (5, 0), **what})
+    assert a.group(plan("a"), 5) == ["a", "b"]
+    assert a.group(plan("az"), 5) == ["a", "b", "z"]
+
+
+def test_a_peer_says_what_it_holds_of_each_fragment() -> None:
+    """Only that of this one counts."""
+    assert attendance(1, b=5).group(plan(""), 5) == ["a"]
+
+
+# -- who is sure to come
+
+
+def test_sure_is_who_holds_the_base() -> None:
+    """By its own word, by what it sent, or by a commit that it wrote."""
+    a = attendance(b=7, c=6)
+    a.shows("d", 7)
+    a.appended(plan(""), commit(6, "", by="e"), 0.0)
+    assert [p for p in "abcdef" if a.sure(p, 7)] == ["b", "d", "e"]
+
+
+def test_what_a_peer_has_shown_it_still_holds() -> None:
+    """An older message that comes late takes nothing back."""
+    a = attendance()
+    a.shows("b", 7)
+    a.shows("b", 3)
+    assert a.sure("b", 7)
+
+
+def test_sure_is_who_was_counted_in_making_the_base() -> None:
+    """It waits for that commit and for nothing else; of an earlier one it may have got none since."""
+    a = attendance()
+    round_of(a, 6, "bc", "bc")
+    assert a.sure("b", 7)
+    round_of(a, 7, "bc", "c")
+    assert not a.sure("b", 8)
+
+
+def test_counted_is_who_was_in_any_shard() -> None:
+    """A later commit of a shard that is behind takes nothing back."""
+    a = attendance()
+    round_of(a, 7, "b", "b")
+    round_of(a, 6, "b", "b")
+    assert a.sure("b", 8)
+
+
+def test_who_is_left_out_in_one_shard_is_not_sure_in_the_others() -> None:
+    """Of the same round: whatever it holds, they don't wait for it without a bound. In the next round it may be."""
+    a = attendance(b=7)
+    assert a.sure("b", 7)
+    round_of(a, 7, "ab", "a")
+    assert not a.sure("b", 7)
+    a.shows("b", 8)
+    assert not a.sure("b", 7)
+    assert a.sure("b", 8)
+
+
+# -- who is named
+
+
+def test_a_contributor_is_named() -> None:
+    """Whatever was known of it."""
+    a = attendance()
+    round_of(a, 6, "b", "")
+    assert a.names("b", plan("b"), 7, "b")
+
+
+def test_who_holds_a_state_is_named_however_far_behind_it_is() -> None:
+    """Until a round that named it has closed without it. Who holds none is not."""
+    a = attendance(b=0)
+    assert a.names("b", plan("a"), 1000, "a")
+    assert not a.names("c", plan("a"), 1000, "a")
+
+
+def test_who_was_named_and_did_not_come_is_not_named_again() -> None:
+    """Nor who was to come without a name: it holds the base, or another shard names it."""
+    a = attendance(b=5, c=5, d=4)
+    a.planned(plan("d"), 5)
+    assert not any(a.names(p, plan("ab"), 5, "a") for p in "bcd")
+
+
+def test_it_is_named_again_once_it_shows_a_later_epoch() -> None:
+    """Than that of the round which it missed; however many rounds later, and by whatever shows it."""
+    a = attendance(b=5)
+    round_of(a, 5, "ab", "a")
+    assert not any(a.names("b", plan("a"), epoch, "a") for epoch in (6, 9))
+    a.shows("b", 6)
+    assert a.names("b", plan("a"), 9, "a")
+    assert a.names("b", plan("a"), 6, "a") is False  # it takes part in the round on 6, and did not come
+
+
+def test_who_is_ahead_is_named_though_it_did_not_come() -> None:
+    """It has the commit already."""
+    assert attendance(b=6).names("b", plan("ab"), 5, "a")
+
+
+# -- how long the others are waited for
+
+
+def test_a_grace_is_settle_or_a_usual_round_if_that_is_longer() -> None:
+    """Until a round is known, settle."""
+    a = attendance()
+    assert a.waits_until("b", 100.0) == 100.0 + SETTLE
+    take_rounds(a, [0.5] * 3)
+    assert a.waits_until("b", 100.0) == 100.0 + SETTLE
+    take_rounds(a, [30.0] * 5, base=20)
+    assert a.waits_until("b", 100.0) == 130.0
+
+
+def take_rounds(attendance: Attendance, lasting: Iterable[float], base: int = 10, group: str = "a") -> None:
+    """Rounds on epoch ``base`` and those that follow, which nobody missed but who is in the group and not "a"."""
+    now = 1000.0
+    round_of(attendance, base - 1, group, "a", now)
+    for epoch, seconds in enumerate(lasting, base):
+        now += seconds
+        round_of(attendance, epoch, group, "a", now)
+
+
+def test_a_grace_doubles_with_each_miss_in_a_row() -> None:
+    """From when it missed, or from when the round opened if that is later; and no more often than so many times."""
+    a = attendance()
+    ends = []
+    for epoch in range(10, 17):
+        a.planned(plan("b"), epoch)
+        round_of(a, epoch, "ab", "a", now=50.0)
+        ends.append(a.waits_until("b", 100.0))
+    assert ends == [100.0 + SETTLE * times for times in (2, 4, 8, 16, 32, 32, 32)]
+    assert DOUBLINGS_MAX == 5
+    assert a.waits_until("b", 40.0) == 50.0 + 32 * SETTLE
+
+
+def test_a_miss_of_one_round_in_two_shards_is_one() -> None:
+    """They share a round; and one that is behind adds nothing to a later one."""
+    a = attendance()
+    for now, base in ((50.0, 10), (60.0, 10), (70.0, 9)):
+        round_of(a, base, "ab", "a", now)
+    assert a.waits_until("b", 0.0) == 50.0 + 2 * SETTLE
+
+
+def test_who_is_counted_has_missed_nothing() -> None:
+    """Its next miss is its first."""
+    a = attendance()
+    for base in (10, 11, 12):
+        round_of(a, base, "ab", "a", now=50.0)
+    round_of(a, 13, "a", "ab", now=50.0)
+    assert a.waits_until("b", 100.0) == 100.0 + SETTLE
+    round_of(a, 14, "ab", "a", now=50.0)
+    assert a.waits_until("b", 100.0) == 100.0 + 2 * SETTLE
+
+
+def test_who_was_not_to_come_misses_nothing() -> None:
+    """It holds a state, and the round was not to wait for it."""
+    a = attendance(b=3)
+    round_of(a, 10, "a", "a", now=50.0)
+    assert a.waits_until("b", 0.0) == SETTLE
+
+
+def test_the_usual_round_is_the_median_of_the_last() -> None:
+    """So one that a death held up says little, and what was usual long ago nothing."""
+    a = attendance()
+    take_rounds(a, [100.0] * ROUNDS_KEPT + [10.0] * (ROUNDS_KEPT // 2 + 1) + [300.0] * (ROUNDS_KEPT // 2))
+    assert a.grace == 10.0
+
+
+def test_a_round_that_somebody_missed_is_not_usual() -> None:
+    """It lasted as long as that one was waited for: a grace would make itself longer."""
+    a = attendance()
+    take_rounds(a, [30.0] * 5, group="ab")
+    assert a.grace == SETTLE
+
+
+def test_a_round_counts_once_and_whole() -> None:
+    """Neither the other shards of an epoch nor epochs that were passed over by a fetch are rounds."""
+    a = attendance()
+    round_of(a, 1, "a", "a", now=100.0)
+    round_of(a, 1, "a", "a", now=140.0)  # of the other shard
+    round_of(a, 9, "a", "a", now=180.0)
+    assert a.grace == SETTLE
+    round_of(a, 10, "a", "a", now=188.0)
+    assert a.grace == 8.0
+    round_of(a, 9, "a", "a", now=189.0)  # of a shard that is behind
+    round_of(a, 10, "a", "a", now=190.0)
+    round_of(a, 11, "a", "a", now=208.0)
+    assert a.grace == 14.0
+
+
+# -- who may aggregate soon
+
+
+@pytest.mark.parametrize(("lasting", "least"), [((), 29), ((50.0,), 29), ((1.0,), 27), ((0.1,), 9)])
+def test_near_is_who_is_an_epoch_behind_or_was_when_it_was_last_heard(lasting: tuple[float, ...], least: int) -> None:
+    """What a peer says is as old as a heartbeat or two, in which so many rounds may have gone by."""
+    a = attendance()
+    take_rounds(a, lasting, base=1)
+    a.shows("b", least)
+    a.shows("c", least - 1)
+    assert [a.is_near(p, 30) for p in "bc"] == [True, False]
+
+
+# -- what is forgotten
+
+
+def test_what_an_earlier_life_has_shown_proves_nothing() -> None:
+    """A peer that began anew holds what it says; it was not named, and has missed nothing."""
+    a = attendance()
+    a.planned(plan("b"), 7)
+    a.shows("b", 7)
+    round_of(a, 6, "b", "b")
+    round_of(a, 7, "bc", "c", now=50.0)
+    a.forget("b")
+    assert not a.sure("b", 1)
+    assert a.group(plan(""), 7) == []
+    assert a.waits_until("b", 0.0) == SETTLE
+    assert a.sure("c", 8)
+
+
+def test_of_another_lineage_nothing_is_known() -> None:
+    """Its epochs are others; how long rounds take is as before."""
+    a = attendance()
+    take_rounds(a, [30.0], base=5)
+    a.planned(plan("bc"), 7)
+    for peer in "bc":
+        a.shows(peer, 7)
+    round_of(a, 7, "bc", "c", now=50.0)
+    a.clear()
+    assert not any(a.sure(p, 1) for p in "bc")
+    assert a.group(plan(""), 7) == []
+    assert a.waits_until("b", 0.0) == 30.0
+    round_of(a, 2, "a", "a", now=2000.0)  # fewer epochs than before: the first of this lineage is no round yet
+    round_of(a, 3, "a", "a", now=2010.0)
+    assert a.grace == 20.0

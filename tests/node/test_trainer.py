@@ -1,0 +1,56 @@
+"""The trainer's side of a node: a merge that is answered late, and one that nobody waits for any more."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.logs import Logs
+from p2p_diloco.net.memory import MemoryNetwork
+
+
+def test_a_merge_that_was_broken_off_while_its_answer_waited(
+    memory_peer: type[Any], quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shards are at unlike epochs, the trainer is interrupted and goes on: the late answer is no licence to read,
+    so θ goes on, and the next merge is answered."""
+
+    async def scenario() -> None:
+        peer = memory_peer(MemoryNetwork(), "a", {**quick, "shard_elements": 2})
+        await peer.enter()
+        await peer.merge()
+        with monkeypatch.context() as uneven:
+            uneven.setattr(Logs, "uneven", lambda logs: {0: (1, 2)})
+            peer.tell("merge", n=70, measures=False)
+            peer.tell("have read", loaded=[])
+            await asyncio.sleep(4 * quick["heartbeat_interval"])
+        assert (await asyncio.wait_for(peer.exchange(1.0), 20.0))["sent"]
+        assert all(message.get("n") != 70 for message in peer.said)
+        await peer.stop()
+
+    asyncio.run(scenario())
+
+
+def test_epoch_and_digest_are_of_what_was_merged(memory_peer: type[Any], quick: dict[str, Any]) -> None:
+    """Two trainers that have merged the same epoch are told the same digest; a later epoch has another one."""
+
+    async def scenario() -> None:
+        network = MemoryNetwork()
+        one, two = memory_peer(network, "a", quick), memory_peer(network, "b", quick)
+        await one.enter()
+        await one.exchange(1.0)
+        await two.enter()
+        before = await two.merge()
+        same = await one.merge()
+        assert (before["epoch"], before["digest"]) == (same["epoch"], same["digest"])
+        two.tell("pause", on=True)
+        await two.stop()
+        await one.exchange(1.0)
+        after = await one.merge()
+        assert after["epoch"] > before["epoch"]
+        assert after["digest"] != before["digest"]
+        await one.stop()
+
+    asyncio.run(scenario())
