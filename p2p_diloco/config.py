@@ -46,7 +46,7 @@ THIS_VERSION_HAS: Mapping[str, tuple[object, ...]] = {"role": ("worker", "aggreg
 """The values that this version carries out, where they are fewer than what the settings name."""
 
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
-    "sync": ("pace", "round_timeout", "carry_rounds"),
+    "sync": ("pace", "round_timeout", "pause_timeout", "carry_rounds"),
     "async": ("successors", "dn_buffer_size", "dn_variant", "dylu", "async_grace", "max_staleness"),
 }
 """The settings that mean something in one mode alone; in the other they have their defaults."""
@@ -180,14 +180,22 @@ class RunConfig(Settings):
         "mode=async each counts one.",
     )
     min_peers: int = Field(
-        default=1, ge=1, description="Contributions that an outer step needs at least. A floor, no quorum."
+        default=1,
+        ge=1,
+        description="Contributions that an outer step needs at least, whoever is there. A floor: of those that take "
+        "part it needs half anyway, and two.",
     )
     start_peers: int = Field(
         default=1, ge=1, description="Contributions that the first outer step of a run needs at least."
     )
     round_timeout: Seconds = Field(
         default=600.0,
-        description="Seconds that an outer step waits for contributions before it goes on without. For mode=sync.",
+        description="Seconds that an outer step waits for contributions before it goes on with a quorum. For "
+        "mode=sync.",
+    )
+    pause_timeout: Seconds = Field(
+        default=60.0,
+        description="Seconds that the others wait for a peer that pauses, to evaluate or to save. For mode=sync.",
     )
     heartbeat_interval: Seconds = Field(default=1.0, description="Seconds between two probes of other peers.")
     heartbeat_timeout: Seconds = Field(
@@ -224,8 +232,8 @@ class RunConfig(Settings):
     carry_rounds: int = Field(
         default=2,
         ge=0,
-        description="Rounds that were to wait for a peer, and that its progress may miss before it is dropped. For "
-        "mode=sync.",
+        description="Rounds that a peer's progress may miss, riding in each next contribution, before it is dropped. "
+        "For mode=sync.",
     )
     stop_after_epochs: int | None = Field(
         default=None, ge=1, description="Outer steps after which the run ends for all; unset: never."

@@ -92,7 +92,7 @@ class Ending:
     def _overtaken(self, end: End) -> bool:
         """Whether somebody here, this peer included, holds more and is at no end: is of a newer generation, say."""
         models = (summary.model for summary in self._replica.roster.summaries().values())
-        return any(model > end.model and not ends.is_end(self._replica.rules, model) for model in models)
+        return any(model > end.model and not self._replica.rules.ended(model) for model in models)
 
     async def _read(self) -> End | None:
         try:

@@ -61,21 +61,13 @@ def signed(transport: Transport, founding: Founding, model: ModelVersion, time: 
     return End(model, time, transport.peer_id, transport.sign(statement(founding, model, time)))
 
 
-def is_end(rules: Rules, model: ModelVersion) -> bool:
-    """Whether a run with these rules has ended at this version, for all that can be seen of a whole model's."""
-    epochs, samples = rules.stop_after_epochs, rules.stop_after_samples
-    return (epochs is not None and model.epochs >= epochs * rules.shards) or (
-        samples is not None and model.samples >= samples * rules.shards
-    )
-
-
 def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> bool:
     """Whether it is of this founding, is an end by the rules that the run has now, and bears its signer's signature.
 
     Rules may differ from those that the run ended with: whoever starts it anew with a greater `stop_after_epochs` goes
     on.
     """
-    return is_end(rules, end.model) and transport.signed_by(
+    return rules.ended(end.model) and transport.signed_by(
         end.signer, statement(founding, end.model, end.time), end.proof
     )
 
@@ -87,7 +79,7 @@ async def read(transport: Transport, founding: Founding, rules: Rules) -> End | 
         Unreachable: the DHT doesn't answer.
     """
     found = (_unpack(name, value) for name, (value, _) in (await transport.fetch(_key(founding.run_id))).items())
-    ends = sorted((end for end in found if end is not None and is_end(rules, end.model)), reverse=True)
+    ends = sorted((end for end in found if end is not None and rules.ended(end.model)), reverse=True)
     return next((end for end in ends[:TRIED_MAX] if holds(end, transport, founding, rules)), None)
 
 

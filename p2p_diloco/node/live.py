@@ -32,7 +32,6 @@ from p2p_diloco.node import records, revising, wire
 from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.ending import Ending, until_the_others_have_it
-from p2p_diloco.node.ends import is_end
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.ledger import CODEC, OUTER_STEP, SHARES, TRANSFER
 from p2p_diloco.node.life import Describing, Joined, find_run, found_if_nobody_has, holders_of, keep_record
@@ -253,7 +252,7 @@ class Participation:
         if self.saved is not None and not self.local.new_generation:
             states = self.saved.restore(self.run, self.work)
             self.last_group = {peer for s in states for peer in (*s.plan.group, *s.plan.succession)}
-            self.came_with_the_end = is_end(self.run.rules, model_version([s.version for s in states]))
+            self.came_with_the_end = self.run.rules.ended(model_version([s.version for s in states]))
             self.node.post(Restore(states))
         elif self.saved is not None:
             self.saved.restore(self.run, self.work)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -35,7 +35,7 @@ from p2p_diloco.core.events import (
     SendFailed,
     Wakeup,
 )
-from p2p_diloco.core.messages import Commit, Contribution, Message, State
+from p2p_diloco.core.messages import Commit, Contribution, Message, Plan, State
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import wire
@@ -45,6 +45,8 @@ from p2p_diloco.node.run import Run
 from p2p_diloco.node.work import TensorWork
 
 NOTES_KEPT = 50
+PROMPT_MAX = 4
+"""Of each shard, commits that may be on their way to a peer that works and that no plan names; more give way."""
 LOUD = ("mismatch", "fork")
 """Kinds of notes that are warnings: something is wrong with a machine, or work is lost."""
 
@@ -98,6 +100,7 @@ class Node:
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
         self._at_rest.set()
         self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that wait or are on their way
+        self._under_way = Counter[str]()  # commits to each peer that wait or are on their way
         self._room = Room(replica, run.rules.room_within)
         self._ended = False
         self._timer: asyncio.TimerHandle | None = None
@@ -252,6 +255,8 @@ class Node:
 
     def _send(self, to: str, message: Message) -> None:
         def answer(outcome: Outcome) -> None:
+            if isinstance(message, Commit):
+                self._under_way[to] -= 1
             if isinstance(message, State):
                 self._states.discard((to, message.shard))
             if outcome is None:
@@ -281,17 +286,24 @@ class Node:
             log.error("a %s to %s can't be written: %s", type(message).__name__, to, error)
             self.post(SendFailed(to, message, gone=False))
         else:
+            self._under_way[to] += isinstance(message, Commit)
             match message:
                 case Commit(shard=shard, plan=plan) if self.run.rules.asynchronous:
                     # several make one answer; and who has to hold one is waited for by its submitter
                     self._outbox.put(to, header, payload, answer, line=shard, urgent=to in plan.succession)
-                case Commit(shard=shard, plan=plan) if payload is not None and not plan.names(to):
+                case Commit(shard=shard, plan=plan) if payload is not None and not self._soon(to, plan):
                     kept = shard, message.base.epoch % self.run.rules.commits_kept
                     self._outbox.put_late(to, _made(header, payload), answer, kept)
                 case Contribution(shard=shard):
                     self._outbox.put(to, header, payload, answer, shard)
                 case _:
                     self._outbox.put(to, header, payload, answer)
+
+    def _soon(self, to: str, plan: Plan) -> bool:
+        """Whether rounds wait for what a peer has: those that take part, and those that are about to; but for one that
+        takes commits more slowly than they are made."""
+        room = PROMPT_MAX * self.run.rules.shards
+        return plan.names(to) or (self._under_way[to] < room and to in self.replica.roster.workers())
 
     async def _present(self, to: str, shard: int) -> tuple[bytes, memoryview]:
         """A shard's present state, to go out now: by its turn it may have moved on since it was asked for.

@@ -24,6 +24,9 @@ from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.outer import OuterOptimizer
 
+KEPT_BYTES, KEPT_MIN, KEPT_MAX = 256 * 2**20, 4, 1024
+"""A newcomer keeps commits of all shards together of so many bytes while states come, and of each shard so many."""
+
 VERSION_BYTES = 64
 """The most that a shard's version takes in a header."""
 
@@ -54,6 +57,7 @@ class Run:
             min_peers=config.min_peers,
             start_peers=config.start_peers,
             round_timeout=config.round_timeout,
+            pause_timeout=config.pause_timeout,
             heartbeat_interval=config.heartbeat_interval,
             heartbeat_timeout=config.heartbeat_timeout,
             carry_rounds=config.carry_rounds,
@@ -63,7 +67,14 @@ class Run:
             max_staleness=config.max_staleness,
             stop_after_epochs=config.stop_after_epochs,
             stop_after_samples=config.stop_after_samples,
+            commits_kept=self._commits_kept,
         )
+
+    @property
+    def _commits_kept(self) -> int:
+        """Commits of each shard that a newcomer keeps while states are still on their way: as many as fit."""
+        epoch_nbytes = max(1, sum(codecs.nbytes(self.reply_codec, shard.numel) for shard in self.layout.shards))
+        return min(max(KEPT_BYTES // epoch_nbytes, KEPT_MIN), KEPT_MAX)
 
     @cached_property
     def outer(self) -> OuterOptimizer | DelayedNesterov:

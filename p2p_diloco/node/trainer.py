@@ -38,6 +38,9 @@ else has it, the run goes on with it after one."""
 MEND_EVERY_S = 0.02
 """How often it is looked."""
 
+GIVEN_UP = -1
+"""In place of the number of a merge that the trainer no longer waits for."""
+
 log = logging.getLogger(__name__)
 
 
@@ -59,6 +62,7 @@ class TrainerSide:
         self.held_for = ""
         """What training waits for though the state is there; see `hold` and `let_go`."""
         self._held = self._came_ready = False
+        self._whole = -1, ""  # epoch and digest of the newest state of one epoch that was held; -1: none yet
         self._channel, self._shared, self._on_nudge = channel, shared, on_nudge
         self._merging = self._contributing = 0  # the requests
         self.ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.level(Level.STANDS_SINCE) or math.inf)
@@ -92,8 +96,10 @@ class TrainerSide:
                     await self._contribute(message)
                 case {"kind": "read", "n": n}:
                     self._not_reading.clear()
-                    self._channel.send("readable", n=n)
+                    self._channel.send("readable", n=n, kept=[] if self._asynchronous else sorted(self._bases.kept))
                 case {"kind": "have read", "loaded": loaded}:
+                    if self.node.replica.merging is not None:
+                        self._merging = GIVEN_UP
                     self._bases.loaded(loaded)
                     self._not_reading.set()
                 case {"kind": "pause", "on": on}:
@@ -151,6 +157,7 @@ class TrainerSide:
         replica = self.node.replica
         return {
             "versions": [None if v is None else [v.generation, v.samples, v.epoch, v.digest] for v in replica.versions],
+            "digest": self._whole[1],
             "peers": [replica.me, *replica.roster.alive()],
             "aggregates": list(replica.aggregates()),
         }
@@ -166,7 +173,11 @@ class TrainerSide:
         await self._not_reading.wait()
 
     def load(self, effect: Load) -> None:
-        """As `node.Trainer.load`; until the trainer says that it has read, θ stays as it is."""
+        """As `node.Trainer.load`; until the trainer says that it has read, θ stays as it is. A trainer that was
+        interrupted while it waited for this reads nothing, and loads everything when it asks again.
+        """
+        if self._merging == GIVEN_UP:
+            return
         self._not_reading.clear()
         for loaded in effect.shards:
             self.node.work.merge(loaded.shard, loaded.carry, self.node.replica.own.counted(loaded.shard))
@@ -175,7 +186,8 @@ class TrainerSide:
         if self._asynchronous:
             replica = self.node.replica
             asynchronous = {"trained": replica.own.merged_samples, "workers": replica.workers()}
-        counts = {"commits": self.commits, **asynchronous}
+        epoch, digest = self.node.replica.own.merged
+        counts = {"commits": self.commits, "epoch": epoch, "digest": digest, **asynchronous}
         bases = {name: sorted(getattr(self._bases, name)) for name in ("kept", "gone", "lost")}
         self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), **bases, **counts)
 
@@ -257,7 +269,9 @@ class TrainerSide:
 
     def _publish(self) -> None:
         replica = self.node.replica
-        self._shared.set_count(Count.EPOCH, replica.epoch if replica.has_state else -1)
+        if replica.has_state and (self._asynchronous or replica.logs.even):
+            self._whole = replica.epoch, replica.roster.mine.model.digest
+        self._shared.set_count(Count.EPOCH, self._whole[0])
         self._shared.set_count(Count.PEERS, 1 + len(replica.roster.alive()))
         outer_lr, outer_momentum = self.node.run.rates(replica.revision)
         self._shared.set_count(Count.REVISION, replica.revision.number)

@@ -19,7 +19,7 @@ import msgpack
 from p2p_diloco.core import messages
 from p2p_diloco.net.interface import Refusal
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of what is described here. Peers of another one are refused, by name."""
 
 TOKEN_BYTES = 16

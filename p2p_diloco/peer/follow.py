@@ -155,9 +155,9 @@ class FollowingHook:
                 self._local.write_delta(shards, kept)
             case {"kind": "look at delta", "shards": shards}:
                 return {"fine": self._local.may_be_sent(shards)}
-            case {"kind": "read"}:
+            case {"kind": "read", "kept": kept}:
                 assert into is not None, "rank 0 has what to read only where all ranks ask for it"
-                into.update(self._local.global_values())
+                into.update(self._local.global_values(kept))
             case {"kind": "save"}:
                 self._save(message)
             case _:

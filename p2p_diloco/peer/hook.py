@@ -52,10 +52,12 @@ class Standing:
     """Where a trainer stands, between two of its steps; what `Peer` tells of it."""
 
     epoch: int
+    digest: str
     finished: bool
     global_step: int
     steps: int
     sync_count: int
+    sent_count: int
     last_sync_time_s: float
     total_sync_time_s: float
     waiting_time_s: float
@@ -108,7 +110,8 @@ class Hook:
         self._trained, self._workers = 0, 1  # asynchronous: samples counted in what is merged, live peers that train
         self._staleness = self._refused = 0
         self._tally = Tally(config, layout)
-        self.sync_count = 0
+        self.sync_count = self.sent_count = 0
+        """Exchanges that were counted in every shard, and all that were made."""
         self.last_sync_time_s = self.total_sync_time_s = 0.0
         self.ledger = Ledger(OF_TRAINING, clock)
         """Where the trainer's time goes."""
@@ -122,6 +125,7 @@ class Hook:
         self._since = 0  # steps since the last sending
         self._sent_at = 0  # after which step something left last, also if it came to nothing
         self._seen = -1
+        self._epoch, self._digest = 0, ""  # of what is merged
         self._commits = 0  # over all fragments
         self._step_times = StepTimes()
         self._round_steps = self._interval  # of this peer's last round
@@ -162,11 +166,13 @@ class Hook:
     def standing(self) -> Standing:
         """Where this trainer stands at this moment."""
         return Standing(
-            epoch=max(0, self._memory.count(Count.EPOCH)),
+            epoch=self._epoch if not self._asynchronous else max(0, self._memory.count(Count.EPOCH)),
+            digest=self._digest,
             finished=self.finished,
             global_step=self.global_step,
             steps=self.steps,
             sync_count=self.sync_count,
+            sent_count=self.sent_count,
             last_sync_time_s=self.last_sync_time_s,
             total_sync_time_s=self.total_sync_time_s,
             waiting_time_s=self.waiting_time_s,
@@ -328,6 +334,7 @@ class Hook:
     def _merge(self, load: Message, afresh: bool, landing: Collection[int]) -> Collection[int]:
         """Merge what the node offers; which shards were loaded."""
         carries = {shard: Carry(carry) for shard, carry in load["shards"]}
+        self.sync_count += bool(landing) and all(carries.get(shard) is Carry.SUBTRACT for shard in landing)
         for shard, carry in carries.items():
             self._tally.merged(shard, carry)
         if afresh:
@@ -346,7 +353,7 @@ class Hook:
         self._local.merge(carries, mixed, load["kept"], load["gone"])
         if load["commits"] != self._commits and self._flight is None and not landing:
             self._round_at = self._clock()  # a round that this peer has no part in is over, and the next one has begun
-        self._commits = load["commits"]
+        self._commits, self._epoch, self._digest = load["commits"], load["epoch"], load["digest"]
         if self._asynchronous:
             self._trained, self._workers = load["trained"], max(1, load["workers"])
         return carries.keys()
@@ -380,7 +387,7 @@ class Hook:
         self._diverged = False
         self.merge(landing=flight.sent.shards)
         self._round_at += self.waiting_time_s - began  # what was waited for is no time to train in
-        self.sync_count += 1
+        self.sent_count += 1
         self.last_sync_time_s = flight.stood_s + self.waiting_time_s - began + hidden_s
         self.total_sync_time_s += self.last_sync_time_s
         self._memory.set_level(Level.WAITING_S, self.waiting_time_s)
@@ -396,7 +403,7 @@ class Hook:
         self._memory.set_levels(Level.ROUND, shares)
         if now - self._told_at >= TOLD_EVERY_S:
             self._told_at, took_s = now, sum(spent.values()) - spent[parts.PAUSED]
-            log.info("round %d took %.2f s: %s", self.sync_count, took_s, told(shares))
+            log.info("round %d took %.2f s: %s", self.sent_count, took_s, told(shares))
 
     def _flown(self, flight: Flight) -> float | None:
         """Wait for the others, however long they take; only for those that a run starts with, not for ever. How many

@@ -161,11 +161,22 @@ class LocalModel:
         for shard in shards:
             self._delta[self._layout.shards[shard].start : self._layout.shards[shard].stop] = 0.0
 
-    def global_values(self) -> dict[str, Tensor]:
+    def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
         """A copy of the global parameters by name, each in its parameter's shape, dtype and place, and sharded as it
-        is.
+        is. `kept`: the shards that are read as they were loaded last, though θ has gone on.
         """
-        return {extent.name: extent.like(self._theta[extent.start : extent.stop]) for extent in self._all}
+        return {extent.name: extent.like(self._loaded(extent.start, extent.stop, kept)) for extent in self._all}
+
+    def _loaded(self, start: int, stop: int, kept: Collection[int]) -> Tensor:
+        """A range of the global parameters, [stop − start]; those of the `kept` shards as they were loaded last."""
+        values = self._theta[start:stop]
+        places = [self._layout.shards[shard] for shard in kept]
+        overlaps = [(max(start, p.start), min(stop, p.stop)) for p in places if p.start < stop and start < p.stop]
+        if overlaps:
+            values = values.clone()
+        for a, b in overlaps:
+            values[a - start : b - start] = self._base[a:b]
+        return values
 
     # -- where the values are
 

@@ -13,7 +13,9 @@ class Metrics:
     """Since this peer entered the run (or since what `load_state_dict` brought back)."""
 
     sync_count: int = 0
-    """Exchanges that this peer contributed to."""
+    """Exchanges of this peer that were counted: every shard that it sent is in a commit."""
+    sent_count: int = 0
+    """Exchanges that this peer made. What was not counted in one rides in the next."""
     local_step: int = 0
     """Inner steps."""
     sync_every: int = 0

@@ -46,6 +46,8 @@ START_S = 90.0
 """How long a node may take to start, beside what it waits for others."""
 LEAVE_S = 5.0
 """How long a node may take to leave; a finished run's longer, until all have its end."""
+COUNTERS = ("sync_count", "sent_count", "local_step")
+"""Of `Metrics`, what goes on after a restart, beside times and what was dropped."""
 RUN_KEYS = ("config", "layout", "checkpoint", "peer_id", "addresses")
 """What the other ranks are told of the run."""
 
@@ -292,7 +294,9 @@ class Peer:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """While this lasts (an evaluation, say) no inner step is made, and nobody waits for this peer."""
+        """While this lasts (an evaluation, say) no inner step is made. In synchronous mode the others wait for this
+        peer, for `pause_timeout` at most.
+        """
         hook, node = self._hooked, self._node
         if node is not None:
             node.line.tell("pause", on=True)
@@ -306,7 +310,8 @@ class Peer:
 
     def global_state_dict(self) -> dict[str, Tensor]:
         """A copy of the model's state_dict with the global parameters in place of its own; buffers are the
-        model's. Of a sharded model, each rank's part, sharded as the model is.
+        model's. Of a sharded model, each rank's part, sharded as the model is. In synchronous mode these are the
+        parameters of `epoch`; in asynchronous mode the newest.
         """
         hook = self._hooked
         assert self._model is not None
@@ -321,11 +326,11 @@ class Peer:
     def _read(self) -> dict[str, Tensor]:
         """The global parameters, while nobody writes them."""
         line = self._running.line
-        line.ask("read", "readable")
+        kept = line.ask("read", "readable")["kept"]
         try:
             if self._ranks is not None:
-                self._ranks.tell("read")
-            values = self._local.global_values()
+                self._ranks.tell("read", kept=kept)
+            values = self._local.global_values(kept)
             if self._ranks is not None:
                 self._ranks.answers()
         finally:
@@ -338,7 +343,7 @@ class Peer:
         """
         metrics = self.metrics
         times = ("total_sync_time_s", "waiting_time_s", "hidden_time_s", *self._hooked.standing.times)
-        return {name: getattr(metrics, name) for name in ("sync_count", "local_step", *times, "dropped_samples")}
+        return {name: getattr(metrics, name) for name in (*COUNTERS, *times, "dropped_samples")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from what `state_dict` gave."""
@@ -361,7 +366,10 @@ class Peer:
 
     @property
     def epoch(self) -> int:
-        """Outer steps that every part of the model has made."""
+        """Outer steps that every part of the model has made. In synchronous mode this, `digest` and
+        `global_state_dict()` are of one state of the run, the one that was merged last: they change inside
+        `optimizer.step()` alone.
+        """
         memory = self._shared
         return max(0, memory.count(Count.EPOCH)) if self._hook is None else self._hook.standing.epoch
 
@@ -384,8 +392,13 @@ class Peer:
 
     @property
     def digest(self) -> str:
-        """The digest of the shards' digests, in order: equal where the whole outer state is."""
-        return self._version().digest
+        """The digest of the shards' digests, in order: equal where the whole outer state is. With one fragment two
+        peers at one `epoch` have the same; with several, if the same of them are ahead. Empty in the rare case that
+        what was merged last is of no single epoch: one shard's commit stayed out for two heartbeats.
+        """
+        if self._hook is None or self.config.mode == "async":
+            return str(self._running.line.ask("ask", "told")["digest"])
+        return self._hook.standing.digest
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -411,6 +424,7 @@ class Peer:
         now = hook.standing
         return Metrics(
             sync_count=now.sync_count + before.get("sync_count", 0),
+            sent_count=now.sent_count + before.get("sent_count", 0),
             local_step=now.steps + before.get("local_step", 0),
             sync_every=now.sync_every,
             staleness=now.staleness,

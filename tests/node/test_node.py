@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -59,6 +60,7 @@ class Script:
         self.work: TensorWork
         self.digest = ""
         self.due = math.inf
+        self.roster = SimpleNamespace(workers=lambda: ["worker"])
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         self.events.append(event)
@@ -266,18 +268,19 @@ def test_a_state_leaves_as_it_is_then() -> None:
 
 
 def test_a_commit_leaves_first_for_those_that_take_part() -> None:
-    """Whoever the plan does not name still catches up: what it is sent gives way to the payloads of rounds."""
+    """A peer that the plan does not name, and that holds no state, still catches up: what it is sent gives way to the
+    payloads of rounds. One that works is about to take part, and its commit does not."""
 
     async def test(table: Table) -> None:
         table.wires.gate.clear()
         base, version = state(0).version, state(1).version
         commit = Commit(0, base, version, 0, "me", (), Plan(("a", "b"), ("c",)), memoryview(b"p"))
-        await table.carry_out(*(Send(peer, commit) for peer in ("newcomer", "a", "c")))
+        await table.carry_out(*(Send(peer, commit) for peer in ("newcomer", "a", "worker", "c")))
         await asyncio.sleep(0.01)
-        assert [peer for peer, _, _ in table.wires.sent] == ["a", "c"]
+        assert [peer for peer, _, _ in table.wires.sent] == ["a", "worker", "c"]
         table.wires.gate.set()
-        await table.answered(Delivered, 3)
-        assert [(peer, payload) for peer, _, payload in table.wires.sent][2:] == [("newcomer", b"p")]
+        await table.answered(Delivered, 4)
+        assert [(peer, payload) for peer, _, payload in table.wires.sent][3:] == [("newcomer", b"p")]
 
     at_table(test)
 

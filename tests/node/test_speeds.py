@@ -36,10 +36,11 @@ def planned_s(peer: Any) -> float:
 
 
 def test_every_peer_plans_by_the_fastest(memory_peer: type[Any], quick: dict[str, Any]) -> None:
-    """As soon as its speed is known, and again when it changes or pauses; an aggregator without a trainer has none."""
+    """As soon as its speed is known, and again when it changes or has paused for long; an aggregator without a trainer
+    has none."""
 
     async def scenario() -> None:
-        network, config = MemoryNetwork(), {**quick, "pace": "time", "sync_every": 20, "num_fragments": 1}
+        network, config = MemoryNetwork(), {**quick, "pace": "time", "sync_every": 20, "pause_timeout": 0.1}
         peers = [memory_peer(network, name, config) for name in ("anna", "bert")]
         for peer in peers:
             await peer.enter()

@@ -66,7 +66,8 @@ class ScriptedLine:
         shards = [] if self.memory.count(Count.FINISHED) else [s.index for s in self.layout.shards_of(due)]
         loads, self.fresh = [[s, carry] for s, carry in self.fresh.items()], {}
         self.trained = self.samples
-        counts = {"commits": sum(self.epochs), "trained": self.trained, "workers": self.workers}
+        counts = {"commits": sum(self.epochs), "epoch": min(self.epochs), "digest": f"d{sum(self.epochs)}"}
+        counts |= {"trained": self.trained, "workers": self.workers}
         bases = {name: sorted(getattr(self.bases, name)) for name in ("kept", "gone", "lost")}
         return {"kind": "load", "shards": loads, "due": shards, **bases, **counts}
 

@@ -152,3 +152,19 @@ def test_global_values_take_the_models_shape() -> None:
     assert model.seen.item() == 3.0
     assert theta[1] == 1.0
     model.load_state_dict(state)
+
+
+def test_global_values_of_kept_shards_are_those_that_were_loaded() -> None:
+    """θ has gone on under the trainer in some shards: these are read as they were loaded, also parts of a parameter."""
+    model = Model()
+    layout = Layout.build(specs_of(model), 1, "contiguous", 4)
+    numel = layout.numel
+    theta, base = torch.arange(numel).float(), -1.0 - torch.arange(numel).float()
+    local = LocalModel(model, layout, theta, base, torch.zeros(numel))
+    expected = theta.clone()
+    place = layout.shards[1]
+    expected[place.start : place.stop] = base[place.start : place.stop]
+    values = local.global_values([1])
+    arranged = layout.arrange(values)
+    assert torch.equal(torch.cat([value.reshape(-1) for value in arranged]), expected)
+    assert torch.equal(theta, torch.arange(numel).float())

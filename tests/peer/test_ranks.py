@@ -24,7 +24,7 @@ from p2p_diloco.peer.lead import LeadingHook, LedModel, Ranks
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.tensors.layout import Layout, specs_of
 
-BEGIN = Standing(0, False, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+BEGIN = Standing(0, "", False, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
 WITHIN_S = 20.0
 
 
