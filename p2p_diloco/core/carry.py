@@ -19,7 +19,7 @@ class Progress:
     base: the version that the local parameters were last merged with. last: the newest contribution sent and not
     written off. oldest: the oldest contribution whose progress rides in it. included: ``last`` is counted in base.
     oldest_base: where the trainer stood when ``oldest`` was made. sends: how many contributions with the progress since
-    ``oldest`` have left. refusals: asynchronous: how many of these were refused.
+    ``oldest`` have left; asynchronous: how many of these were refused.
     """
 
     base: Version | None = None
@@ -28,12 +28,11 @@ class Progress:
     oldest_base: Version | None = None
     included: bool = False
     sends: int = 0
-    refusals: int = 0
 
     def send(self, id: ContributionId) -> ContributionId:
         """Note that a contribution was made; returns the oldest one that rides in it."""
         if self.last is None or self.included or self.oldest is None:
-            self.oldest, self.oldest_base, self.sends, self.refusals = id, self.base, 0, 0
+            self.oldest, self.oldest_base, self.sends = id, self.base, 0
         self.last, self.included = id, False
         return self.oldest
 
@@ -66,4 +65,4 @@ class Progress:
 
     def _forget(self) -> None:
         self.last = self.oldest = None
-        self.included, self.sends, self.refusals = False, 0, 0
+        self.included, self.sends = False, 0

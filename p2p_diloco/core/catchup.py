@@ -416,7 +416,8 @@ class CatchUp:
         for shard, state in sorted(staged.items()):
             effects += self.logs[shard].adopt(state, now)
         text = f"joined the lineage of {fetching.donor}; left behind a state of {before.epochs} epochs"
-        return [*effects, Note("fork", text)]
+        # What was taken is as old as the donor's word, and the others may wait for this peer by now: ask for the rest.
+        return [*effects, Note("fork", text), Send(fetching.donor, Fetch(self.logs.versions()))]
 
     def _abandon(self) -> None:
         self.fetching = self.gathering = None

@@ -99,7 +99,7 @@ class Contributing:
             # what was refused is carried or dropped, though nothing newer has come since the last merge
             news = log.version != carried.base or log.refusals > 0
             if log.version is not None and news and log.loads(carried.base):
-                carried.refusals, log.refusals = carried.refusals + log.refusals, 0
+                carried.sends, log.refusals = carried.sends + log.refusals, 0
                 given_up = log.gives_up(carried)
                 carry = carried.merge(log.version, self.counted(log.shard), given_up=given_up)
                 loads.append(Loaded(log.shard, log.version, carry))

@@ -38,7 +38,7 @@ class SubmittingLog(ShardLog):
 
     def gives_up(self, carried: Progress) -> bool:
         """What was refused is carried over once."""
-        return carried.refusals > 1
+        return carried.sends > 1
 
     def exchanging(self, base: Version, due: bool) -> bool:
         """Until it is answered for: counted, or refused."""

@@ -2,7 +2,8 @@
 
 Law: it sees what trainers send and merge and what aggregators average, and changes nothing. It judges what happens
 once the world has been quiet for a while: no death, cut, frozen process or stuck trainer, and no lost message. Peers
-that start and trainers that pause are no excuse, for the protocol is to be kind to a model while they come and go.
+that start and trainers that pause are no excuse, for the protocol is to be kind to a model while they come and go. A
+peer that leaves a lineage for another is a newcomer there.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Attended:
     exchanges: Counter[int] = field(default_factory=Counter)  # by fragment
     open: Exchange | None = None
     excused_until: float = -math.inf  # it paused for so long that nobody had to wait
+    joined: float = -math.inf  # when it left another lineage for this one
     counted_at: float = 0.0  # when it last merged a state that counts all of an exchange
 
 
@@ -108,6 +110,12 @@ class Membership:
         text = f"{process.name}: shard {work.shard} moves on with {sorted(came)}, where {sorted(working)} work"
         require(len(came) >= least, "m", text)
 
+    def joins_lineage(self, process: Process) -> None:
+        """A peer leaves its lineage for another and is a newcomer there: none of its rounds could count it before."""
+        life = self._life(process)
+        life.exchanges.clear()
+        life.open, life.joined = None, self.world.now
+
     def resumes(self, process: Process) -> None:
         """A pause ends."""
         assert process.paused is not None
@@ -123,7 +131,7 @@ class Membership:
             return
         for name, process in world.alive.items():
             life = self._life(process)
-            late = world.now - max(life.counted_at, life.excused_until, process.born)
+            late = world.now - max(life.counted_at, life.excused_until, life.joined, process.born)
             counted = process.replica.finished or late < limit
             require(counted, "l", f"{name} started or was counted last {late:.1f} s ago")
 

@@ -417,6 +417,8 @@ class World:
                 process.released = True
                 self._land(process)
             case Note(kind):
+                if kind == "fork":
+                    self.membership.joins_lineage(process)
                 self.happened[f"note {kind}"] += 1
 
     # -- training

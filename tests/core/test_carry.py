@@ -141,11 +141,11 @@ def test_refusals_are_of_what_is_carried() -> None:
     counted, dropped = Progress(base=v(0)), Progress(base=v(0))
     for progress in (counted, dropped):
         progress.send(id(1))
-        progress.refusals = 2
+        progress.sends = 2
     counted.merge(v(1), id(1), given_up=False)
     counted.send(id(2))
     dropped.merge(v(1), None, given_up=True)
-    assert (counted.refusals, dropped.refusals) == (0, 0)
+    assert (counted.sends, dropped.sends) == (0, 0)
 
 
 def test_a_lineage_that_counts_me_lost_to_one_that_does_not() -> None:
@@ -176,7 +176,7 @@ def test_a_lineage_that_counts_only_a_part_takes_over() -> None:
     progress.send(id(2))
     assert progress.merge(v(2), id(2), given_up=False) is Carry.SUBTRACT
     assert progress.merge(v(3), id(1), given_up=False) is Carry.KEEP
-    assert (progress.last, progress.oldest, progress.included, progress.refusals) == (None, None, False, 0)
+    assert (progress.last, progress.oldest, progress.included, progress.sends) == (None, None, False, 0)
 
 
 def test_counted_at_last_nothing_more_happens_to_it() -> None:

@@ -693,7 +693,8 @@ def test_a_fork_is_seen_by_who_is_told_the_versions(peer: Any) -> None:
 
 
 def test_all_shards_or_none(peer: Any) -> None:
-    """The first of two shards changes nothing; with the last, both become the present state in one effect."""
+    """The first of two shards changes nothing; with the last, both become the present state in one effect. The donor is
+    asked at once for what has come there since it told what it holds."""
     b, theirs, (one, two) = fork(peer)
     b.hear("a", theirs)
     assert b.hear("a", one) == [fill(b, one)]
@@ -703,6 +704,9 @@ def test_all_shards_or_none(peer: Any) -> None:
     effects = filled(b, two)
     assert effects[0] == Accept(((0, "other"), (1, "other")))
     assert [e.kind for e in effects if isinstance(e, Note)] == ["fork"]
+    assert [e for e in effects if isinstance(e, Send) and isinstance(e.message, Fetch)] == [
+        Send("a", Fetch(theirs.versions))
+    ]
     assert effects[-1] == Changed()
     assert b.replica.versions == theirs.versions
     assert b.replica.state(1) == two
