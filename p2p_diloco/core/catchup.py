@@ -16,7 +16,7 @@ from .logs import Logs
 from .messages import Fetch, State, Versions
 from .roster import Roster
 from .rules import Rules
-from .shard import meta_of
+from .state import meta_of, relation
 from .version import ModelVersion, Version, descends, model_version
 
 
@@ -95,7 +95,8 @@ class CatchUp:
     def _keep_up(self, peer: str, now: float) -> list[Effect]:
         """Asynchronous: being behind is usual. Ask only for what this peer is named to hold; and so that a fork shows,
         now and then for nothing."""
-        mine = tuple(log.shard for log in self.logs if self.roster.me in log.plan.succession)
+        states = (log.state for log in self.logs)
+        mine = tuple(s.shard for s in states if s is not None and self.roster.me in s.plan.succession)
         every = self.rules.settle if mine else self.rules.dead_after
         if now - self.kept_up.get(peer, float("-inf")) < every:
             return []
@@ -132,7 +133,8 @@ class CatchUp:
     def _gather_again(self, now: float) -> list[Effect]:
         """All was gathered, but rounds were faster than the states came: commits between them and the commits that
         were kept are missing, and none of them will come any more."""
-        late = [commit for log in self.logs if log.version not in log.kept for commit in log.kept.values()]
+        kept = ((log.version, log.incoming.commits) for log in self.logs)
+        late = [commit for version, commits in kept if version not in commits for commit in commits.values()]
         donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""
         summary = self.roster.summary(donor)
         if self.rules.asynchronous or summary is None or donor == self.roster.me:
@@ -184,12 +186,12 @@ class CatchUp:
 
     def mend(self, now: float) -> list[Effect]:
         """Where tensors have changed in memory, fetch them anew; where nobody has them, go on with what is there."""
-        damaged = [log for log in self.logs if log.damaged is not None]
+        damaged = [log for log in self.logs if log.round.damaged is not None]
         coming = {shard for shard, _ in self.filling}  # a state has come, and is being filled in
         if not damaged or self.fetching is not None or coming & {log.shard for log in damaged}:
             return []
         donors = damaged[0].donors()
-        since = min(log.damaged for log in damaged if log.damaged is not None)
+        since = min(log.round.damaged for log in damaged if log.round.damaged is not None)
         if donors and now - since < self.rules.dead_after:
             self.doubted |= {log.shard for log in damaged}
             self.repairs += 1
@@ -274,25 +276,24 @@ class CatchUp:
 
     def asked(self, peer: str, request: Fetch) -> list[Effect]:
         """Send what is newer here; where lineages differ or might, say what is held instead."""
-        mine = [log.version for log in self.logs if log.version is not None]
+        mine = [log.state for log in self.logs if log.state is not None]
         if len(mine) < len(self.logs) or len(request.have) != len(self.logs):
             return []
-        relations = [
-            "ancestor" if h is None else log.relation(h) for log, h in zip(self.logs, request.have, strict=True)
-        ]
+        relations = ["ancestor" if h is None else relation(s, h) for s, h in zip(mine, request.have, strict=True)]
         if request.whole and request.shards is not None:
-            return [Send(peer, log.state()) for log in self.logs if log.shard in request.shards]
+            return [Send(peer, state) for state in mine if state.shard in request.shards]
         if request.whole:
-            return [Send(peer, log.state()) for log, r in zip(self.logs, relations, strict=True) if r != "equal"]
+            return [Send(peer, state) for state, r in zip(mine, relations, strict=True) if r != "equal"]
+        versions = tuple(state.version for state in mine)
         if "fork" in relations:
-            return [Send(peer, Versions(tuple(mine), forked=True))]
+            return [Send(peer, Versions(versions, forked=True))]
         effects: list[Effect] = [
-            Send(peer, log.news(peer, have))
-            for log, have, relation in zip(self.logs, request.have, relations, strict=True)
-            if relation == "ancestor" and (request.shards is None or log.shard in request.shards)
+            Send(peer, self.logs[state.shard].outgoing.news(state, peer, have))
+            for state, have, r in zip(mine, request.have, relations, strict=True)
+            if r == "ancestor" and (request.shards is None or state.shard in request.shards)
         ]
         if "ahead" in relations or (request.shards is not None and not effects):
-            effects.append(Send(peer, Versions(tuple(mine), forked=False)))
+            effects.append(Send(peer, Versions(versions, forked=False)))
         return effects
 
     def forked(self, peer: str) -> list[Effect]:
@@ -376,7 +377,7 @@ class CatchUp:
             return False
         if self.rules.asynchronous and state.shard not in self._differing(self.fetching.vector):
             return False
-        same_lineage = descends(state.version, dict(state.history), told)
+        same_lineage = descends(state.version, state.history, told)
         if not same_lineage:
             self._abandon()  # the donor has changed lineage itself
         return same_lineage
@@ -388,7 +389,7 @@ class CatchUp:
         told = self.gathering.vector[state.shard]
         if _late(state, told):
             return self.logs[state.shard].version is not None  # from which it descends
-        same_lineage = descends(state.version, dict(state.history), told)
+        same_lineage = descends(state.version, state.history, told)
         if not same_lineage:
             self.gathering = None  # a lineage has been left: begin anew
         return same_lineage
@@ -396,9 +397,9 @@ class CatchUp:
     def _descends(self, state: State) -> bool:
         """Whether it may take the place of what is held: it is newer, or the same undamaged."""
         mine = self.logs[state.shard].version
-        if mine is None or (self.logs[state.shard].damaged is not None and state.version == mine):
+        if mine is None or (self.logs[state.shard].round.damaged is not None and state.version == mine):
             return True
-        return state.version != mine and descends(state.version, dict(state.history), mine)
+        return state.version != mine and descends(state.version, state.history, mine)
 
     def _switch(self, fetching: Fetching, now: float) -> list[Effect]:
         """Change over to the other lineage once every shard that differs is there."""

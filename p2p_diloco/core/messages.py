@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,7 +190,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One shard's whole replicated state. payload: θ and the outer optimizer's state, filled in on sending.
+    """One shard's whole replicated state, a value. payload: θ and the outer optimizer's state, filled in on sending.
 
     ``term``: the one under which the commit that made this version was written, and ``revision`` the one that it was
     applied with. ``buffered``: submissions in the Delayed Nesterov buffer.
@@ -199,8 +200,8 @@ class State:
     version: Version
     term: int
     plan: Plan
-    counted: tuple[tuple[str, ContributionId], ...]
-    history: tuple[tuple[int, str], ...]  # (epoch, digest) of the newest ancestors
+    counted: Mapping[str, ContributionId]  # by peer: its last contribution that is counted
+    history: Mapping[int, str]  # epoch → digest of the version and its newest ancestors
     buffered: int = 0
     payload: Any = field(compare=False, repr=False, default=None)
     revision: Revision = FOUNDED

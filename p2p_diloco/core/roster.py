@@ -8,8 +8,9 @@ for. A broken link or a refused dial is a suspicion, the next refused dial a ver
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import ge
+from typing import Any
 
 from .messages import Summary
 from .rules import Rules
@@ -128,6 +129,10 @@ class Roster:
         return as_far and theirs.model.samples < self.mine.model.samples
 
     # -- what happens
+
+    def says(self, **changes: Any) -> None:
+        """What this peer says of itself from now on: fields of its Summary."""
+        self.mine = replace(self.mine, **changes)
 
     def discovered(self, peer: str) -> bool:
         """Somebody names this peer. True when it is new, so that it should be probed."""

@@ -22,7 +22,7 @@ from p2p_diloco.core.events import (
     SendFailed,
 )
 from p2p_diloco.core.messages import Commit, Fetch, Leave, Plan, Probe, State, Versions
-from p2p_diloco.core.shard import meta
+from p2p_diloco.core.state import meta_of
 from p2p_diloco.core.version import ModelVersion, Version, model_version
 
 TWO = ((0,), (1,))
@@ -35,7 +35,7 @@ def ahead(p: Any, epoch: int) -> ModelVersion:
 
 
 def fill(p: Any, state: State) -> Fill:
-    return Fill(state, meta(state.version, state.term, state.plan, state.counted))
+    return Fill(state, meta_of(state))
 
 
 def filled(p: Any, state: State, digest: str = "") -> list[Any]:
@@ -812,7 +812,7 @@ def test_nothing_is_appended_while_the_lineage_changes(peer: Any) -> None:
     assert b.feed(Applied(1, working.base, "d4")) == []
     assert b.hear("a", replace(working, shard=0)) == []
     own, theirs, _ = fork(peer)
-    own.replica.logs[0].holder = "b"
+    own.replica.logs[0].lead.holder = "b"
     own.hear("a", theirs)
     effects = [*own.contribute(0), *own.hear("a", own.contribution(own.held))]
     assert not [e for e in effects if isinstance(e, Average)]
@@ -821,7 +821,7 @@ def test_nothing_is_appended_while_the_lineage_changes(peer: Any) -> None:
 
 def test_a_mean_that_comes_back_while_the_lineage_changes_is_not_committed(peer: Any) -> None:
     b, theirs, _ = fork(peer)
-    b.replica.logs[0].holder = "b"
+    b.replica.logs[0].lead.holder = "b"
     b.contribute(0)
     effects = b.hear("a", b.contribution(b.held))
     b.hear("a", theirs)
@@ -832,7 +832,7 @@ def test_a_mean_that_comes_back_while_the_lineage_changes_is_not_committed(peer:
 def test_given_up_the_old_lineage_goes_on(peer: Any) -> None:
     """If the donor dies before the last shard came, nothing has changed, and rounds are closed again."""
     b, theirs, (one, _) = fork(peer)
-    b.replica.logs[0].holder = "b"
+    b.replica.logs[0].lead.holder = "b"
     b.hear("a", theirs)
     b.contribute(0)
     b.hear("a", one)
@@ -864,7 +864,7 @@ def test_a_donor_that_went_on_is_taken_as_it_is(peer: Any) -> None:
     """Its states may be newer than what it told; they are greater all the same."""
     b, theirs, (one, two) = fork(peer)
     b.hear("a", theirs)
-    newer = replace(one, version=Version(0, 120, 6, "newer"), history=(*one.history, (6, "newer")))
+    newer = replace(one, version=Version(0, 120, 6, "newer"), history={**one.history, 6: "newer"})
     for state in (newer, two):
         b.hear("a", state)
         effects = filled(b, state)
@@ -888,7 +888,7 @@ def test_a_lineage_taken_must_be_greater(peer: Any) -> None:
     b, _, (one, _) = fork(peer)
     b.hear("a", Versions((Version(0, 99, 5, "other"), Version(1, 0, 0, "new")), forked=True))
     assert b.replica.catchup.fetching is not None
-    b.replica.logs[1].version = Version(1, 70, 9, "newer")
+    b.replica.logs[1].state = replace(b.replica.state(1), version=Version(1, 70, 9, "newer"))
     b.hear("a", one)
     filled(b, one)
     new = b.state(1, 0, version=Version(1, 0, 0, "new"))
@@ -1014,7 +1014,7 @@ def test_what_came_early_for_an_adopted_state_opens_its_round(peer: Any) -> None
     b.meet("c")
     b.now += 3.0
     filled(b, b.state(0, 4))
-    assert b.replica.logs[0].deadline() == b.now + b.rules.round_timeout
+    assert b.replica.logs[0].waits.deadline == b.now + b.rules.round_timeout
 
 
 def test_who_was_ahead_and_died_hurries_nobody(peer: Any) -> None:
@@ -1049,7 +1049,7 @@ def test_a_donor_that_changed_lineage_itself_is_let_go(peer: Any) -> None:
     """What it sends then has not grown from what it told."""
     b, theirs, (one, _) = fork(peer)
     b.hear("a", theirs)
-    elsewhere = replace(one, version=Version(0, 150, 6, "y"), history=((4, "z"), (5, "else"), (6, "y")))
+    elsewhere = replace(one, version=Version(0, 150, 6, "y"), history={4: "z", 5: "else", 6: "y"})
     assert b.hear("a", elsewhere) == []
     assert b.replica.catchup.fetching is None
 
