@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from .events import Accept, Effect, Fill, Note, Send
 from .gather import Gathering
 from .logs import Logs
-from .messages import Fetch, State, Versions
+from .messages import Fetch, Message, State, Versions
 from .roster import Roster
 from .rules import Rules
 from .state import meta_of, relation
@@ -50,7 +50,6 @@ class CatchUp:
         )
         self.moving = float("-inf")  # when bytes of a payload came or went last: commits may be among or behind them
         self.kept_up: dict[str, float] = {}  # when a peer was last asked, where being behind is usual
-        self.repairs = 0  # so far; each asks another peer
         self.doubted: set[int] = set()  # shards whose state here led to a wrong digest; asked for whole, once
         self.missed: dict[int, tuple[Version | None, float]] = {}  # shard → what it stood at when a gap showed, when
 
@@ -171,41 +170,15 @@ class CatchUp:
         have = tuple(None if log.shard in doubted else log.version for log in self.logs)
         return [Send(peer, Fetch(have))]
 
-    def doubt(self, shard: int, peer: str, now: float) -> list[Effect]:
-        """A commit led this replica to another digest than its author: its state of the shard is not to be trusted.
-        What the author holds is asked for, or, if it is gone, what anybody holds who is ahead."""
-        self.doubted.add(shard)
+    def doubt(self, shards: Collection[int]) -> None:
+        """This replica's own state of these shards is wrong: the next fetch asks for them whole."""
+        self.doubted.update(shards)
         if self.fetching is not None and self.fetching.vector is None:
             self.fetching = None  # whatever it was, the answer would not mend this
-        if peer == self.roster.me or not self.roster.live(peer):
-            ahead = [p for p, s in self.roster.summaries().items() if s.model > self.logs.model()]
-            if not ahead:
-                return []
-            peer = ahead[0]
-        return self.fetch(peer, self.logs.model(), now)
 
-    def mend(self, now: float) -> list[Effect]:
-        """Where tensors have changed in memory, fetch them anew; where nobody has them, go on with what is there."""
-        damaged = [log for log in self.logs if log.round.damaged is not None]
-        coming = {shard for shard, _ in self.filling}  # a state has come, and is being filled in
-        if not damaged or self.fetching is not None or coming & {log.shard for log in damaged}:
-            return []
-        donors = damaged[0].donors()
-        since = min(log.round.damaged for log in damaged if log.round.damaged is not None)
-        if donors and now - since < self.rules.dead_after:
-            self.doubted |= {log.shard for log in damaged}
-            self.repairs += 1
-            return self.fetch(donors[self.repairs % len(donors)], self.logs.model(), now)
-        ended, effects = all(log.final for log in self.logs), list[Effect]()
-        for log in damaged:
-            then = "the run has ended with it damaged" if ended else "going on with what is there"
-            text = f"shard {log.shard} was changed in memory and nobody has it as it was: {then}"
-            effects.append(Note("mismatch", text))
-            if ended:
-                log.give_up()
-            else:
-                effects += log.mended(now, trusted=True)
-        return effects
+    def is_fetching(self, shards: Collection[int]) -> bool:
+        """Whether a fetch is under way, or one of these shards has come and is being filled in."""
+        return self.fetching is not None or any(shard in shards for shard, _ in self.filling)
 
     def moved(self, now: float) -> list[Effect]:
         """This replica's versions have changed."""
@@ -272,7 +245,22 @@ class CatchUp:
         if self.fetching is not None and peer in (self.fetching.donor, *self.fetching.before):
             self.fetching.progress, self.fetching.repeats = now, 0
 
-    # -- answering
+    # -- messages
+
+    def received(self, sender: str, message: Message, now: float) -> list[Effect]:
+        """A message of catching up."""
+        match message:
+            case Fetch():
+                return self.asked(sender, message)
+            case Versions():
+                return self.told(sender, message, now)
+            case State():
+                return self.got(sender, message, now)
+        raise AssertionError(f"no such message: {message}")
+
+    def undelivered(self, to: str, message: Message, now: float) -> list[Effect]:
+        """A message has not reached its peer."""
+        return self.gone(to, now) if isinstance(message, Fetch) else []
 
     def asked(self, peer: str, request: Fetch) -> list[Effect]:
         """Send what is newer here; where lineages differ or might, say what is held instead."""

@@ -45,27 +45,19 @@ from .events import (
 )
 from .logs import Kept, Logs
 from .memory import Memory
+from .mending import Mending
 from .messages import (
-    Commit,
-    Contribution,
-    Fetch,
-    Held,
     Leave,
     Message,
-    Outdated,
     Probe,
     ProbeAck,
-    Promise,
-    Stale,
     State,
     Summary,
-    TakeOver,
-    Versions,
-    Want,
 )
 from .mismatches import Mismatches
 from .revision import FOUNDED, Revision
 from .roster import Roster
+from .rounds import Rounds
 from .rules import Rules
 from .state import founding
 from .state import founding_meta as founding_meta
@@ -90,7 +82,10 @@ class Replica:
         self.catchup = CatchUp(rules, self.logs, self.roster)
         self.own = Contributing(me, rules, self.logs, incarnation)
         self.training = Training(rules, self.logs, self.roster, self.own, now)
-        self.memory, self.mismatches = Memory(me, rules, self.logs), Mismatches(rules, self.roster, now)
+        self.memory = Memory(me, rules, self.logs)
+        self.mending = Mending(rules, self.logs, self.roster, self.catchup)
+        self.mismatches = Mismatches(rules, self.roster, now)
+        self.rounds = Rounds(self.logs, self.catchup, self.mending, self.mismatches, self.training)
         self.finished = self.departed = False
         self.had_state = False  # before the last event
         self.adopted = FOUNDED  # the revision that every shard was last said to be at
@@ -184,14 +179,8 @@ class Replica:
         match event:
             case Received(sender, message):
                 return self._received(sender, message, now)
-            case Delivered(to, Contribution() as contribution):
-                self.logs[contribution.shard].own.delivered(to, contribution, ok=True)
-                return []
-            case Delivered(to, Commit(shard=shard, version=version)):
-                if version == self.logs[shard].version:
-                    self.logs[shard].outgoing.reached(to)
-                return []
-            case Delivered():
+            case Delivered(to, message):
+                self.rounds.delivered(to, message)
                 return []
             case SendFailed(to, message, gone):
                 return self._failed(to, message, gone, now)
@@ -221,9 +210,9 @@ class Replica:
             case Averaged(shard, base, digest, payload):
                 return self.logs[shard].averaged(base, digest, payload, now)
             case Damaged(shard, base):
-                return self._damaged(shard, base, now)
+                return self.rounds.damaged(shard, base, now)
             case Applied(shard, base, digest):
-                return self._applied(shard, base, digest, now)
+                return self.rounds.applied(shard, base, digest, now)
             case Filled(shard, version, digest):
                 return self.catchup.filled(shard, version, digest, now)
             case Found(generation, digests):
@@ -252,32 +241,7 @@ class Replica:
                     return []
                 return [Note("left", f"{sender} left the run"), *self._lost(sender, now)]
         effects = self._probe(sender, now) if back else []
-        match message:
-            case Contribution():
-                return effects + self._contributed(sender, message, now)
-            case Commit():
-                return effects + self._committed(sender, message, now)
-            case Want(shard, base):
-                return effects + self.logs[shard].wanted(base, now)
-            case Held(shard, version):
-                return effects + self.logs[shard].held(sender, version, now)
-            case Stale():
-                log = self.logs[message.shard]
-                log.own.stale(message, log.state)
-                return effects
-            case TakeOver():
-                return effects + self._asked(sender, message, now)
-            case Promise():
-                return effects + self.logs[message.shard].promised(sender, message, now)
-            case Outdated():
-                return effects + self.logs[message.shard].outdated(sender, message, now)
-            case Fetch():
-                return effects + self.catchup.asked(sender, message)
-            case Versions():
-                return effects + self.catchup.told(sender, message, now)
-            case State():
-                return effects + self.catchup.got(sender, message, now)
-        raise AssertionError(f"no such message: {message}")
+        return effects + self.rounds.received(sender, message, now)
 
     def _summarized(self, peer: str, summary: Summary, back: bool, now: float) -> list[Effect]:
         before = self.roster.summary(peer)
@@ -297,70 +261,10 @@ class Replica:
             effects += self._lead(now)
         return effects + self.catchup.seen(peer, summary.model, now)
 
-    def _contributed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        log = self.logs[contribution.shard]
-        match log.relation(contribution.base):
-            case "equal":
-                return log.collect(sender, contribution, now)
-            case "ancestor":
-                return log.passed(sender, contribution, now)
-            case "fork":
-                log.incoming.stash(sender, contribution)  # its lineage may win
-                return self.catchup.forked(sender)
-        log.incoming.stash(sender, contribution)
-        self.catchup.gap(log.shard, now)
-        return []
-
-    def _committed(self, sender: str, commit: Commit, now: float) -> list[Effect]:
-        log = self.logs[commit.shard]
-        if commit.base == log.version:
-            return log.committed(sender, commit)
-        if log.relation(commit.base) == "ahead":
-            log.incoming.keep(commit)
-            self.catchup.gap(log.shard, now)
-            missed = log.missed(sender, commit, self.versions, now)
-            if self.training.ready or not self.has_state or self.catchup.gathering is not None:
-                return missed
-            # Who made the commit in between may not have known of this newcomer, and then it never comes.
-            return [*missed, *self.catchup.fetch(sender, self.logs.model(), now)]
-        return log.repeated(sender, commit)
-
-    def _applied(self, shard: int, base: Version, digest: str, now: float) -> list[Effect]:
-        log = self.logs[shard]
-        wrong, effects = log.applied(base, digest, now)
-        if wrong is None:
-            if effects:
-                self.mismatches.agreed()
-            return effects
-        text = f"shard {shard}: a commit on epoch {base.epoch} led to another digest than it names"
-        return [*effects, *self.mismatches.found(text, now), *self.catchup.doubt(shard, wrong.aggregator, now)]
-
-    def _damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
-        if not self.logs[shard].found_damaged(base, now):
-            return []
-        text = f"shard {shard}: the state of epoch {base.epoch} was changed in memory; fetching it anew"
-        return [Note("mismatch", text), *self.catchup.mend(now)]
-
-    def _asked(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        log = self.logs[request.shard]
-        match log.relation(request.base):
-            case "ancestor":
-                return [] if log.state is None else [Send(sender, log.outgoing.news(log.state, sender, request.base))]
-            case "fork":
-                return self.catchup.forked(sender)
-        return log.asked_by(sender, request, now)
-
     # -- membership
 
     def _failed(self, to: str, message: Message, gone: bool, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        match message:
-            case Contribution():
-                self.logs[message.shard].own.delivered(to, message, ok=False)
-            case Commit() | State() | Held():
-                self.logs[message.shard].undelivered(to, message)
-            case Fetch():
-                effects += self.catchup.gone(to, now)
+        effects = self.rounds.undelivered(to, message, now)
         if not gone or not (self.roster.live(to) or self.roster.presumed(to)):
             return effects
         if self.roster.failed(to):
@@ -404,7 +308,7 @@ class Replica:
             effects += self._probe(peer, now)
         effects += [*self.training.start(now), *self.training.load(now)]
         effects += self.catchup.tick(now)
-        effects += self.catchup.mend(now)
+        effects += self.mending.mend(now)
         for log in self.logs:
             effects += log.tick(now)
         return effects

@@ -1041,7 +1041,7 @@ def test_a_doubt_takes_the_place_of_a_plain_fetch(peer: Any, lineage: bool) -> N
         b.hear("a", theirs)
     else:
         b.replica.catchup.fetch("c", ahead(b, 4), b.now)
-    effects = b.replica.catchup.doubt(0, "a", b.now)
+    effects = b.replica.mending.doubt(0, "a", b.now)
     assert effects == ([] if lineage else [Send("a", Fetch((None, b.version(3))))])
 
 

@@ -74,7 +74,7 @@ def test_another_is_asked_when_one_does_not_help(peer: Any) -> None:
     a = peer("a", group="abc")
     asked = [e.to for e in a.feed(Damaged(0, a.held)) if isinstance(e, Send)]
     a.replica.catchup.fetching = None
-    asked += [e.to for e in a.replica.catchup.mend(a.now) if isinstance(e, Send)]
+    asked += [e.to for e in a.replica.mending.mend(a.now) if isinstance(e, Send)]
     assert sorted(asked) == ["b", "c"]
 
 
@@ -97,7 +97,7 @@ def test_what_nobody_else_has_is_made_true(peer: Any) -> None:
     a.lose("b")
     a.contribute()
     told = a.feed(Damaged(0, a.held))
-    alone = "shard 0 was changed in memory and nobody has it as it was: going on with what is there"
+    alone = "shard 0 was changed in memory and no peer has it as it was: going on with what is there"
     assert notes(told) == [FETCHING, alone]
     average = told[-1]
     assert isinstance(average, Average)
@@ -138,7 +138,7 @@ def test_a_run_that_has_ended_ends_damaged(peer: Any) -> None:
     told = a.feed(Damaged(0, a.held))
     assert notes(told) == [
         FETCHING,
-        "shard 0 was changed in memory and nobody has it as it was: the run has ended with it damaged",
+        "shard 0 was changed in memory and no peer has it as it was: the run has ended with it damaged",
     ]
     assert not any(isinstance(effect, Average) for effect in told)
     assert a.feed(Damaged(0, a.held)) == []

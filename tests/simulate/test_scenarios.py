@@ -500,7 +500,7 @@ def test_a_flipped_bit_that_only_one_peer_holds(seed: int) -> None:
     flip(world, "p0")
     newcomer = world.start("p1")
     world.run(world.now + 20.0)
-    assert noted(world, "p0", "nobody has it as it was") == 1
+    assert noted(world, "p0", "no peer has it as it was") == 1
     assert newcomer.replica.has_state
     assert "p1" in world.alive["p0"].replica.logs[0].state.counted
     settle(world)
