@@ -7,8 +7,8 @@ are compared once, as whole models; the lesser side takes every differing shard 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from .events import Accept, Effect, Fill, Note, Send
 from .gather import Gathering
@@ -17,32 +17,24 @@ from .messages import Fetch, Message, State, Versions
 from .roster import Roster
 from .rules import Rules
 from .state import meta_of, relation
+from .switching import Switching, came_late
 from .version import ModelVersion, Version, descends, model_version
 
 
 @dataclass(slots=True)
 class Fetching:
-    """One fetch from one peer. ``vector``: what the donor held, when its whole lineage is being taken."""
+    """One fetch from one peer, of all that is newer there; ``progress``: when something came last."""
 
     donor: str
     target: ModelVersion
     progress: float
-    vector: tuple[Version, ...] | None = None
-    staged: dict[int, State] = field(default_factory=dict)
-    repeats: int = 0  # how often it, or another one, was asked again since something came
-    before: set[str] = field(default_factory=set)  # donors that were asked before it: what they send may be late
-
-
-def _late(state: State, told: Version) -> bool:
-    """Whether it was asked for before its donor told of ``told``: no sign that a lineage was left."""
-    v = state.version
-    return v.generation == told.generation and v.epoch < told.epoch and v.samples <= told.samples
 
 
 class CatchUp:
     def __init__(self, rules: Rules, logs: Logs, roster: Roster) -> None:
         self.rules, self.logs, self.roster = rules, logs, roster
         self.fetching: Fetching | None = None
+        self.switching: Switching | None = None
         self.gathering: Gathering | None = None
         self.filling: dict[tuple[int, Version], tuple[State, Version | None]] = {}  # with what was held then
         self.ahead: tuple[ModelVersion, float, str] | None = (
@@ -55,10 +47,16 @@ class CatchUp:
 
     # -- questions
 
+    @property
+    def donor(self) -> str | None:
+        """The peer of which all that is newer was asked, or its lineage."""
+        under_way = self.switching or self.fetching
+        return None if under_way is None else under_way.donor
+
     def donors(self) -> list[str]:
-        """From whom a state is coming, sorted."""
-        if self.fetching is not None:
-            return [self.fetching.donor]
+        """The peers from which a state is coming, sorted."""
+        if self.donor is not None:
+            return [self.donor]
         if self.gathering is None:
             return []
         return sorted({asked.donor for asked in self.gathering.asked.values()} or {self.gathering.first})
@@ -74,7 +72,7 @@ class CatchUp:
         if self.gathering is not None:
             return self._ask_more(now)
         mine = self.logs.model()
-        if theirs <= mine or self.fetching is not None:
+        if theirs <= mine or self.donor is not None:
             return []
         if mine == ModelVersion():
             return self.gather(peer, theirs, now)
@@ -156,14 +154,14 @@ class CatchUp:
         asked = None if gathering is None else gathering.asked.get(state.shard)
         if gathering is None or gathering.vector is None or asked is None or asked.donor != peer:
             return []
-        if state.shard in self._told_to_hold(peer) or not _late(state, gathering.vector[state.shard]):
+        if state.shard in self._told_to_hold(peer) or not came_late(state, gathering.vector[state.shard]):
             return []
         gathering.lacks(peer, state.shard)
         return self._ask_more(now)
 
     def fetch(self, peer: str, target: ModelVersion, now: float) -> list[Effect]:
         """Ask the peer for what is newer; where this replica's own state is in doubt, for the whole state."""
-        if self.fetching is not None:
+        if self.donor is not None:
             return []
         self.fetching = Fetching(peer, target, now)
         doubted, self.doubted = self.doubted, set()
@@ -173,18 +171,17 @@ class CatchUp:
     def doubt(self, shards: Collection[int]) -> None:
         """This replica's own state of these shards is wrong: the next fetch asks for them whole."""
         self.doubted.update(shards)
-        if self.fetching is not None and self.fetching.vector is None:
-            self.fetching = None  # whatever it was, the answer would not mend this
+        self.fetching = None  # whatever it was, the answer would not mend this
 
     def is_fetching(self, shards: Collection[int]) -> bool:
         """Whether a fetch is under way, or one of these shards has come and is being filled in."""
-        return self.fetching is not None or any(shard in shards for shard, _ in self.filling)
+        return self.donor is not None or any(shard in shards for shard, _ in self.filling)
 
     def moved(self, now: float) -> list[Effect]:
         """This replica's versions have changed."""
         if self.ahead is not None and self.logs.model() >= self.ahead[0]:
             self.ahead = None
-        if self.fetching is not None and self.fetching.vector is None and self.logs.model() >= self.fetching.target:
+        if self.fetching is not None and self.logs.model() >= self.fetching.target:
             self.fetching = None
         if self.gathering is not None:
             self.gathering.came(self.gathering.moved(self.logs.versions()))
@@ -194,7 +191,7 @@ class CatchUp:
         """The peer died or can't be reached: what it held may be gone, and is asked of another."""
         if self.ahead is not None and self.ahead[2] == peer:
             self.ahead = None
-        if self.fetching is not None and self.fetching.donor == peer:
+        if self.donor == peer:
             self._abandon()
         if self.gathering is None:
             return []
@@ -220,30 +217,16 @@ class CatchUp:
         return [*effects, *self._ask_more(now, but=donors), *self._ask_more(now)]
 
     def _insist(self, now: float) -> list[Effect]:
-        """A fetch in which nothing moves is given up; one of a whole lineage not before what is missing was asked for
-        again, of each in turn that holds as much: a link may be slow, a donor unable; what is staged is not lost."""
-        fetching = self.fetching
-        if fetching is None or now - fetching.progress < self.rules.fetch_again:
+        """A fetch in which nothing moves is given up; a change of lineage not before what is missing was asked for
+        again: what is staged is not lost."""
+        under_way = self.switching or self.fetching
+        if under_way is None or now - under_way.progress < self.rules.fetch_again:
             return []
-        able = {p for p, s in self.roster.summaries().items() if s.model >= fetching.target > self.logs.model()}
-        if fetching.vector is None or not able or fetching.repeats >= self.rules.fetch_repeats:
+        again = None if self.switching is None else self.switching.ask_again(now)
+        if again is None:
             self._abandon()
             return []
-        fetching.repeats, fetching.progress = fetching.repeats + 1, now
-        fetching.before.add(fetching.donor)
-        fetching.donor = min((p for p in able if p > fetching.donor), default=min(able))
-        missing = tuple(sorted(self._differing(fetching.vector) - set(fetching.staged)))
-        return [Send(fetching.donor, Fetch(self.logs.versions(), whole=True, shards=missing))]
-
-    def _differing(self, vector: Sequence[Version]) -> set[int]:
-        """What is to be taken of another lineage: where this replica is ahead on the same one, nothing."""
-        behind = ("fork", "ahead") if self.rules.asynchronous else ("fork", "ahead", "ancestor")
-        return {log.shard for log, v in zip(self.logs, vector, strict=True) if log.relation(v) in behind}
-
-    def touch(self, peer: str, now: float) -> None:
-        """The donor sent something."""
-        if self.fetching is not None and peer in (self.fetching.donor, *self.fetching.before):
-            self.fetching.progress, self.fetching.repeats = now, 0
+        return [again]
 
     # -- messages
 
@@ -305,13 +288,13 @@ class CatchUp:
             return []
         if theirs < mine:
             return self.forked(peer)
-        if self.fetching is not None and self.fetching.vector is not None:
+        if self.switching is not None:
             return []
         self._abandon()
-        self.fetching = Fetching(peer, theirs, now, vector=message.versions)
+        self.switching = Switching(self.rules, self.logs, self.roster, peer, message.versions, now)
         for log in self.logs:
             log.frozen = True
-        return [Send(peer, Fetch(self.logs.versions(), whole=True))]
+        return [self.switching.ask()]
 
     def _told_more(self, peer: str, versions: tuple[Version, ...], now: float) -> list[Effect]:
         """The first donor of a gathering tells what it holds; or any, that it has nothing newer of what was asked."""
@@ -327,14 +310,16 @@ class CatchUp:
     def got(self, peer: str, state: State, now: float) -> list[Effect]:
         """A shard's state: fill it in, if it belongs to the lineage being taken or descends from what is held."""
         key = (state.shard, state.version)
-        staged = self.fetching.staged.get(state.shard) if self.fetching is not None else None
+        staged = None if self.switching is None else self.switching.staged.get(state.shard)
         known = key in self.filling or (staged is not None and staged.version == state.version)
         if known:
             return []
         if not self._wanted(peer, state):
             return self._too_old(peer, state, now)
-        if staged is None:
-            self.touch(peer, now)
+        if staged is None and self.switching is not None:
+            self.switching.touch(peer, now)
+        if self.fetching is not None and peer == self.fetching.donor:
+            self.fetching.progress = now
         self.filling[key] = (state, self.logs[state.shard].version)
         return [Fill(state, meta_of(state))]
 
@@ -347,35 +332,27 @@ class CatchUp:
             note = Note("mismatch", f"shard {shard}: a fetched state of epoch {version.epoch} has another digest")
             self._abandon()
             return [note]
-        fetching = self.fetching
-        if fetching is not None and fetching.vector is not None:
-            fetching.staged[shard] = state
-            return self._switch(fetching, now)
+        if self.switching is not None:
+            self.switching.staged[shard] = state
+            return self._switch(self.switching, now)
         log = self.logs[shard]
         follows = log.mended(now) if version == log.version else log.adopt(state, now)
         return [Accept(((shard, digest),)), *follows]
 
     def _wanted(self, peer: str, state: State) -> bool:
-        if self.fetching is None or self.fetching.vector is None:
+        if self.switching is None:
             return self._descends(state) and self._of_what_is_gathered(state)
-        if peer not in (self.fetching.donor, *self.fetching.before):
-            return False
-        told = self.fetching.vector[state.shard]
-        if _late(state, told):
-            return False
-        if self.rules.asynchronous and state.shard not in self._differing(self.fetching.vector):
-            return False
-        same_lineage = descends(state.version, state.history, told)
-        if not same_lineage:
-            self._abandon()  # the donor has changed lineage itself
-        return same_lineage
+        takes = self.switching.takes(peer, state)
+        if takes is None:
+            self._abandon()
+        return bool(takes)
 
     def _of_what_is_gathered(self, state: State) -> bool:
         """A newcomer takes nothing that does not descend from what the first donor told."""
         if self.gathering is None or self.gathering.vector is None:
             return True
         told = self.gathering.vector[state.shard]
-        if _late(state, told):
+        if came_late(state, told):
             return self.logs[state.shard].version is not None  # from which it descends
         same_lineage = descends(state.version, state.history, told)
         if not same_lineage:
@@ -389,30 +366,24 @@ class CatchUp:
             return True
         return state.version != mine and descends(state.version, state.history, mine)
 
-    def _switch(self, fetching: Fetching, now: float) -> list[Effect]:
+    def _switch(self, switching: Switching, now: float) -> list[Effect]:
         """Change over to the other lineage once every shard that differs is there."""
-        assert fetching.vector is not None
-        if not self._differing(fetching.vector) <= set(fetching.staged):
+        if switching.missing():
             return []
-        staged = fetching.staged
-        theirs = [staged[log.shard].version if log.shard in staged else log.version for log in self.logs]
-        if not model_version([v for v in theirs if v is not None]) > self.logs.model():
-            self._abandon()
-            return []
-        before = self.logs.model()
+        greater, before, staged = switching.is_greater(), self.logs.model(), switching.staged
         self._abandon()
+        if not greater:
+            return []
         effects: list[Effect] = [Accept(tuple((shard, state.version.digest) for shard, state in staged.items()))]
         for shard, state in sorted(staged.items()):
             effects += self.logs[shard].adopt(state, now)
-        text = f"joined the lineage of {fetching.donor}; left behind a state of {before.epochs} epochs"
+        donor = switching.donor
+        text = f"joined the lineage of {donor}; left behind a state of {before.epochs} epochs"
         # What was taken is as old as the donor's word, and the others may wait for this peer by now: ask for the rest.
-        return [*effects, Note("fork", text), Send(fetching.donor, Fetch(self.logs.versions()))]
+        return [*effects, Note("fork", text), Send(donor, Fetch(self.logs.versions()))]
 
     def _abandon(self) -> None:
-        self.fetching = self.gathering = None
-        self._thaw()
-
-    def _thaw(self) -> None:
+        self.fetching = self.gathering = self.switching = None
         self.filling.clear()
         for log in self.logs:
             log.frozen = False

@@ -289,9 +289,7 @@ class Replica:
         watched: set[str] = set()
         for log in self.logs:
             watched |= log.watched()
-        if self.catchup.fetching is not None:
-            watched.add(self.catchup.fetching.donor)
-        return watched - {self.me, ""}
+        return {*watched, self.catchup.donor or ""} - {self.me, ""}
 
     def _wakeup(self, now: float) -> list[Effect]:
         if now - self.planned > self.rules.frozen_after:

@@ -41,7 +41,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "bereaved",
         60,
     ),
-    ("no takeover", ShardLog, "advance", "if holder == self.me and self.lead.holder", "if False and self.me", "bereaved", 20),
+    ("no takeover", ShardLog, "advance", "if holder == self.me and", "if False and", "bereaved", 20),
     ("counted progress kept", Progress, "merge", "return Carry.SUBTRACT", "return Carry.KEEP", "healed", 10),
     (
         "the dead are waited for",
