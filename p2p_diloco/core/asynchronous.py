@@ -80,8 +80,8 @@ class AsynchronousLog(ShardLog):
         return sorted(p for p in proposed.missing(self.state.plan, self.me) if self._can_hold(p))
 
     def _can_hold(self, peer: str) -> bool:
-        """A live peer can hold a commit. But one whose arithmetic is another could never compute it, and one that began
-        anew from nothing has to fetch the whole model before: it counts like one that is gone."""
+        """A live peer can hold a commit, but not one that computes other outer steps; nor one that began anew from
+        nothing: it has to fetch the whole model first, and counts like a peer that is gone."""
         summary = self.roster.summary(peer)
         if summary is None:
             return self.roster.presumed(peer)

@@ -37,13 +37,11 @@ class CatchUp:
         self.switching: Switching | None = None
         self.gathering: Gathering | None = None
         self.filling: dict[tuple[int, Version], tuple[State, Version | None]] = {}  # with what was held then
-        self.ahead: tuple[ModelVersion, float, str] | None = (
-            None  # the first one seen that is not reached yet: when, whose
-        )
+        self.ahead: tuple[ModelVersion, float, str] | None = None  # the first greater model seen, when, at which peer
         self.moving = float("-inf")  # when bytes of a payload came or went last: commits may be among or behind them
-        self.kept_up: dict[str, float] = {}  # when a peer was last asked, where being behind is usual
-        self.doubted: set[int] = set()  # shards whose state here led to a wrong digest; asked for whole, once
-        self.missed: dict[int, tuple[Version | None, float]] = {}  # shard → what it stood at when a gap showed, when
+        self.kept_up: dict[str, float] = {}  # asynchronous: when a peer was last asked
+        self.doubted: set[int] = set()  # shards whose state here is wrong: the next fetch asks for them whole
+        self.missed: dict[int, tuple[Version | None, float]] = {}  # shard → its version when a gap showed, and when
 
     # -- questions
 
@@ -90,8 +88,8 @@ class CatchUp:
         return self.gather(peer, theirs, now) if far else self.fetch(peer, theirs, now)
 
     def _keep_up(self, peer: str, now: float) -> list[Effect]:
-        """Asynchronous: being behind is usual. Ask only for what this peer is named to hold; and so that a fork shows,
-        now and then for nothing."""
+        """Asynchronous: to be behind is usual. Ask only for the shards that this peer is named to hold; now and then
+        even for none, so that a fork shows."""
         states = (log.state for log in self.logs)
         mine = tuple(s.shard for s in states if s is not None and self.roster.me in s.plan.succession)
         every = self.rules.settle if mine else self.rules.dead_after
@@ -101,7 +99,7 @@ class CatchUp:
         return [Send(peer, Fetch(self.logs.versions(), shards=mine))]
 
     def gap(self, shard: int, now: float) -> None:
-        """Somebody works on a base that this replica doesn't know yet: it has missed a commit, or will get it soon."""
+        """Another peer works on a base that this replica doesn't hold: it has missed a commit, or will get it soon."""
         at = self.logs[shard].version
         if shard not in self.missed or self.missed[shard][0] != at:
             self.missed[shard] = (at, now)
@@ -112,7 +110,7 @@ class CatchUp:
         return [Send(first, Fetch(self.logs.versions(), shards=()))]
 
     def _ask_more(self, now: float, but: Collection[str] = ()) -> list[Effect]:
-        """Ask whoever has room for more, but for some."""
+        """Ask the donors that have room for more, but not those in ``but``."""
         gathering = self.gathering
         if gathering is None or gathering.vector is None:
             return []
@@ -122,7 +120,7 @@ class CatchUp:
         donors = {p: self._told_to_hold(p) for p, s in self.roster.summaries().items() if s.model >= gathering.target}
         donors.pop(self.roster.me, None)
         if gathering.hopeless(donors):
-            self.gathering = None  # those that held so much are gone; whoever is ahead now is asked anew
+            self.gathering = None  # the peers that held so much are gone; the next one seen ahead begins anew
         have = self.logs.versions()
         requests = gathering.ask({p: holds for p, holds in donors.items() if p not in but}, have, now)
         return [Send(donor, Fetch(have, shards=shards)) for donor, shards in requests]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from .carry import Progress
+from .carry import Carried
 from .events import Contribute, Effect, Load, Loaded, Release
-from .logs import Kept, Logs
+from .logs import Logs, PerShard
 from .messages import Contribution
 from .rules import Rules
 from .schedule import fragment_by_log
@@ -26,12 +26,12 @@ class Contributing:
     def __init__(self, me: str, rules: Rules, logs: Logs, incarnation: int) -> None:
         self.me, self.rules, self.logs = me, rules, logs
         self.incarnation, self.sequence = incarnation, 0
-        self.carried = [Progress() for _ in logs]
+        self.carried = [Carried() for _ in logs]
         self.flight: dict[int, Version] | None = None  # the shards being exchanged, with their bases
         self.to_land: deque[int] = deque()  # the same, those that were found to be over last
         self.tolerated: dict[int, tuple[int, ...]] = {}  # fragments whose shards didn't come to one epoch in time
         self.turn = 0  # asynchronous: contributions made, which decides whose turn it is of the fragments
-        self.left = Kept(logs, self._leaves_behind)
+        self.left = PerShard(logs, self._leaves_behind)
 
     # -- questions
 

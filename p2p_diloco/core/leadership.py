@@ -1,4 +1,4 @@
-"""Who may write the commit that follows one version of a shard: the holder of the highest term.
+"""The right to write the commit that follows one version of a shard: it belongs to the holder of the highest term.
 
 Law: term 0 is the plan's; a higher one is claimed, and every live peer that holds a state must promise it. Of equal
 terms the claim of the greater id wins. It sees other peers only through the roster, and dies with its version.

@@ -1,7 +1,7 @@
 """The logs of all shards, and what they come to together.
 
-Law: whoever takes a log in hand may change it, until the event is over. Only those that were taken are looked at
-again, so that an event on one shard costs the same however many there are; who goes through all pays for all.
+Law: a log that was handed out may change until the event ends. Only logs that were handed out are looked at again, so
+that an event on one shard costs the same however many shards there are; a loop over all of them costs all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Logs(Sequence[ShardLog]):
-    """By shard. What is asked of all of them is kept up by counting: how many shards are at which epoch."""
+    """By shard. Questions about all shards are answered from running counts: how many shards are at which epoch."""
 
     def __init__(self, rules: Rules, logs: Iterable[ShardLog]) -> None:
         self._rules, self._logs = rules, tuple(logs)
@@ -160,32 +160,32 @@ class Logs(Sequence[ShardLog]):
         self._samples_sum += by * version.samples
         self._epochs_sum += by * version.epoch
 
-    # -- who keeps more
+    # -- for derived values
 
     def watch(self) -> set[int]:
-        """To this set each shard is added whose log is taken; all are in it to begin with. Its owner empties it."""
+        """A set to which each shard is added when its log is handed out; it begins with all. Its owner empties it."""
         self._watches.append(set(range(len(self._logs))))
         return self._watches[-1]
 
     def look_at(self, shard: int) -> ShardLog:
-        """A log that is only read."""
+        """A log for reading only: it is not marked as handed out."""
         return self._logs[shard]
 
 
-class Kept(Generic[T]):
-    """Something that logs say of themselves, each asked again only when it was taken since. For questions between
-    events: whoever has a log in hand might still change it."""
+class PerShard(Generic[T]):
+    """A value derived from each log, computed again only for logs that were handed out since. For questions between
+    events: within one a log in hand might still change."""
 
     def __init__(self, logs: Logs, of: Callable[[ShardLog], T | None]) -> None:
         self._logs, self._of, self._taken = logs, of, logs.watch()
         self._kept: dict[int, T] = {}
 
     def forget(self) -> None:
-        """What else it hangs on has changed."""
+        """What the values depend on beside the logs has changed: compute all of them again."""
         self._taken.update(range(len(self._logs)))
 
     def now(self) -> Mapping[int, T]:
-        """By shard, of those that say something."""
+        """The values by shard, where there is one."""
         kept = self._kept
         for shard in self._taken:
             said = self._of(self._logs.look_at(shard))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .logs import Kept, Logs
+from .logs import Logs, PerShard
 from .rules import Rules
 
 
 class Memory:
     def __init__(self, me: str, rules: Rules, logs: Logs) -> None:
         self.me, self.rules, self.logs = me, rules, logs
-        self._open = Kept(logs, lambda log: bool(log.round.inbox) or None)  # rounds that wait for contributions
+        self._open = PerShard(logs, lambda log: bool(log.round.inbox) or None)  # rounds that wait for contributions
         self._commits = dict[int, None]()  # the shards whose last commit is another's, and kept; the oldest is first
 
     def crowded(self, shard: int) -> bool:

@@ -23,11 +23,11 @@ class Outgoing:
         self._let_go_if_held()
 
     def adopted(self) -> None:
-        """The present version was fetched; whoever lacks it takes the whole state."""
+        """The present version was fetched; a peer that lacks it takes the whole state."""
         self.last, self.lacking = None, set()
 
     def renew(self, state: State) -> None:
-        """The version is another: an old state that is to be sent again is sent as it is now, an old commit is not."""
+        """The version is another. Where an old state was to be sent again, the new one is; an old commit is not."""
         self.again = {peer: state for peer, message in self.again.items() if isinstance(message, State)}
         self.resent = {}
 

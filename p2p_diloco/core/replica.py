@@ -43,7 +43,7 @@ from .events import (
     SendFailed,
     Wakeup,
 )
-from .logs import Kept, Logs
+from .logs import Logs, PerShard
 from .memory import Memory
 from .mending import Mending
 from .messages import (
@@ -90,7 +90,7 @@ class Replica:
         self.had_state = False  # before the last event
         self.adopted = FOUNDED  # the revision that every shard was last said to be at
         self.next_tick = self.planned = now
-        self.ends = Kept(self.logs, lambda log: log.closes_at())  # of rounds, by time alone
+        self.ends = PerShard(self.logs, lambda log: log.closes_at())  # of rounds, by time alone
         self.asked_of = self.roster.standing()  # what they hang on beside the logs
 
     # -- questions

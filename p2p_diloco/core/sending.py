@@ -5,7 +5,7 @@ Law: a synchronous contribution counts on the version that it was made on, or no
 
 from __future__ import annotations
 
-from .carry import Progress
+from .carry import Carried
 from .messages import Contribution, Stale, State
 from .rules import Rules
 from .version import Version
@@ -21,7 +21,7 @@ class Sending:
 
     # -- for the trainer
 
-    def gives_up(self, carried: Progress) -> bool:
+    def gives_up(self, carried: Carried) -> bool:
         """Whether progress that is not counted has been sent so often that it is dropped rather than sent again."""
         return carried.sends > self.rules.carry_rounds
 

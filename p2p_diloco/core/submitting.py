@@ -7,7 +7,7 @@ or when it can't be counted any more; the trainer merges then, and at no other t
 
 from __future__ import annotations
 
-from .carry import Progress
+from .carry import Carried
 from .messages import Contribution, Stale, State
 from .rules import Rules
 from .sending import Sending
@@ -36,7 +36,7 @@ class Submitting(Sending):
         self.behind: int | None = 0  # the last one's staleness as its answer told; None: it isn't counted
         self.uncounted = ""  # why it isn't
 
-    def gives_up(self, carried: Progress) -> bool:
+    def gives_up(self, carried: Carried) -> bool:
         """What was refused is carried over once."""
         return carried.sends > 1
 

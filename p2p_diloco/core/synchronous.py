@@ -1,7 +1,7 @@
 """One shard's log in synchronous mode: a round is for one version, and waits for all that take part in it.
 
-Law: a contribution counts on the version that it was made on. A commit need not be held by anybody before it is one:
-what one death undoes, the others have in hand to do again.
+Law: a contribution counts on the version that it was made on. A commit counts as soon as it is computed, for if its
+author dies before any other peer has it, the contributors still have all that it was made of.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class SynchronousLog(ShardLog):
 
     @property
     def waits(self) -> Waits | None:
-        """Whom the round waits for; None while no state is held."""
+        """The round's waits; None while no state is held."""
         if self.state is None:
             return None
         return Waits(self.rules, self.roster, self.attendance, self.state, self.round)

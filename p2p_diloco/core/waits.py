@@ -1,4 +1,4 @@
-"""Whom a synchronous round waits for, for how long, and when it may close.
+"""Which peers a synchronous round waits for, for how long, and when it may close.
 
 Law: questions about one round, answered from the shard's state, the round's inbox, the fragment's attendance and the
 roster; nothing is changed.

@@ -11,7 +11,7 @@ import pytest
 
 from p2p_diloco.core.attendance import Attendance
 from p2p_diloco.core.events import Averaged, Contribute, Delivered, Event, Merge, Progress, Received, Restore
-from p2p_diloco.core.logs import Kept, Logs
+from p2p_diloco.core.logs import Logs, PerShard
 from p2p_diloco.core.messages import Commit, Contribution, Held, Plan, Probe, Promise, State, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.roster import Roster
@@ -115,7 +115,7 @@ def test_what_is_kept_is_asked_again_of_those_that_were_taken() -> None:
         asked.append(log.shard)
         return None if log.version is None else log.version.epoch
 
-    kept = Kept(logs, epoch)
+    kept = PerShard(logs, epoch)
     assert kept.now() == {}
     assert sorted(asked) == [0, 1, 2, 3, 4]
     asked.clear()

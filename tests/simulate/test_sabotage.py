@@ -14,7 +14,7 @@ import pytest
 
 from p2p_diloco.core import catchup, state
 from p2p_diloco.core.attendance import Attendance
-from p2p_diloco.core.carry import Progress
+from p2p_diloco.core.carry import Carried
 from p2p_diloco.core.catchup import CatchUp
 from p2p_diloco.core.contributing import Contributing
 from p2p_diloco.core.logs import Logs
@@ -42,7 +42,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         60,
     ),
     ("no takeover", ShardLog, "advance", "if holder == self.me and", "if False and", "bereaved", 20),
-    ("counted progress kept", Progress, "merge", "return Carry.SUBTRACT", "return Carry.KEEP", "healed", 10),
+    ("counted progress kept", Carried, "merge", "return Carry.SUBTRACT", "return Carry.KEEP", "healed", 10),
     (
         "the dead are waited for",
         Waits,
