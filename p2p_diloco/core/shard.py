@@ -320,9 +320,11 @@ class ShardLog(ABC):
         term, holder = self.lead.target()
         effects: list[Effect] = []
         if holder == self.me and self.lead.holder != self.me:
+            gone, epoch = self.lead.holder, self.version.epoch + 1
             self.lead.claim(term)
             self.round.open(now, self.rules.settle)
-            effects = [Note("takeover", f"takes over shard {self.shard} after epoch {self.version.epoch}"), *self.ask()]
+            text = f"shard {self.shard}: this peer aggregates from epoch {epoch}; {gone} is gone"
+            effects = [Note("takeover", text), *self.ask()]
         return [*effects, *self.deliver(now), *self.close(now), *self.offer(now)]
 
     def ask(self) -> list[Effect]:

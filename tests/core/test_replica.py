@@ -901,7 +901,7 @@ def test_notes_are_sentences_that_name_whom_they_are_about(peer: Any) -> None:
     notes += b.pass_time(25.0)
     texts = {note.kind: note.text for note in notes if isinstance(note, Note)}
     assert texts["refused"].startswith("c sent contribution ")
-    assert texts["takeover"] == "takes over shard 1 after epoch 1"
+    assert texts["takeover"] == "shard 1: this peer aggregates from epoch 2; a is gone"
     assert texts["joined"] == "a is there"
     assert texts["left"] == "d left the run"
     assert next(n.text for n in notes if isinstance(n, Note) and n.kind == "died") == "a can't be reached any more"
