@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
-from itertools import pairwise
 from types import NoneType
 
 from p2p_diloco.core.messages import (
@@ -234,8 +233,7 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
         case Commit(base=base, version=version) if version.epoch != base.epoch + 1:
             return "it doesn't lead to the next epoch"
         case State(version=version, history=history):
-            epochs = [-1, *(epoch for epoch, _ in history)]
-            if history[-1:] != ((version.epoch, version.digest),) or any(a >= b for a, b in pairwise(epochs)):
+            if history.get(version.epoch) != version.digest or max(history) > version.epoch or min(history) < 0:
                 return "its history doesn't lead to its version"
     return _out_of_range(message)
 
@@ -245,6 +243,8 @@ def _out_of_range(value: object) -> str:
     kind = type(value)
     if kind in _SIMPLE:
         return ""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
     if isinstance(value, tuple):
         return next(filter(None, map(_out_of_range, value)), "")
     if isinstance(value, Revision) and not value.sound:

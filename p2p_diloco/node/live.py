@@ -407,7 +407,7 @@ class Participation:
         """How full the Delayed Nesterov buffers of these shards are, the least and the most."""
         if self.run.rules.dn_buffer_size < 2 or not aggregates:
             return []
-        buffered = [self.replica.logs[shard].buffered for shard in aggregates]
+        buffered = [self.replica.state(shard).buffered for shard in aggregates]
         return [min(buffered), max(buffered)]
 
     def _state(self) -> str:

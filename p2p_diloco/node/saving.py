@@ -288,7 +288,7 @@ class Checkpoint:
         outer = {key.removeprefix(prefix): t for key, t in self._outer.items() if key.startswith(prefix)}
         reached = digest(self._theta[place.start : place.stop], outer, meta_of(bare))
         version = replace(state.version, digest=reached)
-        return replace(bare, version=version, history=(*state.history[:-1], (version.epoch, reached)))
+        return replace(bare, version=version, history={**state.history, version.epoch: reached})
 
     def _payloads(self, run: Run, layout: Layout) -> Iterator[memoryview]:
         """Each shard's state as it would have been sent."""

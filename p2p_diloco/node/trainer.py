@@ -98,7 +98,7 @@ class TrainerSide:
                     self._not_reading.clear()
                     self._channel.send("readable", n=n, kept=[] if self._asynchronous else sorted(self._bases.kept))
                 case {"kind": "have read", "loaded": loaded}:
-                    if self.node.replica.merging is not None:
+                    if self.node.replica.training.merging is not None:
                         self._merging = GIVEN_UP
                     self._bases.loaded(loaded)
                     self._not_reading.set()

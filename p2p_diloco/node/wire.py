@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -60,7 +60,7 @@ _Reader = Callable[[object], Any]
 
 def pack(message: AnyMessage, token: bytes) -> bytes:
     """The header of a message. Its payload, if it has one, goes beside it."""
-    return bytes(msgpack.packb([PROTOCOL, token, type(message).__name__, _fields(message)], default=_fields))
+    return bytes(msgpack.packb([PROTOCOL, token, type(message).__name__, _plain(message)]))
 
 
 def unpack(header: bytes, token: bytes) -> AnyMessage:
@@ -125,8 +125,11 @@ def _fields(value: object) -> list[Any]:
 
 
 def _plain(value: object) -> object:
+    """As lists, numbers and text; a mapping as its sorted pairs, so that equal ones have equal bytes."""
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return [[key, _plain(item)] for key, item in sorted(value.items())]
     return [_plain(field) for field in _fields(value)] if dataclasses.is_dataclass(value) else value
 
 
@@ -142,6 +145,9 @@ def _reader(hint: Any) -> _Reader:
             return _list_reader(_reader(item))
         case (origin, items) if origin is tuple:
             return _row_reader([_reader(item) for item in items])
+        case (origin, (key, item)) if origin is Mapping:
+            pairs = _list_reader(_row_reader([_reader(key), _reader(item)]))
+            return lambda value: _unique(pairs(value))
     return _SCALARS[hint]
 
 
@@ -176,6 +182,12 @@ def _list_reader(reader: _Reader) -> _Reader:
         return tuple(map(reader, value))
 
     return read
+
+
+def _unique(pairs: tuple[tuple[Any, Any], ...]) -> dict[Any, Any]:
+    if len(mapping := dict(pairs)) != len(pairs):
+        raise _Unfit("no mapping: a key comes twice")
+    return mapping
 
 
 def _int(value: object) -> int:

@@ -432,7 +432,7 @@ class World:
             return
         self.at(process.step_time, lambda: self._step(process))
         trainer = process.trainer
-        if process.paused is not None or process.replica.merging is not None:
+        if process.paused is not None or process.replica.training.merging is not None:
             return
         if self._waits(process) or process.replica.finished:
             self._land(process)

@@ -49,7 +49,7 @@ def test_a_report_adds_worlds_up() -> None:
 
 def test_a_world_that_breaks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The exit code says so, and the report how to look at it."""
-    monkeypatch.setattr(ShardLog, "lead", lambda self, now: [])
+    monkeypatch.setattr(ShardLog, "advance", lambda self, now: [])
     broken = next(seed for seed in range(200) if play(seed) == 1)
     told = capsys.readouterr().out
     kind = kind_of(broken)

@@ -67,15 +67,15 @@ def floats(*values: float) -> memoryview:
         (Held(0, Version(0, 0, -1, "d")), "epoch"),
         (Stale(-1, ID, V), "no shard -1"),
         (Stale(0, ContributionId(2**62 + 1, 0), V), "incarnation"),
-        (State(0, V, 0, PLAN, (), ((0, "d"),), 2**41), "buffered"),
+        (State(0, V, 0, PLAN, {}, {0: "d"}, 2**41), "buffered"),
         (Fetch((None, None, Version(-1, 0, 0, "d"))), "generation"),
         (Probe(summary(epochs=(1, -1))), "epochs"),
         (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 2**41),), PLAN), "samples of a Counted"),
         (Commit(0, V, V, 0, "a", (Counted("a", ID, 1.0, 1),), PLAN), "next epoch"),
-        (State(0, V, 0, PLAN, (), ()), "history"),
-        (State(0, V, 0, PLAN, (), ((0, "e"),)), "history"),
-        (State(0, V, 0, PLAN, (), ((1, "x"), (0, "d"))), "history"),
-        (State(0, NEXT, 0, PLAN, (("a", ContributionId(-1, 0)),), ((0, "d"), (1, "e"))), "incarnation"),
+        (State(0, V, 0, PLAN, {}, {}), "history"),
+        (State(0, V, 0, PLAN, {}, {0: "e"}), "history"),
+        (State(0, V, 0, PLAN, {}, {0: "d", 1: "x"}), "history"),
+        (State(0, NEXT, 0, PLAN, {"a": ContributionId(-1, 0)}, {0: "d", 1: "e"}), "incarnation"),
         (Fetch((None,)), "lists 1 shards"),
         (Versions((V, V, V, V), True), "lists 4 shards"),
         (Outdated(7, V, 1, "x"), "no shard 7"),
@@ -85,7 +85,7 @@ def floats(*values: float) -> memoryview:
         (ProbeAck(summary(bandwidth=2.0**51)), "bandwidth"),
         (Probe(summary(speed=-1.0)), "speed"),
         (Probe(summary(speed=2.0**41)), "speed"),
-        (State(0, V, 0, Plan(("a",), ()), (), ((0, "d"),)), "nobody to aggregate"),
+        (State(0, V, 0, Plan(("a",), ()), {}, {0: "d"}), "nobody to aggregate"),
         (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 1),), Plan((), ())), "nobody to aggregate"),
     ],
 )
@@ -95,7 +95,7 @@ def test_messages_of_another_shape_than_the_run(message: Any, reason: str) -> No
 
 
 def test_messages_of_the_runs_shape_fit() -> None:
-    states = State(0, NEXT, 3, PLAN, (("a", ID),), ((0, "d"), (1, "e"))), State(0, V, 0, PLAN, (), ((0, "d"),))
+    states = State(0, NEXT, 3, PLAN, {"a": ID}, {0: "d", 1: "e"}), State(0, V, 0, PLAN, {}, {0: "d"})
     for message in (
         *states,
         contribution(),

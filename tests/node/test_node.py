@@ -44,7 +44,7 @@ PLAN = Plan(("a",), ("a",))
 
 
 def state(epoch: int) -> State:
-    return State(0, Version(0, 0, epoch, f"d{epoch}"), 0, PLAN, (), ((epoch, f"d{epoch}"),))
+    return State(0, Version(0, 0, epoch, f"d{epoch}"), 0, PLAN, {}, {epoch: f"d{epoch}"})
 
 
 class Script:

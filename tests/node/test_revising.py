@@ -202,7 +202,7 @@ def test_messages_carry_revisions_that_can_be_used() -> None:
     for revision, fits in ((good, True), (Revision(1, -0.1, 0.9), False), (Revision(1, 0.5, 1.0), False)):
         for message in (
             Commit(0, Version(0, 0, 0, ""), v, 0, "a", (), plan, revision=revision),
-            State(0, v, 0, plan, (), ((1, "d"),), revision=revision),
+            State(0, v, 0, plan, {}, {1: "d"}, revision=revision),
             Probe(Summary(1, "worker", True, ModelVersion(), (), False, revision=revision)),
         ):
             back: Any = wire.unpack(wire.pack(message, token), token)

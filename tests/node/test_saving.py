@@ -60,7 +60,7 @@ class Moving:
 
     async def reach(self, epoch: int, samples: int, *, finished: bool = False, flip: bool = False) -> None:
         """Be at another version, with memory that has changed since if `flip`; wait for what is saved of it."""
-        state = State(0, Version(0, samples, epoch, ""), 0, Plan(("a",), ("a",)), (), ())
+        state = State(0, Version(0, samples, epoch, ""), 0, Plan(("a",), ("a",)), {}, {})
         digest = self.work.store.digest(0, meta_of(state))
         self.state = replace(state, version=replace(state.version, digest=digest))
         model = model_version([self.state.version])

@@ -125,7 +125,7 @@ def test_payloads_are_left_out_of_headers() -> None:
 def test_plain_forms_come_back_and_misfits_are_value_errors() -> None:
     """What a checkpoint holds of a state is read back; anything else is a ValueError."""
     plan = messages.Plan(("a", "b"), ("a",))
-    state = State(1, Version(0, 5, 2, "d"), 1, plan, (("a", ContributionId(3, 4)),), ((1, "c"), (2, "d")))
+    state = State(1, Version(0, 5, 2, "d"), 1, plan, {"a": ContributionId(3, 4)}, {1: "c", 2: "d"})
     assert wire.from_plain(State, wire.to_plain(state)) == state
     with pytest.raises(ValueError, match="no State"):
         wire.from_plain(State, [1, 2])
@@ -134,7 +134,7 @@ def test_plain_forms_come_back_and_misfits_are_value_errors() -> None:
 
 def test_a_state_tells_how_full_the_buffer_is() -> None:
     """One that doesn't is none."""
-    state = State(1, Version(0, 5, 2, "d"), 1, messages.Plan(("a",), ("a",)), (), ((2, "d"),), buffered=3)
+    state = State(1, Version(0, 5, 2, "d"), 1, messages.Plan(("a",), ("a",)), {}, {2: "d"}, buffered=3)
     assert wire.from_plain(State, wire.to_plain(state)) == state
     with pytest.raises(ValueError, match="no list of 8"):
         wire.from_plain(State, wire.to_plain(state)[:-1])

@@ -169,7 +169,7 @@ def test_the_mean_travels_in_a_codec_of_its_own(codec: str, asked: str | None, r
 def test_a_states_values_need_only_be_finite() -> None:
     """An optimizer may have accumulated what no contribution may hold."""
     made, large = work(), payload(torch.full((8,), 1e30))
-    state = State(0, V, 0, Plan(("a",), ("a",)), (), ((0, "d"),))
+    state = State(0, V, 0, Plan(("a",), ("a",)), {}, {0: "d"})
     commit = Commit(0, V, V, 0, "a", (), state.plan)
     contribution = Contribution(0, V, ID, ID, 1.0, 1)
     assert made.objection(state, large) == made.objection(commit, large[:16]) == ""
@@ -217,7 +217,7 @@ def test_what_nobody_contributed_to_is_no_outer_step() -> None:
 
 def test_a_damaged_state_is_told_from_a_sound_one() -> None:
     made = work()
-    state = State(0, V, 0, Plan(("a",), ("a",)), (), ((0, "d"),))
+    state = State(0, V, 0, Plan(("a",), ("a",)), {}, {0: "d"})
     sound = replace(state, version=replace(V, digest=made.store.digest(0, meta_of(state))))
     assert not made.damaged(sound)
     flip(made.store.theta(0), 0, 3)
