@@ -24,11 +24,11 @@ from weakref import WeakSet
 from p2p_diloco.net.addresses import leads_over_a_relay
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
-from p2p_diloco.net.line import Line
 from p2p_diloco.net.link import FrameStream
 from p2p_diloco.net.listener import I_SEND, YOU_SEND, Listener, pipe_over, present
 from p2p_diloco.net.offer import Offer, OfferError
 from p2p_diloco.net.pacing import Pacer
+from p2p_diloco.net.payload_stream import PayloadStream
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.tls import connect
 
@@ -64,29 +64,29 @@ Opened = tuple[Pipe, str]
 class _Way:
     """What is known of the way to one peer."""
 
-    free: list[Line] = field(default_factory=list)
+    free: list[PayloadStream] = field(default_factory=list)
     """Those on which nobody writes."""
-    carried: dict[Line, int] = field(default_factory=dict)
+    carried: dict[PayloadStream, int] = field(default_factory=dict)
     """The open connections, and the bytes that each has carried."""
     connecting: int = 0
     patient_until: float = 0.0
     failures: int = 0
     retry_at: float = 0.0
 
-    def pop(self) -> Line | None:
+    def pop(self) -> PayloadStream | None:
         """A connection on which nobody writes: the one used last, for its window is widest."""
         while self.free:
-            if (line := self.free.pop()).fit:
-                return line
-            self.drop(line)
+            if (stream := self.free.pop()).fit:
+                return stream
+            self.drop(stream)
         return None
 
-    def drop(self, line: Line) -> None:
+    def drop(self, stream: PayloadStream) -> None:
         """Write no more on it."""
-        self.carried.pop(line, None)
-        if line in self.free:
-            self.free.remove(line)
-        line.retire()
+        self.carried.pop(stream, None)
+        if stream in self.free:
+            self.free.remove(stream)
+        stream.retire()
 
 
 class DirectChannel:
@@ -115,7 +115,7 @@ class DirectChannel:
         self._clock = asyncio.get_running_loop().time
         self._ways: dict[str, _Way] = {}
         self._pacer = Pacer()
-        self._lines = WeakSet[Line]()  # also those on which no more is written, but somebody waits for an answer
+        self._streams = WeakSet[PayloadStream]()  # retired ones too, while an answer is awaited on them
         self._dialled_back: dict[str, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -124,14 +124,14 @@ class DirectChannel:
 
     # -- for whoever sends
 
-    async def take(self, peer: str) -> Line | None:
+    async def take(self, peer: str) -> PayloadStream | None:
         """A connection to write a payload on, the caller's until `give_back`; None: use libp2p.
 
         A first attempt is waited for, for a moment. What comes of it later serves later payloads.
         """
         way = self._way(peer)
-        if (line := way.pop()) is not None or self._closing:
-            return self._taken(peer, line)
+        if (stream := way.pop()) is not None or self._closing:
+            return self._taken(peer, stream)
         now = self._clock()
         waited_out = bool(way.connecting) and now >= way.patient_until
         if waited_out or now < way.retry_at or len(way.carried) + way.connecting >= PER_PEER_MAX:
@@ -144,22 +144,22 @@ class DirectChannel:
             await asyncio.wait({attempt}, timeout=max(0.0, way.patient_until - self._clock()))
         return self._taken(peer, way.pop())
 
-    def _taken(self, peer: str, line: Line | None) -> Line | None:
-        if line is not None and (paced := line.stream.pipe.paced) is not None:
+    def _taken(self, peer: str, stream: PayloadStream | None) -> PayloadStream | None:
+        if stream is not None and (paced := stream.frames.pipe.paced) is not None:
             self._pacer.begin(peer, paced)
-        return line
+        return stream
 
-    def give_back(self, peer: str, line: Line, sent_bytes: int) -> None:
+    def give_back(self, peer: str, stream: PayloadStream, sent_bytes: int) -> None:
         """Return a connection, on which so much was written."""
         self._pacer.over(peer)
         way = self._way(peer)
-        carried = way.carried.get(line, 0) + sent_bytes
-        if line.fit and carried < CARRIED_BYTES_MAX:
-            way.carried[line] = carried
-            way.free.append(line)
+        carried = way.carried.get(stream, 0) + sent_bytes
+        if stream.fit and carried < CARRIED_BYTES_MAX:
+            way.carried[stream] = carried
+            way.free.append(stream)
             self._ways[peer] = self._ways.pop(peer)  # the latest is the last
         else:
-            way.drop(line)
+            way.drop(stream)
 
     def succeeded(self, peer: str) -> None:
         """A payload was answered for."""
@@ -169,8 +169,8 @@ class DirectChannel:
     def failed(self, peer: str, why: str) -> None:
         """A connection broke or stood still under a payload: leave this way alone for a while."""
         way = self._way(peer)
-        for line in list(way.carried):
-            way.drop(line)
+        for stream in list(way.carried):
+            way.drop(stream)
         self._note_failure(peer, way, why)
 
     def end(self) -> None:
@@ -178,8 +178,8 @@ class DirectChannel:
         self._closing = True
         self._pacer.end()
         self.listener.end()
-        for line in list(self._lines):
-            line.stream.pipe.abort()
+        for stream in list(self._streams):
+            stream.frames.pipe.abort()
         for task in self._tasks:
             task.cancel()
 
@@ -306,10 +306,10 @@ class DirectChannel:
         if self._closing or len(way.carried) >= PER_PEER_MAX:
             pipe.abort()
             return
-        line = Line(FrameStream(pipe, peer, self.limits, self._traffic), "direct")
-        self._lines.add(line)
-        way.carried[line] = 0
-        way.free.append(line)
+        stream = PayloadStream(FrameStream(pipe, peer, self.limits, self._traffic), "direct")
+        self._streams.add(stream)
+        way.carried[stream] = 0
+        way.free.append(stream)
         self._ways[peer] = self._ways.pop(peer)  # the latest is the last
         self._make_room()
 
@@ -317,8 +317,8 @@ class DirectChannel:
         """Close what was used least lately, as long as too much is open."""
         excess = sum(len(way.carried) for way in self._ways.values()) - OPEN_MAX
         for way in list(self._ways.values()):
-            for line in way.free[: max(0, excess)]:
-                way.drop(line)
+            for stream in way.free[: max(0, excess)]:
+                way.drop(stream)
                 excess -= 1
 
     # -- inside

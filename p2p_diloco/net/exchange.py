@@ -30,9 +30,9 @@ from p2p_diloco.net.interface import (
     check_announced,
     check_outgoing,
 )
-from p2p_diloco.net.kept import OnePerPeer
-from p2p_diloco.net.line import Line, Verdict
 from p2p_diloco.net.link import FrameStream, Link
+from p2p_diloco.net.payload_stream import PayloadStream, Verdict
+from p2p_diloco.net.per_peer import OnePerPeer
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class Exchange:
         self._dial = dial
         self.direct: DirectChannel | None = None
         """Where payloads go first, if there is one."""
-        self._links, self._lines = OnePerPeer(self._open_link), OnePerPeer(self._open_line)
+        self._links, self._payload_streams = OnePerPeer(self._open_link), OnePerPeer(self._open_payload_stream)
         self._incoming_links: dict[str, Pipe] = {}
         self._awaiting_payloads = 0
         self._pipes = WeakSet[Pipe]()  # who uses one holds it
@@ -112,16 +112,16 @@ class Exchange:
             link.fail(why)
             self._lost(peer)
 
-    async def _open_line(self, peer: str) -> Line:
-        stream, found_at = await self._open(peer)
-        line = Line(stream, "relayed" if leads_over_a_relay(found_at) else "libp2p")
-        asyncio.get_running_loop().call_later(KEPT_S, self._leave, peer, line)
-        return line
+    async def _open_payload_stream(self, peer: str) -> PayloadStream:
+        frames, found_at = await self._open(peer)
+        stream = PayloadStream(frames, "relayed" if leads_over_a_relay(found_at) else "libp2p")
+        asyncio.get_running_loop().call_later(KEPT_S, self._leave, peer, stream)
+        return stream
 
-    def _leave(self, peer: str, line: Line) -> None:
+    def _leave(self, peer: str, stream: PayloadStream) -> None:
         """Write no more on a stream over libp2p."""
-        self._lines.drop(peer, line)
-        line.retire()
+        self._payload_streams.drop(peer, stream)
+        stream.retire()
 
     async def _send_payload(self, peer: str, header: bytes, payload: memoryview) -> None:
         """Over a direct connection if there is one, and over libp2p if there is none, or it breaks.
@@ -139,13 +139,13 @@ class Exchange:
         """
         once_more = True
         while True:
-            line = await self._lines.to(peer)  # before any deadline runs
+            stream = await self._payload_streams.to(peer)  # before any deadline runs
             async with _Turn(turns) as turn:
-                fresh = line.fresh
-                if not fresh and not line.fit:
-                    self._leave(peer, line)
+                fresh = stream.fresh
+                if not fresh and not stream.fit:
+                    self._leave(peer, stream)
                     continue
-                verdict = await self._transfer(line, header, payload, turn.over)
+                verdict = await self._transfer(stream, header, payload, turn.over)
             if verdict is not None:
                 break
             self._lost(peer)
@@ -160,16 +160,16 @@ class Exchange:
     ) -> bool:
         """Whether a payload came to its verdict on a direct connection; if not, there is none, or it broke."""
         async with turn:
-            line = await direct.take(peer)
-            if line is None:
+            stream = await direct.take(peer)
+            if stream is None:
                 return False
 
             def over() -> None:
-                direct.give_back(peer, line, len(payload))
+                direct.give_back(peer, stream, len(payload))
                 turn.over()
 
             try:
-                verdict = await self._transfer(line, header, payload, over)
+                verdict = await self._transfer(stream, header, payload, over)
             except Unreachable as error:
                 direct.failed(peer, str(error))
                 raise
@@ -185,10 +185,12 @@ class Exchange:
             raise Refusal(verdict.reason)
         return verdict is not None
 
-    async def _transfer(self, line: Line, header: bytes, payload: memoryview, over: Callable[[], None]) -> Verdict:
-        """As `Line.send`, counted and measured; `over` is called when the next one may be written."""
-        peer, clock = line.stream.peer, asyncio.get_running_loop().time
-        self.traffic.went(peer, line.way)
+    async def _transfer(
+        self, stream: PayloadStream, header: bytes, payload: memoryview, over: Callable[[], None]
+    ) -> Verdict:
+        """As `PayloadStream.send`, counted and measured; `over` is called when the next one may be written."""
+        peer, clock = stream.frames.peer, asyncio.get_running_loop().time
+        self.traffic.went(peer, stream.way)
         metered = _metered(self.traffic.bandwidth.up, peer, len(payload))
 
         def ended(written: asyncio.Future[None]) -> None:
@@ -201,7 +203,7 @@ class Exchange:
             self._inbox.moving(peer)
 
         try:
-            return await line.send(header, payload, limits=self.limits, over=ended, reached=reached)
+            return await stream.send(header, payload, limits=self.limits, over=ended, reached=reached)
         finally:
             metered.end(clock())
 
@@ -336,9 +338,7 @@ class Exchange:
             return None
         return payload
 
-    async def _received(
-        self, stream: FrameStream, payload_bytes: int, before: asyncio.Task[None] | None
-    ) -> memoryview:
+    async def _received(self, stream: FrameStream, payload_bytes: int, before: asyncio.Task[None] | None) -> memoryview:
         payload = np.empty(payload_bytes + SLACK_BYTES, dtype=np.uint8)[:payload_bytes].data
         early = stream.decoder.take(payload_bytes)
         payload[: len(early)] = early
@@ -463,7 +463,7 @@ class Exchange:
         """End every stream; what waits for an answer becomes `Unreachable`."""
         self._closing = True
         self._links.end()
-        self._lines.end()
+        self._payload_streams.end()
         for pipe in list(self._pipes):
             pipe.abort()
         tasks = self._tasks - {asyncio.current_task()}

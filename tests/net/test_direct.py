@@ -215,7 +215,7 @@ def test_connections_to_a_peer_are_limited() -> None:
         await asyncio.gather(*(a.send("b", b"x") for _ in range(7)))
         assert (a.talks, a.libp2p_streams, a.connections("b"), len(b.box.got)) == (1, 0, 1, 7)
         taken = [await a.direct.take("b") for _ in range(PER_PEER_MAX + 1)]
-        assert [line is None for line in taken] == [False] * PER_PEER_MAX + [True]
+        assert [stream is None for stream in taken] == [False] * PER_PEER_MAX + [True]
         assert a.talks == PER_PEER_MAX
 
     run(test)
@@ -840,7 +840,7 @@ def test_a_connection_that_breaks_while_idle_is_replaced() -> None:
         await a.send("b", b"first")
         for pipe in list(b.direct.listener._serving):
             pipe.abort()
-        await until(lambda: all(line.ended for line in a.direct._way("b").carried))
+        await until(lambda: all(stream.ended for stream in a.direct._way("b").carried))
         await a.send("b", b"second")
         assert (a.libp2p_streams, a.talks, a.connections("b")) == (0, 2, 1)
         assert a.box.closed_peers == []
@@ -992,7 +992,7 @@ def test_closing_ends_everything_in_bounded_time() -> None:
         gate = asyncio.Event()
         b.box.on_deliver = gate.wait  # type: ignore[assignment]
         sends = [asyncio.create_task(a.send("b", bytes(1000))) for _ in range(3)]
-        await until(lambda: any(not line.idle for line in a.direct._way("b").carried))
+        await until(lambda: any(not stream.idle for stream in a.direct._way("b").carried))
         _, writer = await asyncio.open_connection("127.0.0.1", b.port)
         began = time.monotonic()
         await asyncio.gather(a.close(), b.close())

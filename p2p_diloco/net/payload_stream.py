@@ -21,13 +21,13 @@ Verdict = Accepted | Refused | None
 """A receiver's answer to a payload; None: the stream ended before it came."""
 
 
-class Line:
+class PayloadStream:
     """The sender's end of a stream of payloads. One payload at a time is being written. `way` is how they go: "direct",
     over "libp2p" or "relayed".
     """
 
-    def __init__(self, stream: FrameStream, way: str) -> None:
-        self.stream, self.way = stream, way
+    def __init__(self, frames: FrameStream, way: str) -> None:
+        self.frames, self.way = frames, way
         self._reading = asyncio.Lock()  # held in the order of writing
         self._may_take_s = deque[float]()  # of each payload that is not answered, also of those that nobody waits for
         self._answered = self._waiting = 0
@@ -39,7 +39,7 @@ class Line:
         """Whether one more payload may be written. What came unasked would be taken for its answer."""
         if self._retired or self.ended:
             return False
-        return bool(self._may_take_s) or (self.stream.pipe.quiet and not self.stream.decoder.midway)
+        return bool(self._may_take_s) or (self.frames.pipe.quiet and not self.frames.decoder.midway)
 
     @property
     def fresh(self) -> bool:
@@ -49,7 +49,7 @@ class Line:
     @property
     def ended(self) -> bool:
         """Whether the stream is over."""
-        return self.stream.pipe.ended is not None
+        return self.frames.pipe.ended is not None
 
     @property
     def idle(self) -> bool:
@@ -60,7 +60,7 @@ class Line:
         """Write no more on it; it ends once nobody waits for an answer."""
         self._retired = True
         if self.idle:
-            self.stream.pipe.abort()
+            self.frames.pipe.abort()
 
     async def send(
         self,
@@ -79,11 +79,11 @@ class Line:
         Raises:
             Unreachable: a deadline passed, or what came is no answer.
         """
-        peer, place = self.stream.peer, self._answered + len(self._may_take_s)
+        peer, place = self.frames.peer, self._answered + len(self._may_take_s)
         self._may_take_s.append(limits.transfer_timeout_s(len(payload)))
         self._waiting += 1
-        self.stream.write(Bulk(header, len(payload)))
-        written = self.stream.pipe.write_view(payload)
+        self.frames.write(Bulk(header, len(payload)))
+        written = self.frames.pipe.write_view(payload)
         written.add_done_callback(over)
         try:
             async with self._reading:
@@ -92,13 +92,13 @@ class Line:
                 return await self._verdict(place, len(payload), limits.read_timeout_s, reached)
         except (FrameError, PipeStalled) as error:
             self._gave_up = str(error)
-            self.stream.pipe.abort()
+            self.frames.pipe.abort()
             raise Unreachable(f"{peer}: {error}") from None
         finally:
             self._waiting -= 1
             if written.cancel():  # half of a payload is on it, and whose memory it is may change it
                 self._retired = True
-                self.stream.pipe.forget_unsent()
+                self.frames.pipe.forget_unsent()
             if self._retired:
                 self.retire()
 
@@ -114,7 +114,7 @@ class Line:
         give_up_at = clock() + total_s
         while (left_s := give_up_at - clock()) > 0:
             read_s = min(read_timeout_s, left_s)
-            match await self.stream.read(idle_s=read_s, frame_s=read_s):
+            match await self.frames.read(idle_s=read_s, frame_s=read_s):
                 case Accepted() | Refused() as verdict:
                     self._answered += 1
                     self._may_take_s.popleft()

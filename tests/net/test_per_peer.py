@@ -17,13 +17,13 @@ import pytest
 from p2p_diloco.net import exchange as exchange_module
 from p2p_diloco.net.framing import Accepted, Bulk, Message, encode
 from p2p_diloco.net.interface import Limits, Refusal, Unreachable
-from p2p_diloco.net.kept import OnePerPeer
+from p2p_diloco.net.per_peer import OnePerPeer
 from p2p_diloco.net.pipe import Pipe
 from tests.net import test_direct, test_exchange
 from tests.net.clocks import by_hand
 from tests.net.test_direct import AT_ONCE_S, LIMITS, Peer, pair, until
 from tests.net.test_exchange import Rig, Stranger
-from tests.net.test_line import LONG, Gate, all_that_comes, sent
+from tests.net.test_payload_stream import LONG, Gate, all_that_comes, sent
 
 Start = Callable[..., Peer]
 
@@ -344,7 +344,7 @@ def test_a_stream_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
             assert a.libp2p_streams == 2
             await clock.passes(0.4)
             await clock.until(lambda: not served(a) and not served(b))
-        assert not a.exchange._lines._kept
+        assert not a.exchange._payload_streams._kept
         assert not b.traffic.refused
 
     run(test)
