@@ -25,7 +25,7 @@ from p2p_diloco.net.addresses import leads_over_a_relay
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.link import FrameStream
-from p2p_diloco.net.listener import I_SEND, YOU_SEND, Listener, pipe_over, present
+from p2p_diloco.net.listener import I_SEND, YOU_SEND, Listener, present
 from p2p_diloco.net.offer import Offer, OfferError
 from p2p_diloco.net.pacing import Pacer
 from p2p_diloco.net.payload_stream import PayloadStream
@@ -290,13 +290,7 @@ class DirectChannel:
             raise OSError("it listens nowhere that is known here")
 
         async def attempt(host: str, port: int, family: int) -> Pipe:
-            sock = await connect(host, port, family, offer.certificate)
-            try:
-                await present(sock, offer.ticket, role)
-                return pipe_over(sock)
-            except BaseException:
-                sock.close()
-                raise
+            return await present(await connect(host, port, family, offer.certificate), offer.ticket, role)
 
         return await asyncio.wait_for(_first([partial(attempt, *place) for place in places]), DIAL_S)
 

@@ -10,13 +10,12 @@ import asyncio
 import errno
 import logging
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
 
 from p2p_diloco.net.offer import TICKET_BYTES, Offer, Tickets
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.tls import Certificate, TlsTransport, read_exactly, shake_hands, write_all
+from p2p_diloco.net.tls import Certificate, Connection
 
 log = logging.getLogger(__name__)
 
@@ -120,30 +119,21 @@ class Listener:
         task = asyncio.ensure_future(self._greet(sock))
         self._greeting.add(task)
         task.add_done_callback(self._greeting.discard)
-        task.add_done_callback(lambda _: sock.close())  # by then TLS has taken it over, if it was ever begun
+        task.add_done_callback(lambda task: sock.close() if task.cancelled() else None)  # perhaps it never began
 
     def _listen_again(self, listening: socket.socket) -> None:
         if listening in self._sockets:
             self._loop.add_reader(listening, self._accept, listening)
 
-    async def _greet(self, plain: socket.socket) -> None:
+    async def _greet(self, sock: socket.socket) -> None:
         """Let a connection prove its ticket, and hand it on."""
-        sock: socket.socket = plain
         try:
-            plain.setblocking(False)
-            sock = secured = self._certificate.take(plain)
-            peer, role = await asyncio.wait_for(self._proved(secured), HANDSHAKE_S)
-            if role == I_SEND and not self._has_room(peer):
-                raise PermissionError("too many connections")
-            await asyncio.wait_for(write_all(secured, WELCOME), HANDSHAKE_S)
-        except (OSError, asyncio.TimeoutError) as error:
+            sock.setblocking(False)
+            peer, role, pipe = await asyncio.wait_for(self._proved(sock), HANDSHAKE_S)
+        except (OSError, EOFError, asyncio.TimeoutError) as error:
             sock.close()
             self._turn_away(str(error) or "it took too long")
             return
-        except BaseException:
-            sock.close()
-            raise
-        pipe = pipe_over(secured)
         if role == YOU_SEND:
             self._lend(peer, pipe)
         else:
@@ -151,14 +141,21 @@ class Listener:
             serving = asyncio.ensure_future(self._serve(peer, pipe))
             serving.add_done_callback(lambda _: self._serving.pop(pipe, None))
 
-    async def _proved(self, sock: ssl.SSLSocket) -> tuple[str, bytes]:
-        """The peer at the other end, and who is to send."""
-        await shake_hands(sock)
-        hello = await read_exactly(sock, TICKET_BYTES + 1)
-        peer, role = self._tickets.redeem(hello[:TICKET_BYTES]), hello[TICKET_BYTES:]
-        if peer is None or role not in (I_SEND, YOU_SEND):
-            raise PermissionError("no valid ticket")
-        return peer, role
+    async def _proved(self, sock: socket.socket) -> tuple[str, bytes, Pipe]:
+        """The peer at the other end, which of the two sends, and the connection."""
+        reader, writer = await self._certificate.accept(sock)
+        try:
+            hello = await reader.readexactly(TICKET_BYTES + 1)
+            peer, role = self._tickets.redeem(hello[:TICKET_BYTES]), hello[TICKET_BYTES:]
+            if peer is None or role not in (I_SEND, YOU_SEND):
+                raise PermissionError("no valid ticket")
+            if role == I_SEND and not self._has_room(peer):
+                raise PermissionError("too many connections")
+            writer.write(WELCOME)
+            return peer, role, await Pipe.adopt(reader, writer)
+        except BaseException:
+            writer.transport.abort()
+            raise
 
     def _has_room(self, peer: str) -> bool:
         theirs = sum(other == peer for other in self._serving.values())
@@ -173,20 +170,18 @@ class Listener:
             self._told_at, self._untold = self._loop.time(), 0
 
 
-def pipe_over(sock: ssl.SSLSocket) -> Pipe:
-    """A pipe over a connection whose handshake is over."""
-    transport = TlsTransport(sock)
-    pipe = Pipe(transport)
-    transport.set_protocol(pipe)
-    return pipe
-
-
-async def present(sock: ssl.SSLSocket, ticket: bytes, role: bytes) -> None:
-    """The dialler's part: prove the ticket, say who sends, and wait for the welcome.
+async def present(connection: Connection, ticket: bytes, role: bytes) -> Pipe:
+    """The dialler's part: show the ticket, say which of the two sends, and wait for the welcome.
 
     Raises:
         OSError: the listener didn't let this connection in.
     """
-    await write_all(sock, ticket + role)
-    if await read_exactly(sock, len(WELCOME)) != WELCOME:
-        raise PermissionError("the listener didn't let this connection in")
+    reader, writer = connection
+    try:
+        writer.write(ticket + role)
+        if await reader.read(len(WELCOME)) != WELCOME:
+            raise PermissionError("the listener didn't let this connection in")
+        return await Pipe.adopt(reader, writer)
+    except BaseException:
+        writer.transport.abort()
+        raise

@@ -13,14 +13,16 @@ from collections.abc import Callable, Iterator
 from typing import cast
 
 from p2p_diloco.net.pacing import Paced
-from p2p_diloco.net.tls import TlsTransport
+from p2p_diloco.net.tcp import TcpSocket
 
 _SCRATCH_BYTES = 64 * 1024
 _BACKLOG_BYTES_MAX = 256 * 1024
 """Unread bytes at which the other end is made to wait."""
 CHUNK_BYTES = 256 * 1024
-"""How much of a payload is handed to the socket at once. On the way to the daemon the system is asked to have room for
-it; Linux usually has 208 KiB, and wakes the writer more than twice as often."""
+"""How much of a payload is handed to the transport at once. Towards the daemon the kernel is asked for a buffer of this
+size; Linux usually has one of 208 KiB, and wakes the writer more than twice as often."""
+CLOSE_S = 2.0
+"""How long what was written may take to go out once the stream is closed."""
 
 
 class PipeBroken(Exception):
@@ -38,8 +40,13 @@ class Pipe(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport = transport
         self._keep = keep  # a StreamWriter closes its transport when it is collected
-        self.paced: Paced | None = transport if isinstance(transport, TlsTransport) else None
-        """What holds it to a pace, if that can be done."""
+        self._encrypts = transport.get_extra_info("sslcontext") is not None
+        sock = transport.get_extra_info("socket")
+        self.paced: Paced | None = TcpSocket(sock) if self._encrypts else None
+        """What holds the connection to a pace; None for a stream to the daemon."""
+        if not self._encrypts:
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHUNK_BYTES)
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._backlog = bytearray()
         self._target: memoryview | None = None
@@ -57,8 +64,6 @@ class Pipe(asyncio.BufferedProtocol):
     async def adopt(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Pipe:
         """Take over the stream of a reader and a writer, with the bytes that the reader already holds."""
         transport = cast(asyncio.Transport, writer.transport)
-        with contextlib.suppress(OSError):
-            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHUNK_BYTES)
         pipe = cls(transport, keep=writer)
         transport.set_protocol(pipe)
         ended = bool(getattr(reader, "_eof", False))  # the reader tells it no other way
@@ -205,7 +210,7 @@ class Pipe(asyncio.BufferedProtocol):
             return
         while self._ended is None and not self._paused_writing and not sent.done():
             if (chunk := next(self._chunks, None)) is not None:
-                self._transport.write(chunk if isinstance(self._transport, TlsTransport) else bytes(chunk))
+                self._transport.write(chunk if self._encrypts else bytes(chunk))  # others may keep what they are given
             else:
                 sent.set_result(None)
         if self._ended is not None:
@@ -214,8 +219,6 @@ class Pipe(asyncio.BufferedProtocol):
     def forget_unsent(self) -> None:
         """Send no more of the memory that is being sent: it may change now. What comes is read on."""
         self._chunks = iter(())
-        if isinstance(self._transport, TlsTransport):  # others have copies
-            self._transport.forget_unsent()
 
     # -- ending
 
@@ -230,9 +233,10 @@ class Pipe(asyncio.BufferedProtocol):
         return self._ended is None and not self._backlog
 
     def close(self) -> None:
-        """Close once what was written has gone out."""
+        """Close once what was written has gone out, after `CLOSE_S` at the latest."""
         self._end("closed by this peer")
         self._transport.close()
+        self._loop.call_later(CLOSE_S, self._transport.abort)
 
     def abort(self) -> None:
         """Close now, and forget what was written."""

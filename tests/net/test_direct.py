@@ -11,7 +11,6 @@ import gc
 import os
 import random
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -30,7 +29,7 @@ from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.listener import I_SEND, WELCOME, Listener
 from p2p_diloco.net.offer import TICKET_BYTES, Offer
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.tls import Certificate, connect, read_exactly, write_all
+from p2p_diloco.net.tls import Certificate, Connection, connect
 from tests.net.clocks import by_hand
 
 LIMITS = Limits(
@@ -377,25 +376,25 @@ async def offer_of(asker: Peer, peer: str) -> Offer:
     return Offer.unpack((await asker.direct._ask(peer, b""))[0])
 
 
-async def let_in(asker: Peer, peer: str) -> ssl.SSLSocket:
+async def let_in(asker: Peer, peer: str) -> Connection:
     """A connection on which the asker may send, and a test in its place."""
     offer = await offer_of(asker, peer)
-    sock = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
-    await write_all(sock, offer.ticket + I_SEND)
-    assert await read_exactly(sock, 1) == WELCOME
-    return sock
+    reader, writer = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
+    writer.write(offer.ticket + I_SEND)
+    assert await reader.readexactly(1) == WELCOME
+    return reader, writer
 
 
 async def welcomed(offer: Offer, ticket: bytes, role: bytes = I_SEND) -> bool:
     """Whether the listener lets in who shows this ticket."""
-    sock = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
+    reader, writer = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
     try:
-        await write_all(sock, ticket + role)
-        return await read_exactly(sock, 1) == WELCOME
+        writer.write(ticket + role)
+        return await reader.read(1) == WELCOME
     except OSError:
         return False
     finally:
-        sock.close()
+        writer.transport.abort()
 
 
 def test_a_ticket_lets_in_once() -> None:
@@ -422,11 +421,11 @@ def test_a_connection_is_its_tickets_peer() -> None:
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
-        sock = await let_in(a, "b")
-        await write_all(sock, encode(Bulk(b"from somebody else", 3)) + b"abc")
+        _, writer = await let_in(a, "b")
+        writer.write(encode(Bulk(b"from somebody else", 3)) + b"abc")
         await until(lambda: b.box.got)
         assert b.box.got == [("a", b"from somebody else", b"abc")]
-        sock.close()
+        writer.transport.abort()
 
     run(test)
 
@@ -525,14 +524,14 @@ def test_a_connection_that_misbehaves_ends_alone(sent: bytes, reason: str) -> No
         impatient = replace(LIMITS, read_timeout_s=1.0, rate_bytes_per_s_min=10.0)
         a, b, c = start("a"), start("b", limits=impatient), start("c")
         await c.send("b", b"before")
-        sock = await let_in(a, "b")
-        await write_all(sock, sent)
+        reader, writer = await let_in(a, "b")
+        writer.write(sent)
         decoder, frame = FrameDecoder(header_bytes_max=1000), None
         while not isinstance(frame, Refused):
-            decoder.feed(await read_exactly(sock, 1))
+            decoder.feed(await reader.readexactly(1))
             frame = decoder.next_frame() or frame
         assert reason in frame.reason
-        sock.close()
+        writer.transport.abort()
         await c.send("b", b"after")
         assert b.traffic.peers["a"].refused == 1
         assert [payload for _, _, payload in b.box.got] == [b"before", b"after"]
@@ -870,10 +869,10 @@ def test_a_dialler_that_dies_midway_is_told() -> None:
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
-        sock = await let_in(a, "b")
-        await write_all(sock, encode(Bulk(b"h", 1000)) + b"some")
+        _, writer = await let_in(a, "b")
+        writer.write(encode(Bulk(b"h", 1000)) + b"some")
         await asyncio.sleep(0.05)
-        sock.close()
+        writer.transport.abort()
         await until(lambda: b.box.closed_peers == ["a"])
         assert b.box.got == []
         assert b.exchange._receiving._value == LIMITS.streams_max
