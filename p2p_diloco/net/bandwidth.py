@@ -49,6 +49,10 @@ class Meter:
         self._count_partners()
         return payload
 
+    def begin_large(self, partner: str, payload_bytes: int, now: float) -> Payload:
+        """As `begin`, but a payload that is too short to say anything isn't counted."""
+        return (self if payload_bytes >= LARGE_BYTES else Meter()).begin(partner, now)
+
     def end(self, payload: Payload, now: float) -> None:
         """It is over, for good or ill."""
         self.clock(now)

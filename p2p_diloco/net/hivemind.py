@@ -92,13 +92,11 @@ class HivemindTransport:
     @property
     def limits(self) -> Limits:
         """As `Transport.limits`."""
-        return self._exchange.limits
+        return self._exchange.streams.limits
 
     @limits.setter
     def limits(self, limits: Limits) -> None:
-        self._exchange.limits = limits
-        if self._exchange.direct is not None:
-            self._exchange.direct.limits = limits
+        self._exchange.streams.limits = limits
 
     @classmethod
     async def create(
@@ -148,13 +146,13 @@ class HivemindTransport:
         protocol = f"/p2p-diloco/{VERSION}/{run_id}"
 
         async def dial(peer: str) -> tuple[Pipe, str]:
-            return await dht.open_stream(peer, protocol, timeout_s=exchange.limits.connect_timeout_s)
+            return await dht.open_stream(peer, protocol, timeout_s=exchange.streams.limits.connect_timeout_s)
 
         async def ask(peer: str) -> tuple[Pipe, str]:
-            return await dht.open_stream(peer, protocol + DIRECT, timeout_s=exchange.limits.connect_timeout_s)
+            return await dht.open_stream(peer, protocol + DIRECT, timeout_s=exchange.streams.limits.connect_timeout_s)
 
         async def serve(peer: str, pipe: Pipe, seen_at: str) -> None:
-            await exchange.serve(peer, pipe)
+            await exchange.receiver.serve(peer, pipe)
 
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
         transport = cls(dht, exchange, traffic)
@@ -200,8 +198,6 @@ class HivemindTransport:
     async def close(self) -> None:
         """As `Transport.close`."""
         await self._exchange.close()
-        if self._exchange.direct is not None:
-            await self._exchange.direct.close()
         await self._dht.close()
 
 
@@ -558,11 +554,10 @@ def _channel(
     """
     try:
         return DirectChannel(
-            limits=exchange.limits,
-            traffic=exchange.traffic,
+            exchange.streams,
             open_stream=ask,
             addresses=known_at,
-            serve=exchange.serve_direct,
+            serve=exchange.receiver.serve_direct,
             hosts=hosts,
             port=port,
         )

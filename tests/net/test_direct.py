@@ -21,7 +21,6 @@ import psutil
 import pytest
 
 from p2p_diloco.net import direct as direct_module
-from p2p_diloco.net import exchange as exchange_module
 from p2p_diloco.net.direct import PER_PEER_MAX, DirectChannel
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import Accepted, Bulk, FrameDecoder, Message, Refused, encode
@@ -75,11 +74,10 @@ class Peer:
         self.serving: set[asyncio.Task[None]] = set()
         self.exchange = Exchange(self.box, limits=limits, traffic=self.traffic, dial=self.dial)
         self.direct = self.exchange.direct = DirectChannel(
-            limits=limits,
-            traffic=self.traffic,
+            self.exchange.streams,
             open_stream=self.ask,
             addresses=lambda peer: [world[peer].known_at],
-            serve=self.exchange.serve_direct,
+            serve=self.exchange.receiver.serve_direct,
             hosts=hosts,
         )
         world[name] = self
@@ -88,7 +86,7 @@ class Peer:
         self.libp2p_streams += 1
         near, far = await pair()
         there = self.world[peer]
-        there.start(there.exchange.serve(self.name, far))
+        there.start(there.exchange.receiver.serve(self.name, far))
         return near, there.known_at
 
     async def ask(self, peer: str) -> tuple[Pipe, str]:
@@ -678,7 +676,7 @@ def test_where_nothing_is_direct_libp2p_carries_all() -> None:
 
 def test_what_a_third_peer_passes_on_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that was found at a relay's address is relayed; the next one may find another way."""
-    monkeypatch.setattr(exchange_module, "KEPT_S", 0.1)
+    monkeypatch.setattr("p2p_diloco.net.sending.STREAM_LIFE_S", 0.1)
     circuit = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N/p2p-circuit"
 
     async def test(start: Start) -> None:
@@ -798,7 +796,7 @@ def test_who_is_gone_is_unreachable() -> None:
         async def nobody(peer: str) -> tuple[Pipe, str]:
             raise Unreachable("nobody is there", refused=True)
 
-        a.exchange._dial = nobody
+        a.exchange.sender._dial = nobody
         with pytest.raises(Unreachable) as caught:
             await asyncio.wait_for(a.send("gone", b"x"), AT_ONCE_S)
         assert caught.value.refused
@@ -875,7 +873,7 @@ def test_a_dialler_that_dies_midway_is_told() -> None:
         writer.transport.abort()
         await until(lambda: b.box.closed_peers == ["a"])
         assert b.box.got == []
-        assert b.exchange._receiving._value == LIMITS.streams_max
+        assert b.exchange.receiver._receiving._value == LIMITS.streams_max
         await until(lambda: not b.direct.listener._serving)
 
     run(test)

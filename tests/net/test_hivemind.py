@@ -479,16 +479,16 @@ def test_payloads_share_a_stream_of_the_daemons(monkeypatch: pytest.MonkeyPatch)
             await a.send(b.peer_id, b"bulk", memoryview(bytes(1000)))
         await asyncio.gather(*(a.send(b.peer_id, b"bulk", memoryview(bytes(3 << 20))) for _ in range(4)))
         assert len(opened) == 1
-        (kept,) = [pipe for pipe in b._exchange._pipes if pipe.ended is None]
+        (kept,) = [pipe for pipe in b._exchange.streams.pipes if pipe.ended is None]
         kept.abort()
-        await until(lambda: all(pipe.ended for pipe in a._exchange._pipes), 30.0)
+        await until(lambda: all(pipe.ended for pipe in a._exchange.streams.pipes), 30.0)
         await a.send(b.peer_id, b"bulk", memoryview(bytes(1000)))
         assert len(opened) == 2
         assert a.traffic.ways() == {b.peer_id: "libp2p"}
         assert [there.headers.get_nowait() for _ in range(8)] == [b"bulk"] * 8
         assert box.closed_peers.empty()
         await a.close()
-        await until(lambda: all(pipe.ended for pipe in b._exchange._pipes), 30.0)
+        await until(lambda: all(pipe.ended for pipe in b._exchange.streams.pipes), 30.0)
         await b.close()
 
     run(test())

@@ -13,11 +13,10 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.net import direct as direct_module
-from p2p_diloco.net import exchange as exchange_module
 from p2p_diloco.net.direct import PER_PEER_MAX
+from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameDecoder, Progress, Refused, encode
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
-from p2p_diloco.net.link import FrameStream
 from p2p_diloco.net.payload_stream import PayloadStream, Verdict
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
@@ -170,7 +169,8 @@ def test_who_is_cancelled_leaves_the_others_answers_alone(cancelled: tuple[int, 
         sends = sent(a, b"1", b"2", b"3")
         await until(lambda: gate.come)
         (stream,) = a.direct._way("b").carried
-        await until(lambda: len(stream._may_take_s) == 3 and not a.exchange._writing["b"].locked())  # all are written
+        writing = a.exchange.sender._writing["b"]
+        await until(lambda: len(stream._may_take_s) == 3 and not writing.locked())  # all are written
         for place in cancelled:
             sends[place].cancel()
         await asyncio.sleep(0)
@@ -351,7 +351,7 @@ def test_what_ends_a_connection_is_told_after_the_answers() -> None:
 
 def test_what_was_refused_unread_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows is in step, however its bytes come, and all are counted; one that doesn't come ends all."""
-    monkeypatch.setattr(exchange_module, "LINGER_S", 0.2)
+    monkeypatch.setattr("p2p_diloco.net.receiving.LINGER_S", 0.2)
 
     async def test(start: Start) -> None:
         with by_hand() as clock:
@@ -388,7 +388,7 @@ def test_new_limits_are_those_of_what_begins_then() -> None:
         a, b = start("a"), start("b")
         await a.send("b", b"first")
         gate = Gate(b)
-        a.exchange.limits = replace(LIMITS, read_timeout_s=0.2)
+        a.exchange.streams.limits = replace(LIMITS, read_timeout_s=0.2)
         with by_hand() as clock:
             (sending,) = sent(a, b"second")
             assert await clock.over(sending, step_s=0.05) < 1.0
@@ -471,9 +471,9 @@ def test_whatever_happens_each_answer_is_its_own(monkeypatch: pytest.MonkeyPatch
 
         async def cut() -> None:
             await some_time()
-            streams = [pipe for peer in peers.values() for pipe in peer.exchange._pipes if pipe.ended is None]
+            streams = [pipe for peer in peers.values() for pipe in peer.exchange.streams.pipes if pipe.ended is None]
             pipes = [pipe for peer in peers.values() for pipe in peer.direct.listener._serving]
-            pipes += [stream.frames.pipe for peer in peers.values() for stream in peer.direct._streams]
+            pipes += [stream.frames.pipe for peer in peers.values() for stream in peer.direct._connections]
             if carrying := pipes if way == "direct" else streams:
                 draw.choice(carrying)._transport.abort()
 
@@ -483,13 +483,13 @@ def test_whatever_happens_each_answer_is_its_own(monkeypatch: pytest.MonkeyPatch
         await asyncio.wait_for(asyncio.gather(*map(send, range(NUMBER_OF_SENDS)), *breaks), 60.0)
         for peer in peers.values():
             exchange, both = peer.exchange, peer.traffic.bandwidth
-            await until(lambda exchange=exchange: exchange._receiving._value == LIMITS.streams_max)
+            await until(lambda exchange=exchange: exchange.receiver._receiving._value == LIMITS.streams_max)
             await until(lambda both=both: not both.up._under_way + both.down._under_way)
-            assert exchange._sending._value == LIMITS.streams_max
-            assert not any(turns.locked() for turns in exchange._writing.values())
+            assert exchange.sender._sending._value == LIMITS.streams_max
+            assert not any(turns.locked() for turns in exchange.sender._writing.values())
             kept = [stream for way in peer.direct._ways.values() for stream in way.carried]
-            assert all(stream.idle for stream in peer.direct._streams)
-            assert all(stream.ended for stream in peer.direct._streams if stream not in kept)
+            assert all(stream.idle for stream in peer.direct._connections)
+            assert all(stream.ended for stream in peer.direct._connections if stream not in kept)
             assert len(kept) <= PER_PEER_MAX
         await peers["a"].send("b", body(b"last", 1000), b"last")
         assert b"last" in taken
