@@ -40,7 +40,8 @@ class SigningKey:
             wrong = f"can't be read ({error.strerror})"
             raise ConfigError(wrong, key="identity_path", value=path, mend=mend) from None
         try:
-            key = serialization.load_der_private_key(_data_of(content), password=None)
+            self.der = _data_of(content)
+            key = serialization.load_der_private_key(self.der, password=None)
         except Exception:  # each of the parsers raises something else
             key = None
         if not isinstance(key, RSAPrivateKey):
@@ -50,7 +51,7 @@ class SigningKey:
         self._public = key.public_key().public_bytes(
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        self.peer_id = _peer_id(self._public)
+        self.peer_id = peer_id_of(self._public)
 
     def sign(self, statement: bytes) -> str:
         """The proof that this peer says so."""
@@ -72,7 +73,7 @@ def signer(statement: bytes, proof: str) -> str | None:
         key.verify(b64decode(signature, validate=True), statement, _PADDING, _HASH)
     except Exception:  # a wrong signature, or whatever a stranger's bytes make the parsers raise
         return None
-    return _peer_id(encoded)
+    return peer_id_of(encoded)
 
 
 def _data_of(content: bytes) -> bytes:
@@ -88,8 +89,8 @@ def _data_of(content: bytes) -> bytes:
     raise ValueError("no RSA key")
 
 
-def _peer_id(public: bytes) -> str:
-    """The id of the peer with this public key: base58 of the multihash of its protobuf."""
+def peer_id_of(public: bytes) -> str:
+    """The id of the peer with this public key (DER): base58 of the multihash of its protobuf."""
     length, digits = len(public), bytearray()
     while length >= 0x80:
         digits.append(length & 0x7F | 0x80)
