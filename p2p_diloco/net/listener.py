@@ -1,7 +1,7 @@
-"""Where others connect to directly: sockets, the certificate that they pin, and the tickets that they must show.
+"""The listening end of direct connections: sockets, the certificate that diallers pin, the tickets that they must show.
 
-Law: a connection costs next to nothing before it has proved a ticket. Nobody is listened to while no ticket is out;
-handshakes are few and short; of what an unproved connection says a fixed number of bytes is read and nothing parsed.
+Law: a connection costs next to nothing before it has shown a ticket. While no ticket is valid, none is greeted; few
+handshakes run at a time, and briefly; of an unproved connection a fixed number of bytes is read, and none is parsed.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from p2p_diloco.net.tls import Certificate, Connection
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 3.0
-"""Until a connection must have proved its ticket."""
+"""How long a connection may take to show its ticket."""
 HANDSHAKES_MAX = 64
-"""Connections that haven't yet."""
+"""Connections that haven't shown one yet."""
 CONNECTIONS_MAX = 256
-"""Connections that have, and on which others send."""
+"""Connections on which other peers send."""
 CONNECTIONS_PER_PEER_MAX = 8
 TELL_EVERY_S = 60.0
-"""How often the log has how many were turned away."""
+"""How often the log tells how many connections were turned away."""
 
 I_SEND, YOU_SEND = b"S", b"R"
-"""Who sends payloads on a connection: whoever dialled, or whoever was dialled."""
+"""Which end sends payloads: the dialler, or the listener."""
 WELCOME = b"W"
 
 _BACKLOG = 64
@@ -38,8 +38,8 @@ _PAUSE_S = 1.0
 
 
 class Listener:
-    """Accepts direct connections. `serve(peer, pipe)` takes payloads from those on which others send, and
-    `lend(peer, pipe)` gets those on which this peer may send.
+    """Accepts direct connections. `serve(peer, pipe)` takes payloads on a connection on which the other peer sends;
+    `lend(peer, pipe)` gets a connection on which this peer may send.
     """
 
     def __init__(self, *, serve: Callable[[str, Pipe], Awaitable[None]], lend: Callable[[str, Pipe], None]) -> None:
@@ -52,11 +52,11 @@ class Listener:
         self._serving: dict[Pipe, str] = {}
         self._told_at, self._untold = -TELL_EVERY_S, 0
         self.turned_away = 0
-        """Connections that proved no ticket, or were too many."""
+        """How many connections showed no valid ticket, or were too many."""
 
     def listen(self, hosts: Sequence[str], port: int) -> None:
-        """Listen on these IP addresses, at a port or, if that is 0, wherever the system chooses; there an address that
-        can't be used is told and left out.
+        """Listen on these IP addresses. With port 0 the system chooses ports, and an address that can't be listened on
+        is logged and left out.
 
         Raises:
             OSError: the port can't be listened on.
@@ -81,7 +81,7 @@ class Listener:
         return tuple((4 if s.family == socket.AF_INET else 6, int(s.getsockname()[1])) for s in self._sockets)
 
     def offer(self, peer: str) -> Offer | None:
-        """A way in for one connection of this peer; None if nobody can connect."""
+        """An offer for one connection of this peer; None if this end doesn't listen."""
         if not self._sockets:
             return None
         return Offer(self.ports, self._certificate.der, self._tickets.draw(peer))
@@ -98,7 +98,7 @@ class Listener:
             pipe.abort()
 
     async def ended(self) -> None:
-        """Wait until nothing is left of them."""
+        """Wait until no connection is being greeted."""
         await asyncio.gather(*self._greeting, return_exceptions=True)
 
     # -- inside
@@ -114,7 +114,7 @@ class Listener:
             return
         if not self._tickets or len(self._greeting) >= HANDSHAKES_MAX:
             sock.close()
-            self._turn_away("nobody was expected" if not self._tickets else "too many at once")
+            self._turn_away("no ticket is valid" if not self._tickets else "too many at once")
             return
         task = asyncio.ensure_future(self._greet(sock))
         self._greeting.add(task)
@@ -126,7 +126,7 @@ class Listener:
             self._loop.add_reader(listening, self._accept, listening)
 
     async def _greet(self, sock: socket.socket) -> None:
-        """Let a connection prove its ticket, and hand it on."""
+        """Let a connection show its ticket, and hand it on."""
         try:
             sock.setblocking(False)
             peer, role, pipe = await asyncio.wait_for(self._proved(sock), HANDSHAKE_S)
@@ -166,7 +166,7 @@ class Listener:
         self._untold += 1
         log.debug("a direct connection was turned away: %s", why)
         if self._loop.time() - self._told_at >= TELL_EVERY_S:
-            log.info("turned away %d direct connections that proved nothing (%s)", self._untold, why)
+            log.info("turned away %d direct connections without a valid ticket (%s)", self._untold, why)
             self._told_at, self._untold = self._loop.time(), 0
 
 

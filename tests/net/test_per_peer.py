@@ -343,7 +343,7 @@ def test_a_stream_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
             assert a.libp2p_streams == 2
             await clock.passes(0.4)
             await clock.until(lambda: not served(a) and not served(b))
-        assert not a.exchange.sender._payload_streams._kept
+        assert not a.exchange.sender._payload_streams._opened
         assert not b.traffic.refused
 
     run(test)
