@@ -30,7 +30,7 @@ from p2p_diloco.errors import NodeDied, P2PDilocoError, UsageError
 from p2p_diloco.settings import prepare_identity_path
 
 if TYPE_CHECKING:
-    from p2p_diloco.net.hivemind import DhtPeer
+    from p2p_diloco.net.dht import DhtPeer
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def serve(plan: BootstrapPlan, *, as_json: bool) -> int:
         NoBootstrapReached: none of the other bootstraps answered. ConfigError: it can't listen there after
         all.
     """
-    from p2p_diloco.net.hivemind import DhtPeer  # takes seconds, in which no loop would see a signal
+    from p2p_diloco.net.dht import DhtPeer  # takes seconds, in which no loop would see a signal
 
     return asyncio.run(_serve(plan, as_json, DhtPeer))
 
@@ -151,8 +151,8 @@ async def _serve(plan: BootstrapPlan, as_json: bool, of: type[DhtPeer]) -> int:
         return await ended
     seed = starting.result()
     try:
-        typer.echo(announcement(seed.addresses(), as_json=as_json))
-        if all(is_loopback(address) for address in seed.addresses()):
+        typer.echo(announcement(seed.daemon.addresses, as_json=as_json))
+        if all(is_loopback(address) for address in seed.daemon.addresses):
             log.warning("listening on loopback alone: only this machine can join; --host 0.0.0.0 opens it to others")
         return await ended
     finally:

@@ -13,7 +13,8 @@ from typing import Any
 
 from p2p_diloco.cli.bench.parts import EXCHANGE
 from p2p_diloco.cli.bench.side import SAID, Clock, options, say
-from p2p_diloco.net.hivemind import DhtPeer
+from p2p_diloco.net.daemon import Daemon
+from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.pipe import Pipe
 
 PROTOCOL = "/p2p-diloco/bench"
@@ -22,21 +23,21 @@ PROTOCOL = "/p2p-diloco/bench"
 class Link:
     """One of the ring."""
 
-    def __init__(self, asked: dict[str, Any], dht: DhtPeer) -> None:
-        self._asked, self._dht = asked, dht
+    def __init__(self, asked: dict[str, Any], daemon: Daemon) -> None:
+        self._asked, self._daemon = asked, daemon
         self._before: asyncio.Future[Pipe] = asyncio.get_running_loop().create_future()
 
     async def make(self, command: dict[str, Any]) -> dict[str, Any]:
         """Listen, with memory for the bytes of a round."""
         self._out, self._in = (memoryview(bytearray(command["nbytes"])) for _ in range(2))
-        await self._dht.serve_streams(PROTOCOL, self._opened)
-        return {"peer_id": self._dht.peer_id, "addresses": self._dht.addresses()}
+        await self._daemon.serve_streams(PROTOCOL, self._opened)
+        return {"peer_id": self._daemon.peer_id, "addresses": self._daemon.addresses}
 
     async def meet(self, command: dict[str, Any]) -> dict[str, Any]:
         """Open the stream to the next; the one before opens its own."""
         within_s = self._asked["round_s_max"]
-        self._dht.introduce(command["peer_id"], command["addresses"])
-        self._next, _ = await self._dht.open_stream(command["peer_id"], PROTOCOL, timeout_s=within_s)
+        self._daemon.introduce(command["peer_id"], command["addresses"])
+        self._next, _ = await self._daemon.open_stream(command["peer_id"], PROTOCOL, timeout_s=within_s)
         self._next.write(b"!")  # a stream is there for the other end once something is said on it
         await asyncio.wait_for(asyncio.shield(self._before), within_s)
         return {}
@@ -66,7 +67,7 @@ async def run(asked: dict[str, Any]) -> None:
     loop = asyncio.get_running_loop()
     dht = await DhtPeer.create(host_maddrs=asked["host_maddrs"])
     try:
-        link = Link(asked, dht)
+        link = Link(asked, dht.daemon)
         answers = {"make": link.make, "meet": link.meet, "train": link.train, "round": link.round}
         say("idle")
         while line := await loop.run_in_executor(None, sys.stdin.readline):

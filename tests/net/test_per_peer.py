@@ -14,16 +14,15 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_diloco.net import exchange as exchange_module
 from p2p_diloco.net.framing import Accepted, Bulk, Message, encode
 from p2p_diloco.net.interface import Limits, Refusal, Unreachable
-from p2p_diloco.net.kept import OnePerPeer
+from p2p_diloco.net.per_peer import OnePerPeer
 from p2p_diloco.net.pipe import Pipe
 from tests.net import test_direct, test_exchange
 from tests.net.clocks import by_hand
 from tests.net.test_direct import AT_ONCE_S, LIMITS, Peer, pair, until
 from tests.net.test_exchange import Rig, Stranger
-from tests.net.test_line import LONG, Gate, all_that_comes, sent
+from tests.net.test_payload_stream import LONG, Gate, all_that_comes, sent
 
 Start = Callable[..., Peer]
 
@@ -44,7 +43,7 @@ def run(test: Callable[[Start], Awaitable[None]]) -> None:
 
 def served(peer: Peer) -> list[Pipe]:
     """The streams that others keep open to this peer."""
-    return [pipe for pipe in peer.exchange._pipes if pipe.ended is None]
+    return [pipe for pipe in peer.exchange.streams.pipes if pipe.ended is None]
 
 
 def to_far(rig: Rig, header: bytes, payload: bytes = b"x") -> asyncio.Task[None]:
@@ -308,7 +307,7 @@ def test_what_was_written_is_what_comes() -> None:
         memory = bytearray(b"o" * 300_000)
         sending = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
         await asyncio.sleep(0.05)
-        written = not a.exchange._writing["b"].locked()
+        written = not a.exchange.sender._writing["b"].locked()
         sending.cancel()
         await asyncio.wait([sending])
         memory[:] = b"n" * len(memory)
@@ -324,7 +323,7 @@ def test_what_was_written_is_what_comes() -> None:
 
 def test_a_stream_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it ends at both ends, used or not; who still waits for an answer gets it, and what follows dials anew."""
-    monkeypatch.setattr(exchange_module, "KEPT_S", 0.3)
+    monkeypatch.setattr("p2p_diloco.net.sending.STREAM_LIFE_S", 0.3)
 
     async def test(start: Start) -> None:
         with by_hand() as clock:
@@ -344,7 +343,7 @@ def test_a_stream_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
             assert a.libp2p_streams == 2
             await clock.passes(0.4)
             await clock.until(lambda: not served(a) and not served(b))
-        assert not a.exchange._lines._kept
+        assert not a.exchange.sender._payload_streams._opened
         assert not b.traffic.refused
 
     run(test)
@@ -352,7 +351,7 @@ def test_a_stream_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_receiver_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who keeps a stream open for longer, and sends nothing, is told why it ends."""
-    monkeypatch.setattr(exchange_module, "KEPT_S", 0.2)
+    monkeypatch.setattr("p2p_diloco.net.receiving.NEXT_PAYLOAD_S", 0.4)
 
     async def test() -> None:
         rig = Rig()
@@ -372,8 +371,8 @@ def test_answers_that_nobody_reads_do_not_pile_up() -> None:
         rig = Rig(limits=replace(test_exchange.LIMITS, write_timeout_s=0.4))
         stranger = await rig.stranger()
         stranger.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        await until(lambda: len(rig.exchange._pipes) == 1)
-        for pipe in rig.exchange._pipes:
+        await until(lambda: len(rig.exchange.streams.pipes) == 1)
+        for pipe in rig.exchange.streams.pipes:
             pipe._transport.set_write_buffer_limits(0)
         count = 20_000
         stranger.write(encode(Bulk(b"1", 0)) * count)
@@ -387,7 +386,7 @@ def test_answers_that_nobody_reads_do_not_pile_up() -> None:
 def test_kept_streams_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than allowed is ended when it has its answer, and what follows goes on another; those that are there
     stay, and a place that is left is free."""
-    monkeypatch.setattr(exchange_module, "LINGER_S", 0.5)
+    monkeypatch.setattr("p2p_diloco.net.receiving.LINGER_S", 0.5)
 
     async def test(start: Start) -> None:
         limits = replace(LIMITS, links_max=2)
@@ -405,11 +404,11 @@ def test_kept_streams_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> 
             assert [peer.libp2p_streams for peer in peers] == [1, 1, 2]
             assert all(peer.box.closed_peers == [] for peer in peers)
             await peers[0].close()
-            await clock.until(lambda: b.exchange._awaiting_payloads == 1)
+            await clock.until(lambda: b.exchange.receiver._awaiting_payloads == 1)
             await clock.passes(0.6)
             await clock.until(lambda: not served(peers[2]))
             await peers[2].send("b", b"z")
-            await clock.until(lambda: b.exchange._awaiting_payloads == 2)
+            await clock.until(lambda: b.exchange.receiver._awaiting_payloads == 2)
             await clock.passes(0.8)  # longer than who has its answer is left to hang up
             streams = peers[2].libp2p_streams
             await peers[2].send("b", b"z")
@@ -427,7 +426,7 @@ def test_closing_leaves_no_stream(waits_for: str) -> None:
         a, b = start("a"), start("b")
         gate = Gate(b)
         if dialling:
-            a.exchange._dial = lambda peer: asyncio.sleep(LIMITS.read_timeout_s)  # type: ignore[assignment,return-value]
+            a.exchange.sender._dial = lambda peer: asyncio.sleep(LIMITS.read_timeout_s)  # type: ignore[assignment,return-value]
         sends = sent(a, b"1", b"2", b"3", nbytes=LONG if waits_for == "its turn" else 1)
         if dialling:
             sends.append(asyncio.create_task(a.exchange.send("b", b"message", None)))

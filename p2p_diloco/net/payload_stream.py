@@ -1,8 +1,8 @@
 """Payloads on one stream, one after the other, and their answers in the same order.
 
-Law: knows a single stream; which payload comes next is for whoever holds it. The next one may be written as soon as one
-is: while the answer to that is on its way, the link stays busy, and TCP keeps what it knows of it. A stream that
-falls silent ends for all that wait on it; one that can't be written on any more ends when the last answer is there.
+Law: knows a single stream; the caller chooses the next payload. It may be written as soon as the one before is: so the
+link stays busy while the answer is on its way, and TCP keeps what it has learned of it. A stream that falls silent ends
+for every send that waits on it. A retired stream ends after the last answer.
 """
 
 from __future__ import annotations
@@ -12,55 +12,53 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 
+from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Accepted, Bulk, FrameError, Progress, Refused
 from p2p_diloco.net.interface import Limits, Unreachable
-from p2p_diloco.net.link import FrameStream
 from p2p_diloco.net.pipe import PipeStalled
 
 Verdict = Accepted | Refused | None
 """A receiver's answer to a payload; None: the stream ended before it came."""
 
 
-class Line:
-    """The sender's end of a stream of payloads. One payload at a time is being written. `way` is how they go: "direct",
-    over "libp2p" or "relayed".
-    """
+class PayloadStream:
+    """The sender's end. One payload at a time is being written. `way`: "direct", "libp2p" or "relayed"."""
 
-    def __init__(self, stream: FrameStream, way: str) -> None:
-        self.stream, self.way = stream, way
+    def __init__(self, frames: FrameStream, way: str) -> None:
+        self.frames, self.way = frames, way
         self._reading = asyncio.Lock()  # held in the order of writing
-        self._may_take_s = deque[float]()  # of each payload that is not answered, also of those that nobody waits for
+        self._may_take_s = deque[float]()  # of each unanswered payload, cancelled ones included
         self._answered = self._waiting = 0
         self._retired = False
         self._gave_up = ""
 
     @property
     def fit(self) -> bool:
-        """Whether one more payload may be written. What came unasked would be taken for its answer."""
+        """Whether one more payload may be written. Bytes that came unasked would be taken for its answer."""
         if self._retired or self.ended:
             return False
-        return bool(self._may_take_s) or (self.stream.pipe.quiet and not self.stream.decoder.midway)
+        return bool(self._may_take_s) or (self.frames.pipe.quiet and not self.frames.decoder.midway)
 
     @property
     def fresh(self) -> bool:
-        """Whether the first payload may be written, whatever has come or become of it: that one finds out."""
+        """Whether no payload was written yet. The first one may be, though the stream may have ended: it finds out."""
         return not (self._retired or self._answered or self._may_take_s)
 
     @property
     def ended(self) -> bool:
         """Whether the stream is over."""
-        return self.stream.pipe.ended is not None
+        return self.frames.pipe.ended is not None
 
     @property
     def idle(self) -> bool:
-        """Whether nobody waits for an answer."""
+        """Whether no send waits for an answer."""
         return not self._waiting
 
     def retire(self) -> None:
-        """Write no more on it; it ends once nobody waits for an answer."""
+        """Write no more payloads; end once no send waits for an answer."""
         self._retired = True
         if self.idle:
-            self.stream.pipe.abort()
+            self.frames.pipe.abort()
 
     async def send(
         self,
@@ -71,19 +69,19 @@ class Line:
         over: Callable[[asyncio.Future[None]], None],
         reached: Callable[[int], None],
     ) -> Verdict:
-        """Write a message with its payload, and wait for its answer. `over` is called with how the writing ended, as
-        soon as the next may begin; `reached` with the bytes that have arrived, now and then.
+        """Write a message with its payload, and wait for its answer. `over` is called with the finished writing as soon
+        as the next payload may be written; `reached`, now and then, with the number of bytes that have arrived.
 
-        Whoever is cancelled leaves the others' answers alone.
+        Cancelling it leaves the answers to other payloads alone.
 
         Raises:
-            Unreachable: a deadline passed, or what came is no answer.
+            Unreachable: a deadline passed, or the bytes that came are no answer.
         """
-        peer, place = self.stream.peer, self._answered + len(self._may_take_s)
+        peer, place = self.frames.peer, self._answered + len(self._may_take_s)
         self._may_take_s.append(limits.transfer_timeout_s(len(payload)))
         self._waiting += 1
-        self.stream.write(Bulk(header, len(payload)))
-        written = self.stream.pipe.write_view(payload)
+        self.frames.write(Bulk(header, len(payload)))
+        written = self.frames.pipe.write_view(payload)
         written.add_done_callback(over)
         try:
             async with self._reading:
@@ -92,33 +90,33 @@ class Line:
                 return await self._verdict(place, len(payload), limits.read_timeout_s, reached)
         except (FrameError, PipeStalled) as error:
             self._gave_up = str(error)
-            self.stream.pipe.abort()
+            self.frames.pipe.abort()
             raise Unreachable(f"{peer}: {error}") from None
         finally:
             self._waiting -= 1
-            if written.cancel():  # half of a payload is on it, and whose memory it is may change it
+            if written.cancel():  # the payload is half written, and its memory may change from now on
                 self._retired = True
-                self.stream.pipe.forget_unsent()
+                self.frames.pipe.forget_unsent()
             if self._retired:
                 self.retire()
 
     async def _verdict(
         self, place: int, payload_bytes: int, read_timeout_s: float, reached: Callable[[int], None]
     ) -> Verdict:
-        """The answer to the payload that was written as the `place`th; the receiver must show progress until then.
+        """The answer to the payload that was written as the `place`th. The receiver must show progress until then.
 
-        Those before it that nobody waits for any more have to arrive first, and may take their time.
+        Cancelled payloads before it have to arrive first, and may take as long as each of them may.
         """
         received_bytes, clock = -1, asyncio.get_running_loop().time
         total_s = sum(islice(self._may_take_s, place - self._answered + 1))
         give_up_at = clock() + total_s
         while (left_s := give_up_at - clock()) > 0:
             read_s = min(read_timeout_s, left_s)
-            match await self.stream.read(idle_s=read_s, frame_s=read_s):
+            match await self.frames.read(idle_s=read_s, frame_s=read_s):
                 case Accepted() | Refused() as verdict:
                     self._answered += 1
                     self._may_take_s.popleft()
-                    if self._answered > place:  # else somebody doesn't wait for it any more
+                    if self._answered > place:  # else it answers a cancelled payload
                         if isinstance(verdict, Accepted):
                             reached(payload_bytes)
                         return verdict

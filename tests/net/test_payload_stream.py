@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import ssl
 import time
 import weakref
 from collections.abc import Awaitable, Callable
@@ -14,14 +13,12 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.net import direct as direct_module
-from p2p_diloco.net import exchange as exchange_module
 from p2p_diloco.net.direct import PER_PEER_MAX
+from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameDecoder, Progress, Refused, encode
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
-from p2p_diloco.net.line import Line, Verdict
-from p2p_diloco.net.link import FrameStream
+from p2p_diloco.net.payload_stream import PayloadStream, Verdict
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.tls import read_exactly, write_all
 from tests.net.clocks import by_hand
 from tests.net.test_direct import AT_ONCE_S, LIMITS, Peer, Start, let_in, pair, run, until
 
@@ -50,11 +47,11 @@ def sent(peer: Peer, *headers: bytes, nbytes: int = 1000) -> list[asyncio.Task[N
     return [asyncio.create_task(peer.send("b", header * nbytes, header)) for header in headers]
 
 
-async def answers(sock: ssl.SSLSocket, count: int) -> list[Frame]:
+async def answers(reader: asyncio.StreamReader, count: int) -> list[Frame]:
     """The next frames on a connection of a test's own."""
     decoder, frames = FrameDecoder(header_bytes_max=1000), list[Frame]()
     while len(frames) < count:
-        decoder.feed(await asyncio.wait_for(read_exactly(sock, 1), 30.0))
+        decoder.feed(await asyncio.wait_for(reader.readexactly(1), 30.0))
         if (frame := decoder.next_frame()) is not None:
             frames.append(frame)
     return frames
@@ -83,7 +80,7 @@ def test_the_next_one_comes_while_one_is_taken() -> None:
         a, b = start("a"), start("b")
         gate = Gate(b)
         sends = sent(a, b"1", b"2", b"3", nbytes=LONG)
-        await until(lambda: gate.come == [b"1"] and serving(b) == LONG)  # the second is here
+        await until(lambda: gate.come == [b"1"] and b.traffic.bytes_received > 2 * LONG)  # the second is here
         assert not any(send.done() for send in sends)
         gate.open.set()
         await asyncio.gather(*sends)
@@ -101,7 +98,7 @@ def test_what_waits_behind_another_is_under_way() -> None:
         a, b = start("a"), start("b")
         gate, down = Gate(b), b.traffic.bandwidth.down
         sends = sent(a, b"1", b"2", nbytes=LONG)
-        await until(lambda: gate.come == [b"1"] and serving(b) == LONG)
+        await until(lambda: gate.come == [b"1"] and b.traffic.bytes_received > 2 * LONG)
         await asyncio.sleep(0.05)
         assert [payload._bytes for payload in down._under_way] == [LONG]
         gate.open.set()
@@ -116,12 +113,12 @@ def test_what_comes_in_one_piece_is_told_apart() -> None:
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
-        sock = await let_in(a, "b")
-        await write_all(sock, encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 0)) + encode(Bulk(b"3", 4)) + b"de")
-        await write_all(sock, b"fg")
-        assert await read_exactly(sock, 3 * len(encode(Accepted()))) == 3 * encode(Accepted())
+        reader, writer = await let_in(a, "b")
+        writer.write(encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 0)) + encode(Bulk(b"3", 4)) + b"de")
+        writer.write(b"fg")
+        assert await reader.readexactly(3 * len(encode(Accepted()))) == 3 * encode(Accepted())
         assert b.box.got == [("a", b"1", b"abc"), ("a", b"2", b""), ("a", b"3", b"defg")]
-        sock.close()
+        writer.transport.abort()
 
     run(test)
 
@@ -171,8 +168,9 @@ def test_who_is_cancelled_leaves_the_others_answers_alone(cancelled: tuple[int, 
         gate = Gate(b, refused=b"123"[cancelled[-1] : cancelled[-1] + 1])
         sends = sent(a, b"1", b"2", b"3")
         await until(lambda: gate.come)
-        (line,) = a.direct._way("b").carried
-        await until(lambda: len(line._may_take_s) == 3 and not a.exchange._writing["b"].locked())  # all are written
+        (stream,) = a.direct._way("b").carried
+        writing = a.exchange.sender._writing["b"]
+        await until(lambda: len(stream._may_take_s) == 3 and not writing.locked())  # all are written
         for place in cancelled:
             sends[place].cancel()
         await asyncio.sleep(0)
@@ -277,17 +275,17 @@ def test_progress_is_not_told_before_its_turn() -> None:
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
         gate = Gate(b)
-        sock = await let_in(a, "b")
-        await write_all(sock, encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"de")
+        reader, writer = await let_in(a, "b")
+        writer.write(encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"de")
         await until(lambda: gate.come == [b"1"])
         await asyncio.sleep(0.3)  # longer than from one progress to the next
         gate.open.set()
-        assert await answers(sock, 1) == [Accepted()]
-        await write_all(sock, b"f")
-        assert await answers(sock, 1) == [Progress(3)]
-        await write_all(sock, b"g")
-        assert await answers(sock, 1) == [Accepted()]
-        sock.close()
+        assert await answers(reader, 1) == [Accepted()]
+        writer.write(b"f")
+        assert await answers(reader, 1) == [Progress(3)]
+        writer.write(b"g")
+        assert await answers(reader, 1) == [Accepted()]
+        writer.transport.abort()
 
     run(test)
 
@@ -307,7 +305,7 @@ def test_a_payloads_memory_is_the_inboxs_alone() -> None:
         await a.send("b", bytes(1000))
         gc.collect()
         assert [memory() is None for memory in come] == [True]
-        assert serving(b) == 1000
+        assert not any(pipe.ended for pipe in b.direct.listener._serving)
 
     run(test)
 
@@ -338,47 +336,47 @@ def test_what_ends_a_connection_is_told_after_the_answers() -> None:
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
         gate = Gate(b)
-        sock = await let_in(a, "b")
-        await write_all(sock, encode(Bulk(b"1", 3)) + b"abc" + b"nonsense")
+        reader, writer = await let_in(a, "b")
+        writer.write(encode(Bulk(b"1", 3)) + b"abc" + b"nonsense")
         await until(lambda: gate.come == [b"1"])
         await asyncio.sleep(0.05)
         gate.open.set()
-        first, second = await answers(sock, 2)
+        first, second = await answers(reader, 2)
         assert first == Accepted()
         assert isinstance(second, Refused)
-        sock.close()
+        writer.transport.abort()
 
     run(test)
 
 
 def test_what_was_refused_unread_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows is in step, however its bytes come, and all are counted; one that doesn't come ends all."""
-    monkeypatch.setattr(exchange_module, "LINGER_S", 0.2)
+    monkeypatch.setattr("p2p_diloco.net.receiving.LINGER_S", 0.2)
 
     async def test(start: Start) -> None:
         with by_hand() as clock:
             a, b = start("a"), start("b")
             b.box.admitted_bytes = 2
-            sock = await let_in(a, "b")
+            reader, writer = await let_in(a, "b")
             before = b.traffic.bytes_received
             pieces = [
                 encode(Bulk(b"1", 3)) + b"abc" + encode(Bulk(b"2", 4)) + b"d",
                 b"efg" + encode(Bulk(b"3", 2)) + b"hi",
             ]
             for piece in pieces:
-                await write_all(sock, piece)
+                writer.write(piece)
                 await clock.passes(0.02)
-            verdicts = await answers(sock, 3)
+            verdicts = await answers(reader, 3)
             assert [type(verdict) for verdict in verdicts] == [Refused, Refused, Accepted]
             assert [payload for _, _, payload in b.box.got] == [b"hi"]
             assert b.traffic.bytes_received - before == sum(map(len, pieces))
-            await write_all(sock, encode(Bulk(b"4", 3)) + b"j")
+            writer.write(encode(Bulk(b"4", 3)) + b"j")
             await clock.until(lambda: b.traffic.refused == 3)
             await clock.passes(0.1)
             assert b.direct.listener._serving
             await clock.passes(0.2)
             await clock.until(lambda: not b.direct.listener._serving)
-        sock.close()
+        writer.transport.abort()
 
     run(test)
 
@@ -390,7 +388,7 @@ def test_new_limits_are_those_of_what_begins_then() -> None:
         a, b = start("a"), start("b")
         await a.send("b", b"first")
         gate = Gate(b)
-        a.exchange.limits = replace(LIMITS, read_timeout_s=0.2)
+        a.exchange.streams.limits = replace(LIMITS, read_timeout_s=0.2)
         with by_hand() as clock:
             (sending,) = sent(a, b"second")
             assert await clock.over(sending, step_s=0.05) < 1.0
@@ -473,9 +471,9 @@ def test_whatever_happens_each_answer_is_its_own(monkeypatch: pytest.MonkeyPatch
 
         async def cut() -> None:
             await some_time()
-            streams = [pipe for peer in peers.values() for pipe in peer.exchange._pipes if pipe.ended is None]
+            streams = [pipe for peer in peers.values() for pipe in peer.exchange.streams.pipes if pipe.ended is None]
             pipes = [pipe for peer in peers.values() for pipe in peer.direct.listener._serving]
-            pipes += [line.stream.pipe for peer in peers.values() for line in peer.direct._lines]
+            pipes += [stream.frames.pipe for peer in peers.values() for stream in peer.direct._connections]
             if carrying := pipes if way == "direct" else streams:
                 draw.choice(carrying)._transport.abort()
 
@@ -485,13 +483,13 @@ def test_whatever_happens_each_answer_is_its_own(monkeypatch: pytest.MonkeyPatch
         await asyncio.wait_for(asyncio.gather(*map(send, range(NUMBER_OF_SENDS)), *breaks), 60.0)
         for peer in peers.values():
             exchange, both = peer.exchange, peer.traffic.bandwidth
-            await until(lambda exchange=exchange: exchange._receiving._value == LIMITS.streams_max)
+            await until(lambda exchange=exchange: exchange.receiver._receiving._value == LIMITS.streams_max)
             await until(lambda both=both: not both.up._under_way + both.down._under_way)
-            assert exchange._sending._value == LIMITS.streams_max
-            assert not any(turns.locked() for turns in exchange._writing.values())
-            kept = [line for way in peer.direct._ways.values() for line in way.carried]
-            assert all(line.idle for line in peer.direct._lines)
-            assert all(line.ended for line in peer.direct._lines if line not in kept)
+            assert exchange.sender._sending._value == LIMITS.streams_max
+            assert not any(turns.locked() for turns in exchange.sender._writing.values())
+            kept = [stream for way in peer.direct._ways.values() for stream in way.carried]
+            assert all(stream.idle for stream in peer.direct._connections)
+            assert all(stream.ended for stream in peer.direct._connections if stream not in kept)
             assert len(kept) <= PER_PEER_MAX
         await peers["a"].send("b", body(b"last", 1000), b"last")
         assert b"last" in taken
@@ -502,14 +500,14 @@ def test_whatever_happens_each_answer_is_its_own(monkeypatch: pytest.MonkeyPatch
 # -- one stream by itself
 
 
-def alone(test: Callable[[Line, FrameStream], Awaitable[None]]) -> None:
-    """A line and the far end of its stream."""
+def alone(test: Callable[[PayloadStream, FrameStream], Awaitable[None]]) -> None:
+    """A stream of payloads and its far end."""
 
     async def between(start: Start) -> None:
         near, far = await pair()
         try:
-            line = Line(FrameStream(near, "b", LIMITS, Traffic()), "direct")
-            await test(line, FrameStream(far, "a", LIMITS, Traffic()))
+            stream = PayloadStream(FrameStream(near, "b", LIMITS, Traffic()), "direct")
+            await test(stream, FrameStream(far, "a", LIMITS, Traffic()))
         finally:
             near.abort()
             far.abort()
@@ -518,11 +516,11 @@ def alone(test: Callable[[Line, FrameStream], Awaitable[None]]) -> None:
 
 
 def sending(
-    line: Line, nbytes: int, limits: Limits = LIMITS, reached: Callable[[int], None] = lambda count: None
+    stream: PayloadStream, nbytes: int, limits: Limits = LIMITS, reached: Callable[[int], None] = lambda count: None
 ) -> asyncio.Task[Verdict]:
     payload = memoryview(bytes(nbytes))
     return asyncio.create_task(
-        line.send(b"h", payload, limits=limits, over=lambda written: written.cancelled(), reached=reached)
+        stream.send(b"h", payload, limits=limits, over=lambda written: written.cancelled(), reached=reached)
     )
 
 
@@ -532,13 +530,13 @@ def test_what_nobody_waits_for_may_take_its_time(goes_on: bool) -> None:
     it waited for for ever."""
     limits = replace(LIMITS, read_timeout_s=0.5, rate_bytes_per_s_min=10_000.0)
 
-    async def test(line: Line, far: FrameStream) -> None:
+    async def test(stream: PayloadStream, far: FrameStream) -> None:
         with by_hand() as clock:
-            long = sending(line, 10_000, limits)  # 1.5 s
+            long = sending(stream, 10_000, limits)  # 1.5 s
             await clock.passes(0.01)
             long.cancel()
             began = clock.now
-            short = sending(line, 0, limits)
+            short = sending(stream, 0, limits)
             while not short.done():
                 await clock.passes(0.05)
                 far.write(Progress(1))
@@ -558,16 +556,16 @@ def test_what_nobody_waits_for_may_take_its_time(goes_on: bool) -> None:
 def test_what_is_retired_ends_with_its_last_answer() -> None:
     """No more is written on it; who waits has the answer, and then nothing keeps it open."""
 
-    async def test(line: Line, far: FrameStream) -> None:
-        sends = [sending(line, 10) for _ in range(2)]
+    async def test(stream: PayloadStream, far: FrameStream) -> None:
+        sends = [sending(stream, 10) for _ in range(2)]
         await asyncio.sleep(0.01)
-        line.retire()
-        assert not line.fit
+        stream.retire()
+        assert not stream.fit
         for verdict in (Accepted(), Refused("no")):
-            assert not line.ended
+            assert not stream.ended
             far.write(verdict)
             assert await sends.pop(0) == verdict
-        assert line.ended
+        assert stream.ended
 
     alone(test)
 
@@ -575,15 +573,15 @@ def test_what_is_retired_ends_with_its_last_answer() -> None:
 def test_a_stream_that_is_over_is_not_fit() -> None:
     """Though payloads are on it that were never answered."""
 
-    async def test(line: Line, far: FrameStream) -> None:
-        gone = sending(line, 10)
+    async def test(stream: PayloadStream, far: FrameStream) -> None:
+        gone = sending(stream, 10)
         await asyncio.sleep(0.01)
         gone.cancel()
         await asyncio.wait({gone})
-        assert line.fit
+        assert stream.fit
         far.pipe.abort()
-        await until(lambda: line.ended)
-        assert not line.fit
+        await until(lambda: stream.ended)
+        assert not stream.fit
 
     alone(test)
 
@@ -592,17 +590,17 @@ def test_a_stream_that_is_over_is_not_fit() -> None:
 def test_a_stream_is_fresh_until_it_is_used(ended: bool) -> None:
     """Until the first payload, though it has ended: that one finds out. Not while it is under way, nor afterwards."""
 
-    async def test(line: Line, far: FrameStream) -> None:
+    async def test(stream: PayloadStream, far: FrameStream) -> None:
         if ended:
             far.pipe.abort()
-            await until(lambda: line.ended)
-        assert line.fresh
-        send = sending(line, 10)
+            await until(lambda: stream.ended)
+        assert stream.fresh
+        send = sending(stream, 10)
         await asyncio.sleep(0.01)
-        assert not line.fresh
+        assert not stream.fresh
         far.write(Accepted())
         assert await send == (None if ended else Accepted())
-        assert not line.fresh
+        assert not stream.fresh
 
     alone(test)
 
@@ -610,10 +608,10 @@ def test_a_stream_is_fresh_until_it_is_used(ended: bool) -> None:
 def test_what_is_retired_is_not_fresh() -> None:
     """Nothing is written on it, though nothing ever was."""
 
-    async def test(line: Line, far: FrameStream) -> None:
-        line.retire()
-        assert not line.fresh
-        assert line.ended
+    async def test(stream: PayloadStream, far: FrameStream) -> None:
+        stream.retire()
+        assert not stream.fresh
+        assert stream.ended
 
     alone(test)
 
@@ -622,12 +620,12 @@ def test_what_is_retired_is_not_fresh() -> None:
 def test_what_comes_with_an_answer_makes_unfit(rest: bytes) -> None:
     """Even half a frame that nobody asked for would be taken for the next answer."""
 
-    async def test(line: Line, far: FrameStream) -> None:
-        send = sending(line, 10)
+    async def test(stream: PayloadStream, far: FrameStream) -> None:
+        send = sending(stream, 10)
         await asyncio.sleep(0.01)
         far.pipe.write(encode(Accepted()) + rest)
         assert await send == Accepted()
-        assert not line.fit
+        assert not stream.fit
 
     alone(test)
 
@@ -636,15 +634,15 @@ def test_what_comes_with_an_answer_makes_unfit(rest: bytes) -> None:
 def test_progress_must_be_some(counts: tuple[int, ...]) -> None:
     """What tells of nothing new, or of more than there is, is no sign of life but no answer."""
 
-    async def test(line: Line, far: FrameStream) -> None:
+    async def test(stream: PayloadStream, far: FrameStream) -> None:
         reached: list[int] = []
-        send = sending(line, 10, reached=reached.append)
+        send = sending(stream, 10, reached=reached.append)
         for count in counts:
             far.write(Progress(count))
         with pytest.raises(Unreachable, match="not asked for"):
             await send
         assert reached == list(counts[:-1])
-        assert line.ended
+        assert stream.ended
 
     alone(test)
 
@@ -653,9 +651,9 @@ def test_progress_must_be_some(counts: tuple[int, ...]) -> None:
 def test_what_is_refused_has_not_come(verdict: Accepted | Refused) -> None:
     """Only what is accepted is known to have arrived as a whole."""
 
-    async def test(line: Line, far: FrameStream) -> None:
+    async def test(stream: PayloadStream, far: FrameStream) -> None:
         reached: list[int] = []
-        send = sending(line, 10, reached=reached.append)
+        send = sending(stream, 10, reached=reached.append)
         far.write(Progress(3))
         far.write(verdict)
         assert await send == verdict
@@ -668,11 +666,11 @@ def test_what_is_refused_has_not_come(verdict: Accepted | Refused) -> None:
 def test_an_answer_midway_ends_the_stream(verdict: Accepted | Refused) -> None:
     """The rest is not written, and nothing else could follow it."""
 
-    async def test(line: Line, far: FrameStream) -> None:
-        send = sending(line, LONG)
+    async def test(stream: PayloadStream, far: FrameStream) -> None:
+        send = sending(stream, LONG)
         far.write(verdict)
         assert await asyncio.wait_for(send, 0.5 * LIMITS.write_timeout_s) == verdict
-        assert line.ended
+        assert stream.ended
 
     alone(test)
 
@@ -681,17 +679,17 @@ def test_nobody_is_given_the_time_of_those_behind() -> None:
     """However long what follows may take, and however much is told: it ends at its own deadline, and all with it."""
     limits = replace(LIMITS, read_timeout_s=0.5, rate_bytes_per_s_min=10_000.0)
 
-    async def test(line: Line, far: FrameStream) -> None:
+    async def test(stream: PayloadStream, far: FrameStream) -> None:
         patience: list[float | None] = []
-        read = line.stream.read
+        read = stream.frames.read
 
         async def noted(*, idle_s: float | None, frame_s: float) -> Frame | None:
             patience.append(idle_s)
             return await read(idle_s=idle_s, frame_s=frame_s)
 
-        line.stream.read = noted  # type: ignore[method-assign]
+        stream.frames.read = noted  # type: ignore[method-assign]
         with by_hand() as clock:
-            first, *sends = [sending(line, nbytes, limits) for nbytes in (10, 100, 10_000)]  # 0.5 s, 0.51 s and 1.5 s
+            first, *sends = [sending(stream, nbytes, limits) for nbytes in (10, 100, 10_000)]  # 0.5 s, 0.51 s and 1.5 s
             await clock.passes(0.01)
             far.write(Accepted())
             await first
