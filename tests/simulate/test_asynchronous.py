@@ -226,7 +226,12 @@ SABOTAGES = [
     ("an exchange never ends", SubmittingLog, "exchanging", "self.mine is not None", "True", "async", 10),
 ]
 
-SHOWN_BY = {("begin", "if False and"): 44, ("due", "p not in self.offered"): 65}
+SHOWN_BY = {
+    "if False and": 70,
+    "p not in self.offered": 2,
+    "return base if": 10,
+    "behind <= most + 3": 10,
+}
 """Worlds that showed it when this was written: they are tried first."""
 
 
@@ -245,7 +250,7 @@ def test_a_broken_rule_shows(
 ) -> None:
     """Within the first seeds a world breaks an invariant, though all of them hold without the sabotage."""
     sabotage(owner, method, old, new)
-    for seed in sorted(range(seeds), key=lambda seed: seed != SHOWN_BY.get((method, new))):
+    for seed in sorted(range(seeds), key=lambda seed: seed != SHOWN_BY.get(new)):
         try:
             kinds[kind](seed)
         except Exception:

@@ -104,7 +104,7 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
         "if commit.base == log.version:",
         "if log.version is not None and commit.base.epoch == log.version.epoch:",
         "bereaved",
-        20,
+        40,
     ),
     (
         "sent though the base has changed",
@@ -229,7 +229,10 @@ SABOTAGES: list[tuple[str, type, str, str, str, str, int]] = [
 SHOWN_BY = {
     "no resend": 48,
     "forks not seen": 5,
-    "a stuck fetch goes on": 15,
+    "a stuck fetch goes on": 50,
+    "part of a fork adopted": 8,
+    "a commit on any base": 31,
+    "sent though the base has changed": 36,
     "an old life's numbers": 6,
     "the dead are never probed": 12,
     "proposals overtaken are taken": 4,
