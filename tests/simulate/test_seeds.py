@@ -8,7 +8,7 @@ import pytest
 
 from p2p_diloco.simulate.check import KINDS
 
-WORLDS = {kind: 10 for kind in KINDS} | {"joining": 3, "crowded": 2}
+WORLDS = dict.fromkeys(KINDS, 10) | {"joining": 3, "crowded": 2}
 """How many of each kind: these two take ten times as long as the others."""
 
 
@@ -45,7 +45,7 @@ def test_worlds_that_broke_once(kinds: dict[str, Callable[[int], None]], kind: s
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_three_hundred_worlds_hold(worlds: Callable[[float], tuple[int, str]]) -> None:
-    """The same for 300 more, of all kinds, as the command plays them beside the other tests. `make chaos` plays 10,000."""
+    """The same for 300 more, of all kinds, as the command plays them beside the other tests; `make chaos`: 10,000."""
     status, told = worlds(550)
     print(told)
     assert status == 0, told
