@@ -51,7 +51,7 @@ from .faults import Faults
 from .invariants import advanced, after_event
 from .membership import Membership
 from .model import Store, Tensors, Trainer, require
-from .tell import tell
+from .trace import tell
 from .witness import Witness
 
 RECORDED_S = 20.0

@@ -139,7 +139,7 @@ def test_what_share_of_a_round_is_training() -> None:
     assert as_object(plan, [result], {})["results"][0]["training_share"] == 0.75
 
 
-def test_nobody_is_left_out_of_a_round() -> None:
+def test_a_round_counts_all_peers() -> None:
     """A round needs every peer, and has one exchange for each fragment; a slow link gives everybody longer."""
     plan = Plan.of(3, "1M", "fp32", 4, 1, None, "")
     config = plan.config()
@@ -268,7 +268,7 @@ def test_a_round_on_links_stands_beside_what_they_allow() -> None:
     assert (told["link_s"], told["ratio"]) == (None, None)
 
 
-def test_who_failed_is_told_and_does_not_hide_the_rest() -> None:
+def test_a_failed_contender_is_named_and_the_rest_is_shown() -> None:
     failed = Result("gloo fp32", (), 1, 2, failed="gloo-fp32-1 ended with status 1: out of memory")
     told = text_of([RESULT, failed])
     assert "p2p_diloco bf16" in told

@@ -210,7 +210,7 @@ def stage(children: Children) -> Stage:
     return Stage(QUICK, children, Audience(), Signals())
 
 
-def test_whoever_dies_ends_the_demo_with_a_sentence(stage: Stage) -> None:
+def test_a_process_that_dies_ends_the_demo_with_a_sentence(stage: Stage) -> None:
     """It says who, how, the last words and where the log is; a peer that the demo has killed is no failure."""
     child = started(stage.children, "import sys; sys.exit('no memory left')", "carol")
     stage.players.append(Player("carol", child, stage.children.folder / "carol.jsonl"))

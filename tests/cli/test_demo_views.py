@@ -43,7 +43,7 @@ def test_the_live_view_fits_the_terminal(height: int, plotted: bool) -> None:
     assert any("●" in line for line in text) == plotted
 
 
-def test_the_whole_story_stays_on_the_terminal() -> None:
+def test_the_whole_demo_stays_on_the_terminal() -> None:
     """Once it is over, every happening is there in full; the curves are left to the report."""
     console = Console(file=StringIO(), force_terminal=True, width=80, height=24)
     live = Live(console=console, auto_refresh=False)

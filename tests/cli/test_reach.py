@@ -52,7 +52,7 @@ def saying(words: bytes) -> Iterator[int]:
         greeting.join(5.0)
 
 
-def test_nobody_there_is_told_with_each_reason() -> None:
+def test_an_unreachable_swarm_is_told_with_each_reason() -> None:
     """Every address stands in the sentence, with what it may be."""
     with pytest.raises(NoBootstrapReached) as caught:
         check_initial_peers([CLOSED, NO_NAME])
@@ -134,7 +134,7 @@ def test_an_address_that_cannot_be_had_names_its_setting(port: int, key: str | N
 
 
 @pytest.mark.parametrize("command", ["join", "status", "bootstrap"])
-def test_a_command_that_reaches_nobody_ends_before_torch_is_loaded(command: str, port: int) -> None:
+def test_a_command_that_reaches_no_peer_ends_before_torch_is_loaded(command: str, port: int) -> None:
     """One sentence and exit code 4, in seconds, though somebody listens at the address."""
     words = [command, "--initial-peers", f"/ip4/127.0.0.1/tcp/{port}/p2p/{ID}"]
     code = (

@@ -131,7 +131,7 @@ def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
         ({"outer_optimizer": "adam"}, {"outer_momentum": 0.5}, "alice-id", ConfigError, "no meaning for outer_opt"),
     ],
 )
-def test_who_may_not_or_can_not_is_told_so(
+def test_a_forbidden_or_failed_change_says_why(
     config: dict[str, Any], rates: dict[str, float], who: str, error: type[Exception], told: str
 ) -> None:
     """In one sentence, and nothing is left in the DHT."""

@@ -106,7 +106,7 @@ def test_submissions_that_mean_nothing_are_left_out(odd: Any) -> None:
     assert (peer.submissions, peer.buffered) == (None, None)
 
 
-def test_a_run_that_nobody_founded_is_empty() -> None:
+def test_a_run_without_a_founder_is_empty() -> None:
     """Without records there is still a snapshot, of nothing."""
     seen = snapshot("main", None, [], NOW)
     assert (seen.run.config, seen.run.mode, seen.run.epoch, seen.run.shards, seen.peers) == (

@@ -107,7 +107,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "if commit.base == log.version:",
         "if log.version is not None and commit.base.epoch == log.version.epoch:",
         "bereaved",
-        60,
+        40,
     ),
     (
         "sent though the base has changed",
@@ -232,8 +232,10 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
 SHOWN_BY = {
     "no resend": 48,
     "forks not seen": 5,
+    "a stuck fetch goes on": 50,
+    "part of a fork adopted": 8,
     "a commit on any base": 31,
-    "a stuck fetch goes on": 15,
+    "sent though the base has changed": 36,
     "an old life's numbers": 6,
     "the dead are never probed": 12,
     "proposals overtaken are taken": 4,

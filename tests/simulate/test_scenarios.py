@@ -196,7 +196,7 @@ def test_a_restarted_peer_of_three_with_three_fragments(seed: int) -> None:
     settle(world)
 
 
-def test_everybody_restarts_from_disk() -> None:
+def test_all_peers_restart_from_disk() -> None:
     """After a power cut the newest state on any disk is where the run goes on."""
     world = calm(peers=3)
     for name in ("p0", "p1"):
@@ -362,7 +362,7 @@ class SlowState(World):
             super().send(sender, to, message)
 
 
-def test_a_joiner_makes_nobody_wait() -> None:
+def test_a_joiner_delays_no_round() -> None:
     """While it fetches, and until a commit names it, rounds take as long as ever; then it takes part."""
     world = calm(world=SlowState, peers=1, interval=6)
     world.names += ["p1", "p2"]
@@ -470,7 +470,7 @@ def noted(world: World, name: str, text: str) -> int:
 
 @pytest.mark.parametrize("role", [0, 1, 2], ids=["aggregator", "successor", "contributor"])
 @pytest.mark.parametrize("seed", range(4))
-def test_who_has_a_bit_flipped_mends_itself(seed: int, role: int) -> None:
+def test_a_peer_with_a_flipped_bit_repairs_itself(seed: int, role: int) -> None:
     """Whoever it is: the others never take the damage over, the damaged one fetches, says so once, and goes on."""
     world = calm(seed, peers=4, trace=True)
     logs = [process.replica.logs[0] for process in world.alive.values()]
