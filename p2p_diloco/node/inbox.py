@@ -36,6 +36,7 @@ from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
+from p2p_diloco.node.plain import names
 from p2p_diloco.node.wire import Describe, Description, Nudge
 from p2p_diloco.node.work import TensorWork
 from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
@@ -252,4 +253,4 @@ def _out_of_range(value: object) -> str:
     for name, most in _LIMITS.get(kind, {}).items():
         if not 0 <= getattr(value, name) <= most:
             return f"the {name} of a {kind.__name__} is out of range"
-    return next(filter(None, (_out_of_range(getattr(value, name)) for name in wire.names(kind))), "")
+    return next(filter(None, (_out_of_range(getattr(value, name)) for name in names(kind))), "")

@@ -20,7 +20,7 @@ from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refu
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, addresses_in, read_peers
+from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
 from p2p_diloco.node.run import Run, RunRecord, cut_of, name_of, token
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.tensors.layout import Layout
@@ -104,12 +104,11 @@ async def store_record(transport: Transport, run_id: str, value: bytes) -> None:
 async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:
     """Who has lately said in the DHT that it holds the run's state, with its addresses; not this peer."""
     holders = {}
-    for peer, record in (await read_peers(transport, run_id)).items():
-        match record:
-            case {"epoch": int(epoch), "time": float(when), "state": str(state)}:
-                recent = time.time() - when < HOLDS_FOR_S
-                if epoch >= 0 and recent and state not in ("leaving", "finished") and peer != transport.peer_id:
-                    holders[peer] = addresses_in(record)
+    for peer, status in (await read_peers(transport, run_id)).items():
+        recent = time.time() - status.time < HOLDS_FOR_S
+        gone = status.state in ("leaving", "finished")
+        if status.epoch is not None and recent and not gone and peer != transport.peer_id:
+            holders[peer] = list(status.addresses)
     return holders
 
 
@@ -288,9 +287,9 @@ async def _fit(
 
 async def _described(describing: Describing, transport: Transport, run_id: str) -> Layout | None:
     """What the first peer that answers says of the run's model."""
-    for peer, record in (await read_peers(transport, run_id)).items():
+    for peer, status in (await read_peers(transport, run_id)).items():
         if peer != transport.peer_id:
-            await transport.introduce(peer, addresses_in(record))
+            await transport.introduce(peer, status.addresses)
             if (layout := await describing.ask(peer)) is not None:
                 return layout
     return None

@@ -9,13 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import socket
 import time
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -33,16 +32,16 @@ from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.ending import Ending, until_the_others_have_it
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.ledger import CODEC, OUTER_STEP, SHARES, TRANSFER
+from p2p_diloco.node.ledger import CODEC, OUTER_STEP, TRANSFER
 from p2p_diloco.node.life import Describing, Joined, find_run, found_if_nobody_has, holders_of, keep_record
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
-from p2p_diloco.node.records import PeerRecord
 from p2p_diloco.node.restart import GoesOn, until_the_others_are_back
 from p2p_diloco.node.run import Run, RunRecord
 from p2p_diloco.node.saving import Checkpoint, Saving, read_checkpoint
 from p2p_diloco.node.setup import Setup
-from p2p_diloco.node.shared import Count, Level, SharedMemory
+from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.node.status import Buffered, Event, PeerStatus, RoundProgress, Ways
 from p2p_diloco.node.trainer import TrainerSide, until_one_ends
 from p2p_diloco.node.work import TensorWork
 from p2p_diloco.remembered import remember, remembered
@@ -173,8 +172,8 @@ class Participation:
         self.shared, self.transport, self.work = shared, transport, work
         transport.limits = self.run.timed(transport.limits)
         self.last_group: set[str] = set()
-        self.life_began = time.time()
-        self.life = incarnation(int(self.life_began * 1000), secrets.randbits(SALT_BITS))
+        self.started_at = time.time()
+        self.incarnation = incarnation(int(self.started_at * 1000), secrets.randbits(SALT_BITS))
         self.reconnections = 0
         self.leaving = False
         self.trainer = TrainerSide(channel, shared, self.run.config, self._nudge_others)
@@ -187,7 +186,7 @@ class Participation:
             self.run.rules,
             role=setup.local.role,
             eligible=not setup.local.client_mode,
-            incarnation=self.life,
+            incarnation=self.incarnation,
             now=clock(),
         )
         self.node = Node(self.run, self.replica, work, self.outbox, self.trainer)
@@ -234,7 +233,7 @@ class Participation:
                 self._discovered,
                 lambda: len(self.replica.roster.alive()),
                 lambda addresses: remember(run_id, addresses),
-                self._is_this_one,
+                self._check_identity,
             ),
         )
         try:
@@ -311,21 +310,20 @@ class Participation:
         self.node.names[peer] = name
         self.node.post(Discovered(peer))
 
-    def _is_this_one(self, record: dict[str, Any]) -> None:
+    def _check_identity(self, record: PeerStatus) -> None:
         """Look at the record under this peer's id.
 
         Raises:
             Refused: an earlier process with this identity goes on.
         """
-        match record:
-            case {"life": int(life), "time": float(when), "host": str(host)}:
-                if life < self.life and when > self.life_began + LIVES_ON_S:
-                    raise Refused(
-                        f"is the identity of a peer that is in the run already, on the machine {host[:64]}",
-                        key="identity_path",
-                        value=self.local.identity_path,
-                        mend="give each peer an identity of its own: a copied file is none",
-                    )
+        earlier = record.incarnation is not None and record.incarnation < self.incarnation
+        if earlier and record.time > self.started_at + LIVES_ON_S:
+            raise Refused(
+                f"is the identity of a peer that is in the run already, on the machine {record.host[:64]}",
+                key="identity_path",
+                value=self.local.identity_path,
+                mend="give each peer an identity of its own: a copied file is none",
+            )
 
     def _settled(self) -> None:
         """Save the outer state if it is time, and have the trainer save its own beside it; look whether the run has
@@ -333,7 +331,7 @@ class Participation:
         """
         self.ending.settled()
         self.saving.settled()
-        self.shared.set_count(Count.SAVED, self.saving.epoch)
+        self.shared.saved = self.saving.epoch
 
     def _closed(self, peer: str) -> None:
         self.reconnections += 1
@@ -354,7 +352,7 @@ class Participation:
     def _nudged(self, goal: int) -> None:
         """A peer asks for an exchange of the whole model: once, and not of what lies far ahead."""
         if goal <= self.trainer.commits + 2 * len(self.run.layout.fragments):
-            self.shared.set_count(Count.GOAL, max(goal, self.shared.count(Count.GOAL)))
+            self.shared.goal = max(goal, self.shared.goal)
 
     def _nudge_others(self, goal: int) -> None:
         header = wire.pack(wire.Nudge(goal), self.run.token)
@@ -364,51 +362,52 @@ class Participation:
     def _traffic(self) -> tuple[int, int]:
         return self.transport.traffic.bytes_sent, self.transport.traffic.bytes_received
 
-    def describe(self) -> PeerRecord:
+    def describe(self) -> PeerStatus:
         """What this peer says of itself in the DHT."""
-        replica, shared = self.replica, self.shared
-        sent, received = self._traffic()
-        step_time_s, loss = shared.level(Level.STEP_TIME_S), shared.level(Level.LOSS)
+        replica, shared, traffic = self.replica, self.shared, self.transport.traffic
         aggregates, round_now, alive = replica.aggregates(), replica.round(), set(replica.roster.alive())
+        outer_lr, outer_momentum = self.run.rates(replica.revision)
         wall = time.time() - asyncio.get_running_loop().time()
-        return PeerRecord(
-            v=wire.PROTOCOL,
-            peer_id=self.transport.peer_id,
+        asynchronous, submissions = self.run.rules.asynchronous, self.trainer.submissions
+        return PeerStatus(
             name=self.local.name or socket.gethostname()[:64],
+            peer_id=self.transport.peer_id,
             host=socket.gethostname()[:64],
             role=self.local.role,
             state=self._state(),
-            epoch=replica.epoch if replica.has_state else -1,
-            step=shared.count(Count.STEPS),
-            sps=round(1 / step_time_s, 4) if step_time_s > 0 else 0.0,
-            loss=round(loss, 6) if loss == loss and abs(loss) < float("inf") else None,
-            samples=shared.count(Count.SAMPLES),
-            sent=sent,
-            recv=received,
-            wait_s=round(shared.level(Level.WAITING_S), 3),
-            bw=int(replica.roster.mine.bandwidth),
-            spent=[round(1000 * share) for share in shared.levels(Level.ROUND, len(SHARES))],
-            ways=dict(Counter(way for peer, way in self.transport.traffic.ways().items() if peer in alive)),
-            rev=[replica.revision.number, *self.run.rates(replica.revision), replica.roster.mine.revision.number],
-            agg=list(aggregates[: records.AGG_MAX]),
-            agg_n=len(aggregates),
-            round=None if round_now is None or self.run.rules.asynchronous else list(round_now),
-            h=self.trainer.sync_every,
-            subs=self.trainer.submissions.told if self.run.rules.asynchronous else [],
-            stale=self.trainer.submissions.bins,
-            fill=self._fill(aggregates),
-            addrs=self.transport.addresses()[: records.ADDRESSES_MAX],
-            life=self.life,
             time=time.time(),
-            events=[[round(wall + when, 1), text] for when, text in list(self.node.notes)[-records.EVENTS_MAX :]],
+            incarnation=self.incarnation,
+            epoch=replica.epoch if replica.has_state else None,
+            step=shared.steps,
+            steps_per_second=round(1 / shared.step_time_s, 4) if shared.step_time_s > 0 else None,
+            loss=round(shared.loss, 6) if shared.steps and math.isfinite(shared.loss) else None,
+            samples=shared.samples,
+            bytes_sent=traffic.bytes_sent,
+            bytes_received=traffic.bytes_received,
+            revision=replica.revision.number,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
+            revision_known=replica.roster.mine.revision.number,
+            waiting_s=round(shared.waiting_s, 3),
+            last_round=shared.last_round,
+            bandwidth=int(replica.roster.mine.bandwidth) or None,
+            ways=Ways.counted(way for peer, way in traffic.ways().items() if peer in alive),
+            aggregates=aggregates,
+            aggregates_count=len(aggregates),
+            round=None if round_now is None or asynchronous else RoundProgress(*round_now),
+            sync_every=self.trainer.sync_every,
+            submissions=submissions.told if asynchronous else None,
+            buffered=self._buffered(aggregates),
+            addresses=tuple(self.transport.addresses()),
+            events=tuple(Event(round(wall + when, 1), text) for when, text in self.node.notes),
         )
 
-    def _fill(self, aggregates: Sequence[int]) -> list[int]:
-        """How full the Delayed Nesterov buffers of these shards are, the least and the most."""
+    def _buffered(self, aggregates: Sequence[int]) -> Buffered | None:
+        """How full the Delayed Nesterov buffers of these shards are."""
         if self.run.rules.dn_buffer_size < 2 or not aggregates:
-            return []
+            return None
         buffered = [self.replica.logs[shard].buffered for shard in aggregates]
-        return [min(buffered), max(buffered)]
+        return Buffered(min(buffered), max(buffered))
 
     def _state(self) -> str:
         if self.leaving:

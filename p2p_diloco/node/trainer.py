@@ -21,8 +21,8 @@ from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, Ledger
 from p2p_diloco.node.node import Node
-from p2p_diloco.node.shared import Count, Level, SharedMemory
-from p2p_diloco.node.submissions import Submissions
+from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.node.submissions import SubmissionLog
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.mean import WEIGHT_MIN
 
@@ -51,7 +51,7 @@ class TrainerSide:
         self, channel: NodeEnd, shared: SharedMemory, config: RunConfig, on_nudge: Callable[[int], None]
     ) -> None:
         self.node: Node
-        self.submissions = Submissions(config)
+        self.submissions = SubmissionLog(config)
         """Asynchronous: what became of them, and this peer's number of inner steps."""
         self.sync_every = config.sync_every
         """Inner steps between two exchanges of the whole model, as they were last made."""
@@ -65,7 +65,7 @@ class TrainerSide:
         self._whole = -1, ""  # epoch and digest of the newest state of one epoch that was held; -1: none yet
         self._channel, self._shared, self._on_nudge = channel, shared, on_nudge
         self._merging = self._contributing = 0  # the requests
-        self.ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.level(Level.STANDS_SINCE) or math.inf)
+        self.ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
         """Where the time of the exchange under way goes."""
         self._not_reading = asyncio.Event()
         self._not_reading.set()
@@ -78,7 +78,7 @@ class TrainerSide:
     @property
     def stands(self) -> bool:
         """Whether training stands still until an exchange is over."""
-        return bool(self._shared.count(Count.STANDS))
+        return bool(self._shared.stands)
 
     # -- requests
 
@@ -229,12 +229,12 @@ class TrainerSide:
         replica = self.node.replica
         if self._asynchronous and not (replica.finished or replica.own.left_behind):
             return
-        self._shared.set_count(Count.CHANGED, self._shared.count(Count.CHANGED) + 1)
+        self._shared.changed = self._shared.changed + 1
 
     def finished(self) -> None:
         """As `node.Trainer.finished`."""
         self._publish()
-        self._shared.set_count(Count.FINISHED, 1)
+        self._shared.finished = 1
 
     # -- what goes on beside
 
@@ -244,16 +244,16 @@ class TrainerSide:
         """
         seen = -1
         while True:
-            steps, step_time_s = self._shared.count(Count.STEPS), self._shared.level(Level.STEP_TIME_S)
+            steps, step_time_s = self._shared.steps, self._shared.step_time_s
             if steps != seen and self.node.replica.has_state:
                 seen = steps
                 self.node.post(Progress(step_time_s if math.isfinite(step_time_s) else 0.0))
             self._publish()
-            self._shared.set_count(Count.RECONNECTIONS, reconnections())
+            self._shared.reconnections = reconnections()
             sent, received = traffic()
-            self._shared.set_count(Count.BYTES_SENT, sent)
-            self._shared.set_count(Count.BYTES_RECEIVED, received)
-            self._shared.set_count(Count.RETRIES, self.node.retries)
+            self._shared.bytes_sent = sent
+            self._shared.bytes_received = received
+            self._shared.retries = self.node.retries
             await asyncio.sleep(HEADER_EVERY_S)
 
     async def tell_waiting(self) -> None:
@@ -265,20 +265,20 @@ class TrainerSide:
                 self._channel.send("waiting", text=text)
 
     def _stands_long(self) -> bool:
-        return self.stands and time.monotonic() - self._shared.level(Level.STANDS_SINCE) >= TELL_EVERY_S
+        return self.stands and time.monotonic() - self._shared.stands_since >= TELL_EVERY_S
 
     def _publish(self) -> None:
         replica = self.node.replica
         if replica.has_state and (self._asynchronous or replica.logs.even):
             self._whole = replica.epoch, replica.roster.mine.model.digest
-        self._shared.set_count(Count.EPOCH, self._whole[0])
-        self._shared.set_count(Count.PEERS, 1 + len(replica.roster.alive()))
+        self._shared.epoch = self._whole[0]
+        self._shared.peers = 1 + len(replica.roster.alive())
         outer_lr, outer_momentum = self.node.run.rates(replica.revision)
-        self._shared.set_count(Count.REVISION, replica.revision.number)
-        self._shared.set_level(Level.OUTER_LR, outer_lr)
-        self._shared.set_level(Level.OUTER_MOMENTUM, outer_momentum)
+        self._shared.revision = replica.revision.number
+        self._shared.outer_lr = outer_lr
+        self._shared.outer_momentum = outer_momentum
         if self._by_time:
-            self._shared.set_level(Level.TRAINS_FOR_S, self._trains_for_s())
+            self._shared.trains_for_s = self._trains_for_s()
 
     def _trains_for_s(self) -> float:
         run, roster = self.node.run, self.node.replica.roster

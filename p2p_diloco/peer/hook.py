@@ -22,8 +22,7 @@ from p2p_diloco.core.schedule import fragment_interval
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, P2PDilocoError
 from p2p_diloco.node import ledger as parts
 from p2p_diloco.node.channel import Message
-from p2p_diloco.node.ledger import OF_EXCHANGE, OF_TRAINING, Ledger, shares_of, told
-from p2p_diloco.node.shared import Count, Level
+from p2p_diloco.node.ledger import OF_EXCHANGE, OF_TRAINING, Ledger, last_round, told
 from p2p_diloco.peer.line import NodeLine
 from p2p_diloco.peer.local import Local
 from p2p_diloco.peer.tally import Sent, Tally
@@ -103,6 +102,7 @@ class Hook:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._node, self._memory, self._local = node, node.memory, local
+        self._memory.loss = math.nan
         self._config, self._layout, self._wait_timeout_s = config, layout, wait_timeout_s
         self._asynchronous, self._by_time = config.mode == "async", config.pace == "time"
         self._sync_every = config.sync_every
@@ -166,7 +166,7 @@ class Hook:
     def standing(self) -> Standing:
         """Where this trainer stands at this moment."""
         return Standing(
-            epoch=self._epoch if not self._asynchronous else max(0, self._memory.count(Count.EPOCH)),
+            epoch=self._epoch if not self._asynchronous else max(0, self._memory.epoch),
             digest=self._digest,
             finished=self.finished,
             global_step=self.global_step,
@@ -193,11 +193,11 @@ class Hook:
         """Whether the run has ended for all, and the model has its last state: what is under way lands at the next
         step, and where others have ended it, their state is merged there.
         """
-        return self._ended and self._memory.count(Count.CHANGED) == self._seen
+        return self._ended and self._memory.changed == self._seen
 
     @property
     def _over(self) -> bool:
-        return bool(self._memory.count(Count.FINISHED))
+        return bool(self._memory.finished)
 
     @property
     def _ends(self) -> bool:
@@ -214,12 +214,12 @@ class Hook:
     def report(self, loss: float | None, samples: int | None) -> None:
         """Note the loss and the samples of the step that is about to be made."""
         if loss is not None:
-            self._memory.set_level(Level.LOSS, float(loss))
+            self._memory.loss = float(loss)
         if samples is not None:
             if samples < 0:
                 raise ConfigError("must be 0 or more", key="samples", value=samples, mend="report what was trained on")
             self._tally.samples += samples
-            self._memory.set_count(Count.SAMPLES, self._tally.samples)
+            self._memory.samples = self._tally.samples
 
     def step(self) -> None:
         """After each inner step."""
@@ -228,15 +228,15 @@ class Hook:
             self._round_at = self._clock()
         self._tally.steps += 1
         self._since += 1
-        self._memory.set_count(Count.STEPS, self.steps)
-        self._memory.set_level(Level.STEP_TIME_S, self.step_time_s)
+        self._memory.steps = self.steps
+        self._memory.step_time_s = self.step_time_s
         asked_for = self._asked_for()
         due = asked_for or self._since >= self._interval or self._time_is_up()
         if self._flight is not None and (due or self._over or self._has_flown(self._flight)):
             due = not self._land(self._flight) or due
         if due and not self._over:
             self.exchange(at_once=asked_for)
-        elif self._flight is None and (self._memory.count(Count.CHANGED) != self._seen or self._ends):
+        elif self._flight is None and (self._memory.changed != self._seen or self._ends):
             self.merge()
         self._resumed_at = self._clock()
 
@@ -283,7 +283,7 @@ class Hook:
                 self._give_up_progress()
                 return False
             goes_on = bool(self._config.overlap_steps) and not at_once
-            self._memory.set_level(Level.STANDS_SINCE, 0.0 if goes_on else self._clock())
+            self._memory.stands_since = 0.0 if goes_on else self._clock()
             flight = self._flight = self._send(due, began, stands=not goes_on)
             if goes_on or self._land(flight):
                 return True
@@ -301,12 +301,12 @@ class Hook:
 
     def _asked_for(self) -> bool:
         """Whether a peer asks all to exchange now."""
-        ahead = self._memory.count(Count.GOAL) > self._commits + (self._flight is not None)
+        ahead = self._memory.goal > self._commits + (self._flight is not None)
         return ahead and not self._asynchronous
 
     def _time_is_up(self, share: float = 1.0) -> bool:
         """With pace="time": whether the steps of this round are made, or those of its first part."""
-        planned_s = self._memory.level(Level.TRAINS_FOR_S) if self._by_time else math.inf
+        planned_s = self._memory.trains_for_s if self._by_time else math.inf
         return is_over(self._clock() - self._round_at, self.step_time_s, share * planned_s)
 
     @contextmanager
@@ -318,7 +318,7 @@ class Hook:
         loaded: set[int] = set()
         try:
             with self.ledger.part(parts.MERGE):
-                self._seen, ends = self._memory.count(Count.CHANGED), self._over and self._flight is None
+                self._seen, ends = self._memory.changed, self._over and self._flight is None
                 torn, self._torn = self._torn, True  # until this is through
                 load = self._node.ask("merge", "load", measures=measures)
                 loaded.update(self._merge(load, afresh or ends or torn, landing))
@@ -390,7 +390,7 @@ class Hook:
         self.sent_count += 1
         self.last_sync_time_s = flight.stood_s + self.waiting_time_s - began + hidden_s
         self.total_sync_time_s += self.last_sync_time_s
-        self._memory.set_level(Level.WAITING_S, self.waiting_time_s)
+        self._memory.waiting_s = self.waiting_time_s
         self._tell_round(hidden_s)
         return True
 
@@ -399,28 +399,27 @@ class Hook:
         before, now = self._round_began, self._clock()
         self._round_began = self.ledger.stood
         spent = {part: seconds - before[part] for part, seconds in self._round_began.items()}
-        shares = shares_of(spent, hidden_s)
-        self._memory.set_levels(Level.ROUND, shares)
+        self._memory.last_round = last = last_round(spent, hidden_s)
         if now - self._told_at >= TOLD_EVERY_S:
             self._told_at, took_s = now, sum(spent.values()) - spent[parts.PAUSED]
-            log.info("round %d took %.2f s: %s", self.sent_count, took_s, told(shares))
+            log.info("round %d took %.2f s: %s", self.sent_count, took_s, told(last))
 
     def _flown(self, flight: Flight) -> float | None:
         """Wait for the others, however long they take; only for those that a run starts with, not for ever. How many
         seconds of the exchange training went on for; None: it never began.
         """
-        starting = self._config.start_peers > 1 and self._memory.count(Count.EPOCH) == 0
+        starting = self._config.start_peers > 1 and self._memory.epoch == 0
         timeout_s = self._wait_timeout_s if starting else math.inf
         before = self.ledger.stood[parts.GROUP]
-        if not self._memory.level(Level.STANDS_SINCE):
-            self._memory.set_level(Level.STANDS_SINCE, self._clock())
+        if not self._memory.stands_since:
+            self._memory.stands_since = self._clock()
         with self.ledger.part(parts.GROUP):  # until the node has told what else it was
-            self._memory.set_count(Count.STANDS, 1)
+            self._memory.stands = 1
             try:
                 release = self._node.wait_for("release", n=flight.request, timeout_s=timeout_s)
             finally:
-                self._memory.set_count(Count.STANDS, 0)
-                self._memory.set_level(Level.STANDS_SINCE, 0.0)
+                self._memory.stands = 0
+                self._memory.stands_since = 0.0
         if release is None:
             raise GaveUpWaiting(
                 f"has passed, and fewer than start_peers={self._config.start_peers} peers have come",

@@ -27,7 +27,7 @@ from p2p_diloco.errors import NodeDied, UsageError
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.saving import SAVE_S_MAX
 from p2p_diloco.node.setup import Setup
-from p2p_diloco.node.shared import Count, Level, SharedMemory
+from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.extents import ALONE, Rank
 from p2p_diloco.peer.follow import FollowingHook, Leader
@@ -48,6 +48,10 @@ LEAVE_S = 5.0
 """How long a node may take to leave; a finished run's longer, until all have its end."""
 COUNTERS = ("sync_count", "sent_count", "local_step")
 """Of `Metrics`, what goes on after a restart, beside times and what was dropped."""
+OF_NODE = (
+    "peers", "bytes_sent", "bytes_received", "retries", "reconnections", "revision", "outer_lr", "outer_momentum",
+)  # fmt: skip
+"""Of `Metrics`, what the node writes into the shared memory, under the same names."""
 RUN_KEYS = ("config", "layout", "checkpoint", "peer_id", "addresses")
 """What the other ranks are told of the run."""
 
@@ -173,7 +177,7 @@ class Peer:
         if node is None or memory is None:
             return
         within_s = LEAVE_S
-        if self._config is not None and memory.count(Count.FINISHED):
+        if self._config is not None and memory.finished:
             within_s += self._config.heartbeat_timeout
         if self._local_config.checkpoint_dir is not None:
             within_s += SAVE_S_MAX
@@ -265,7 +269,7 @@ class Peer:
 
     def _keep_inner(self) -> None:
         """After a step: where the node has begun a checkpoint, save beside it what is this peer's own, of all ranks."""
-        inner, epoch = self._inner, self._shared.count(Count.SAVED)
+        inner, epoch = self._inner, self._shared.saved
         if inner is None or not inner.is_due(epoch):
             return
         with self._hooked.beside():
@@ -371,7 +375,7 @@ class Peer:
         `optimizer.step()` alone.
         """
         memory = self._shared
-        return max(0, memory.count(Count.EPOCH)) if self._hook is None else self._hook.standing.epoch
+        return max(0, memory.epoch) if self._hook is None else self._hook.standing.epoch
 
     @property
     def global_step(self) -> int:
@@ -385,7 +389,7 @@ class Peer:
     def finished(self) -> bool:
         """Whether the run has ended for all."""
         memory, node = self._shared, self._node
-        over = bool(memory.count(Count.FINISHED)) if self._hook is None else self._hook.standing.finished
+        over = bool(memory.finished) if self._hook is None else self._hook.standing.finished
         if not over and node is not None and not node.alive:
             raise NodeDied(node.how_it_ended(), mend="see its log above, and start this peer again")
         return over
@@ -409,16 +413,7 @@ class Peer:
     def metrics(self) -> Metrics:
         """The counters of this peer at this moment."""
         memory, hook, before = self._shared, self._hook, self._before
-        node: dict[str, Any] = {
-            "bytes_sent": memory.count(Count.BYTES_SENT),
-            "bytes_received": memory.count(Count.BYTES_RECEIVED),
-            "peers": max(1, memory.count(Count.PEERS)),
-            "retries": memory.count(Count.RETRIES),
-            "reconnections": memory.count(Count.RECONNECTIONS),
-            "revision": memory.count(Count.REVISION),
-            "outer_lr": memory.level(Level.OUTER_LR),
-            "outer_momentum": memory.level(Level.OUTER_MOMENTUM),
-        }
+        node: dict[str, Any] = {name: getattr(memory, name) for name in OF_NODE}
         if hook is None:
             return Metrics(sync_every=self.config.sync_every, **node)
         now = hook.standing

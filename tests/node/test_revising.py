@@ -18,7 +18,6 @@ from p2p_diloco.node import revising, wire
 from p2p_diloco.node.inbox import Inbox, misfit
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import RunRecord
-from p2p_diloco.node.shared import Count, Level
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.outer import OuterOptimizer
@@ -81,12 +80,12 @@ def test_the_rates_of_a_run_change_while_it_goes_on(memory_peer: Any, quick: dic
                 break
         assert revised == 4
         for peer in (a, b):
-            assert peer.memory.count(Count.REVISION) == 1
-            assert peer.memory.level(Level.OUTER_LR) == 0.25
-            assert peer.memory.level(Level.OUTER_MOMENTUM) == 0.75
+            assert peer.memory.revision == 1
+            assert peer.memory.outer_lr == 0.25
+            assert peer.memory.outer_momentum == 0.75
         await a.stop()
         await c.enter()
-        assert c.memory.count(Count.REVISION) == 1
+        assert c.memory.revision == 1
         await asyncio.gather(b.stop(), c.stop())
 
     asyncio.run(life())
@@ -111,9 +110,9 @@ def test_nobody_elses_word_counts(
             await asyncio.sleep(0.01)
         for _ in range(3):
             await a.exchange(1.0)
-        assert a.memory.count(Count.REVISION) == 0
+        assert a.memory.revision == 0
         await ask(network, 1, 0.5, 0.0)
-        while a.memory.count(Count.REVISION) == 0:
+        while a.memory.revision == 0:
             await a.exchange(1.0)
         await a.stop()
 
@@ -138,7 +137,7 @@ def test_one_peer_that_knows_is_enough(
         monkeypatch.setattr(revising, "read", only_a)
         await asyncio.gather(a.enter(), b.enter())
         asked = await ask(network, 1, 0.5, 0.0)
-        while b.memory.count(Count.REVISION) == 0:
+        while b.memory.revision == 0:
             await both([a, b])
         network.records["r/revisions"].clear()
         while (await read(a.transport, founding_in(network))) != asked:
@@ -222,7 +221,7 @@ def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tm
         a = memory_peer(network, "a", {**quick, "outer_momentum": 0.0}, **disk)
         await a.enter()
         await ask(network, 1, 0.25, 0.0)
-        while a.memory.count(Count.REVISION) == 0:
+        while a.memory.revision == 0:
             await a.exchange(1.0)
         await a.stop()
         return a.memory.theta[0].item()
@@ -231,12 +230,12 @@ def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tm
         network = MemoryNetwork()
         b = memory_peer(network, "b", {}, **disk)
         await b.enter()
-        assert b.memory.count(Count.REVISION) == 1
+        assert b.memory.revision == 1
         assert founding_in(network).founder == "a"
         await b.exchange(1.0)
         assert b.memory.theta[0].item() == theta - 0.25
         await ask(network, 2, 0.5, 0.0)
-        while b.memory.count(Count.REVISION) == 1:
+        while b.memory.revision == 1:
             await b.exchange(1.0)
         await b.stop()
 
@@ -245,8 +244,8 @@ def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tm
         c = memory_peer(network, "c", {}, from_checkpoint=tmp_path)
         c.setup = dataclasses.replace(c.setup, local=c.setup.local.model_copy(update={"run_id": "other"}))
         await c.enter()
-        assert c.memory.count(Count.REVISION) == 0
-        assert c.memory.level(Level.OUTER_LR) == 0.5
+        assert c.memory.revision == 0
+        assert c.memory.outer_lr == 0.5
         before = c.memory.theta[0].item()
         await c.exchange(1.0)
         assert c.memory.theta[0].item() == before - 0.5
@@ -290,7 +289,7 @@ def test_delayed_nesterov_goes_on_with_other_rates(memory_peer: Any, quick: dict
             assert submission < 200
         while b.memory.theta[0].item() != theta.item():
             await asyncio.sleep(0.01)
-        assert a.memory.count(Count.REVISION) == b.memory.count(Count.REVISION) == 1
+        assert a.memory.revision == b.memory.revision == 1
         await asyncio.gather(a.stop(), b.stop())
 
     asyncio.run(asyncio.wait_for(life(), 100.0))

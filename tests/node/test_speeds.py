@@ -13,15 +13,14 @@ import pytest
 
 from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import live, records
-from p2p_diloco.node.shared import Count, Level
 
 WITHIN_S = 10.0
 
 
 def trains(peer: Any, step_time_s: float) -> None:
     """It makes another step, which takes so long."""
-    peer.memory.set_level(Level.STEP_TIME_S, step_time_s)
-    peer.memory.set_count(Count.STEPS, peer.memory.count(Count.STEPS) + 1)
+    peer.memory.step_time_s = step_time_s
+    peer.memory.steps = peer.memory.steps + 1
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -32,7 +31,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def planned_s(peer: Any) -> float:
-    return float(peer.memory.level(Level.TRAINS_FOR_S))
+    return float(peer.memory.trains_for_s)
 
 
 def test_every_peer_plans_by_the_fastest(memory_peer: type[Any], quick: dict[str, Any]) -> None:
@@ -117,7 +116,7 @@ def test_a_peers_record_tells_the_steps_it_has_made(
 
         async def tells(steps: int) -> None:
             while not told or told[-1] != steps:
-                told.append((await records.read_peers(peer.transport, "r")).get("anna", {}).get("h"))
+                told.append(getattr((await records.read_peers(peer.transport, "r")).get("anna"), "sync_every", None))
                 await asyncio.sleep(0.01)
 
         await asyncio.wait_for(tells(20), WITHIN_S)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from torch import nn
 
-from p2p_diloco.node.shared import Count, Level
 from p2p_diloco.peer.hook import Hook
 from tests.peer.test_hook import ScriptedLine, hooked, step, taking
 
@@ -31,7 +30,7 @@ class Paced:
         self.plan(planned_s)
 
     def plan(self, seconds: float) -> None:
-        self.line.memory.set_level(Level.TRAINS_FOR_S, seconds)
+        self.line.memory.trains_for_s = seconds
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
@@ -140,7 +139,7 @@ def test_a_round_that_was_missed_gives_way_to_the_next() -> None:
     peer.step(6)
     peer.line.epochs[0] += 1
     peer.line.fresh = {0: "keep"}
-    peer.line.memory.set_count(Count.CHANGED, peer.line.memory.count(Count.CHANGED) + 1)
+    peer.line.memory.changed = peer.line.memory.changed + 1
     assert 6 + peer.round() == 7 + 10
     assert peer.line.contributed()[-1]["weight"] == 17.0
 
@@ -151,7 +150,7 @@ def test_the_first_round_begins_with_the_first_step(before_s: float) -> None:
     step's time."""
     clock = SimpleNamespace(now=0.0)
     hook, line, model = hooked(clock=lambda: clock.now, sync_every=H, pace="time")
-    line.memory.set_level(Level.TRAINS_FOR_S, ROUND_S)
+    line.memory.trains_for_s = ROUND_S
     clock.now += before_s
     while not line.contributed():
         clock.now += 2.0
@@ -213,11 +212,11 @@ def test_the_runs_step_follows_the_fastest_and_never_falls() -> None:
     assert peer.hook.global_step == 4 * H
     go(2)
     peer.line.epochs[0] += 1  # a round without this peer
-    peer.line.memory.set_count(Count.CHANGED, peer.line.memory.count(Count.CHANGED) + 1)
+    peer.line.memory.changed = peer.line.memory.changed + 1
     go(1)
     peer.line.releases = [False, True]
     go(6)
-    peer.line.memory.set_count(Count.GOAL, 8)
+    peer.line.memory.goal = 8
     go(8)
     assert seen == sorted(seen)
     assert peer.hook.global_step >= H * sum(peer.line.epochs)
