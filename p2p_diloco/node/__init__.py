@@ -6,10 +6,10 @@ transport; the trainer's process owns the model. The two share one piece of memo
 
     __main__     begins and ends the process
     setup        what the peer tells its node first
-    life         finds the run or founds it
+    joining      finds the run or founds it
     run          what the peers of a run have agreed on
     node         the loop: an event in, its effects out, one after another
-    work         effects on tensors
+    tensor_work  effects on tensors
     outbox       messages on their way out
     inbox        messages on their way in; `wire` are their bytes
     trainer      the trainer's requests and the answers

@@ -88,7 +88,7 @@ def _end_with(parent_pid: int) -> None:
 
 
 async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
-    from p2p_diloco.node.live import live
+    from p2p_diloco.node.participation import live
 
     gc.freeze()  # to go through all of torch again and again would keep the loop from its probes, for 0.1 s each time
     gc.enable()

@@ -37,8 +37,8 @@ from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.plain import names
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.node.wire import Describe, Description, Nudge
-from p2p_diloco.node.work import TensorWork
 from p2p_diloco.tensors.mean import WEIGHT_MAX, WEIGHT_MIN
 
 DESCRIPTION_BYTES_MAX = 16 * 2**20

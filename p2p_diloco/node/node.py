@@ -39,10 +39,10 @@ from p2p_diloco.core.messages import Commit, Contribution, Message, Plan, State
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import wire
+from p2p_diloco.node.backpressure import Backpressure
 from p2p_diloco.node.outbox import Made, Outbox, Outcome
-from p2p_diloco.node.room import Room
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.work import TensorWork
+from p2p_diloco.node.tensor_work import TensorWork
 
 NOTES_KEPT = 50
 PROMPT_MAX = 4
@@ -101,7 +101,7 @@ class Node:
         self._at_rest.set()
         self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that wait or are on their way
         self._under_way = Counter[str]()  # commits to each peer that wait or are on their way
-        self._room = Room(replica, run.rules.room_within)
+        self._room = Backpressure(replica, run.rules.room_within)
         self._ended = False
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf

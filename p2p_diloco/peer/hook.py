@@ -23,8 +23,8 @@ from p2p_diloco.errors import ConfigError, GaveUpWaiting, P2PDilocoError
 from p2p_diloco.node import ledger as parts
 from p2p_diloco.node.channel import Message
 from p2p_diloco.node.ledger import OF_EXCHANGE, OF_TRAINING, Ledger, last_round, told
-from p2p_diloco.peer.line import NodeLine
 from p2p_diloco.peer.local import Local
+from p2p_diloco.peer.node_client import NodeClient
 from p2p_diloco.peer.tally import Sent, Tally
 from p2p_diloco.tensors.layout import Layout
 
@@ -94,7 +94,7 @@ class Hook:
 
     def __init__(
         self,
-        node: NodeLine,
+        node: NodeClient,
         local: Local,
         config: RunConfig,
         layout: Layout,

@@ -2,7 +2,7 @@
 
 Law: the surface alone. What happens at a step is `hook`'s, what happens to parameters `local`'s, and the
 swarm is the node's; this file starts them in order, and ends them whatever happens. Of several processes that are one
-peer, each has this surface: rank 0 the node and `lead`, the others `follow`.
+peer, each has this surface: rank 0 the node and `rank0`, the others `rank_n`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.extents import ALONE, Rank
-from p2p_diloco.peer.follow import FollowingHook, Leader
 from p2p_diloco.peer.hook import Hook, Stepping
 from p2p_diloco.peer.inner import InnerState, restore
-from p2p_diloco.peer.lead import LeadingHook, LedModel, Ranks
 from p2p_diloco.peer.local import LocalModel, with_global_values
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.peer.process import NodeProcess
+from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
+from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
 from p2p_diloco.peer.ranks import Group, bare, group_of, meeting
 from p2p_diloco.settings import from_environment, refuse_further_ranks
 from p2p_diloco.tensors.codec import written_in
@@ -115,8 +115,8 @@ class Peer:
         self._node: NodeProcess | None = None
         self._memory: SharedMemory | None = None
         self._group: Group | None = None
-        self._ranks: Ranks | None = None
-        self._leader: Leader | None = None
+        self._ranks: OtherRanks | None = None
+        self._rank0: Rank0Client | None = None
         self._hook: Stepping | None = None
         self._inner: InnerState | None = None
         self._handle: Any = None
@@ -149,9 +149,9 @@ class Peer:
         try:
             with meeting(self._group) as sockets:
                 if self._rank.index == 0:
-                    self._lead(sockets)
+                    self._enter_as_rank0(sockets)
                 else:
-                    self._follow(sockets[0])
+                    self._enter_as_rank_n(sockets[0])
         except BaseException:
             self.close()
             raise
@@ -171,7 +171,7 @@ class Peer:
         atexit.unregister(self.close)
         if self._handle is not None:
             self._handle.remove()
-        for others in (self._ranks, self._leader):
+        for others in (self._ranks, self._rank0):
             if others is not None:
                 others.close()
         if node is None or memory is None:
@@ -183,15 +183,15 @@ class Peer:
             within_s += SAVE_S_MAX
         node.end(within_s)
 
-    def _lead(self, sockets: Sequence[socket.socket]) -> None:
+    def _enter_as_rank0(self, sockets: Sequence[socket.socket]) -> None:
         """As the one process of this peer, or the first of them."""
         specs = None if self._model is None else specs_of(self._model)
         self._node = node = NodeProcess(Setup(self._asked, self._local_config, specs), sockets)
-        self._memory = node.line.memory
+        self._memory = node.client.memory
         if self._group is None:
             self._join(node)
             return
-        self._ranks = ranks = Ranks(sockets)
+        self._ranks = ranks = OtherRanks(sockets)
         with ranks.told_of_errors():
             self._join(node)
             ranks.tell("go on", standing=asdict(self._hooked.standing))
@@ -204,31 +204,31 @@ class Peer:
         layout = self._known(run)
         for doubt in self.config.doubts():
             log.warning("%s", doubt)
-        local: LocalModel | LedModel
+        local: LocalModel | Rank0Model
         if self._model is not None:
             local = self._local = self._parameters(layout)
             if self._ranks is not None:
                 self._ranks.tell("run", **{key: run[key] for key in RUN_KEYS})
-                local = LedModel(self._local, self._ranks)
+                local = Rank0Model(self._local, self._ranks)
             local.write_theta()
-            node.line.tell("theta")
+            node.client.tell("theta")
         self._awaited(node, "ready", within_s)
         if self._optimizers:
-            hook = Hook(node.line, local, self.config, layout, self._local_config.wait_timeout)
+            hook = Hook(node.client, local, self.config, layout, self._local_config.wait_timeout)
             hook.merge()
-            self._hook = hook if self._ranks is None else LeadingHook(hook, self._ranks, self._keep_inner)
+            self._hook = hook if self._ranks is None else Rank0Hook(hook, self._ranks, self._keep_inner)
             self._inner = self._trains(run["checkpoint"])
 
-    def _follow(self, sock: socket.socket) -> None:
+    def _enter_as_rank_n(self, sock: socket.socket) -> None:
         """As another process of a peer than its first."""
         assert self._model is not None
-        self._leader = leader = Leader(self._rank.index, sock)
-        self._memory = leader.memory(sum(spec.numel for spec in specs_of(self._model)))
-        run = leader.next()
+        self._rank0 = rank0 = Rank0Client(self._rank.index, sock)
+        self._memory = rank0.memory(sum(spec.numel for spec in specs_of(self._model)))
+        run = rank0.next()
         layout = self._known(run)
         self._local = self._parameters(layout)
-        self._hook = hook = FollowingHook(leader, self._local, self._keep_told)
-        hook.follow()
+        self._hook = hook = RankNHook(rank0, self._local, self._keep_told)
+        hook.serve()
         self._inner = self._trains(run["checkpoint"])
 
     def _known(self, run: Message) -> Layout:
@@ -256,7 +256,7 @@ class Peer:
         return InnerState(self._optimizers, folder, keep, self._version, self._rank)
 
     def _awaited(self, node: NodeProcess, kind: str, within_s: float) -> Message:
-        message = node.line.wait_for(kind, timeout_s=within_s)
+        message = node.client.wait_for(kind, timeout_s=within_s)
         if message is None:
             raise NodeDied(f"the node (process {node.pid}) did not start in {within_s:g} s", mend="see its log above")
         return message
@@ -303,14 +303,14 @@ class Peer:
         """
         hook, node = self._hooked, self._node
         if node is not None:
-            node.line.tell("pause", on=True)
+            node.client.tell("pause", on=True)
         hook.rest()
         try:
             with hook.beside():
                 yield
         finally:
             if node is not None and self._node is not None:
-                node.line.tell("pause", on=False)
+                node.client.tell("pause", on=False)
 
     def global_state_dict(self) -> dict[str, Tensor]:
         """A copy of the model's state_dict with the global parameters in place of its own; buffers are the
@@ -319,7 +319,7 @@ class Peer:
         """
         hook = self._hooked
         assert self._model is not None
-        if isinstance(hook, FollowingHook):
+        if isinstance(hook, RankNHook):
             return with_global_values(self._model, hook.global_values())
         if self._ranks is None:
             return with_global_values(self._model, self._read())
@@ -329,8 +329,8 @@ class Peer:
 
     def _read(self) -> dict[str, Tensor]:
         """The global parameters, while nobody writes them."""
-        line = self._running.line
-        kept = line.ask("read", "readable")["kept"]
+        client = self._running.client
+        kept = client.ask("read", "readable")["kept"]
         try:
             if self._ranks is not None:
                 self._ranks.tell("read", kept=kept)
@@ -338,7 +338,7 @@ class Peer:
             if self._ranks is not None:
                 self._ranks.answers()
         finally:
-            line.tell("have read", loaded=[])
+            client.tell("have read", loaded=[])
         return values
 
     def state_dict(self) -> dict[str, Any]:
@@ -401,13 +401,13 @@ class Peer:
         what was merged last is of no single epoch: one shard's commit stayed out for two heartbeats.
         """
         if self._hook is None or self.config.mode == "async":
-            return str(self._running.line.ask("ask", "told")["digest"])
+            return str(self._running.client.ask("ask", "told")["digest"])
         return self._hook.standing.digest
 
     @property
     def peers(self) -> tuple[str, ...]:
         """The ids of the live peers as this one sees them, this one included."""
-        return tuple(sorted(self._running.line.ask("ask", "told")["peers"]))
+        return tuple(sorted(self._running.client.ask("ask", "told")["peers"]))
 
     @property
     def metrics(self) -> Metrics:
@@ -435,7 +435,7 @@ class Peer:
         )
 
     def _version(self) -> ModelVersion:
-        versions = self._running.line.ask("ask", "told")["versions"]
+        versions = self._running.client.ask("ask", "told")["versions"]
         return model_version([Version(*version) for version in versions])
 
     @property

@@ -37,7 +37,7 @@ from p2p_diloco.node import wire
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.work import TensorWork
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 
 PLAN = Plan(("a",), ("a",))

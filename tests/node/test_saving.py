@@ -23,7 +23,7 @@ from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import saving
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.saving import Saving
-from p2p_diloco.node.work import TensorWork
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 

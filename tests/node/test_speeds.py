@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.net.memory import MemoryNetwork
-from p2p_diloco.node import live, records
+from p2p_diloco.node import participation, records
 
 WITHIN_S = 10.0
 
@@ -65,7 +65,7 @@ def test_a_slow_link_takes_its_time_off_the_training(
     memory_peer: type[Any], quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fragment of two elements in fp32 is 8 bytes there and 8 back: a second on one link, 8 on the other."""
-    monkeypatch.setattr(live, "MEASURE_EVERY_S", 0.05)
+    monkeypatch.setattr(participation, "MEASURE_EVERY_S", 0.05)
 
     async def scenario() -> None:
         network, config = MemoryNetwork(), {**quick, "pace": "time", "sync_every": 40, "num_fragments": 2}

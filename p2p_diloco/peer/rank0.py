@@ -29,11 +29,11 @@ TELL_EVERY_S = 30.0
 log = logging.getLogger("p2p_diloco")
 
 
-class Ranks:
+class OtherRanks:
     """Rank 0's lines to the other ranks, in order."""
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
-        self._lines = [TrainerEnd(sock) for sock in sockets]
+        self._connections = [TrainerEnd(sock) for sock in sockets]
 
     def tell(self, kind: str, **values: object) -> None:
         """A message to all.
@@ -41,9 +41,9 @@ class Ranks:
         Raises:
             RankDied: one of them has ended.
         """
-        for rank, line in enumerate(self._lines, start=1):
+        for rank, connection in enumerate(self._connections, start=1):
             try:
-                line.send({"kind": kind, **values})
+                connection.send({"kind": kind, **values})
             except ChannelClosed:
                 raise _died(rank) from None
 
@@ -54,13 +54,13 @@ class Ranks:
             RankDied: one of them has ended, or says nothing.
             P2PDilocoError: what one of them failed with.
         """
-        return [self._answer(rank, line) for rank, line in enumerate(self._lines, start=1)]
+        return [self._answer(rank, connection) for rank, connection in enumerate(self._connections, start=1)]
 
-    def _answer(self, rank: int, line: TrainerEnd) -> Message:
+    def _answer(self, rank: int, connection: TrainerEnd) -> Message:
         began = time.monotonic()
         while time.monotonic() - began < RANK_S:
             try:
-                message = line.receive(TELL_EVERY_S)
+                message = connection.receive(TELL_EVERY_S)
             except ChannelClosed:
                 raise _died(rank) from None
             match message:
@@ -103,21 +103,21 @@ class Ranks:
         try:
             yield
         except P2PDilocoError as error:
-            for line in self._lines:
+            for connection in self._connections:
                 with suppress(ChannelClosed):
-                    line.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
+                    connection.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
             raise
 
     def close(self) -> None:
         """The others notice at their next call."""
-        for line in self._lines:
-            line.close()
+        for connection in self._connections:
+            connection.close()
 
 
-class LedModel:
+class Rank0Model:
     """The parameters of all ranks as one model's: each rank does its part. See `LocalModel`."""
 
-    def __init__(self, own: LocalModel, ranks: Ranks) -> None:
+    def __init__(self, own: LocalModel, ranks: OtherRanks) -> None:
         self._own, self._ranks = own, ranks
 
     def write_theta(self) -> None:
@@ -155,13 +155,13 @@ class LedModel:
         self._own.forget_deltas(shards)
 
 
-class LeadingHook:
+class Rank0Hook:
     """A hook whose calls every rank makes. Between two of them all ranks are told the same of where they stand, though
     the run goes on meanwhile: a loop that ends when the run has ended must end at the same step everywhere. `then` is
     what follows a step before all go on.
     """
 
-    def __init__(self, hook: Hook, ranks: Ranks, then: Callable[[], None]) -> None:
+    def __init__(self, hook: Hook, ranks: OtherRanks, then: Callable[[], None]) -> None:
         self._hook, self._ranks, self._then = hook, ranks, then
         self._loss: float | None = None
         self._samples: int | None = None

@@ -13,8 +13,8 @@ from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelM
 from p2p_diloco.net.memory import MemoryNetwork, MemoryTransport
 from p2p_diloco.node import records
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.life import holders_of, keep_record
-from p2p_diloco.node.live import LIVES_ON_S
+from p2p_diloco.node.joining import holders_of, keep_record
+from p2p_diloco.node.participation import LIVES_ON_S
 from p2p_diloco.node.records import key_of, look_around, publish, read_peers
 from p2p_diloco.node.run import RunRecord, name_of
 
@@ -45,7 +45,7 @@ def test_two_founders_become_one_run(memory_peer: Any, quick: dict[str, Any], mo
         return found
 
     monkeypatch.setattr(MemoryTransport, "fetch", slow_fetch)
-    monkeypatch.setattr("p2p_diloco.node.life.FOUNDERS_MEET_S", 0.7)
+    monkeypatch.setattr("p2p_diloco.node.joining.FOUNDERS_MEET_S", 0.7)
 
     async def life() -> None:
         network = MemoryNetwork()

@@ -32,8 +32,8 @@ from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.ending import Ending, until_the_others_have_it
 from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.joining import Describing, Joined, find_run, found_if_nobody_has, holders_of, keep_record
 from p2p_diloco.node.ledger import CODEC, OUTER_STEP, TRANSFER
-from p2p_diloco.node.life import Describing, Joined, find_run, found_if_nobody_has, holders_of, keep_record
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.restart import GoesOn, until_the_others_are_back
@@ -42,8 +42,8 @@ from p2p_diloco.node.saving import Checkpoint, Saving, read_checkpoint
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.status import Buffered, Event, PeerStatus, RoundProgress, Ways
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.node.trainer import TrainerSide, until_one_ends
-from p2p_diloco.node.work import TensorWork
 from p2p_diloco.remembered import remember, remembered
 
 LEAVE_S = 1.0
