@@ -14,8 +14,8 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.net.memory import MemoryNetwork, MemoryTransport
 from p2p_diloco.node import joining, restart, shared
 from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
+from p2p_diloco.node.entry import take_part
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.participation import take_part
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.tensors.layout import ParamSpec

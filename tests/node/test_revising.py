@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from p2p_diloco.config import RunConfig
 from p2p_diloco.core.messages import Commit, Plan, Probe, State, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.net.memory import MemoryNetwork, signed
 from p2p_diloco.node import revising, wire
-from p2p_diloco.node.inbox import Inbox, misfit
+from p2p_diloco.node.inbox import Inbox, RunInbox
+from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run import Run, RunRecord
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.delayed import DelayedNesterov
+from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.outer import OuterOptimizer
 
 
@@ -175,17 +181,15 @@ def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCapt
         heard.append(message)
 
     async def life() -> None:
+        run = Run("r", RunConfig(), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
+        receiver: Any = SimpleNamespace(
+            receive=take, proven=lambda revision: revision.proof == "good", closed=None, moving=None
+        )
         inbox = Inbox()
-        inbox.token, inbox.proven = b"t" * 16, lambda revision: revision.proof == "good"
-        work: Any = type("Work", (), {"nbytes": lambda self, message: 0, "store": Shards()})()
-        inbox.open(work, 1, take)
+        inbox.handler = RunInbox(run, TensorWork(run, torch.zeros(2)), receiver, nullcontext)
         for proof in ("bad", "bad", "good"):
             summary = Summary(1, "worker", True, ModelVersion(), (), False, revision=Revision(1, 0.5, 0.0, proof))
-            await inbox.deliver("b", wire.pack(Probe(summary), inbox.token), None)
-
-    class Shards:
-        class layout:  # noqa: N801
-            shards = (0,)
+            await inbox.deliver("b", wire.pack(Probe(summary), run.token), None)
 
     asyncio.run(life())
     assert [message.summary.revision for message in heard] == [FOUNDED, FOUNDED, Revision(1, 0.5, 0.0)]
@@ -208,7 +212,7 @@ def test_messages_carry_revisions_that_can_be_used() -> None:
             assert back == message
             held = back.summary.revision if isinstance(back, Probe) else back.revision
             assert (held, held.proof) == (revision, revision.proof)
-            assert ("rates that nobody can use" in misfit(back, 1, 1)) is not fits
+            assert ("rates that can't be used" in misfit(back, 1, 1)) is not fits
 
 
 def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
