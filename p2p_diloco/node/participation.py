@@ -209,6 +209,7 @@ class Participation:
         self._saving.settled()
         shared, traffic = self._shared, self._transport.traffic
         shared.saved = self._saving.epoch
+        shared.leave_s = self._run.config.heartbeat_timeout if self._replica.finished else 0.0
         shared.bytes_sent, shared.bytes_received = traffic.bytes_sent, traffic.bytes_received
         shared.retries = self._outbox.failed
 

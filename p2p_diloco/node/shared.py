@@ -99,6 +99,8 @@ class Header:
     """The lowest epoch over the shards; -1 while no state is held."""
     finished = Slot(int)
     """1 once the run has ended for all."""
+    leave_s = Slot(float)
+    """How long it may stay for others when it is to leave: until all have the last state of a run that has ended."""
     goal = Slot(int)
     """The commits, summed over fragments, up to which a peer asks all to exchange at once."""
     saved = Slot(int)

@@ -60,6 +60,8 @@ class Local(Protocol):
 
     def forget_deltas(self, shards: Collection[int]) -> None: ...
 
+    def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]: ...
+
 
 class LocalModel:
     """A model's trainable parameters, as far as this process holds them, in the flat order of a layout.

@@ -19,8 +19,8 @@ from p2p_diloco.core.events import Carry
 from p2p_diloco.errors import ConfigError, P2PDilocoError, RankDied
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
 from p2p_diloco.node.shared import SharedMemory, borrow
-from p2p_diloco.peer.hook import Standing
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.metrics import Standing
 
 WAIT_S = 60.0
 """A wait for rank 0 is as long as rank 0's own; it is looked at after so long."""
@@ -91,13 +91,14 @@ class Rank0Client:
 
 
 class RankNHook:
-    """What `Peer` asks of the hook, answered from what rank 0 told last. `save` is what this rank keeps on disk."""
+    """What `Peer` asks of the hook, answered from what rank 0 told last. `save` is `InnerState.save`,
+    if this peer keeps checkpoints."""
 
-    def __init__(self, rank0: Rank0Client, local: LocalModel, save: Callable[[Message], None]) -> None:
+    def __init__(self, rank0: Rank0Client, local: LocalModel, save: Callable[..., None] | None) -> None:
         self._rank0, self._local, self._save = rank0, local, save
         self._loss: float | None = None
         self._samples: int | None = None
-        self.standing: Standing
+        self.standing = Standing()
         """Where all ranks stood when the last call ended."""
 
     def report(self, loss: float | None, samples: int | None) -> None:
@@ -113,12 +114,12 @@ class RankNHook:
         samples, self._samples = self._samples, None
         self._call("optimizer.step()", loss=loss, samples=samples)
 
-    def rest(self) -> None:
-        """Times are rank 0's."""
-
-    def beside(self) -> AbstractContextManager[None]:
-        """Times are rank 0's."""
+    def pause(self) -> AbstractContextManager[None]:
+        """Rank 0 tells the node."""
         return nullcontext()
+
+    def count_on(self, totals: Mapping[str, float]) -> None:
+        """Rank 0 counts."""
 
     def synchronise(self) -> None:
         """As the others do."""
@@ -139,7 +140,7 @@ class RankNHook:
                 self._rank0.failed(error)
                 raise
             self._rank0.say("done", **answer)
-        self.standing = Standing(**message["standing"])
+        self.standing = Standing.from_wire(message["standing"])
 
     def _call(self, name: str, *, into: dict[str, Tensor] | None = None, **values: object) -> None:
         self._rank0.say("call", call=name, **values)
@@ -158,8 +159,9 @@ class RankNHook:
             case {"kind": "read", "kept": kept}:
                 assert into is not None, "rank 0 has what to read only where all ranks ask for it"
                 into.update(self._local.global_values(kept))
-            case {"kind": "save"}:
-                self._save(message)
+            case {"kind": "save", **values}:
+                if self._save is not None:
+                    self._save(**values)
             case _:
                 raise AssertionError(f"rank 0 says {message}")
         return {}

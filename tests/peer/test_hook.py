@@ -135,12 +135,12 @@ def test_an_exchange_every_h_steps() -> None:
     for steps in range(1, 13):
         step(hook, model)
         assert len(node.contributed()) == steps // 4
-        assert hook.global_step == steps
+        assert hook.standing.global_step == steps
         assert node.memory.steps == steps
     assert [c["weight"] for c in node.contributed()] == [4.0] * 3
     assert [c["samples"] for c in node.contributed()] == [4] * 3
     assert model.u.tolist() == node.memory.theta[:2].tolist() == [12.0, 12.0]
-    assert hook.sync_count == 3
+    assert hook.standing.metrics.sync_count == 3
 
 
 def test_fragments_take_turns() -> None:
@@ -151,7 +151,7 @@ def test_fragments_take_turns() -> None:
     assert [c["weight"] for c in node.contributed()] == [2.0, 4.0, 4.0, 4.0, 4.0]
     assert node.memory.delta.tolist() == [-4.0] * 4
     assert model.v.tolist() == [10.0, 10.0]  # 8 of them global
-    assert hook.global_step == 10
+    assert hook.standing.global_step == 10
 
 
 TABLE: dict[tuple[int, str, float], tuple[list[tuple[float, float]], list[float]]] = {
@@ -175,8 +175,8 @@ def test_the_numbers_of_streaming(overlap_steps: int, merge: str, merge_alpha: f
         step(hook, model, 3 if number else 3 + overlap_steps, by=-2.0)
         assert (model.u.tolist(), model.v.tolist()) == ([u] * 2, [v] * 2)
         assert node.memory.theta[2 * (number % 2)].item() == commits[number]
-        assert hook.sync_count == number + 1
-        assert hook.global_step == hook.steps == 3 * (number + 1) + overlap_steps
+        assert hook.standing.metrics.sync_count == number + 1
+        assert hook.standing.global_step == hook.standing.metrics.local_step == 3 * (number + 1) + overlap_steps
 
 
 def test_training_goes_on_while_an_exchange_is_under_way() -> None:
@@ -185,19 +185,20 @@ def test_training_goes_on_while_an_exchange_is_under_way() -> None:
     hook, node, model = hooked(overlap_steps=3, merge="rebase")
     step(hook, model, 4)
     (sent,) = node.contributed()
-    assert (sent["weight"], hook.sync_count) == (4.0, 0)
+    assert (sent["weight"], hook.standing.metrics.sync_count) == (4.0, 0)
     node.memory.changed = 9
     said = list(node.log)
     step(hook, model, 2)
     assert node.log == said
     step(hook, model)
-    assert hook.sync_count == 1
-    assert hook.hidden_time_s == pytest.approx(0.5, abs=0.1)
-    assert hook.last_sync_time_s == pytest.approx(hook.hidden_time_s + hook.waiting_time_s, abs=0.01)
+    metrics = hook.standing.metrics
+    assert metrics.sync_count == 1
+    assert metrics.hidden_time_s == pytest.approx(0.5, abs=0.1)
+    assert metrics.last_sync_time_s == pytest.approx(metrics.hidden_time_s + metrics.waiting_time_s, abs=0.01)
     assert model.u.tolist() == [7.0, 7.0]
     step(hook, model)
     assert [c["weight"] for c in node.contributed()] == [4.0, 4.0]
-    assert hook.global_step == 8
+    assert hook.standing.global_step == 8
 
 
 def test_with_mix_the_steps_made_meanwhile_are_counted_as_dropped() -> None:
@@ -205,7 +206,7 @@ def test_with_mix_the_steps_made_meanwhile_are_counted_as_dropped() -> None:
     hook, _, model = hooked(overlap_steps=4, merge_alpha=0.25)
     step(hook, model, 8)
     assert model.u.tolist() == [4.0 + 0.25 * 4.0] * 2
-    assert hook.dropped_samples == 3
+    assert hook.standing.metrics.dropped_samples == 3
 
 
 def test_by_default_half_of_what_was_trained_meanwhile_stays() -> None:
@@ -224,17 +225,17 @@ def test_the_next_fragment_waits_for_the_one_under_way() -> None:
     hook, node, model = hooked(fragments=2, overlap_steps=2, merge="rebase")
     step(hook, model, 4)
     assert [c["shards"] for c in node.contributed()] == [[0], [1]]
-    assert hook.sync_count == 1
+    assert hook.standing.metrics.sync_count == 1
     node.memory.goal = 3
     step(hook, model)
     assert [c["shards"] for c in node.contributed()] == [[0], [1], [0]]
-    assert hook.sync_count == 3
+    assert hook.standing.metrics.sync_count == 3
     step(hook, model)
     assert len(node.contributed()) == 3
     step(hook, model)
     hook.synchronise()
     assert [c["shards"] for c in node.contributed()][3:] == [[1], [0], [1]]
-    assert hook.sync_count == 6
+    assert hook.standing.metrics.sync_count == 6
     assert model.u.tolist() == model.v.tolist() == node.memory.theta.tolist()[:2] == [7.0, 7.0]
 
 
@@ -247,7 +248,7 @@ def test_what_the_result_does_not_count_is_carried_whatever_the_merge() -> None:
     node.overwrite(10.0)
     step(hook, model, 2)
     assert model.u.tolist() == [16.0, 16.0]
-    assert hook.dropped_samples == 0
+    assert hook.standing.metrics.dropped_samples == 0
     node.commit = committed
     step(hook, model, 4)
     assert node.memory.theta.tolist() == [18.0] * 4
@@ -259,10 +260,10 @@ def test_a_flight_that_never_began_is_sent_again_when_it_lands() -> None:
     node.releases = [False, True]
     step(hook, model, 8)
     assert [c["weight"] for c in node.contributed()] == [4.0, 6.0]
-    assert hook.sync_count == 1
+    assert hook.standing.metrics.sync_count == 1
     assert model.u.tolist() == [8.0, 8.0]
     assert node.memory.theta.tolist() == [6.0] * 4
-    assert hook.global_step == 6  # what the run counts: H for the commit, and two since
+    assert hook.standing.global_step == 6  # what the run counts: H for the commit, and two since
 
 
 def test_asynchronously_the_answer_says_how_many_steps_come_next() -> None:
@@ -277,7 +278,8 @@ def test_asynchronously_the_answer_says_how_many_steps_come_next() -> None:
     node.asynchronous = {"steps": 1, "staleness": 0, "refused": 1}
     step(hook, model, 3 + 2)
     assert len(node.contributed()) == 5
-    assert (hook.standing.sync_every, hook.standing.staleness, hook.standing.refused_submissions) == (1, 0, 1)
+    metrics = hook.standing.metrics
+    assert (metrics.sync_every, metrics.staleness, metrics.refused_submissions) == (1, 0, 1)
 
 
 def test_asynchronously_the_runs_step_is_a_live_peers_share() -> None:
@@ -289,10 +291,10 @@ def test_asynchronously_the_runs_step_is_a_live_peers_share() -> None:
     for _ in range(6):
         hook.report(None, 5)
         step(hook, model)
-    assert hook.global_step == (24 + 4) // 2 + 2
+    assert hook.standing.global_step == (24 + 4) // 2 + 2
     node.workers = 4
     hook.merge()
-    assert hook.global_step == (24 + 4) // 4 + 2
+    assert hook.standing.global_step == (24 + 4) // 4 + 2
 
 
 def test_asynchronously_nobody_is_asked_to_exchange() -> None:
@@ -316,9 +318,9 @@ def test_a_run_that_another_peer_ended_is_merged_before_it_is_finished() -> None
     node.fresh[0] = "drop"
     node.memory.changed = node.memory.changed + 1
     node.memory.finished = 1
-    assert not hook.finished
+    assert not hook.standing.finished
     step(hook, model)
-    assert hook.finished
+    assert hook.standing.finished
     assert model.u.tolist() == [7.0, 7.0]
 
 
@@ -329,10 +331,10 @@ def test_the_end_may_come_after_its_last_commit() -> None:
     assert model.u.tolist() == [4.0, 4.0]
     step(hook, model)
     node.memory.finished = 1
-    assert not hook.finished
+    assert not hook.standing.finished
     step(hook, model)
-    assert hook.finished
-    assert (model.u.tolist(), hook.dropped_samples) == ([4.0, 4.0], 2)
+    assert hook.standing.finished
+    assert (model.u.tolist(), hook.standing.metrics.dropped_samples) == ([4.0, 4.0], 2)
 
 
 def test_nothing_of_its_own_is_left_in_the_model_of_a_finished_run() -> None:
@@ -347,11 +349,11 @@ def test_nothing_of_its_own_is_left_in_the_model_of_a_finished_run() -> None:
     node.memory.changed = node.memory.changed + 1
     node.memory.finished = 1
     step(hook, model)
-    assert hook.finished
+    assert hook.standing.finished
     assert (model.u.tolist(), model.v.tolist()) == ([7.0, 7.0], [8.0, 8.0])
-    assert hook.dropped_samples == 2  # of one half 3 steps, of the other 1
+    assert hook.standing.metrics.dropped_samples == 2  # of one half 3 steps, of the other 1
     step(hook, model, 9)
-    assert (model.u.tolist(), hook.dropped_samples) == ([16.0, 16.0], 2)
+    assert (model.u.tolist(), hook.standing.metrics.dropped_samples) == ([16.0, 16.0], 2)
 
 
 @pytest.mark.parametrize("merge_alpha", [None, 0.0, 0.25])
@@ -360,11 +362,11 @@ def test_the_end_of_the_run_lands_what_is_under_way(merge_alpha: float | None) -
     hook, node, model = hooked(overlap_steps=4, merge="mix", merge_alpha=merge_alpha)
     step(hook, model, 5)
     node.memory.finished = 1
-    assert not hook.finished
+    assert not hook.standing.finished
     step(hook, model)
-    assert hook.finished
+    assert hook.standing.finished
     assert model.u.tolist() == [4.0, 4.0]
-    assert hook.dropped_samples == 2
+    assert hook.standing.metrics.dropped_samples == 2
     step(hook, model, 9)
     assert len(node.contributed()) == 1
 
@@ -378,7 +380,7 @@ def test_an_exchange_that_never_began_is_tried_again() -> None:
     step(hook, model, 4)
     assert [c["weight"] for c in node.contributed()] == [4.0] * 3
     assert [kind for kind, _ in node.log if kind != "have read"] == ["merge", "contribute"] * 3 + ["merge"]
-    assert hook.sync_count == 1
+    assert hook.standing.metrics.sync_count == 1
 
 
 def test_changes_are_merged_between_exchanges() -> None:
@@ -406,7 +408,7 @@ def test_a_finished_run_is_left_alone() -> None:
     step(hook, model, 9)
     assert node.contributed() == []
     assert model.u.tolist() == [15.0, 15.0]
-    assert hook.finished
+    assert hook.standing.finished
 
 
 def test_weights_by_samples() -> None:
@@ -454,13 +456,13 @@ def test_what_is_dropped_is_counted() -> None:
     step(hook, model, 2)
     node.fresh = {0: "keep"}
     hook.merge()
-    assert hook.dropped_samples == 0
+    assert hook.standing.metrics.dropped_samples == 0
     hook.report(None, 10)
     step(hook, model, 4)
     hook._tally._uncounted[0] = 20
     node.fresh = {0: "drop"}
     hook.merge()
-    assert hook.dropped_samples == 10
+    assert hook.standing.metrics.dropped_samples == 10
 
 
 def taking(clock: SimpleNamespace, seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -474,9 +476,7 @@ def taking(clock: SimpleNamespace, seconds: float, call: Callable[..., Any]) -> 
 
 
 def every_time(hook: Hook) -> dict[str, float]:
-    now = hook.standing
-    names = ("total_sync_time_s", "waiting_time_s", "hidden_time_s")
-    return {**now.times, **{name: getattr(now, name) for name in names}}
+    return hook.standing.metrics.totals()
 
 
 @pytest.mark.parametrize("overlap_steps", [0, 2])
@@ -545,10 +545,11 @@ def test_pauses_are_no_step_time() -> None:
     """The time of an exchange or a pause is not taken for an inner step's."""
     hook, _, model = hooked()
     step(hook, model, 2)
-    before = hook.step_time_s
-    hook.rest()
+    before = hook._rhythm.step_time_s
+    with hook.pause():
+        pass
     step(hook, model)
-    assert hook.step_time_s == before > 0
+    assert hook._rhythm.step_time_s == before > 0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e12])
@@ -561,7 +562,7 @@ def test_progress_that_is_not_finite_is_dropped_once(value: float, caplog: pytes
     for attempt in (1, 2):
         node.log.clear()
         hook.merge()
-        dropped = hook.dropped_samples
+        dropped = hook.standing.metrics.dropped_samples
         step(hook, model)
         with torch.no_grad():
             model.u.fill_(value)
@@ -571,7 +572,7 @@ def test_progress_that_is_not_finite_is_dropped_once(value: float, caplog: pytes
         assert model.u.tolist() == node.memory.theta[:2].tolist()
         assert model.v.tolist() == node.memory.theta[2:].tolist()
         assert len([r for r in caplog.records if "not finite" in r.message]) == attempt
-        assert hook.dropped_samples > dropped
+        assert hook.standing.metrics.dropped_samples > dropped
         step(hook, model)
         (sent,) = node.contributed()
         assert (sent["weight"], sent["samples"]) == (1.0, 1)
@@ -657,7 +658,7 @@ def test_what_was_trained_on_a_changed_base_is_given_up(listed: bool) -> None:
     step(hook, model, 4)
     assert model.u.tolist() == [9.0, 9.0]
     assert node.memory.delta.tolist() == [0.0] * 4
-    assert hook.dropped_samples == 4
+    assert hook.standing.metrics.dropped_samples == 4
     assert not node.bases.lost
 
 
@@ -693,7 +694,7 @@ def test_after_a_merge_that_was_broken_off_all_is_loaded(monkeypatch: pytest.Mon
     hook.merge()
     assert model.u.tolist() == [20.0, 20.0]
     assert not node.memory.delta.any()
-    assert hook.dropped_samples == 2
+    assert hook.standing.metrics.dropped_samples == 2
     step(hook, model)
     assert model.u.tolist() == [21.0, 21.0]
 
@@ -718,7 +719,7 @@ def test_a_wait_that_was_broken_off_leaves_what_was_sent(merge: str, carry: str,
     step(hook, model)
     assert node.memory.theta.tolist() == [4.0] * 4
     assert model.u.tolist() == [value, value]
-    assert hook.dropped_samples == 1
+    assert hook.standing.metrics.dropped_samples == 1
 
 
 @pytest.mark.parametrize("weighting", ["steps", "samples", "uniform"])

@@ -39,10 +39,10 @@ class Paced:
 
     def round(self) -> int:
         """Steps until the next contribution, and how many these were."""
-        before, sent = self.hook.steps, len(self.node.contributed())
+        before, sent = self.hook.standing.metrics.local_step, len(self.node.contributed())
         while len(self.node.contributed()) == sent:
             self.step()
-        return self.hook.steps - before
+        return self.hook.standing.metrics.local_step - before
 
     def waiting(self, seconds: Callable[[], float]) -> None:
         """Each commit comes so late."""
@@ -61,7 +61,7 @@ def test_unlike_speeds_end_together() -> None:
         assert {peer.clock.now for peer in peers} == {number * (ROUND_S + 7.0)}
     assert [peer.node.contributed()[-1]["weight"] for peer in peers] == [20.0, 10.0, 4.0]
     assert [peer.node.contributed()[-1]["every"] for peer in peers] == [20, 10, 4]
-    assert [peer.hook.standing.sync_every for peer in peers] == [20, 10, 4]
+    assert [peer.hook.standing.metrics.sync_every for peer in peers] == [20, 10, 4]
 
 
 def test_steps_that_vary_a_little_change_no_number() -> None:
@@ -125,11 +125,10 @@ def test_a_pause_takes_time_of_the_round() -> None:
     """The others' steps go on meanwhile, so the next one here may be the last; it is no step's time."""
     peer = Paced(2.0)
     peer.step(2)
-    with peer.hook.beside():
-        peer.hook.rest()
+    with peer.hook.pause():
         peer.clock.now += 12.0
     assert peer.round() == 2  # rather than eight
-    assert peer.hook.step_time_s == 2.0
+    assert peer.hook._rhythm.step_time_s == 2.0
 
 
 def test_a_round_that_was_missed_gives_way_to_the_next() -> None:
@@ -155,8 +154,8 @@ def test_the_first_round_begins_with_the_first_step(before_s: float) -> None:
     while not node.contributed():
         clock.now += 2.0
         step(hook, model)
-    assert hook.steps == 1 + 10
-    assert hook.step_time_s == 2.0
+    assert hook.standing.metrics.local_step == 1 + 10
+    assert hook._rhythm.step_time_s == 2.0
 
 
 def test_an_exchange_without_steps_tells_no_number() -> None:
@@ -182,7 +181,7 @@ def test_overlap_is_a_share_of_the_rounds_time(step_s: float) -> None:
     as long as without."""
     peer = Paced(step_s, overlap_steps=5, merge="rebase")
     assert peer.round() == ROUND_S / step_s
-    while peer.hook.sync_count == 1:
+    while peer.hook.standing.metrics.sync_count == 1:
         peer.step()
     assert peer.clock.now == ROUND_S + 5.0 // step_s * step_s
     for _ in range(3):
@@ -206,10 +205,10 @@ def test_the_runs_step_follows_the_fastest_and_never_falls() -> None:
     def go(times: int) -> None:
         for _ in range(times):
             peer.step()
-            seen.append(peer.hook.global_step)
+            seen.append(peer.hook.standing.global_step)
 
     go(12)
-    assert peer.hook.global_step == 4 * H
+    assert peer.hook.standing.global_step == 4 * H
     go(2)
     peer.node.epochs[0] += 1  # a round without this peer
     peer.node.memory.changed = peer.node.memory.changed + 1
@@ -219,4 +218,4 @@ def test_the_runs_step_follows_the_fastest_and_never_falls() -> None:
     peer.node.memory.goal = 8
     go(8)
     assert seen == sorted(seen)
-    assert peer.hook.global_step >= H * sum(peer.node.epochs)
+    assert peer.hook.standing.global_step >= H * sum(peer.node.epochs)

@@ -18,13 +18,13 @@ from p2p_diloco.errors import ConfigError, NodeDied, P2PDilocoError, RankDied
 from p2p_diloco.node import shared
 from p2p_diloco.peer import rank0
 from p2p_diloco.peer.extents import Rank
-from p2p_diloco.peer.hook import Standing
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.metrics import Metrics, Standing
 from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
 from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
 from p2p_diloco.tensors.layout import Layout, specs_of
 
-BEGIN = Standing(0, "", False, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+BEGIN = Standing()
 WITHIN_S = 20.0
 
 
@@ -41,9 +41,8 @@ class PlayedHook:
 
     def step(self) -> None:
         self.does()
-        self.standing = replace(self.standing, steps=self.standing.steps + 1, global_step=3)
-
-    def rest(self) -> None: ...
+        steps = self.standing.metrics.local_step + 1
+        self.standing = replace(self.standing, metrics=Metrics(local_step=steps), global_step=3)
 
     def synchronise(self) -> None:
         self.standing = replace(self.standing, epoch=7, finished=True)
@@ -65,8 +64,7 @@ class Pair:
             for index, model in enumerate(self.models)
         ]
         self.led = Rank0Model(self.locals[0], self.ranks)
-        self.rank_n = RankNHook(self.rank0, self.locals[1], self.saved.append)
-        self.rank_n.standing = BEGIN
+        self.rank_n = RankNHook(self.rank0, self.locals[1], lambda **told: self.saved.append(told))
         self.pool = ThreadPoolExecutor(1)
 
     @staticmethod
@@ -97,7 +95,7 @@ def test_all_ranks_stand_where_rank_0_does(pair: Pair) -> None:
     step = pair.other(pair.rank_n.step)
     pair.leading.step()
     step.result(WITHIN_S)
-    assert pair.rank_n.standing == pair.leading.standing == replace(BEGIN, steps=1, global_step=3)
+    assert pair.rank_n.standing == pair.leading.standing == replace(BEGIN, metrics=Metrics(local_step=1), global_step=3)
     pair.played.standing = replace(BEGIN, finished=True)
     assert not pair.leading.standing.finished
     asked = pair.other(pair.rank_n.synchronise)
@@ -176,7 +174,7 @@ def test_all_ranks_save_at_one_step(pair: Pair) -> None:
     step = pair.other(pair.rank_n.step)
     pair.leading.step()
     step.result(WITHIN_S)
-    assert pair.saved == [{"kind": "save", "epoch": 2}]
+    assert pair.saved == [{"epoch": 2}]
 
 
 def test_ranks_out_of_step_are_told_so(pair: Pair) -> None:
