@@ -28,9 +28,9 @@ from p2p_diloco.core.replica import Replica, meta_of
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
+from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.run import Run, cut_of
-from p2p_diloco.node.wire import from_plain, to_plain
-from p2p_diloco.node.work import TensorWork
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import Layout

@@ -53,7 +53,7 @@ from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.node import wire
-from p2p_diloco.node.inbox import misfit
+from p2p_diloco.node.misfit import misfit
 
 SHARDS, FRAGMENTS, STEPS = 3, 2, 12
 TOKEN = b"t" * wire.TOKEN_BYTES

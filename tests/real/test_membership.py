@@ -95,7 +95,7 @@ def test_joiners_and_the_death_of_the_bootstrap(swarm: Swarm) -> None:
     for peer, epoch in later.items():
         peer.epoch(epoch)
         assert stall_s(peer, died_at) <= BOUND_S
-    assert not any(text in peer.log() for peer in (a, b, c) for text in ("INFO p2p_diloco.node.node: died", "fork:"))
+    assert not any(text in peer.log() for peer in (a, b, c) for text in ("INFO p2p_diloco.node.events: died", "fork:"))
     c.die()
     until(lambda: a.last("epoch")["peers"] == b.last("epoch")["peers"] == 2, 60.0, "the death of c is noticed")
     dead, swarm.addresses = swarm.addresses, b.wait_for("in")["addresses"]

@@ -27,7 +27,7 @@ from p2p_diloco.core.events import Average, Delivered, Effect, Event, Load, Merg
 from p2p_diloco.core.messages import Commit, Contribution
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.node import __main__ as program
-from p2p_diloco.node import live
+from p2p_diloco.node import participation
 
 PLAN = json.loads(sys.argv.pop(1))
 SENDING_S = 0.01
@@ -110,7 +110,7 @@ class DoomedReplica(Replica):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-live.Replica = DoomedReplica
+participation.Replica = DoomedReplica
 
 if __name__ == "__main__":
     status = program.main()

@@ -17,7 +17,7 @@ from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.work import TensorWork
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.codec import CODECS, decode, encode, nbytes
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 

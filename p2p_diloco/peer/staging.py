@@ -20,7 +20,7 @@ SLOTS = 2
 T = TypeVar("T")
 
 
-class Lane(Protocol):
+class Staging(Protocol):
     """Carries flat values into host memory, and back once they were worked on."""
 
     def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
@@ -30,11 +30,11 @@ class Lane(Protocol):
         """
 
 
-class HostLane:
+class InPlace:
     """Parameters in host memory: they are worked on where they are."""
 
     def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
-        """As `Lane.through`."""
+        """As `Staging.through`."""
         del fetch, store
         yield from chunks
 
@@ -121,7 +121,7 @@ class CudaCopies:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-class StagedLane:
+class DeviceStaging:
     """Parameters on a device, through two buffers in turns: the copy of the next chunk is under way while the host
     works on this one.
     """
@@ -133,7 +133,7 @@ class StagedLane:
         ]
 
     def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
-        """As `Lane.through`."""
+        """As `Staging.through`."""
         self._copies.begin()
         try:
             ready: tuple[int, Tensor, Tensor, T] | None = None
@@ -157,12 +157,12 @@ class StagedLane:
             self._copies.store(slot, host, chunk)
 
 
-def lane_to(device: torch.device) -> Lane:
-    """The lane between host memory and a device."""
+def staging_for(device: torch.device) -> Staging:
+    """How values are staged between host memory and a device."""
     match device.type:
         case "cpu":
-            return HostLane()
+            return InPlace()
         case "cuda":
-            return StagedLane(CudaCopies(device))
+            return DeviceStaging(CudaCopies(device))
         case _:
-            return StagedLane(PlainCopies())
+            return DeviceStaging(PlainCopies())

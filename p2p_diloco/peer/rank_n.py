@@ -1,7 +1,7 @@
 """A rank other than 0: it does with its part of the model what rank 0 says, and decides nothing.
 
 Law: it speaks to rank 0 alone. Each call of the trainer is announced there; then what comes back is carried out until
-it is to go on. The end of the line is the end of this peer.
+it is to go on. The end of the connection is the end of this peer.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from p2p_diloco.core.events import Carry
 from p2p_diloco.errors import ConfigError, P2PDilocoError, RankDied
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
 from p2p_diloco.node.shared import SharedMemory, borrow
-from p2p_diloco.peer.hook import Standing
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.metrics import Standing
 
 WAIT_S = 60.0
 """A wait for rank 0 is as long as rank 0's own; it is looked at after so long."""
 
 
-class Leader:
-    """The line to rank 0."""
+class Rank0Client:
+    """The connection to rank 0."""
 
     def __init__(self, rank: int, sock: socket.socket) -> None:
-        self._rank, self._socket, self._line = rank, sock, TrainerEnd(sock)
+        self._rank, self._socket, self._connection = rank, sock, TrainerEnd(sock)
 
     def memory(self, numel: int) -> SharedMemory:
-        """What rank 0 and its node share; the first that comes over the line.
+        """What rank 0 and its node share; the first that comes over the connection.
 
         Raises:
             RankDied: it has ended.
@@ -54,7 +54,7 @@ class Leader:
             RankDied: it has ended.
         """
         try:
-            self._line.send({"kind": kind, **values})
+            self._connection.send({"kind": kind, **values})
         except ChannelClosed:
             raise _rank_0_died() from None
 
@@ -67,7 +67,7 @@ class Leader:
         """
         while True:
             try:
-                message = self._line.receive(WAIT_S)
+                message = self._connection.receive(WAIT_S)
             except ChannelClosed:
                 raise _rank_0_died() from None
             match message:
@@ -83,21 +83,22 @@ class Leader:
         if not isinstance(error, P2PDilocoError):
             error = P2PDilocoError(f"rank {self._rank} failed: {error!r}", mend="see its log")
         with suppress(ChannelClosed):
-            self._line.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
+            self._connection.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
 
     def close(self) -> None:
         """Rank 0 notices at its next call."""
-        self._line.close()
+        self._connection.close()
 
 
-class FollowingHook:
-    """What `Peer` asks of the hook, answered from what rank 0 told last. `save` is what this rank keeps on disk."""
+class RankNHook:
+    """What `Peer` asks of the hook, answered from what rank 0 told last. `save` is `InnerState.save`,
+    if this peer keeps checkpoints."""
 
-    def __init__(self, leader: Leader, local: LocalModel, save: Callable[[Message], None]) -> None:
-        self._leader, self._local, self._save = leader, local, save
+    def __init__(self, rank0: Rank0Client, local: LocalModel, save: Callable[..., None] | None) -> None:
+        self._rank0, self._local, self._save = rank0, local, save
         self._loss: float | None = None
         self._samples: int | None = None
-        self.standing: Standing
+        self.standing = Standing()
         """Where all ranks stood when the last call ended."""
 
     def report(self, loss: float | None, samples: int | None) -> None:
@@ -113,12 +114,12 @@ class FollowingHook:
         samples, self._samples = self._samples, None
         self._call("optimizer.step()", loss=loss, samples=samples)
 
-    def rest(self) -> None:
-        """Times are rank 0's."""
-
-    def beside(self) -> AbstractContextManager[None]:
-        """Times are rank 0's."""
+    def pause(self) -> AbstractContextManager[None]:
+        """Rank 0 tells the node."""
         return nullcontext()
+
+    def count_on(self, totals: Mapping[str, float]) -> None:
+        """Rank 0 counts."""
 
     def synchronise(self) -> None:
         """As the others do."""
@@ -130,20 +131,20 @@ class FollowingHook:
         self._call("global_state_dict()", into=read)
         return read
 
-    def follow(self, into: dict[str, Tensor] | None = None) -> None:
+    def serve(self, into: dict[str, Tensor] | None = None) -> None:
         """Do what rank 0 says until all go on; what is read goes into `into`."""
-        while (message := self._leader.next())["kind"] != "go on":
+        while (message := self._rank0.next())["kind"] != "go on":
             try:
                 answer = self._carried_out(message, into)
             except BaseException as error:
-                self._leader.failed(error)
+                self._rank0.failed(error)
                 raise
-            self._leader.say("done", **answer)
-        self.standing = Standing(**message["standing"])
+            self._rank0.say("done", **answer)
+        self.standing = Standing.from_wire(message["standing"])
 
     def _call(self, name: str, *, into: dict[str, Tensor] | None = None, **values: object) -> None:
-        self._leader.say("call", call=name, **values)
-        self.follow(into)
+        self._rank0.say("call", call=name, **values)
+        self.serve(into)
 
     def _carried_out(self, message: Message, into: dict[str, Tensor] | None) -> Mapping[str, Any]:
         match message:
@@ -158,8 +159,9 @@ class FollowingHook:
             case {"kind": "read", "kept": kept}:
                 assert into is not None, "rank 0 has what to read only where all ranks ask for it"
                 into.update(self._local.global_values(kept))
-            case {"kind": "save"}:
-                self._save(message)
+            case {"kind": "save", **values}:
+                if self._save is not None:
+                    self._save(**values)
             case _:
                 raise AssertionError(f"rank 0 says {message}")
         return {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from p2p_diloco.node.room import Room
+from p2p_diloco.node.backpressure import Backpressure
 
 PATIENCE_S = 60.0
 
@@ -25,7 +25,7 @@ class Table:
 
     def __init__(self) -> None:
         self.replica, self.came, self.time = Replica(), list[int](), 100.0
-        self.room = Room(self.replica, PATIENCE_S)
+        self.room = Backpressure(self.replica, PATIENCE_S)
         self.room.look()
         self.tasks: list[asyncio.Task[None]] = []
 

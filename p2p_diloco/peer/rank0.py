@@ -14,12 +14,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict
 
+from torch import Tensor
+
 from p2p_diloco import errors
 from p2p_diloco.core.events import Carry
 from p2p_diloco.errors import P2PDilocoError, RankDied
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
-from p2p_diloco.peer.hook import Hook, Standing
+from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.metrics import Standing
 
 RANK_S = 600.0
 """How long a rank may take to come to the call that the others have come to; torch's collectives wait as long."""
@@ -29,11 +32,11 @@ TELL_EVERY_S = 30.0
 log = logging.getLogger("p2p_diloco")
 
 
-class Ranks:
+class OtherRanks:
     """Rank 0's lines to the other ranks, in order."""
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
-        self._lines = [TrainerEnd(sock) for sock in sockets]
+        self._connections = [TrainerEnd(sock) for sock in sockets]
 
     def tell(self, kind: str, **values: object) -> None:
         """A message to all.
@@ -41,9 +44,9 @@ class Ranks:
         Raises:
             RankDied: one of them has ended.
         """
-        for rank, line in enumerate(self._lines, start=1):
+        for rank, connection in enumerate(self._connections, start=1):
             try:
-                line.send({"kind": kind, **values})
+                connection.send({"kind": kind, **values})
             except ChannelClosed:
                 raise _died(rank) from None
 
@@ -54,13 +57,13 @@ class Ranks:
             RankDied: one of them has ended, or says nothing.
             P2PDilocoError: what one of them failed with.
         """
-        return [self._answer(rank, line) for rank, line in enumerate(self._lines, start=1)]
+        return [self._answer(rank, connection) for rank, connection in enumerate(self._connections, start=1)]
 
-    def _answer(self, rank: int, line: TrainerEnd) -> Message:
+    def _answer(self, rank: int, connection: TrainerEnd) -> Message:
         began = time.monotonic()
         while time.monotonic() - began < RANK_S:
             try:
-                message = line.receive(TELL_EVERY_S)
+                message = connection.receive(TELL_EVERY_S)
             except ChannelClosed:
                 raise _died(rank) from None
             match message:
@@ -103,21 +106,21 @@ class Ranks:
         try:
             yield
         except P2PDilocoError as error:
-            for line in self._lines:
+            for connection in self._connections:
                 with suppress(ChannelClosed):
-                    line.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
+                    connection.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
             raise
 
     def close(self) -> None:
         """The others notice at their next call."""
-        for line in self._lines:
-            line.close()
+        for connection in self._connections:
+            connection.close()
 
 
-class LedModel:
+class Rank0Model:
     """The parameters of all ranks as one model's: each rank does its part. See `LocalModel`."""
 
-    def __init__(self, own: LocalModel, ranks: Ranks) -> None:
+    def __init__(self, own: LocalModel, ranks: OtherRanks) -> None:
         self._own, self._ranks = own, ranks
 
     def write_theta(self) -> None:
@@ -154,15 +157,21 @@ class LedModel:
         """As `LocalModel.forget_deltas`; they share the memory."""
         self._own.forget_deltas(shards)
 
+    def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
+        """As `LocalModel.global_values`: this rank's part, while each other rank reads its own."""
+        read: dict[str, Tensor] = {}
+        self._ranks.together("read", lambda: read.update(self._own.global_values(kept)), kept=list(kept))
+        return read
 
-class LeadingHook:
+
+class Rank0Hook:
     """A hook whose calls every rank makes. Between two of them all ranks are told the same of where they stand, though
-    the run goes on meanwhile: a loop that ends when the run has ended must end at the same step everywhere. `then` is
-    what follows a step before all go on.
+    the run goes on meanwhile: a loop that ends when the run has ended must end at the same step everywhere. `after`
+    follows each step, before all go on.
     """
 
-    def __init__(self, hook: Hook, ranks: Ranks, then: Callable[[], None]) -> None:
-        self._hook, self._ranks, self._then = hook, ranks, then
+    def __init__(self, hook: Hook, ranks: OtherRanks, after: Callable[[], None]) -> None:
+        self._hook, self._ranks, self._after = hook, ranks, after
         self._loss: float | None = None
         self._samples: int | None = None
         self.standing = hook.standing
@@ -182,21 +191,27 @@ class LeadingHook:
             self._hook.report(sum(losses) / len(losses) if losses else None, sum(samples) if samples else None)
             self._hook.step()
             self.standing = self._hook.standing
-            self._then()
+            self._after()
 
-    def rest(self) -> None:
-        """As `Hook.rest`."""
-        self._hook.rest()
-
-    def beside(self) -> AbstractContextManager[None]:
-        """As `Hook.beside`."""
-        return self._hook.beside()
+    def pause(self) -> AbstractContextManager[None]:
+        """As `Hook.pause`."""
+        return self._hook.pause()
 
     def synchronise(self) -> None:
         """As `Hook.synchronise`."""
         with self._ranks.call("force_sync()", lambda: self.standing):
             self._hook.synchronise()
             self.standing = self._hook.standing
+
+    def global_values(self) -> dict[str, Tensor]:
+        """As `Hook.global_values`: this rank's part."""
+        with self._ranks.call("global_state_dict()", lambda: self.standing):
+            return self._hook.global_values()
+
+    def count_on(self, totals: Mapping[str, float]) -> None:
+        """As `Hook.count_on`."""
+        self._hook.count_on(totals)
+        self.standing = self._hook.standing
 
 
 def _died(rank: int) -> RankDied:

@@ -13,9 +13,9 @@ from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelM
 from p2p_diloco.net.memory import MemoryNetwork, MemoryTransport
 from p2p_diloco.node import records
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.life import holders_of, keep_record
-from p2p_diloco.node.live import LIVES_ON_S
-from p2p_diloco.node.records import PeerRecord, key_of, look_around, publish, read_peers
+from p2p_diloco.node.joining import holders_of, keep_record
+from p2p_diloco.node.participation import LIVES_ON_S
+from p2p_diloco.node.records import key_of, look_around, publish, read_peers
 from p2p_diloco.node.run import RunRecord, name_of
 
 
@@ -45,7 +45,7 @@ def test_two_founders_become_one_run(memory_peer: Any, quick: dict[str, Any], mo
         return found
 
     monkeypatch.setattr(MemoryTransport, "fetch", slow_fetch)
-    monkeypatch.setattr("p2p_diloco.node.life.FOUNDERS_MEET_S", 0.7)
+    monkeypatch.setattr("p2p_diloco.node.joining.FOUNDERS_MEET_S", 0.7)
 
     async def life() -> None:
         network = MemoryNetwork()
@@ -240,11 +240,11 @@ def test_the_second_process_with_an_identity_is_refused(
     async def found() -> None:
         peer = memory_peer(MemoryNetwork(), "a", quick)
         await peer.enter()
-        own = {}
-        while not own:  # its first record
-            own = (await read_peers(peer.transport, "r")).get("a", {})
+        while (own := (await read_peers(peer.transport, "r")).get("a")) is None:  # its first record
             await asyncio.sleep(0.01)
-        record = PeerRecord(**{**own, "life": own["life"] + life, "time": own["time"] + after_s, "host": "elsewhere"})
+        assert own.incarnation is not None
+        later = {"incarnation": own.incarnation + life, "time": own.time + after_s, "host": "elsewhere"}
+        record = dataclasses.replace(own, **later)
         until = asyncio.get_running_loop().time() + (60.0 if refused else 0.5)
         while not peer.task.done() and asyncio.get_running_loop().time() < until:
             await peer.transport.store(key_of("r", "a"), "a", record.pack(), 30.0)

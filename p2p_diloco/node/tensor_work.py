@@ -36,9 +36,12 @@ log = logging.getLogger(__name__)
 class TensorWork:
     """The outer state of one replica, and the proposals for its future."""
 
-    def __init__(self, run: Run, theta: Tensor, bases: Bases | None = None) -> None:
-        """`theta` [numel] fp32, kept where it is. `bases`: of a trainer that reads it."""
-        self._run, self.bases = run, bases
+    def __init__(self, run: Run, theta: Tensor, base: Tensor | None = None) -> None:
+        """`theta` [numel] fp32, kept where it is. `base` [numel] fp32: memory for the bases of a trainer that reads
+        θ; without a trainer nothing is ever written there.
+        """
+        self._run = run
+        self.bases = Bases(run.layout, theta, theta if base is None else base)
         self.store = ShardStore(run.layout, run.outer, theta)
         self._proposals: dict[tuple[int, str], Proposal] = {}
         self._feedback: dict[int, Feedback] = {}  # by shard, where something was sent that needs it
@@ -116,9 +119,8 @@ class TensorWork:
         """Make proposals (shard, digest) the present state; the shard's others are void."""
         for shard, digest in proposals:
             proposal = self._proposals[shard, digest]
-            if self.bases is not None:
-                was, present = self.store.accepted_theta(shard), partial(self.store.present_theta, shard)
-                self.bases.before(shard, was, proposal.theta_digest, present)
+            was, present = self.store.accepted_theta(shard), partial(self.store.present_theta, shard)
+            self.bases.before(shard, was, proposal.theta_digest, present)
             self.store.accept(shard, proposal)
             for key in [key for key in self._proposals if key[0] == shard]:
                 del self._proposals[key]

@@ -25,7 +25,7 @@ class Collecting(Protocol):
         """Whether another contribution to this shard should rather wait."""
 
 
-class Room:
+class Backpressure:
     """`look` is to be called after each event. `patience_s`: how long it is waited at most without room being made."""
 
     def __init__(self, replica: Collecting, patience_s: float) -> None:

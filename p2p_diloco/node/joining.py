@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import msgpack
 
@@ -19,8 +20,8 @@ from p2p_diloco.core.replica import Replica
 from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import wire
-from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, addresses_in, read_peers
+from p2p_diloco.node.inbox import Handler, Inbox
+from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
 from p2p_diloco.node.run import Run, RunRecord, cut_of, name_of, token
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.tensors.layout import Layout
@@ -32,17 +33,21 @@ FOUNDERS_MEET_S = 0.7
 HOLDS_FOR_S = 2 * PUBLISH_AT_LEAST_EVERY_S
 """So long after its last record a peer is believed to hold the state that it told of."""
 LOOK_EVERY_S = 1.0
+DESCRIPTION_BYTES_MAX = 16 * 2**20
+"""A longer description of a model is not read."""
 DESCRIBE_S = 3.0
 """How long one peer may take to describe the run's model."""
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class Joined:
-    """A run that was found. `founder`: this peer has just founded it, and its model is epoch 0."""
+    """A run that was found, and its record. `founder`: this peer has just founded it, and its model is epoch 0."""
 
-    def __init__(self, run: Run, record: bytes, founder: bool) -> None:
-        self.run, self.record, self.founder = run, record, founder
+    run: Run
+    record: bytes
+    founder: bool
 
 
 async def find_run(
@@ -104,12 +109,11 @@ async def store_record(transport: Transport, run_id: str, value: bytes) -> None:
 async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:
     """Who has lately said in the DHT that it holds the run's state, with its addresses; not this peer."""
     holders = {}
-    for peer, record in (await read_peers(transport, run_id)).items():
-        match record:
-            case {"epoch": int(epoch), "time": float(when), "state": str(state)}:
-                recent = time.time() - when < HOLDS_FOR_S
-                if epoch >= 0 and recent and state not in ("leaving", "finished") and peer != transport.peer_id:
-                    holders[peer] = addresses_in(record)
+    for peer, status in (await read_peers(transport, run_id)).items():
+        recent = time.time() - status.time < HOLDS_FOR_S
+        gone = status.state in ("leaving", "finished")
+        if status.epoch is not None and recent and not gone and peer != transport.peer_id:
+            holders[peer] = list(status.addresses)
     return holders
 
 
@@ -164,51 +168,67 @@ def _told(holders: Mapping[str, Sequence[str]]) -> str:
     return ", ".join(f"{peer} ({' '.join(addresses) or 'no address'})" for peer, addresses in sorted(holders.items()))
 
 
-class Describing:
-    """Asking for the run's layout, and telling it."""
+class DescriptionInbox(Handler):
+    """The inbox while one peer's description of the run's model is waited for; every other message is refused."""
 
-    def __init__(self, transport: Transport, inbox: Inbox, run_token: bytes) -> None:
-        self._transport, self._inbox, self._token = transport, inbox, run_token
+    def __init__(self, token: bytes, peer: str) -> None:
+        self._token, self._peer = token, peer
+        self.layout: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
+
+    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+        """As `inbox.Handler.read`."""
+        message = wire.unpack(header, self._token)
+        if not isinstance(message, wire.Description):
+            raise Refusal("this peer is not ready yet")
+        if not 0 < message.nbytes <= DESCRIPTION_BYTES_MAX:
+            raise Refusal("no description of that length was asked for")
+        return message, message.nbytes
+
+    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
+        """As `inbox.Handler.check`."""
+        if sender != self._peer or self.layout.done():
+            raise Refusal("no description was asked for")
+        try:
+            self.layout.set_result(Layout.from_wire(msgpack.unpackb(payload)))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise Refusal(f"that describes no model: {error}") from None
+        return message
+
+
+async def ask_for_layout(transport: Transport, inbox: Inbox, token: bytes, peer: str) -> Layout | None:
+    """A peer's description of the run's model, or None if it has none in time."""
+    before, waiting = inbox.handler, DescriptionInbox(token, peer)
+    inbox.handler = waiting
+    try:
+        await transport.send(peer, wire.pack(wire.Describe(), token))
+        return await asyncio.wait_for(waiting.layout, DESCRIBE_S)
+    except (Refusal, Unreachable, asyncio.TimeoutError) as error:
+        log.debug("%s didn't describe the run's model: %r", peer, error)
+        return None
+    finally:
+        inbox.handler = before
+
+
+class Describer:
+    """Answers the peers that ask what model the run trains."""
+
+    def __init__(self, transport: Transport, run: Run) -> None:
+        self._transport = transport
+        self._payload = memoryview(msgpack.packb(run.layout.to_wire()))
+        self._header = wire.pack(wire.Description(self._payload.nbytes), run.token)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def ask(self, peer: str) -> Layout | None:
-        """A peer's description of the run's model, or None if it has none in time."""
-        answer: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
+    def describe_to(self, peer: str) -> None:
+        """Begin to answer."""
+        task = asyncio.create_task(self._send(peer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
-        def take(sender: str, payload: memoryview) -> None:
-            if sender == peer and not answer.done():
-                try:
-                    answer.set_result(Layout.from_wire(msgpack.unpackb(payload)))
-                except (ValueError, TypeError, msgpack.UnpackException) as error:
-                    raise Refusal(f"that describes no model: {error}") from None
-
-        self._inbox.token, self._inbox.on_description = self._token, take
+    async def _send(self, peer: str) -> None:
         try:
-            await self._transport.send(peer, wire.pack(wire.Describe(), self._token))
-            return await asyncio.wait_for(answer, DESCRIBE_S)
-        except (Refusal, Unreachable, asyncio.TimeoutError) as error:
-            log.debug("%s didn't describe the run's model: %r", peer, error)
-            return None
-        finally:
-            self._inbox.on_description = None
-
-    def serve(self, layout: Layout) -> None:
-        """Tell whoever asks from now on."""
-        payload = memoryview(msgpack.packb(layout.to_wire()))
-        header = wire.pack(wire.Description(payload.nbytes), self._token)
-
-        async def tell(sender: str) -> None:
-            try:
-                await self._transport.send(sender, header, payload)
-            except (Refusal, Unreachable) as error:
-                log.debug("%s didn't take the model's description: %s", sender, error)
-
-        def start(sender: str) -> None:
-            task = asyncio.create_task(tell(sender))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-        self._inbox.token, self._inbox.on_describe = self._token, start
+            await self._transport.send(peer, self._header, self._payload)
+        except (Refusal, Unreachable) as error:
+            log.debug("%s didn't take the model's description: %s", peer, error)
 
 
 # -- inside
@@ -272,9 +292,9 @@ async def _fit(
     own = None if setup.specs is None else layout_for(setup, config)
     if own is not None and cut_of(own) == record.cut:
         return Run(run_id, config, own)
-    describing = Describing(transport, inbox, token(run_id, config.fingerprint(), record.model))
+    run_token = token(run_id, config.fingerprint(), record.model)
     while True:
-        theirs = await _described(describing, transport, run_id)
+        theirs = await _described(transport, inbox, run_id, run_token)
         if own is not None and own.fingerprint() != record.model:
             lines = theirs.difference(own.params) if theirs is not None else []
             raise ModelMismatch(lines or [_totals(record, own)], run_id=run_id)
@@ -286,12 +306,12 @@ async def _fit(
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def _described(describing: Describing, transport: Transport, run_id: str) -> Layout | None:
+async def _described(transport: Transport, inbox: Inbox, run_id: str, run_token: bytes) -> Layout | None:
     """What the first peer that answers says of the run's model."""
-    for peer, record in (await read_peers(transport, run_id)).items():
+    for peer, status in (await read_peers(transport, run_id)).items():
         if peer != transport.peer_id:
-            await transport.introduce(peer, addresses_in(record))
-            if (layout := await describing.ask(peer)) is not None:
+            await transport.introduce(peer, status.addresses)
+            if (layout := await ask_for_layout(transport, inbox, run_token, peer)) is not None:
                 return layout
     return None
 

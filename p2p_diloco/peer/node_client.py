@@ -25,7 +25,7 @@ ANSWER_S = 60.0
 log = logging.getLogger("p2p_diloco")
 
 
-class NodeLine:
+class NodeClient:
     """The channel to a node and the memory shared with it. `how_it_ended` describes a node that is gone."""
 
     def __init__(self, channel: TrainerEnd, memory: SharedMemory, how_it_ended: Callable[[], str]) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.core.events import Carry
-from p2p_diloco.peer import lanes
-from p2p_diloco.peer.lanes import CudaCopies, HostLane, PlainCopies, StagedLane, lane_to
+from p2p_diloco.peer import staging
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.staging import CudaCopies, DeviceStaging, InPlace, PlainCopies, staging_for
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 
@@ -53,45 +53,46 @@ class LateCopies:
         into.copy_(out_of)
 
 
-LANES = {"host": HostLane, "plain": lambda: StagedLane(PlainCopies()), "late": lambda: StagedLane(LateCopies())}
+STAGINGS = {"host": InPlace, "plain": lambda: DeviceStaging(PlainCopies()), "late": lambda: DeviceStaging(LateCopies())}
 
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers of a few elements, so that a small model takes many turns."""
-    monkeypatch.setattr("p2p_diloco.peer.lanes.CHUNK_BYTES", 16)
+    monkeypatch.setattr("p2p_diloco.peer.staging.CHUNK_BYTES", 16)
     monkeypatch.setattr("p2p_diloco.peer.local.CHUNK_BYTES", 16)
 
 
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("kind", STAGINGS)
 @pytest.mark.parametrize("chunks", [0, 1, 2, 5])
-def test_what_goes_through_comes_back_changed(lane: str, chunks: int) -> None:
+def test_what_goes_through_comes_back_changed(kind: str, chunks: int) -> None:
     """Each chunk's values are handed out once, in order, with their tag; what is written into them is the chunk's."""
     vector = torch.arange(4.0 * chunks)
     listed = [(part, number) for number, part in enumerate(torch.split(vector, 4))] if chunks else []
     seen = []
-    for values, tag in LANES[lane]().through(listed, fetch=True, store=True):
+    for values, tag in STAGINGS[kind]().through(listed, fetch=True, store=True):
         seen.append((tag, values.tolist()))
         values.mul_(2)
     assert seen == [(n, [4.0 * n + i for i in range(4)]) for n in range(chunks)]
     assert vector.tolist() == [2.0 * i for i in range(4 * chunks)]
 
 
-@pytest.mark.parametrize("lane", LANES)
-def test_without_store_a_device_keeps_its_values(lane: str) -> None:
+@pytest.mark.parametrize("kind", STAGINGS)
+def test_without_store_a_device_keeps_its_values(kind: str) -> None:
     """What is only read stays as it is; what is only written need not be fetched."""
     vector = torch.arange(12.0)
-    for values, number in LANES[lane]().through(zip(vector.split(4), range(3), strict=True), fetch=False, store=True):
+    listed = zip(vector.split(4), range(3), strict=True)
+    for values, number in STAGINGS[kind]().through(listed, fetch=False, store=True):
         values.fill_(number)
     assert vector.tolist() == [0.0] * 4 + [1.0] * 4 + [2.0] * 4
-    read = [v.clone() for v, _ in LANES[lane]().through([(p, 0) for p in vector.split(4)], fetch=True, store=False)]
+    read = [v.clone() for v, _ in STAGINGS[kind]().through([(p, 0) for p in vector.split(4)], fetch=True, store=False)]
     assert torch.equal(torch.cat(read), vector)
 
 
 def test_the_next_chunk_is_on_its_way_before_the_host_works_on_this_one() -> None:
     """The order of a stream's work: each chunk is fetched one turn ahead, and its buffer was emptied before."""
     copies = LateCopies()
-    for _, number in StagedLane(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True):
+    for _, number in DeviceStaging(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True):
         copies.log.append(f"work {number}")
     assert copies.log == [
         "begin", "fetch 0",
@@ -106,7 +107,7 @@ def test_the_next_chunk_is_on_its_way_before_the_host_works_on_this_one() -> Non
 def test_nothing_travels_that_nobody_asked_for(fetch: bool, store: bool) -> None:
     """What is loaded is not read from the device before, and what is read is not written back."""
     copies = LateCopies()
-    list(StagedLane(copies).through([(torch.zeros(4), n) for n in range(3)], fetch=fetch, store=store))
+    list(DeviceStaging(copies).through([(torch.zeros(4), n) for n in range(3)], fetch=fetch, store=store))
     travelled = {line.split()[0] for line in copies.log} - {"begin", "wait", "end"}
     assert travelled == ({"fetch"} if fetch else {"store"})
 
@@ -114,7 +115,7 @@ def test_nothing_travels_that_nobody_asked_for(fetch: bool, store: bool) -> None
 def test_an_error_in_the_middle_leaves_no_copy_unordered() -> None:
     """Whatever ends the work, the trainer's stream still waits for what was begun."""
     copies = LateCopies()
-    turns = StagedLane(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True)
+    turns = DeviceStaging(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True)
     next(turns)
     turns.close()  # type: ignore[attr-defined]
     assert copies.log[-1] == "end"
@@ -129,17 +130,17 @@ class Model(nn.Module):
         self.c = nn.Parameter(torch.randn(4, 5).t())
 
 
-@pytest.mark.parametrize("lane", ["plain", "late"])
+@pytest.mark.parametrize("kind", ["plain", "late"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("carry", list(Carry))
 def test_staged_parameters_come_out_like_those_in_place(
-    lane: str, dtype: torch.dtype, carry: Carry, monkeypatch: pytest.MonkeyPatch
+    kind: str, dtype: torch.dtype, carry: Carry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model behind a device's buffers, and one in host memory, are equal to the bit after any merge, and so are
     their pseudo-gradients."""
 
     def told(made: Any) -> tuple[list[Tensor], Tensor, Tensor]:
-        monkeypatch.setattr("p2p_diloco.peer.local.lane_to", lambda device: made())
+        monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: made())
         model = Model(dtype)
         layout = Layout.build(specs_of(model), shard_elements=9)
         theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
@@ -159,7 +160,7 @@ def test_staged_parameters_come_out_like_those_in_place(
         local.write_delta(shards, [index for index in shards if index not in (0, 1, 2, 4)])
         return [p.detach().clone() for p in model.parameters()], begun, torch.cat([sent, delta])
 
-    here, there = told(HostLane), told(LANES[lane])
+    here, there = told(InPlace), told(STAGINGS[kind])
     assert all(torch.equal(a, b) for a, b in zip(here[0], there[0], strict=True))
     assert torch.equal(here[1], there[1])
     assert torch.equal(here[2], there[2])
@@ -220,12 +221,12 @@ def test_copies_run_beside_the_trainers_stream(monkeypatch: pytest.MonkeyPatch) 
     assert played.log == ["side waits for training", *made, "waited for", *made, "training waits for side"]
 
 
-def test_each_device_has_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_device_has_its_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Host memory needs no buffers, CUDA gets streams, and what torch knows else plain copies."""
-    assert isinstance(lane_to(torch.device("cpu")), HostLane)
-    assert isinstance(lane_to(torch.device("meta"))._copies, PlainCopies)  # type: ignore[attr-defined]
-    monkeypatch.setattr(lanes, "CudaCopies", lambda device: PlainCopies())
-    assert isinstance(lane_to(torch.device("cuda", 0)), StagedLane)
+    assert isinstance(staging_for(torch.device("cpu")), InPlace)
+    assert isinstance(staging_for(torch.device("meta"))._copies, PlainCopies)  # type: ignore[attr-defined]
+    monkeypatch.setattr(staging, "CudaCopies", lambda device: PlainCopies())
+    assert isinstance(staging_for(torch.device("cuda", 0)), DeviceStaging)
 
 
 @pytest.fixture
