@@ -20,8 +20,10 @@ from p2p_diloco.core.contributing import Contributing
 from p2p_diloco.core.logs import Logs
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.roster import Roster
+from p2p_diloco.core.rounds import Rounds
 from p2p_diloco.core.sending import Sending
 from p2p_diloco.core.shard import ShardLog
+from p2p_diloco.core.training import Training
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.core.waits import Waits
 from p2p_diloco.simulate.check import check, drawn
@@ -57,7 +59,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "part of a fork adopted",
         CatchUp,
         "filled",
-        "if fetching is not None and fetching.vector is not None:",
+        "if self.switching is not None:",
         "if False:",
         "healed",
         20,
@@ -81,7 +83,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         20,
     ),
     ("the lesser lineage wins", CatchUp, "told", "if theirs < mine:", "if theirs > mine:", "healed", 20),
-    ("a stuck fetch goes on", CatchUp, "_insist", "if fetching is None or", "if True or", "bereaved", 60),
+    ("a stuck fetch goes on", CatchUp, "_insist", "if under_way is None or", "if True or", "bereaved", 60),
     (
         "an old life's numbers",
         Contributing,
@@ -102,7 +104,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
     ),
     (
         "a commit on any base",
-        Replica,
+        Rounds,
         "_committed",
         "if commit.base == log.version:",
         "if log.version is not None and commit.base.epoch == log.version.epoch:",
@@ -211,8 +213,8 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
     ),
     (
         "who pauses is idle at once",
-        Replica,
-        "_notice_idleness",
+        Training,
+        "is_idle",
         "self.rules.asynchronous or now - self.paused >= self.rules.pause_timeout",
         "True",
         "joining",
