@@ -52,8 +52,14 @@ class Network:
             raise
 
     def machine(self, name: str) -> list[str]:
-        """Add a machine; the beginning of a command line that runs on it."""
-        number = len(self.machines) + 1
+        """The beginning of a command line that runs on a machine, which is made when it is first asked for."""
+        number = self._number(name) if name in self.machines else len(self.machines) + 1
+        here = ["ip", "netns", "exec", f"{self.switch}-{number}"]
+        if name not in self.machines:
+            self._add(name, number, here)
+        return here
+
+    def _add(self, name: str, number: int, here: list[str]) -> None:
         space = f"{self.switch}-{number}"
         self.machines[name] = f"10.77.0.{number}"
         _run("ip", "netns", "add", space)
@@ -62,12 +68,10 @@ class Network:
         _run("ip", "-n", space, "addr", "add", f"{self.machines[name]}/24", "dev", "eth0")
         for link in ("lo", "eth0"):
             _run("ip", "-n", space, "link", "set", link, "up")
-        here = ["ip", "netns", "exec", space]
         with contextlib.suppress(NoNetwork):
             _run(*here, "sh", "-c", f"echo {CONGESTION} > {CONGESTION_FILE}")
         with contextlib.suppress(NoNetwork):
             self.congestion = _run(*here, "cat", CONGESTION_FILE).strip()
-        return here
 
     def throttle(self, name: str, mbit: float) -> None:
         """Let a machine send and receive so many Mbit/s, each way."""
