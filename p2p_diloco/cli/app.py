@@ -77,7 +77,7 @@ def bootstrap(
     from p2p_diloco.cli.bootstrap import BootstrapPlan, serve
 
     plan = BootstrapPlan.of(host, port, host_maddrs or [], announce_maddrs or [], initial_peers or [], identity_path)
-    raise typer.Exit(serve(plan, as_json=as_json))
+    serve(plan, as_json=as_json)
 
 
 @app.command(cls=ListsAndCommand, options_metavar="[OPTIONS] [-- COMMAND ...]")

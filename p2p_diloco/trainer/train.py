@@ -18,7 +18,7 @@ from torch.optim import AdamW, Optimizer
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.interrupts import Interrupts
+from p2p_diloco.interrupts import Interrupts, exit_code
 from p2p_diloco.peer import Peer
 from p2p_diloco.trainer.alone import Alone, Participant
 from p2p_diloco.trainer.blocks import Text, load_text
@@ -54,15 +54,13 @@ def main(
         torch.set_num_threads(config.threads)
     text = text or load_text(config.data)
     fixed = training_part(text, config.num_shards or 1, config.shard_index)
-    draw = partial(Batches, batch_size=config.batch_size, context=config.context, seed=config.seed)
-    judged = list(
-        held_out_batches(
-            text, count=config.eval_batches, batch_size=config.batch_size, context=config.context
-        )
-    )
+    size, context = config.batch_size, config.context
+    draw = partial(Batches, batch_size=size, context=context, seed=config.seed)
+    judged = list(held_out_batches(text, count=config.eval_batches, batch_size=size, context=context))
     warm_batches = draw(fixed, key="warm start")
     model = _on_device(GPT(_model_config(config)), config.device)
     stopped: Stopped
+    status = 0
     with Progress(config.log_path) as progress:
         progress.parameters = sum(parameter.numel() for parameter in model.parameters())
         try:
@@ -78,16 +76,15 @@ def main(
                     stopped = train(model, optimizer, peer, batches, judged, config, progress)
                     progress.digest = peer.digest
         except KeyboardInterrupt as interrupt:
-            stopped = "terminated" if signal.SIGTERM in interrupt.args else "interrupted"
+            status = exit_code(interrupt)
+            stopped = "interrupted" if status == 128 + signal.SIGINT else "terminated"
         summary = progress.summary(stopped)
         if config.summary_json:
             sys.stdout.write(summary.to_json() + "\n")
         else:
-            judged_at = (
-                "not evaluated" if summary.val_loss is None else f"held-out loss {summary.val_loss:.4f}"
-            )
-            log.info("%s after %d steps, %s", stopped, summary.steps, judged_at)
-    return {"interrupted": 128 + signal.SIGINT, "terminated": 128 + signal.SIGTERM}.get(stopped, 0)
+            loss = "not evaluated" if summary.val_loss is None else f"held-out loss {summary.val_loss:.4f}"
+            log.info("%s after %d steps, %s", stopped, summary.steps, loss)
+    return status
 
 
 def train(

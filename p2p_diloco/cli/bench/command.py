@@ -27,7 +27,7 @@ from p2p_diloco.cli.bench.plan import WARM_UP, Plan
 from p2p_diloco.cli.bench.table import as_object, drawn, headline, seconds, size
 from p2p_diloco.cli.processes import Children
 from p2p_diloco.errors import P2PDilocoError, UsageError
-from p2p_diloco.interrupts import Interrupts
+from p2p_diloco.interrupts import Interrupts, exit_code
 
 WIDTH = 140
 """Columns of a table that is not drawn on a terminal."""
@@ -51,7 +51,7 @@ def bench(plan: Plan, *, as_json: bool) -> int:
             results, machine["congestion"] = measured(plan)
     except KeyboardInterrupt as interrupt:
         tell("p2p-diloco: interrupted; every process is ended")
-        return 128 + int(interrupt.args[0])
+        return exit_code(interrupt)
     except Failed as failed:
         raise P2PDilocoError(f"the processes don't start: {failed}", mend="try fewer peers or parameters") from None
     if as_json:

@@ -22,7 +22,7 @@ from p2p_diloco.cli.demo.screen import Screen
 from p2p_diloco.cli.demo.stage import Stage
 from p2p_diloco.cli.processes import Children
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.interrupts import Interrupts
+from p2p_diloco.interrupts import Interrupts, exit_code
 from p2p_diloco.observe.plot import Moment, write_png
 from p2p_diloco.settings import make_writable_folder
 
@@ -40,7 +40,7 @@ def demo(out: Path | None, *, as_json: bool, quick: bool) -> int:
             outcome = play(stage)
     except KeyboardInterrupt as interrupt:
         sys.stderr.write(f"p2p-diloco: interrupted; what was written is in {folder}\n")
-        return 128 + int(interrupt.args[0])
+        return exit_code(interrupt)
     outcome = replace(outcome, plot=_png(outcome, stage.moments, folder))
     (folder / "summary.json").write_text(outcome.to_json() + "\n", encoding="utf-8")
     lines = [outcome.to_json()] if as_json else report(outcome, stage.moments, shutil.get_terminal_size().columns)
