@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel
 from typer.core import TyperCommand
 
-from p2p_diloco.config import THIS_VERSION_HAS, PeerConfig, RunConfig, bare_type
+from p2p_diloco.config import PeerConfig, RunConfig, bare_type
 from p2p_diloco.errors import UsageError, shown
 from p2p_diloco.settings import flag
 from p2p_diloco.trainer.config import TrainerConfig
@@ -109,10 +109,7 @@ def _parameter(model: type[BaseModel], key: str, panel: str) -> inspect.Paramete
     kind = bare_type(field.annotation)
     default = field.get_default(call_default_factory=True)
     names = [flag(key)] if kind is not bool else [f"{flag(key)}/--no-{key.replace('_', '-')}"]
-    notes = [f"default {shown(default)}"] if default not in (None, (), {}) else []
-    if key in THIS_VERSION_HAS:
-        notes.append(f"in this version: {', '.join(shown(value) for value in THIS_VERSION_HAS[key])}")
-    told = f" [dim]({'; '.join(notes)})[/dim]" if notes else ""
+    told = "" if default in (None, (), {}) else f" [dim](default {shown(default)})[/dim]"
     option = typer.Option(
         *names,
         help=f"{field.description}{told}",

@@ -98,9 +98,7 @@ class Report:
             yield f"  look at it: p2p-diloco simulate --seed {one.seed} --kind {one.kind} --trace"
 
 
-def simulate(
-    seeds: int, first: int, seed: int | None, kind: str | None, jobs: int | None, *, trace: bool
-) -> int:
+def simulate(seeds: int, first: int, seed: int | None, kind: str | None, jobs: int | None, *, trace: bool) -> int:
     """Play worlds and report; the exit code: 1 if something did not hold.
 
     Raises:

@@ -144,9 +144,7 @@ def _opened(rows_path: Path | None) -> TextIO | None:
     if rows_path is None:
         return None
     try:
-        return rows_path.open(
-            "a", buffering=1, encoding="utf-8"
-        )  # line by line: a killed peer leaves whole rows
+        return rows_path.open("a", buffering=1, encoding="utf-8")  # line by line: a killed peer leaves whole rows
     except OSError as error:
         raise ConfigError(
             f"can't be written ({(error.strerror or 'no reason given').lower()})",

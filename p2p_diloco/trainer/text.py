@@ -79,9 +79,7 @@ class Batches:
         return self
 
 
-def held_out_batches(
-    text: Text, *, count: int, batch_size: int, context: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def held_out_batches(text: Text, *, count: int, batch_size: int, context: int) -> Iterator[tuple[Tensor, Tensor]]:
     """`count` batches spread evenly over the held-out text: the same on every peer and at every call.
 
     Raises ConfigError when the held-out text is shorter than one window.

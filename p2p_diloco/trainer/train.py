@@ -190,9 +190,7 @@ def _follow_schedule(
         group["lr"] = rate
 
 
-def _participant(
-    model: GPT, optimizer: Optimizer, run: RunConfig, peer_config: PeerConfig | None
-) -> Participant:
+def _participant(model: GPT, optimizer: Optimizer, run: RunConfig, peer_config: PeerConfig | None) -> Participant:
     if peer_config is None:
         return Alone(model, optimizer, run)
     return Peer(model, optimizer, config=run, local=peer_config)
