@@ -1,7 +1,7 @@
 """The built-in trainer: a small GPT on real text, trained in a run or alone.
 
-Law: this is what any user's script would do, through the public surface alone. What the run needs beyond
-that belongs behind `Peer`, and nothing here may reach around it.
+Law: does what any user's script would do, through the public surface alone. What the run needs beyond that belongs into
+`Peer`.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def main(
     trainer_config: TrainerConfig,
     text: Text | None = None,
 ) -> int:
-    """Train until the run ends, `steps` are made, or ^C or SIGTERM comes; the exit status.
+    """Train until the run ends, `steps` are made, or a signal comes; the exit status.
 
-    `run_config` holds the run's settings that were given. With `peer_config=None` no run is named: train
-    alone, on the whole text. `text` is what `data` names, where that has been read already.
+    `run_config` holds the run's settings that were given. `peer_config=None`: train in no run, on the whole text.
+    `text` is the text that `data` names, if it has been read already.
 
     Raises:
-        ConfigError: the text, the device or the log file can't be used; and whatever `Peer` raises.
+        ConfigError: the text, the device or the log file can't be used. `Peer` raises further errors.
     """
     run, config = RunConfig.model_validate(dict(run_config)), trainer_config
     if config.threads is not None:
@@ -98,8 +98,8 @@ def train(
 ) -> Stopped:
     """Make inner steps until the run has `finished` or this peer has made its own `steps`.
 
-    Where the text goes on, and what the learning rate is after a peer's own warm-up, follows the run's step, so that a
-    peer that joins late or again goes on where the others are.
+    The place in the text, and the learning rate after a peer's own warm-up, follow the run's step, so that a peer that
+    joins late or again continues where the others are.
     """
     judge = GPT(model.config).to(_device(model))
     batches.position = peer.global_step
@@ -132,8 +132,8 @@ def train(
 def warm_start(model: GPT, batches: Batches, steps: int, config: TrainerConfig) -> None:
     """Train `model` alone for `steps` inner steps, with an optimizer of its own that is thrown away.
 
-    A high outer momentum pays once the model has left its random start, and in short runs hurts before: so
-    whoever founds a run may start it from a model that has learnt a little. The others fetch that model.
+    A high outer momentum helps after the model has left its random start, and in short runs hurts before. So the
+    founder may start a run from a model that has learnt a little; the others fetch that model.
     """
     optimizer = new_optimizer(model, config)
     for step in range(steps):
