@@ -1,7 +1,7 @@
 """The commands and their flags.
 
-Law: each command says what its flags mean and hands over to the module that does the work, imported only
-then. What goes wrong is raised; `p2p_diloco.cli` tells it.
+Law: each command says what its flags mean and calls the module that does the work, imported only then. Errors are
+raised; `p2p_diloco.cli` tells them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ InitialPeers = Annotated[
 ]
 
 app = typer.Typer(
-    help="Train one model on many machines, with nobody in the middle.",
+    help="Train one model on many machines, without a server.",
     context_settings={"token_normalize_func": with_dashes, "help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -37,7 +37,7 @@ def start(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Train one model on many machines, with nobody in the middle."""
+    """Train one model on many machines, without a server."""
     if version:
         typer.echo(f"p2p-diloco {__version__}")
         raise typer.Exit
@@ -119,7 +119,7 @@ def status(
     logs: Logs = "auto",
     debug: Debug = False,
 ) -> None:
-    """Show who trains in a run and how far it has come. Reads the DHT, and takes no part."""
+    """Show the peers of a run and how far it has come. Reads the DHT, and takes no part."""
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.status import show
 
@@ -150,8 +150,8 @@ def set_rates(
 ) -> None:
     """Change the outer learning rate or momentum of a run that goes on. Only its founder may.
 
-    Every shard takes the new values with its next commit, on all peers with the same one. Whoever asked may end as soon
-    as one peer knows of it.
+    Every shard takes the new values with its next commit, the same commit on all peers. This command may end as soon as
+    one peer knows of them.
     """
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.revise import set_rates as ask
@@ -169,16 +169,14 @@ def simulate(
     seed: Annotated[int | None, typer.Option(help="Play this world alone.", metavar="N")] = None,
     kind: Annotated[
         str | None,
-        typer.Option(
-            help="Kind of the worlds; unset: a mix, by seed.", metavar="[healed|patient|bereaved|hesitant|overlapped]"
-        ),
+        typer.Option(help="Kind of the worlds (docs/testing.md); unset: a mix, by seed.", metavar="KIND"),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Processes to play them in; unset: one for each core.", metavar="N")
     ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Print all that happens in the world of --seed.")] = False,
 ) -> None:
-    """Try the protocol on simulated swarms under random faults, and say what it came to.
+    """Try the protocol on simulated swarms under random faults, and report.
 
     A world is 2 to 5 peers in which processes die, freeze, return and are cut off, messages are lost and doubled, and
     clocks are wrong. Its seed decides everything in it. The exit code is 1 if an invariant did not hold.

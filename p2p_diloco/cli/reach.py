@@ -1,7 +1,7 @@
-"""Sockets tried before anything heavy is loaded: is a port free, does anybody answer there.
+"""Checks before anything heavy is loaded: is a port free, does a peer answer at an address.
 
-Law: plain sockets, a few seconds at most. What is found out here would be found out later, by libp2p; so an
-address that can't be judged this way is left to it.
+Law: plain sockets, a few seconds at most. libp2p would find the same errors later, so an address that can't be checked
+this way passes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from p2p_diloco.net.reasons import none_reached
 PROBE_S = 5.0
 """How long an initial peer may take to answer."""
 ASK_AGAIN_S = 1.0
-"""How often a peer is asked by UDP, where a question may get lost."""
+"""Seconds between two questions by UDP, where one may get lost."""
 
 _REFUSED = "connection refused: nothing listens there"
 _UNKNOWN_NAME = "no machine of that name"
@@ -32,9 +32,9 @@ _QUIC_BYTES_MIN = 1200  # a server answers no shorter datagram (RFC 9000, 14.1)
 
 
 def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> None:
-    """Raise NoBootstrapReached if nobody answers at any of the addresses, nor at any that is `known` from before.
+    """Raise NoBootstrapReached if no peer answers at any of the addresses, nor at any that is `known` from before.
 
-    An address that is neither plain TCP nor QUIC gets the benefit of the doubt.
+    An address that is neither plain TCP nor QUIC counts as answered.
     """
     reasons = run(_reasons(addresses))
     if addresses and all(reasons) and all(run(_reasons(known))):
@@ -42,7 +42,7 @@ def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> 
 
 
 def check_free(address: str, *, key: str | None = None) -> None:
-    """Raise ConfigError if an address of this machine that is to be listened on can't be had (TCP alone).
+    """Raise ConfigError if this process can't listen on an address (TCP alone).
 
     `key` is the setting that the address came from; None: `--host` and `--port`.
     """
@@ -63,7 +63,7 @@ def check_free(address: str, *, key: str | None = None) -> None:
 
 
 def _not_free(error: OSError) -> tuple[str, str, bool]:
-    """What is wrong, what to do, and whether it is the host's fault and not the port's."""
+    """What is wrong, what to do, and whether the host is wrong and not the port."""
     match error.errno:
         case errno.EADDRINUSE:
             return "is in use", "choose another port, or port 0 to let the system choose", False
@@ -81,7 +81,7 @@ async def _reasons(addresses: Sequence[str]) -> list[str | None]:
 
 
 async def _reason(address: str) -> str | None:
-    """Why nobody can be there; None if somebody may be."""
+    """Why no peer can be there; None if one may be."""
     match address.rstrip("/").split("/"):
         case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, "p2p", _]:
             asking = _greeted(host, int(port))
@@ -102,7 +102,7 @@ async def _reason(address: str) -> str | None:
 
 
 async def _greeted(host: str, port: int) -> str | None:
-    """What is wrong with who listens there by TCP, or None."""
+    """What is wrong with the listener there by TCP, or None."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         said = await asyncio.wait_for(reader.read(len(_GREETING)), PROBE_S / 2)
@@ -114,7 +114,7 @@ async def _greeted(host: str, port: int) -> str | None:
 
 
 class _Datagrams(asyncio.DatagramProtocol):
-    """The first thing that comes back."""
+    """Waits for the first datagram that comes back."""
 
     def __init__(self) -> None:
         self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -129,7 +129,7 @@ class _Datagrams(asyncio.DatagramProtocol):
 
 
 async def _answered(host: str, port: int) -> None:
-    """Return once a QUIC server answers there: it names its versions to who speaks none of them (RFC 9000, 6)."""
+    """Return once a QUIC server answers: to an unknown version it answers with its own versions (RFC 9000, 6)."""
     unknown_version = b"\xc0\x1a\x2a\x3a\x4a"
     question = unknown_version + b"\x08" + os.urandom(8) + b"\x08" + os.urandom(8)
     loop = asyncio.get_running_loop()
