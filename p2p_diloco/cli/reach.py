@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 from collections.abc import Sequence
 
@@ -18,8 +17,6 @@ from p2p_diloco.net.reasons import none_reached
 
 PROBE_S = 5.0
 """How long an initial peer may take to answer."""
-ASK_AGAIN_S = 1.0
-"""Seconds between two questions by UDP, where one may get lost."""
 
 _REFUSED = "connection refused: nothing listens there"
 _UNKNOWN_NAME = "no machine of that name"
@@ -28,13 +25,12 @@ _MUTE = "something listens there and says nothing: no p2p-diloco, or one that ha
 _FOREIGN = "something else answers there, no p2p-diloco"
 
 _GREETING = b"\x13/multistream/1.0.0\n"  # what a listener of libp2p says first over TCP
-_QUIC_BYTES_MIN = 1200  # a server answers no shorter datagram (RFC 9000, 14.1)
 
 
 def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> None:
     """Raise NoBootstrapReached if no peer answers at any of the addresses, nor at any that is `known` from before.
 
-    An address that is neither plain TCP nor QUIC counts as answered.
+    Only addresses of plain TCP are tried; the others count as answered.
     """
     reasons = run(_reasons(addresses))
     if addresses and all(reasons) and all(run(_reasons(known))):
@@ -85,8 +81,6 @@ async def _reason(address: str) -> str | None:
     match address.rstrip("/").split("/"):
         case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, "p2p", _]:
             asking = _greeted(host, int(port))
-        case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "udp", port, "quic-v1", "p2p", _]:
-            asking = _answered(host, int(port))
         case _:
             return None
     try:
@@ -111,33 +105,3 @@ async def _greeted(host: str, port: int) -> str | None:
     finally:
         writer.close()
     return None if said and _GREETING.startswith(said) else _FOREIGN
-
-
-class _Datagrams(asyncio.DatagramProtocol):
-    """Waits for the first datagram that comes back."""
-
-    def __init__(self) -> None:
-        self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def datagram_received(self, data: bytes, addr: object) -> None:
-        if not self.first.done():
-            self.first.set_result(None)
-
-    def error_received(self, exc: Exception) -> None:
-        if not self.first.done():
-            self.first.set_exception(exc)
-
-
-async def _answered(host: str, port: int) -> None:
-    """Return once a QUIC server answers: to an unknown version it answers with its own versions (RFC 9000, 6)."""
-    unknown_version = b"\xc0\x1a\x2a\x3a\x4a"
-    question = unknown_version + b"\x08" + os.urandom(8) + b"\x08" + os.urandom(8)
-    loop = asyncio.get_running_loop()
-    transport, answer = await loop.create_datagram_endpoint(_Datagrams, remote_addr=(host, port))
-    try:
-        while not answer.first.done():
-            transport.sendto(question.ljust(_QUIC_BYTES_MIN, b"\0"))
-            await asyncio.wait([answer.first], timeout=ASK_AGAIN_S)
-        answer.first.result()
-    finally:
-        transport.close()
