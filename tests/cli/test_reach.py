@@ -80,7 +80,7 @@ def test_silence_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
-        with contextlib.ExitStack() as queue:  # no connection is accepted: once the queue is full, connecting never ends
+        with contextlib.ExitStack() as queue:  # once it is full, further connections are never accepted
             for _ in range(4):
                 waiting = queue.enter_context(socket.socket())
                 waiting.setblocking(False)
