@@ -65,7 +65,7 @@ def test_a_signal_strikes_with_its_number(number: signal.Signals) -> None:
 def test_it_waits_for_what_is_being_loaded(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where whoever loads may take any exception for a missing module. Two of a kind strike once."""
+    """The importer may take any exception for a missing module. Two signals of a kind strike once."""
     name = f"signalled_{int(number)}"
     again = f"import time\ntime.sleep(0.2)\nos.kill(os.getpid(), {int(number)})"
     (tmp_path / f"{name}.py").write_text(SIGNALLED.format(number=int(number), then=again))

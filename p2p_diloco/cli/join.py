@@ -41,7 +41,7 @@ def join_run(
     """Train until the end; the exit status: the command's, if there is one.
 
     Raises:
-        UsageError, ConfigError: before anything is started. Whatever the built-in trainer raises.
+        UsageError, ConfigError: before anything is started. The built-in trainer raises further errors.
     """
     refuse_further_ranks(os.environ)
     run, peer = read_settings(settings, os.environ, config_file)

@@ -434,7 +434,7 @@ def test_two_real_peers_are_measured(tmp_path: Path) -> None:
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
 def test_a_link_is_as_slow_as_was_asked_for(tmp_path: Path) -> None:
-    """Nobody's round takes less than its bytes need at 50 Mbit/s, but for the bytes that a link lets through at once;
+    """No round takes less than its bytes need at 50 Mbit/s, but for the bytes that a link lets through at once;
     and no machine is left.
     """
     process = started(str(tmp_path), "--parameters", "1M", "--link", "50mbit", "--beside", "raw,gloo", "--json")

@@ -100,7 +100,7 @@ def test_the_held_out_curve_joins_all_peers() -> None:
     ],
 )
 def test_the_cost_of_a_join_is_told_by_the_losses_around_it(losses: dict[int, float], cost: JoinCost | None) -> None:
-    """Somebody came in at outer step 5: the last loss until then, the highest one afterwards, and when it was back.
+    """A peer came in at outer step 5: the last loss until then, the highest one afterwards, and when it was back.
     What is judged at outer step 5 itself is none of the newcomer's doing."""
     assert join_cost(losses, 5) == cost
 

@@ -142,10 +142,10 @@ def test_the_report_hides_no_failure() -> None:
     ],
 )
 def test_the_cost_of_joining_is_said_in_plain_words(cost: JoinCost | None, told: str) -> None:
-    """Also where there is none, where it lasted to the end, and where nobody knows; nothing where nobody joined."""
+    """Also if there is none, if it lasted to the end, and if it is unknown; nothing if no peer joined."""
     assert told in "\n".join(report(replace(OUTCOME, join_cost=cost), [], 110))
-    nobody = replace(OUTCOME, join_cost=None, newcomer=NewcomerOutcome("dave", None, None, 0))
-    assert "cost of joining" not in "\n".join(report(nobody, [], 110))
+    unjoined = replace(OUTCOME, join_cost=None, newcomer=NewcomerOutcome("dave", None, None, 0))
+    assert "cost of joining" not in "\n".join(report(unjoined, [], 110))
 
 
 def test_without_matplotlib_there_is_no_png(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

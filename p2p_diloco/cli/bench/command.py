@@ -1,7 +1,7 @@
 """`bench`: the whole measurement, from flags to figures.
 
-Law: groups take turns, a round each; whatever happens their processes are ended and their machines taken down. Figures
-go to stdout, progress to stderr.
+Law: groups take turns, a round each. In any case their processes are ended and their machines removed. Figures go to
+stdout, progress to stderr.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def bench(plan: Plan, *, as_json: bool) -> int:
 
 
 def measured(plan: Plan) -> tuple[list[Result], str | None]:
-    """What each group came to; and how TCP found its speed, on machines with links of their own.
+    """The result of each group; and TCP's congestion control, on machines with links of their own.
 
     Raises:
         UsageError: as `bench`. Failed: a process didn't start.

@@ -84,7 +84,7 @@ def ask(members: Sequence[Child], do: str, within_s: float = START_S, **values: 
 
 
 class Group:
-    """Processes that take a turn together. `sent_bytes`: that one of them sends in a round."""
+    """Processes that take a turn together. `sent_bytes`: bytes that one of them sends in a round."""
 
     def __init__(self, plan: Plan, name: str, members: Sequence[Child], sent_bytes: int, idle: Memory) -> None:
         self.name, self.members, self.sent_bytes, self.idle = name, list(members), sent_bytes, idle
@@ -96,7 +96,7 @@ class Group:
         """One round.
 
         Raises:
-            Failed: it didn't come to its end, or not all ended it alike.
+            Failed: a process didn't end it, or peers differ after it.
         """
         ask(self.members, "train", self._plan.round_s_max)
         before = measure.cpu_s(self.members)
@@ -107,7 +107,7 @@ class Group:
         return self.rounds[-1]
 
     def result(self, warm_up: int) -> Result:
-        """What it came to, without the first rounds."""
+        """Its rounds without the first ones, and its memory."""
         peaks = [measure.peak(member) for member in self.members if member.status is None]
         highest = max(peaks, key=lambda memory: memory.total, default=Memory({}))
         counted = tuple(self.rounds[warm_up:])

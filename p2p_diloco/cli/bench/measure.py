@@ -51,7 +51,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a group came to. `sent_bytes`: that a peer sends in a round, by calculation, without headers."""
+    """All rounds of a group that count. `sent_bytes`: bytes that a peer sends in a round, computed, without headers."""
 
     name: str
     rounds: tuple[Round, ...]

@@ -7,7 +7,10 @@ in a round: what the transport could do without averages, outer steps, checks an
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Coroutine
 from contextlib import ExitStack
+from typing import Any, TypeVar
 
 from p2p_diloco.cli.bench.member import EXCHANGE, Clock, Line, Member
 from p2p_diloco.net.hivemind import DhtPeer
@@ -15,6 +18,7 @@ from p2p_diloco.net.pipe import Pipe
 
 PROTOCOL = "/p2p-diloco/bench"
 GREETING_S = 30.0
+T = TypeVar("T")
 
 
 class Contender(Member):
@@ -24,23 +28,29 @@ class Contender(Member):
         super().__init__(asked, leaving)
         self._loop = asyncio.new_event_loop()
         self._before: asyncio.Future[Pipe] = self._loop.create_future()
+        # in a thread of its own it goes on between two commands, when the last bytes of a round may still be unsent
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def open(self, first: Line) -> Line:
-        self._dht = self._loop.run_until_complete(DhtPeer.create(host_maddrs=self.asked["host_maddrs"]))
-        self.leaving.callback(lambda: self._loop.run_until_complete(self._dht.close()))
-        self._loop.run_until_complete(self._dht.serve_streams(PROTOCOL, self._opened))
+        self._dht = self._done(DhtPeer.create(host_maddrs=self.asked["host_maddrs"]))
+        self.leaving.callback(lambda: self._done(self._dht.close()))
+        self._done(self._dht.serve_streams(PROTOCOL, self._opened))
         return {"peer_id": self._dht.peer_id, "addresses": self._dht.addresses()}
 
     def build(self, everyone: list[Line], sent_bytes: int) -> Line:
         self._out, self._in = (memoryview(bytearray(sent_bytes)) for _ in range(2))
-        self._loop.run_until_complete(self._meet(everyone[(self.asked["rank"] + 1) % len(everyone)]))
+        self._done(self._meet(everyone[(self.asked["rank"] + 1) % len(everyone)]))
         return {}
 
     def round(self) -> Line:
         clock = Clock()
         with clock.part(EXCHANGE):
-            self._loop.run_until_complete(self._exchange())
+            self._done(self._exchange())
         return clock.round()
+
+    def _done(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns, in the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _meet(self, after: Line) -> None:
         within_s = self.asked["round_s_max"]

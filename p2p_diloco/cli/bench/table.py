@@ -47,7 +47,7 @@ def as_object(plan: Plan, results: Sequence[Result], machine: dict[str, Any]) ->
 
 
 def figures(plan: Plan, result: Result) -> Figures:
-    """What a group came to; of one that failed, its name and why."""
+    """The figures of a group; of one that failed, its name and why."""
     if result.failed:
         return {"name": result.name, "failed": result.failed}
     rounds, least_s = result.rounds, plan.optimum_s(result.sent_bytes)

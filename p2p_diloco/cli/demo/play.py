@@ -1,4 +1,4 @@
-"""The demo's scenes: who is started when, who is killed, and what comes of it.
+"""The demo's scenes: which peer is started when, which one is killed, and how the others go on.
 
 Law: acts by starting and killing processes, as a user would by hand; the formulas are in `facts`.
 """
