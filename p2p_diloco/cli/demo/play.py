@@ -37,18 +37,18 @@ def play(stage: Stage) -> Outcome:
     Raises:
         P2PDilocoError: a process failed, or nothing happened for long.
     """
+    alone = stage.start_alone(ALONE)
     address = _open(stage)
     _gather(stage, address)
     kill = _kill(stage)
     newcomer = _replace(stage, address)
-    _finish(stage)
-    return _outcome(stage, kill, newcomer)
+    _finish(stage, alone)
+    return _outcome(stage, alone, kill, newcomer)
 
 
 def _open(stage: Stage) -> str:
-    """A bootstrap, and beside it the peer that trains alone; the bootstrap's address."""
+    """A bootstrap; its address."""
     bootstrap = stage.start_service("bootstrap")
-    stage.start_alone(ALONE)
     printed: list[str] = []
 
     def listens() -> bool:
@@ -125,21 +125,19 @@ def _replace(stage: Stage, address: str) -> NewcomerOutcome:
     return NewcomerOutcome(NEWCOMER, first.epoch, joined_s, 0)
 
 
-def _finish(stage: Stage) -> None:
+def _finish(stage: Stage, alone: Player) -> None:
     """The end of the run, for all at once, and that of the peer alone."""
     stage.until(lambda: not any(peer.trains for peer in stage.peers), "the end of the run")
     stage.tell(f"the run has ended for all, after {stage.epoch} outer steps")
-    alone = stage.everyone[0]
     if alone.trains:
         stage.tell(f"one peer alone still has {stage.script.steps - alone.steps:,} of its steps to make")
     stage.until(lambda: not alone.trains, "the peer alone")
     stage.until(lambda: True, "the last lines")
 
 
-def _outcome(stage: Stage, kill: KillOutcome, newcomer: NewcomerOutcome) -> Outcome:
+def _outcome(stage: Stage, alone: Player, kill: KillOutcome, newcomer: NewcomerOutcome) -> Outcome:
     script = stage.script
-    (alone_summary,) = stage.everyone[0].child.printed.new()
-    parameters = alone_summary["parameters"]
+    parameters = alone.child.printed.new()[-1]["parameters"]
     step_bytes = ring_bytes(parameters, BYTES_OF_A_PARAMETER, len(FIRST))
     peers = tuple(_peer(peer, script, step_bytes) for peer in stage.peers)
     digests = {peer.digest for peer in peers if peer.fate == "finished"}

@@ -67,7 +67,7 @@ class Stage:
         self.script, self.children = script, children
         self.services: list[Child] = []
         self.everyone: list[Player] = []
-        """The peers of the run in the order of their coming, and the one that trains alone."""
+        """The peers of the run in the order of their coming, then the one that trains alone."""
         self.moments: list[Moment] = []
         self.story: list[tuple[float, str]] = []
         """(seconds since the demo's start, sentence)"""
@@ -87,18 +87,17 @@ class Stage:
         told = {"name": name, "log_path": self._rows(name), **self.script.trainer, **settings}
         flags = [part for key, value in told.items() for part in (flag(key), str(value))]
         join = ("join", "--initial-peers", address, "--run-id", RUN_ID, "--summary-json", "--logs", "plain", *flags)
-        return self._enter(Player(name, self.children.start(name, "p2p_diloco", *join), Lines(self._rows(name))))
+        player = Player(name, self.children.start(name, "p2p_diloco", *join), Lines(self._rows(name)))
+        self.everyone.insert(len(self.peers), player)
+        return player
 
     def start_alone(self, name: str) -> Player:
         """The same trainer with the same settings and the same warm start, in no run. It doesn't pause."""
         own = {"warm_start": self.script.warm_start, "pause_s": 0.0, "log_path": str(self._rows(name))}
         trainer = json.dumps({**self.script.trainer, **own, "summary_json": True})
         child = self.children.start(name, "p2p_diloco.cli.demo.alone", json.dumps(self.script.run), trainer)
-        return self._enter(Player(name, child, Lines(self._rows(name)), in_run=False))
-
-    def _enter(self, player: Player) -> Player:
-        self.everyone.append(player)
-        return player
+        self.everyone.append(Player(name, child, Lines(self._rows(name)), in_run=False))
+        return self.everyone[-1]
 
     def _rows(self, name: str) -> Path:
         return self.children.folder / f"{name}.jsonl"
