@@ -150,8 +150,8 @@ def set_rates(
 ) -> None:
     """Change the outer learning rate or momentum of a run that goes on. Only its founder may.
 
-    Every shard takes the new values with its next commit, the same commit on all peers. This command may end as soon as
-    one peer knows of them.
+    Every shard takes the new values with its next commit, the same on all peers.
+    This command may end as soon as one peer knows of them.
     """
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.revise import set_rates as ask
@@ -178,8 +178,9 @@ def simulate(
 ) -> None:
     """Try the protocol on simulated swarms under random faults, and report.
 
-    A world is 2 to 5 peers in which processes die, freeze, return and are cut off, messages are lost and doubled, and
-    clocks are wrong. Its seed decides everything in it. The exit code is 1 if an invariant did not hold.
+    In a world of a few peers processes die, freeze, return and are cut off,
+    messages are lost and doubled, and clocks are wrong, all decided by its seed.
+    The exit code is 1 if an invariant did not hold.
     """
     from p2p_diloco.cli.simulate import simulate as play
 
@@ -218,8 +219,9 @@ def bench(
 ) -> None:
     """Measure a whole round between real processes on this machine, and what else could do it.
 
-    No training: pseudo-gradients are made up. Beside it, in turns: a plain libp2p stream of the same bytes, gloo's
-    all-reduce, Hivemind's averager, the last two with the same outer step.
+    Nothing is trained: pseudo-gradients are made up. Measured beside it, in turns:
+    a plain libp2p stream of the same bytes; and gloo's all-reduce and Hivemind's
+    averager with the same outer step.
     """
     from p2p_diloco.cli.bench.command import bench as measure
     from p2p_diloco.cli.bench.plan import Plan, count_of, links_of, names_of
@@ -251,9 +253,9 @@ def demo(
 ) -> None:
     """Watch peers on this machine train together, while one of them is killed and another joins.
 
-    A bootstrap and three peers, each in processes of its own, train a small GPT on the Python standard library's
-    sources. The peer that is to average the next round gets a SIGKILL, and a new one comes in its place. Takes
-    about three minutes on two cores; exit code 1 if anything fails.
+    A bootstrap and three peers, each in processes of its own, train a small GPT.
+    The peer that is to average the next round gets a SIGKILL, and a new one joins.
+    Takes about three minutes on two cores. The exit code is 1 if anything fails.
     """
     from p2p_diloco.cli.demo import demo as show
 

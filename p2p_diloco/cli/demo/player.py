@@ -47,8 +47,6 @@ class Player:
             return "killed"
         if self.child.status is not None:
             return "finished"
-        if not self.in_run:
-            return "alone"
         return str(self.told.get("state") or "training") if self.rows else "starting"
 
     @property
