@@ -71,8 +71,8 @@ class Plan:
             mend = "choose more parameters or fewer fragments"
             raise UsageError("are fewer than --fragments", key="--parameters", value=self.parameters, mend=mend)
         if self.beside and (self.steps or self.step_s or self.overlap):
-            mend = "measure it alone, with --beside none"
-            raise UsageError("has no inner steps to take time", key="--beside", value=self.beside, mend=mend)
+            wrong, mend = "can't be measured with --steps, --step-time or --overlap", "leave it out"
+            raise UsageError(wrong, key="--beside", value=self.beside, mend=mend)
         if len(self.links_mbit) not in (0, self.peers):
             count, mend = len(self.links_mbit), f"give one for all, or {self.peers} with commas"
             raise UsageError(f"gives {count} speeds for {self.peers} peers", key="--link", mend=mend)

@@ -6,6 +6,7 @@ Law: computes and draws what it is given; measures nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from statistics import median
 from typing import Any
@@ -29,18 +30,10 @@ def as_object(plan: Plan, results: Sequence[Result], machine: dict[str, Any]) ->
     """Everything, for programs."""
     return {
         "schema_version": SCHEMA_VERSION,
-        "peers": plan.peers,
-        "parameters": plan.parameters,
-        "codec": plan.codec,
-        "fragments": plan.fragments,
-        "rounds": plan.rounds,
+        **asdict(plan),
         "steps": plan.steps or plan.fragments,
-        "step_s": plan.step_s,
-        "overlap": plan.overlap,
-        "direct": plan.direct,
         "warm_up": WARM_UP,
         "link_mbit": min(plan.links_mbit, default=None),
-        "links_mbit": list(plan.links_mbit),
         "machine": machine,
         "results": [_rounded(figures(plan, result)) for result in results],
     }

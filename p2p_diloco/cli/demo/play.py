@@ -49,15 +49,10 @@ def play(stage: Stage) -> Outcome:
 def _open(stage: Stage) -> str:
     """A bootstrap; its address."""
     bootstrap = stage.start_service("bootstrap")
-    printed: list[str] = []
-
-    def listens() -> bool:
-        printed.extend(address for line in bootstrap.printed.new() for address in line["maddrs"])
-        return bool(printed)
-
-    stage.until(listens, "the bootstrap's address")
-    stage.tell(f"the bootstrap listens at {printed[0]}")
-    return printed[0]
+    (printed,) = stage.until(lambda: bootstrap.printed.new() or None, "the bootstrap's address")
+    address = str(printed["maddrs"][0])
+    stage.tell(f"the bootstrap listens at {address}")
+    return address
 
 
 def _gather(stage: Stage, address: str) -> None:
@@ -77,15 +72,7 @@ def _gather(stage: Stage, address: str) -> None:
 
 def _kill(stage: Stage) -> KillOutcome:
     """SIGKILL to the peer that is to average the next round, half-way to it, and the wait for that round's commit."""
-    script = stage.script
-
-    def ready() -> bool:
-        epochs, steps = {peer.epoch for peer in stage.peers}, min(peer.steps_since for peer in stage.peers)
-        half_way = len(epochs) == 1 and steps >= script.sync_every // 2
-        known = stage.averages_next(stage.epoch) is not None
-        return half_way and stage.epoch >= script.kill_at + (0 if known else UNKNOWN_FOR_EPOCHS)
-
-    stage.until(ready, f"outer step {script.kill_at}")
+    stage.until(lambda: _half_way(stage), f"outer step {stage.script.kill_at}")
     epoch, elected = stage.epoch, stage.averages_next(stage.epoch)
     victim = next((peer for peer in stage.peers if peer.name == elected), stage.peers[1])
     survivors = [peer for peer in stage.peers if peer is not victim]
@@ -95,16 +82,22 @@ def _kill(stage: Stage) -> KillOutcome:
     why = "" if elected is None else f", elected to average round {epoch + 1}"
     stage.tell(f"kill -9 {victim.child.process.pid}: {victim.name} is dead{why}")
 
-    def next_commit() -> float | None:
-        return next_commit_s((peer.rows for peer in survivors), epoch, killed_at)
-
-    stage.until(lambda: next_commit() is not None, "the survivors' next commit")
-    took_s, usual_s = next_commit(), usual_round_s(survivors[0].rows, killed_at)
-    assert took_s is not None
+    took_s = stage.until(
+        lambda: next_commit_s((peer.rows for peer in survivors), epoch, killed_at), "the survivors' next commit"
+    )
+    usual_s = usual_round_s(survivors[0].rows, killed_at)
     compare = "" if usual_s is None else f" (usual round: {usual_s} s)"
     names = " and ".join(peer.name for peer in survivors)
     stage.tell(f"{names} made the next commit {took_s} s after the kill{compare}")
     return KillOutcome(victim.name, epoch, elected is not None, took_s, usual_s)
+
+
+def _half_way(stage: Stage) -> bool:
+    """Whether all peers are half-way to the next outer step, from the one planned on, and its aggregator is known."""
+    epochs, steps = {peer.epoch for peer in stage.peers}, min(peer.steps_since for peer in stage.peers)
+    known = stage.averages_next(stage.epoch) is not None
+    due = stage.script.kill_at + (0 if known else UNKNOWN_FOR_EPOCHS)
+    return len(epochs) == 1 and stage.epoch >= due and steps >= stage.script.sync_every // 2
 
 
 def _replace(stage: Stage, address: str) -> NewcomerOutcome:

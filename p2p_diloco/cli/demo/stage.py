@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from p2p_diloco.cli.demo.facts import curve, held_out
 from p2p_diloco.cli.demo.player import Player
@@ -23,6 +23,7 @@ from p2p_diloco.observe.plot import Curve, Moment
 from p2p_diloco.settings import flag
 
 RUN_ID = "demo"
+T = TypeVar("T")
 LOOK_EVERY_S = 0.1
 PATIENCE_S = 180.0
 """How long nothing at all may happen: a slow machine imports torch in a minute."""
@@ -145,8 +146,8 @@ class Stage:
         self.story.append((self.elapsed_s, text))
         self._show(self)
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until `condition` holds.
+    def until(self, condition: Callable[[], T | None], what: str) -> T:
+        """Wait until `condition` returns something, neither None nor False; what it returned.
 
         Raises:
             P2PDilocoError: a process ends, or nothing happens for long.
@@ -154,8 +155,9 @@ class Stage:
         self._news_at = time.monotonic()
         while True:
             self._look()
-            if condition():
-                return
+            found = condition()
+            if found is not None and found is not False:
+                return found
             if time.monotonic() - self._news_at > PATIENCE_S:
                 mend = f"see the logs in {self.children.folder}"
                 raise P2PDilocoError(f"nothing has happened for {PATIENCE_S:g} s in waiting for {what}", mend=mend)
