@@ -1,7 +1,7 @@
-"""Multiaddrs as users paste them: read, judged, ordered.
+"""Multiaddrs as users paste them: read, checked, ordered.
 
-Law: text in, text or an `AddressError` out. Nothing is resolved or dialled. The `multiaddr` package judges each
-part, and is loaded on first use; nothing heavier is, so that a mistyped address is known at once.
+Law: text in, text or an `AddressError` out. Nothing is resolved or dialled. The `multiaddr` package checks each part,
+and is loaded on first use; nothing heavier is, so that a mistyped address is told at once.
 """
 
 from __future__ import annotations
@@ -71,9 +71,7 @@ def is_loopback(address: str) -> bool:
 
 
 def by_reach(addresses: Sequence[str]) -> list[str]:
-    """The addresses ordered by who can reach them: the whole internet, then the local network, then this
-    machine.
-    """
+    """The addresses in the order of their reach: the whole internet, the local network, this machine."""
 
     def distance(address: str) -> int:
         try:

@@ -1,8 +1,8 @@
 """Everything that can go wrong for a user, as one tree.
 
-Law: every error that leaves the program is one of these, and its text is one sentence that names the key, the
-value and the mend. Broken invariants are assertions, and what a remote peer does wrong is a refusal with a
-counter: neither belongs here. Nothing but the standard library is imported.
+Law: every error that leaves the program is one of these, and its text is one sentence that names the key, the value and
+the mend. Broken invariants are assertions, and a remote peer's mistakes are refused and counted: neither belongs here.
+Only the standard library is imported.
 
     P2PDilocoError                  exit 1   a fault of the program itself
     ├── UsageError                  exit 2   the command line or a call was put wrongly
@@ -13,11 +13,11 @@ counter: neither belongs here. Nothing but the standard library is imported.
     ├── Refused                     exit 5   the run doesn't take this peer
     │   └── ConfigMismatch          exit 5   ... because its settings differ from the run's
     ├── ModelMismatch               exit 6   the model isn't the one that the run trains
-    ├── GaveUpWaiting               exit 7   nobody came, or nothing happened, in the time allowed
+    ├── GaveUpWaiting               exit 7   what was waited for didn't come in the time allowed
     ├── NodeDied                    exit 1   the process that talks to the swarm has ended
     └── RankDied                    exit 1   another process of this peer has ended, or is out of step
 
-An interrupt (^C, SIGTERM) is no error: the command line turns it into 130 or 143.
+A signal (^C, SIGTERM, SIGHUP) is no error: the command line ends with 130, 143 or 129.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_SHOWN = 8
 class P2PDilocoError(Exception):
     """One sentence: ``key=value wrong; mend``.
 
-    `wrong` is the predicate ("must be at least 1"), or, without a key, the whole statement. `mend` says what
-    to do. `value` is kept as text, so that an error is the same on both ends of a channel.
+    `wrong` is the predicate ("must be at least 1"), or, without a key, the whole statement. `mend` says what to do.
+    `value` is kept as text, so that an error is the same on both ends of a channel.
     """
 
     exit_code: ClassVar[int] = 1
@@ -153,13 +153,13 @@ class ModelMismatch(P2PDilocoError):
 
 
 class GaveUpWaiting(P2PDilocoError):
-    """Nobody came, or nothing happened, in the time allowed."""
+    """What was waited for didn't come in the time allowed."""
 
     exit_code = 7
 
 
 class NodeDied(P2PDilocoError):
-    """The process that talks to the swarm has ended."""
+    """The node, the process that talks to the swarm, has ended."""
 
 
 class RankDied(P2PDilocoError):
@@ -169,7 +169,7 @@ class RankDied(P2PDilocoError):
 def from_wire(wire: Mapping[str, object]) -> P2PDilocoError:
     """The error that `to_wire` wrote, of the same class with the same sentence.
 
-    What can't be read becomes a plain `P2PDilocoError` that says so: an error's trip must not hide the error.
+    A dict that can't be read becomes a plain `P2PDilocoError` that shows it, so that no error is lost.
     """
     kinds = {kind.__name__: kind for kind in _tree(P2PDilocoError)}
     kind = kinds.get(str(wire.get("error")), P2PDilocoError)

@@ -1,9 +1,9 @@
-"""SIGINT and SIGTERM as `KeyboardInterrupt`, none of which is lost.
+"""Signals that end a program as `KeyboardInterrupt`, none of which is lost.
 
-Law: knows processes alone. A handler may raise anywhere, and not everywhere is what it raises passed on. A module that
-is half loaded takes it for its own mistake, or goes on without; so a signal waits until what is being loaded is there.
-Of a text that is executed the interpreter remembers, whatever becomes of the exception, that SIGINT is what it is to
-end by; so a signal waits there, too. A finaliser passes nothing on; so a signal that came there comes again.
+Law: knows processes alone. A signal handler may raise anywhere, but in three places its exception would be lost or do
+harm. A module that is being imported may take it for an ImportError: the signal waits until the import is done. For
+code that `exec` runs, the interpreter remembers SIGINT and ends by it whatever becomes of the exception: the signal
+waits too. A finaliser drops exceptions: the signal is sent again.
 """
 
 from __future__ import annotations
@@ -15,17 +15,23 @@ import threading
 from types import FrameType
 from typing import Any
 
-ENDING = (signal.SIGINT, signal.SIGTERM)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""^C, a polite kill, and the end of the terminal."""
 EXECUTED = "<string>", "<module>"
 AGAIN_S = 0.05
-"""After so long a signal comes again."""
+"""Seconds until a signal that had to wait is sent again."""
+
+
+def exit_code(interrupt: KeyboardInterrupt) -> int:
+    """128 and the signal's number, as a shell has it; SIGINT's where no `Interrupts` raised it."""
+    return 128 + int(next(iter(interrupt.args), signal.SIGINT))
 
 
 class Interrupts:
-    """While this is entered a signal that asks us to end raises `KeyboardInterrupt`, with its number as the argument,
-    in the main thread. What is ignored stays ignored. Entered in another thread it changes nothing.
+    """While this is entered, a signal of `ENDING` raises `KeyboardInterrupt` in the main thread, with its number as the
+    argument. Ignored signals stay ignored. In another thread entering it changes nothing.
 
-    `holds_nothing`: a signal that comes while a module is loaded ends the process at once, with 128 and its number.
+    `holds_nothing`: a signal that comes during an import ends the process at once, with 128 and its number.
     """
 
     def __init__(self, *, holds_nothing: bool = False) -> None:
@@ -64,9 +70,7 @@ class Interrupts:
             raise KeyboardInterrupt(number)
 
     def _loads(self, frame: FrameType | None) -> bool:
-        """Whether a module is being loaded there, or a text executed; that we may have been called by one doesn't
-        count.
-        """
+        """Whether that frame is inside an import or an `exec` that began after this was entered."""
         while frame is not None and frame is not self._base:
             code = frame.f_code
             if code.co_filename.startswith("<frozen importlib") or (code.co_filename, code.co_name) == EXECUTED:
@@ -81,7 +85,7 @@ class Interrupts:
             self._hook_before(lost)
 
     def _again(self, number: int) -> None:
-        """Have it come again soon; of two that wait one is enough."""
+        """Send it again soon; two waiting signals of a kind count as one."""
         if number not in self._waiting:
             self._waiting.add(number)
             timer = threading.Timer(AGAIN_S, self._send, (number,))

@@ -1,6 +1,6 @@
-"""Addresses at which peers of a run were met, kept on disk for the day when the named ones are gone.
+"""Addresses at which peers of a run were met, kept on disk for a start without the initial peers.
 
-Law: a convenience. What can't be read or written is as if nothing were remembered.
+Law: a convenience. If the file can't be read or written, nothing is remembered.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def file_of(run_id: str) -> Path:
 
 
 def remember(run_id: str, addresses: Iterable[str]) -> None:
-    """Keep these, the newest first, beside those known before."""
+    """Add addresses to those that are kept; of all of them the newest stay."""
     now = time.time()
     known = {**_read(run_id), **dict.fromkeys(addresses, now)}
     newest = sorted(known, key=lambda address: (-known[address], address))[:KEPT]
@@ -43,7 +43,7 @@ def remember(run_id: str, addresses: Iterable[str]) -> None:
 
 
 def remembered(run_id: str, but: Sequence[str] = ()) -> list[str]:
-    """Addresses of the last days, the newest first."""
+    """Addresses of the last seven days, the newest first, without those in `but`."""
     known = _read(run_id)
     recent = [address for address, when in known.items() if time.time() - when < KEPT_FOR_S and address not in but]
     return sorted(recent, key=lambda address: (-known[address], address))

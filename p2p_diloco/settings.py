@@ -1,9 +1,8 @@
 """Where settings come from: flags, then the environment, then a TOML file, then the defaults.
 
-Law: this is the only place that knows how a setting is spelled outside Python. It reads the settings file
-and looks at paths; it changes nothing but to make an identity's folder, and imports neither torch nor
-hivemind. A key that no setting has is refused wherever it stands, and an error names the flag, the variable
-or the file that the value came from.
+Law: only this module knows how a setting is written outside Python. It reads the settings file, checks paths and makes
+folders, and imports neither torch nor hivemind. An unknown key is refused wherever it stands, and an error names the
+flag, the variable or the file that the value came from.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def read_settings(
 ) -> tuple[RunConfig, PeerConfig]:
     """The settings of a peer; `flags` holds only those that were given, by field name.
 
-    What no source gives is a default, and isn't among the `given` of the result.
+    A setting that no source gives has its default, and isn't among the `given` of the result.
 
     Raises:
         ConfigError: a value, a variable or the file can't be used. AddressError: an address can't be read.
@@ -78,13 +77,13 @@ def respelled(error: ConfigError | UsageError, spelling: Mapping[str, str]) -> C
 
 
 def to_environment(run: RunConfig, peer: PeerConfig) -> dict[str, str]:
-    """The variables that give `from_environment` the same settings: what was given, and the run's name."""
+    """Variables from which `from_environment` reads the same settings: those that were given, and the run's name."""
     given = {**run.given, **peer.given, "run_id": peer.run_id}
     return {variable(key): _as_text(value) for key, value in given.items()}
 
 
 def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment less every variable of ours."""
+    """The environment without our variables."""
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
 
 
@@ -101,8 +100,8 @@ def from_environment(environment: Mapping[str, str] | None = None) -> tuple[RunC
 
 
 def refuse_further_ranks(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError in every process of a torchrun group but the first: only the ranks of one sharded or copied
-    model are together one peer, and this is none.
+    """Raise ConfigError in every process of a torchrun group but the first: the model isn't spread over them, so they
+    would be several peers with the same settings.
     """
     rank, world_size = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
     if rank.isdecimal() and world_size.isdecimal() and int(world_size) > 1 and int(rank) > 0:
@@ -116,7 +115,7 @@ def refuse_further_ranks(environment: Mapping[str, str]) -> None:
 
 
 def check_paths(peer: PeerConfig) -> None:
-    """See to it that the files and folders that a peer names can be used, before anything heavy is loaded.
+    """Check the files and folders that a peer names, before anything heavy is loaded, and make missing folders.
 
     Raises:
         ConfigError: one of them can't be read or written.
@@ -152,8 +151,7 @@ def prepare_identity_path(path: Path) -> None:
 
 
 def make_writable_folder(folder: Path, *, key: str, value: Path | None = None) -> None:
-    """Make a folder if need be, and raise ConfigError unless files can be made in it: one is, and is gone
-    again.
+    """Make a folder if need be, and raise ConfigError unless a file can be made in it (a test file, removed at once).
 
     `value` is what the user wrote, where that isn't the folder itself.
     """

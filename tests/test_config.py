@@ -134,7 +134,7 @@ def test_given_tells_what_was_set() -> None:
 
 
 def test_settings_are_frozen() -> None:
-    """Nobody changes what all have agreed on."""
+    """What all have agreed on can't be changed."""
     with pytest.raises(Exception, match="frozen"):
         RunConfig().sync_every = 3  # type: ignore[misc]
 

@@ -20,7 +20,6 @@ import typer
 from pydantic import BaseModel
 
 import p2p_diloco
-from p2p_diloco import config
 from p2p_diloco.cli.app import app
 from p2p_diloco.config import PeerConfig, RunConfig, bare_type, is_optional
 from p2p_diloco.errors import shown
@@ -54,10 +53,8 @@ def _default(model: type[BaseModel], key: str) -> str:
 def _meaning(model: type[BaseModel], key: str) -> str:
     field = model.model_fields[key]
     choices = _choices(field.annotation)
-    had = config.THIS_VERSION_HAS.get(key)
     allowed = f" One of {', '.join(f'`{choice}`' for choice in choices)}." if len(choices) > 1 else ""
-    only = f" In this version: {', '.join(shown(value) for value in had)}." if had is not None else ""
-    return f"{field.description}{allowed}{only}".replace("|", "\\|")
+    return f"{field.description}{allowed}".replace("|", "\\|")
 
 
 def _choices(annotation: Any) -> list[str]:

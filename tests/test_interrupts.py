@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from p2p_diloco.interrupts import Interrupts
+from p2p_diloco.interrupts import ENDING, Interrupts
 
-ENDING = (signal.SIGINT, signal.SIGTERM)
 each = pytest.mark.parametrize("number", ENDING)
 
 SIGNALLED = "import os\nos.kill(os.getpid(), {number})\n{then}\nwhole = True\n"
@@ -65,7 +64,7 @@ def test_a_signal_strikes_with_its_number(number: signal.Signals) -> None:
 def test_it_waits_for_what_is_being_loaded(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where whoever loads may take any exception for a missing module. Two of a kind strike once."""
+    """The importer may take any exception for a missing module. Two signals of a kind strike once."""
     name = f"signalled_{int(number)}"
     again = f"import time\ntime.sleep(0.2)\nos.kill(os.getpid(), {int(number)})"
     (tmp_path / f"{name}.py").write_text(SIGNALLED.format(number=int(number), then=again))
@@ -156,7 +155,7 @@ def test_in_another_thread_nothing_changes() -> None:
 @each
 @pytest.mark.parametrize("module", ["typer", "hivemind"])
 def test_a_command_that_is_being_loaded_ends_at_once(number: signal.Signals, module: str, tmp_path: Path) -> None:
-    """With 130 or 143 and without a word: it holds nothing yet."""
+    """With 128 and the signal's number, silently: it holds nothing yet."""
     then = "import time\ntime.sleep(60)"
     (tmp_path / f"{module}.py").write_text(SIGNALLED.format(number=int(number), then=then))
     root = Path(__file__).parent.parent

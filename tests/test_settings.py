@@ -90,7 +90,7 @@ def test_every_field_has_a_variable(key: str) -> None:
 def test_an_error_names_its_source(
     file: Path, flags: dict[str, object], environment: dict[str, str], toml: str | None, spelled: str
 ) -> None:
-    """Who has settings in three places is told which of them to correct."""
+    """A user with settings in three places is told which of them to correct."""
     if toml is not None:
         file.write_text(toml)
     with pytest.raises((ConfigError, AddressError)) as caught:
@@ -121,7 +121,7 @@ def test_a_command_gets_what_was_given() -> None:
 
 
 def test_no_run_named_is_no_run() -> None:
-    """A script that reads the environment trains alone when nobody named a run."""
+    """A script that reads the environment trains alone when no run is named."""
     assert from_environment({"PATH": "/bin"}) is None
     assert from_environment({"P2P_DILOCO_SYNC_EVERY": "5"}) is None
     assert from_environment({"P2P_DILOCO_RUN_ID": "r"}) is not None

@@ -1,8 +1,8 @@
 """The command line: `p2p-diloco bootstrap`, `join`, `status`, `set`, `demo`, `simulate`, `bench`.
 
-Law: flags in, exit codes out. Commands say what they want and raise what goes wrong; this file alone turns
-that into one sentence on stderr, in which a setting is written as its flag, and an exit code
-(`p2p_diloco.errors` has the table). Nothing here imports torch or hivemind until a command needs it.
+Law: flags in, exit codes out. Commands raise errors; this file alone turns one into a sentence on stderr, in which a
+setting is written as its flag, and an exit code (`p2p_diloco.errors` has the table). Nothing here imports torch or
+hivemind until a command needs it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Carry out a command line (by default the process's own) and leave with its exit code."""
+    """Carry out a command line (by default the process's own) and exit with its code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with Interrupts(holds_nothing=True) as interrupts:  # what a command holds, it says itself
+    with Interrupts(holds_nothing=True) as interrupts:  # commands that hold something enter their own
         code = carry_out(arguments)
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)  # all is done: a signal ends what is left without a word
+            signal.signal(number, signal.SIG_DFL)  # all is done: a signal ends the rest silently
     if code == INTERRUPTED and interrupts.received:
         code = 128 + interrupts.received[0]
     sys.exit(code)
 
 
 def carry_out(arguments: Sequence[str]) -> int:
-    """The exit code of a command line; what goes wrong is told on stderr in one sentence."""
+    """The exit code of a command line; an error is told on stderr in one sentence."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     try:
         return _called(arguments, "--debug" in ours)
@@ -42,17 +42,17 @@ def carry_out(arguments: Sequence[str]) -> int:
 
         return _told(error.spelled(as_flag), error.exit_code, "--debug" in ours)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read us has gone: nothing is wrong, and nobody is left to tell
+        sys.stderr.close()  # the reader of our output has gone, which is no error: `status | head`
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:  # the last line of defence: a user sees a sentence, whatever happens
+    except Exception as error:  # a user sees a sentence whatever happens
         fault = f"{type(error).__name__}: {error}".rstrip(": ")
         return _told(f"a fault in p2p-diloco itself ({_sentence(fault)}); --debug shows where", 1, "--debug" in ours)
 
 
 def _called(arguments: Sequence[str], debug: bool) -> int:
-    import typer  # here, where signals are heeded: it takes a moment
+    import typer  # takes a moment, in which signals are handled by now
 
     from p2p_diloco.cli.app import app
 
@@ -60,7 +60,7 @@ def _called(arguments: Sequence[str], debug: bool) -> int:
         code = app(args=list(arguments), prog_name="p2p-diloco", standalone_mode=False)
     except typer.TyperException as error:
         return _told(_sentence(error.format_message()), 2, debug)
-    except typer.Abort:  # what it makes of ^C
+    except typer.Abort:  # typer turns KeyboardInterrupt into this
         return INTERRUPTED
     return code if isinstance(code, int) else 0
 

@@ -1,7 +1,7 @@
 """The commands and their flags.
 
-Law: each command says what its flags mean and hands over to the module that does the work, imported only
-then. What goes wrong is raised; `p2p_diloco.cli` tells it.
+Law: each command says what its flags mean and calls the module that does the work, imported only then. Errors are
+raised; `p2p_diloco.cli` tells them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ InitialPeers = Annotated[
 ]
 
 app = typer.Typer(
-    help="Train one model on many machines, with nobody in the middle.",
+    help="Train one model on many machines, without a server.",
     context_settings={"token_normalize_func": with_dashes, "help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -37,7 +37,7 @@ def start(
     ctx: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:
-    """Train one model on many machines, with nobody in the middle."""
+    """Train one model on many machines, without a server."""
     if version:
         typer.echo(f"p2p-diloco {__version__}")
         raise typer.Exit
@@ -77,7 +77,7 @@ def bootstrap(
     from p2p_diloco.cli.bootstrap import BootstrapPlan, serve
 
     plan = BootstrapPlan.of(host, port, host_maddrs or [], announce_maddrs or [], initial_peers or [], identity_path)
-    raise typer.Exit(serve(plan, as_json=as_json))
+    serve(plan, as_json=as_json)
 
 
 @app.command(cls=ListsAndCommand, options_metavar="[OPTIONS] [-- COMMAND ...]")
@@ -119,7 +119,7 @@ def status(
     logs: Logs = "auto",
     debug: Debug = False,
 ) -> None:
-    """Show who trains in a run and how far it has come. Reads the DHT, and takes no part."""
+    """Show the peers of a run and how far it has come. Reads the DHT, and takes no part."""
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.status import show
 
@@ -150,8 +150,8 @@ def set_rates(
 ) -> None:
     """Change the outer learning rate or momentum of a run that goes on. Only its founder may.
 
-    Every shard takes the new values with its next commit, on all peers with the same one. Whoever asked may end as soon
-    as one peer knows of it.
+    Every shard takes the new values with its next commit, the same on all peers.
+    This command may end as soon as one peer knows of them.
     """
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.revise import set_rates as ask
@@ -169,19 +169,18 @@ def simulate(
     seed: Annotated[int | None, typer.Option(help="Play this world alone.", metavar="N")] = None,
     kind: Annotated[
         str | None,
-        typer.Option(
-            help="Kind of the worlds; unset: a mix, by seed.", metavar="[healed|patient|bereaved|hesitant|overlapped]"
-        ),
+        typer.Option(help="Kind of the worlds (docs/testing.md); unset: a mix, by seed.", metavar="KIND"),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(help="Processes to play them in; unset: one for each core.", metavar="N")
     ] = None,
     trace: Annotated[bool, typer.Option("--trace", help="Print all that happens in the world of --seed.")] = False,
 ) -> None:
-    """Try the protocol on simulated swarms under random faults, and say what it came to.
+    """Try the protocol on simulated swarms under random faults, and report.
 
-    A world is 2 to 5 peers in which processes die, freeze, return and are cut off, messages are lost and doubled, and
-    clocks are wrong. Its seed decides everything in it. The exit code is 1 if an invariant did not hold.
+    In a world of a few peers processes die, freeze, return and are cut off,
+    messages are lost and doubled, and clocks are wrong, all decided by its seed.
+    The exit code is 1 if an invariant did not hold.
     """
     from p2p_diloco.cli.simulate import simulate as play
 
@@ -220,21 +219,44 @@ def bench(
 ) -> None:
     """Measure a whole round between real processes on this machine, and what else could do it.
 
-    No training: pseudo-gradients are made up. Beside it, in turns: a plain libp2p stream of the same bytes, gloo's
-    all-reduce, Hivemind's averager, the last two with the same outer step.
+    Nothing is trained: pseudo-gradients are made up. Measured beside it, in turns:
+    a plain libp2p stream of the same bytes; and gloo's all-reduce and Hivemind's
+    averager with the same outer step.
     """
     from p2p_diloco.cli.bench.command import bench as measure
-    from p2p_diloco.cli.bench.plan import Plan
+    from p2p_diloco.cli.bench.plan import Plan, count_of, links_of, names_of
 
     training = bool(steps or step_time or overlap)
-    beside = ("none" if training else "raw,gloo") if beside is None else beside
-    plan = Plan.of(peers, parameters, codec, fragments, rounds, link, beside, steps, step_time, overlap, direct)
+    plan = Plan(
+        peers=peers,
+        parameters=count_of(parameters),
+        codec=codec,
+        fragments=fragments,
+        rounds=rounds,
+        links_mbit=links_of(link, peers),
+        beside=names_of(("none" if training else "raw,gloo") if beside is None else beside),
+        steps=steps or 0,
+        step_s=step_time,
+        overlap=overlap,
+        direct=direct,
+    )
     raise typer.Exit(measure(plan, as_json=as_json))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
-def demo(ctx: typer.Context) -> None:
-    """Watch peers on this machine train together, while one of them is killed."""
-    from p2p_diloco.cli.demo import main as run_demo
+@app.command()
+def demo(
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for plot, data and logs; unset: demo-TIME here.", metavar="DIR")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A third of the rounds, in about a minute.")] = False,
+) -> None:
+    """Watch peers on this machine train together, while one of them is killed and another joins.
 
-    raise typer.Exit(run_demo(ctx.args))
+    A bootstrap and three peers, each in processes of its own, train a small GPT.
+    The peer that is to average the next round gets a SIGKILL, and a new one joins.
+    Takes about three minutes on two cores. The exit code is 1 if anything fails.
+    """
+    from p2p_diloco.cli.demo import demo as show
+
+    raise typer.Exit(show(out, as_json=as_json, quick=quick))

@@ -1,7 +1,7 @@
 """`bootstrap`: a seed of the DHT, and the line that peers join with.
 
-Law: whatever can be known before Hivemind is loaded is checked before. It serves until a signal ends it, and
-holds no model and no run.
+Law: what can be checked before Hivemind is loaded is checked before. It serves until a signal ends it, and holds no
+model and no run.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -25,8 +24,9 @@ from p2p_diloco.addresses import (
     is_loopback,
     split_addresses,
 )
+from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_free, check_initial_peers
-from p2p_diloco.errors import NodeDied, P2PDilocoError, UsageError
+from p2p_diloco.errors import NodeDied, UsageError
 from p2p_diloco.settings import prepare_identity_path
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ class BootstrapPlan:
         initial_peers: Sequence[str],
         identity_path: Path | None,
     ) -> BootstrapPlan:
-        """The plan that the flags describe, found fit to be carried out.
+        """The plan that the flags describe, checked.
 
         Raises:
             UsageError: a host or a port can't be read. AddressError: an address can't. ConfigError: the
-            identity's file or the port can't be used. NoBootstrapReached: nobody listens there.
+            identity's file or the port can't be used. NoBootstrapReached: no other bootstrap answers.
         """
         listen = split_addresses(host_maddrs) or (_listen_address(host, port),)
         plan = cls(
@@ -77,20 +77,20 @@ class BootstrapPlan:
         return plan
 
 
-def serve(plan: BootstrapPlan, *, as_json: bool) -> int:
-    """Serve until SIGINT or SIGTERM comes; the exit status, 130 or 143.
+def serve(plan: BootstrapPlan, *, as_json: bool) -> None:
+    """Serve until a signal comes.
 
     Raises:
-        NoBootstrapReached: none of the other bootstraps answered. ConfigError: it can't listen there after
-        all.
+        NoBootstrapReached: none of the other bootstraps answered. ConfigError: it can't listen there after all.
+        NodeDied: libp2p's daemon has ended.
     """
-    from p2p_diloco.net.dht import DhtPeer  # takes seconds, in which no loop would see a signal
+    from p2p_diloco.net.dht import DhtPeer  # takes seconds; before the loop, which handles signals late
 
-    return asyncio.run(_serve(plan, as_json, DhtPeer))
+    run(_serve(plan, as_json, DhtPeer))
 
 
 def announcement(addresses: Sequence[str], *, as_json: bool) -> str:
-    """What is printed: the lines to paste, for other machines first, or one JSON object."""
+    """What is printed: the lines to paste, those for other machines first, or one JSON object."""
     ordered = by_reach(addresses)
     outside = [address for address in ordered if not is_loopback(address)]
     inside = [address for address in ordered if is_loopback(address)]
@@ -120,40 +120,24 @@ def _join_line(addresses: Sequence[str]) -> str:
     return f"p2p-diloco join --initial-peers {' '.join(addresses)}"
 
 
-async def _serve(plan: BootstrapPlan, as_json: bool, of: type[DhtPeer]) -> int:
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[int] = loop.create_future()
+async def _serve(plan: BootstrapPlan, as_json: bool, of: type[DhtPeer]) -> None:
+    died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def end(outcome: int | P2PDilocoError) -> None:
-        if ended.done():
-            return
-        if isinstance(outcome, int):
-            ended.set_result(outcome)
-        else:
-            ended.set_exception(outcome)
+    def fail(why: str) -> None:
+        if not died.done():
+            died.set_exception(NodeDied(why, mend="start the bootstrap again"))
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, end, 128 + number)
-    starting = asyncio.ensure_future(
-        of.create(
-            initial_peers=plan.initial_peers,
-            host_maddrs=plan.host_maddrs,
-            announce_maddrs=plan.announce_maddrs,
-            identity_path=None if plan.identity_path is None else str(plan.identity_path),
-            on_daemon_death=lambda why: end(NodeDied(why, mend="start the bootstrap again")),
-        )
+    seed = await of.create(
+        initial_peers=plan.initial_peers,
+        host_maddrs=plan.host_maddrs,
+        announce_maddrs=plan.announce_maddrs,
+        identity_path=None if plan.identity_path is None else str(plan.identity_path),
+        on_daemon_death=fail,
     )
-    first: set[asyncio.Future[Any]] = {starting, ended}
-    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():  # a signal came first
-        starting.cancel()
-        await asyncio.wait([starting])
-        return await ended
-    seed = starting.result()
     try:
         typer.echo(announcement(seed.daemon.addresses, as_json=as_json))
         if all(is_loopback(address) for address in seed.daemon.addresses):
             log.warning("listening on loopback alone: only this machine can join; --host 0.0.0.0 opens it to others")
-        return await ended
+        await died
     finally:
         await seed.close()

@@ -1,7 +1,7 @@
 """Flags made from settings: one for each field of a model, with its description as help.
 
-Law: turns models into flags and flags into plain values. What a value may be is judged by the models alone,
-so that a flag, a variable and a file are refused with the same words.
+Law: turns models into flags and flags into plain values. Only the models check values, so that errors in a flag, a
+variable and a file read alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel
 from typer.core import TyperCommand
 
-from p2p_diloco.config import THIS_VERSION_HAS, PeerConfig, RunConfig, bare_type
+from p2p_diloco.config import PeerConfig, RunConfig, bare_type
 from p2p_diloco.errors import UsageError, shown
 from p2p_diloco.settings import flag
 from p2p_diloco.trainer.config import TrainerConfig
@@ -44,7 +44,7 @@ def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[...,
 
 
 def given(model: type[BaseModel], flags: Mapping[str, object]) -> dict[str, object]:
-    """The values of those of the model's flags that were given."""
+    """The given ones of the model's flags, and their values."""
     return {key: flags[key] for key in model.model_fields if flags.get(key) not in (None, [])}
 
 
@@ -60,7 +60,7 @@ def with_dashes(name: str) -> str:
 
 
 def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """What stands before the first ``--``, and the command after it; None without a ``--``."""
+    """The arguments before the first ``--``, and the command after it; None without a ``--``."""
     arguments = list(arguments)
     if "--" not in arguments:
         return arguments, None
@@ -71,7 +71,8 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
 def gather_lists(arguments: Sequence[str], lists: Sequence[str]) -> list[str]:
     """Let an option that takes a list take all values up to the next option: ``--to A B`` is ``--to A,B``.
 
-    Raises UsageError if one is named without a value.
+    Raises:
+        UsageError: a list option has no value.
     """
     gathered: list[str] = []
     rest = list(arguments)
@@ -94,13 +95,13 @@ def gather_lists(arguments: Sequence[str], lists: Sequence[str]) -> list[str]:
 
 
 class ListsAndCommand(TyperCommand):
-    """A command whose list options take several values at once, and which keeps what follows ``--`` apart."""
+    """A command whose list options take several values at once, and which doesn't parse what follows ``--``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse what is ours; a command after ``--`` is left in ``ctx.obj``."""
+        """Parse our arguments; a command after ``--`` is left in ``ctx.obj``."""
         ours, ctx.obj = split_command(args)
         lists = [name for option in self.params if getattr(option, "multiple", False) for name in option.opts]
-        unfinished = ctx.resilient_parsing  # a shell asks what may come next: nothing is an error yet
+        unfinished = ctx.resilient_parsing  # a shell asks for completions: nothing is an error yet
         return super().parse_args(ctx, ours if unfinished else gather_lists(ours, lists))
 
 
@@ -109,10 +110,7 @@ def _parameter(model: type[BaseModel], key: str, panel: str) -> inspect.Paramete
     kind = bare_type(field.annotation)
     default = field.get_default(call_default_factory=True)
     names = [flag(key)] if kind is not bool else [f"{flag(key)}/--no-{key.replace('_', '-')}"]
-    notes = [f"default {shown(default)}"] if default not in (None, (), {}) else []
-    if key in THIS_VERSION_HAS:
-        notes.append(f"in this version: {', '.join(shown(value) for value in THIS_VERSION_HAS[key])}")
-    told = f" [dim]({'; '.join(notes)})[/dim]" if notes else ""
+    told = "" if default in (None, (), {}) else f" [dim](default {shown(default)})[/dim]"
     option = typer.Option(
         *names,
         help=f"{field.description}{told}",
@@ -127,7 +125,7 @@ def _parameter(model: type[BaseModel], key: str, panel: str) -> inspect.Paramete
 
 
 def _metavar(annotation: object) -> str:
-    """What stands for a flag's value in help."""
+    """The placeholder of a flag's value in help."""
     kind = bare_type(annotation)
     if kind is Literal:
         return f"[{'|'.join(_choices(annotation))}]"

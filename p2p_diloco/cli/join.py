@@ -1,6 +1,6 @@
 """`join`: settings put together and checked, then the built-in trainer or the user's command.
 
-Law: whatever can be known without torch is known before it is loaded.
+Law: what can be checked without torch is checked before it is loaded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from p2p_diloco.cli.reach import check_free, check_initial_peers
 from p2p_diloco.cli.wrap import run_command
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
-from p2p_diloco.interrupts import Interrupts
+from p2p_diloco.interrupts import Interrupts, exit_code
 from p2p_diloco.remembered import remembered
 from p2p_diloco.settings import (
     check_paths,
@@ -29,7 +29,7 @@ from p2p_diloco.trainer.blocks import load_text
 from p2p_diloco.trainer.config import TrainerConfig
 
 LOOK_EVERY_S = 0.2
-"""How often an aggregator looks whether the run has ended."""
+"""Seconds between two looks of an aggregator whether the run has ended."""
 
 
 def join_run(
@@ -38,24 +38,20 @@ def join_run(
     config_file: Path | None,
     command: Sequence[str] | None,
 ) -> int:
-    """Train until the end, and give the exit status: the command's, if there is one.
+    """Train until the end; the exit status: the command's, if there is one.
 
     Raises:
-        UsageError, ConfigError: before anything is started. Whatever the built-in trainer raises.
+        UsageError, ConfigError: before anything is started. The built-in trainer raises further errors.
     """
     refuse_further_ranks(os.environ)
     run, peer = read_settings(settings, os.environ, config_file)
     needs_initial_peers(peer)
     check_paths(peer)
     if command is not None:
-        if trainer_flags:
-            key = flag(next(iter(trainer_flags)))
-            raise UsageError("is for the built-in trainer", key=key, mend="leave it out, or leave out the command")
+        _refuse_any(trainer_flags, "leave it out, or leave out the command")
         return run_command(command, {**without_ours(os.environ), **to_environment(run, peer)})
     if peer.role == "aggregator":
-        if trainer_flags:
-            key = flag(next(iter(trainer_flags)))
-            raise UsageError("is for the built-in trainer", key=key, mend="an aggregator trains nothing: leave it out")
+        _refuse_any(trainer_flags, "an aggregator trains nothing: leave it out")
         _check_network(peer)
         return _aggregate(run, peer)
     trainer = _trainer_config(trainer_flags)
@@ -67,13 +63,18 @@ def join_run(
 
 
 def needs_initial_peers(peer: PeerConfig) -> None:
-    """Raise UsageError if nobody is named to begin with."""
+    """Raise UsageError if no initial peer is named."""
     if not peer.initial_peers:
         raise UsageError(
             "names no address to begin with",
             key=flag("initial_peers"),
             mend="start a seed with `p2p-diloco bootstrap` and run the line that it prints",
         )
+
+
+def _refuse_any(trainer_flags: Mapping[str, object], mend: str) -> None:
+    for key in trainer_flags:
+        raise UsageError("is for the built-in trainer", key=flag(key), mend=mend)
 
 
 def _check_network(peer: PeerConfig) -> None:
@@ -83,12 +84,15 @@ def _check_network(peer: PeerConfig) -> None:
 
 
 def _aggregate(run: RunConfig, peer: PeerConfig) -> int:
-    """Serve the run without a model until it ends."""
+    """Serve the run without a model until it ends or a signal comes; the exit status."""
     from p2p_diloco.peer import Peer
 
-    with Interrupts(), Peer(None, None, config=run, local=peer) as aggregator:
-        while not aggregator.finished:
-            time.sleep(LOOK_EVERY_S)
+    try:
+        with Interrupts(), Peer(None, None, config=run, local=peer) as aggregator:
+            while not aggregator.finished:
+                time.sleep(LOOK_EVERY_S)
+    except KeyboardInterrupt as interrupt:
+        return exit_code(interrupt)
     return 0
 
 

@@ -1,6 +1,6 @@
 """Where log lines go and what they look like: stderr, as rich, plain text or JSON.
 
-Law: set up once by a command, never on import, and never by the library.
+Law: set up once by a command, never on import and never by the library.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from p2p_diloco.errors import UsageError
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time (seconds since 1970), level, logger, message, and error where there is
-    one.
-    """
+    """One JSON object a line: time (seconds since 1970), level, logger, message, and error if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line."""

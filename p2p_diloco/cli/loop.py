@@ -1,8 +1,7 @@
-"""An event loop that SIGINT and SIGTERM end in order.
+"""An event loop that signals end in order.
 
-Law: knows nothing of what it runs. A handler that raises in the middle of a loop breaks off whatever callback runs
-then, which may be a library's; here the work is cancelled instead and closes what it holds, and then the signal does
-what it did before.
+Law: knows nothing of what it runs. A handler that raises in a loop breaks off the callback that runs then, which may be
+a library's. Here the work is cancelled instead and closes what it holds; then the signal has its former effect.
 """
 
 from __future__ import annotations
@@ -12,16 +11,18 @@ import signal
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from p2p_diloco.interrupts import ENDING
+
 T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, by a loop of its own. A signal that ends it is handled again afterwards, as it was before.
+    """What `work` returns, in a loop of its own. A signal cancels it, and is then handled as before the loop.
 
     Only from the main thread, where signals arrive.
     """
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    heeded = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    before = {number: signal.getsignal(number) for number in ENDING}
+    handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
     came: list[int] = []
 
     async def guarded() -> T:
@@ -32,14 +33,14 @@ def run(work: Coroutine[Any, Any, T]) -> T:
             came.append(number)
             task.cancel()
 
-        for number in heeded:
+        for number in handled:
             asyncio.get_running_loop().add_signal_handler(number, end, number)
         return await work
 
     try:
         return asyncio.run(guarded())
     finally:
-        for number in heeded:
+        for number in handled:
             signal.signal(number, before[number])
         if came:
             signal.raise_signal(came[0])

@@ -1,14 +1,13 @@
-"""Sockets tried before anything heavy is loaded: is a port free, does anybody answer there.
+"""Checks before anything heavy is loaded: is a port free, does a peer answer at an address.
 
-Law: plain sockets, a few seconds at most. What is found out here would be found out later, by libp2p; so an
-address that can't be judged this way is left to it.
+Law: plain sockets, a few seconds at most. libp2p would find the same errors later, so an address that can't be checked
+this way passes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 from collections.abc import Sequence
 
@@ -18,8 +17,6 @@ from p2p_diloco.net.reasons import none_reached
 
 PROBE_S = 5.0
 """How long an initial peer may take to answer."""
-ASK_AGAIN_S = 1.0
-"""How often a peer is asked by UDP, where a question may get lost."""
 
 _REFUSED = "connection refused: nothing listens there"
 _UNKNOWN_NAME = "no machine of that name"
@@ -28,13 +25,12 @@ _MUTE = "something listens there and says nothing: no p2p-diloco, or one that ha
 _FOREIGN = "something else answers there, no p2p-diloco"
 
 _GREETING = b"\x13/multistream/1.0.0\n"  # what a listener of libp2p says first over TCP
-_QUIC_BYTES_MIN = 1200  # a server answers no shorter datagram (RFC 9000, 14.1)
 
 
 def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> None:
-    """Raise NoBootstrapReached if nobody answers at any of the addresses, nor at any that is `known` from before.
+    """Raise NoBootstrapReached if no peer answers at any of the addresses, nor at any that is `known` from before.
 
-    An address that is neither plain TCP nor QUIC gets the benefit of the doubt.
+    Only addresses of plain TCP are tried; the others count as answered.
     """
     reasons = run(_reasons(addresses))
     if addresses and all(reasons) and all(run(_reasons(known))):
@@ -42,7 +38,7 @@ def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> 
 
 
 def check_free(address: str, *, key: str | None = None) -> None:
-    """Raise ConfigError if an address of this machine that is to be listened on can't be had (TCP alone).
+    """Raise ConfigError if this process can't listen on an address (TCP alone).
 
     `key` is the setting that the address came from; None: `--host` and `--port`.
     """
@@ -63,7 +59,7 @@ def check_free(address: str, *, key: str | None = None) -> None:
 
 
 def _not_free(error: OSError) -> tuple[str, str, bool]:
-    """What is wrong, what to do, and whether it is the host's fault and not the port's."""
+    """What is wrong, what to do, and whether the host is wrong and not the port."""
     match error.errno:
         case errno.EADDRINUSE:
             return "is in use", "choose another port, or port 0 to let the system choose", False
@@ -81,12 +77,10 @@ async def _reasons(addresses: Sequence[str]) -> list[str | None]:
 
 
 async def _reason(address: str) -> str | None:
-    """Why nobody can be there; None if somebody may be."""
+    """Why no peer can be there; None if one may be."""
     match address.rstrip("/").split("/"):
         case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, "p2p", _]:
             asking = _greeted(host, int(port))
-        case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "udp", port, "quic-v1", "p2p", _]:
-            asking = _answered(host, int(port))
         case _:
             return None
     try:
@@ -102,7 +96,7 @@ async def _reason(address: str) -> str | None:
 
 
 async def _greeted(host: str, port: int) -> str | None:
-    """What is wrong with who listens there by TCP, or None."""
+    """What is wrong with the listener there by TCP, or None."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         said = await asyncio.wait_for(reader.read(len(_GREETING)), PROBE_S / 2)
@@ -111,33 +105,3 @@ async def _greeted(host: str, port: int) -> str | None:
     finally:
         writer.close()
     return None if said and _GREETING.startswith(said) else _FOREIGN
-
-
-class _Datagrams(asyncio.DatagramProtocol):
-    """The first thing that comes back."""
-
-    def __init__(self) -> None:
-        self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def datagram_received(self, data: bytes, addr: object) -> None:
-        if not self.first.done():
-            self.first.set_result(None)
-
-    def error_received(self, exc: Exception) -> None:
-        if not self.first.done():
-            self.first.set_exception(exc)
-
-
-async def _answered(host: str, port: int) -> None:
-    """Return once a QUIC server answers there: it names its versions to who speaks none of them (RFC 9000, 6)."""
-    unknown_version = b"\xc0\x1a\x2a\x3a\x4a"
-    question = unknown_version + b"\x08" + os.urandom(8) + b"\x08" + os.urandom(8)
-    loop = asyncio.get_running_loop()
-    transport, answer = await loop.create_datagram_endpoint(_Datagrams, remote_addr=(host, port))
-    try:
-        while not answer.first.done():
-            transport.sendto(question.ljust(_QUIC_BYTES_MIN, b"\0"))
-            await asyncio.wait([answer.first], timeout=ASK_AGAIN_S)
-        answer.first.result()
-    finally:
-        transport.close()

@@ -1,6 +1,6 @@
 """`set`: the outer rates of a run that goes on, changed by its founder.
 
-Law: whatever can be known without a swarm is known before one is looked for; the asking is `observe.revise`'s.
+Law: what can be checked without a swarm is checked first; `observe.revise` does the asking.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,20 +21,24 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.settings import flag, read_settings
 
+if TYPE_CHECKING:
+    from p2p_diloco.net.signing import SigningKey
+
 log = logging.getLogger(__name__)
 
 
 def set_rates(
     rates: Mapping[str, float], flags: Mapping[str, object], config_file: Path | None, *, wait_s: float, as_json: bool
 ) -> None:
-    """Ask for these rates, and print what became of it.
+    """Ask for these rates, and print the outcome.
 
     Raises:
-        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: nobody answers. Whatever `revise` raises.
+        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers. `revise` raises
+        further errors.
     """
     if not rates:
         mend = "give --outer-lr, --outer-momentum or both"
-        raise UsageError("nothing is named that is to be set", mend=mend)
+        raise UsageError("there is no rate to set", mend=mend)
     if wait_s < 0:
         raise UsageError("must be 0 or more", key="--wait", value=wait_s, mend="choose e.g. 60")
     RunConfig.model_validate(dict(rates))
@@ -41,7 +46,7 @@ def set_rates(
     needs_initial_peers(peer)
     if peer.identity_path is None:
         mend = "give the file that the run's founder was started with"
-        raise UsageError("names nobody to sign", key=flag("identity_path"), mend=mend)
+        raise UsageError("names no key to sign with", key=flag("identity_path"), mend=mend)
     from p2p_diloco.net.signing import SigningKey
 
     asker = SigningKey(peer.identity_path)
@@ -49,12 +54,10 @@ def set_rates(
     run(_ask(peer, asker, rates, wait_s, as_json))
 
 
-async def _ask(peer: PeerConfig, asker: object, rates: Mapping[str, float], wait_s: float, as_json: bool) -> None:
-    from p2p_diloco.net.signing import SigningKey
+async def _ask(peer: PeerConfig, asker: SigningKey, rates: Mapping[str, float], wait_s: float, as_json: bool) -> None:
     from p2p_diloco.observe.look import open_eyes
     from p2p_diloco.observe.revise import revise
 
-    assert isinstance(asker, SigningKey)
     transport = await open_eyes(peer.run_id, peer.initial_peers)
     try:
         outcome = await revise(transport, peer.run_id, asker, rates, wait_s)
@@ -77,6 +80,6 @@ async def _ask(peer: PeerConfig, asker: object, rates: Mapping[str, float], wait
     rates_now = f"outer_lr={now.outer_lr:g} outer_momentum={now.outer_momentum:g}"
     typer.echo(f"run {peer.run_id}, revision {now.number}: {rates_now}")
     if not outcome.news:
-        log.info("these are the run's rates already: nothing was asked for")
+        log.info("the run has these rates already: nothing was asked for")
     elif not outcome.adopted_by:
-        log.info("the run goes on to it by itself: each shard adopts it with its next commit")
+        log.info("each shard of the run adopts it with its next commit")

@@ -1,7 +1,7 @@
-"""`simulate`: whole runs of the protocol in simulated worlds, and what they came to.
+"""`simulate`: whole runs of the protocol in simulated worlds, and a report on them.
 
-Law: what a world is, and what must hold in it, is for `simulate`; this module deals them out to processes, and tells.
-A report goes to stdout, progress to stderr.
+Law: the package `simulate` defines worlds and what must hold in them; this module distributes them over processes and
+reports. The report goes to stdout, progress to stderr.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ NOTES = {
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A world in which something did not hold."""
+    """A world in which an invariant did not hold."""
 
     seed: int
     kind: str
@@ -56,7 +56,7 @@ class Broken:
 
 @dataclass(slots=True)
 class Report:
-    """What worlds came to."""
+    """Sums over worlds."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     happened: Counter[str] = field(default_factory=Counter)
@@ -89,7 +89,7 @@ class Report:
         yield f"  messages: {happened['sent']} sent, {lost:.1%} lost or cut off, {doubled:.1%} doubled"
         yield f"  protocol: {self.events} events, {happened['moved']} times a shard moved on, {_notes(happened)}"
         yield f"  attendance: {happened['judged']} exchanges had to be counted, and were"
-        taken = max(1, steps["taken"])  # none are told of a world that broke
+        taken = max(1, steps["taken"])  # a broken world counts none
         fates = ("counted", "pending", "died", "dropped")
         shares = ", ".join(f"{steps[fate] / taken:.2%} {fate}" for fate in fates)
         yield f"  inner steps: {steps['taken']} taken, {shares}"
@@ -98,10 +98,8 @@ class Report:
             yield f"  look at it: p2p-diloco simulate --seed {one.seed} --kind {one.kind} --trace"
 
 
-def simulate(
-    seeds: int, first: int, seed: int | None, kind: str | None, jobs: int | None, *, trace: bool
-) -> int:
-    """Play worlds and report; the exit code: 1 if something did not hold.
+def simulate(seeds: int, first: int, seed: int | None, kind: str | None, jobs: int | None, *, trace: bool) -> int:
+    """Play worlds and report; the exit code: 1 if an invariant did not hold.
 
     Raises:
         UsageError: a flag can't be used.
@@ -144,7 +142,7 @@ def _one(seed: int, kind: str, trace: bool) -> int:
 
 def _played(seeds: range, kind: str | None, jobs: int) -> Iterator[tuple[int, Outcome | str]]:
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
-    context = multiprocessing.get_context("spawn")  # a fork would copy whatever threads of ours hold locked
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
     with ProcessPoolExecutor(jobs, context, initializer=_leave_interrupts_to_the_parent) as pool:
         try:
             for played in pool.map(_play, chunks, [kind] * len(chunks)):

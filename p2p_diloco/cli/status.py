@@ -1,6 +1,6 @@
 """`status`: a run looked at again and again, and drawn.
 
-Law: chooses between the views and paces them; what is true of a run is for `observe`.
+Law: chooses a view and the pace; `observe` looks and draws.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def show(
     """Show a run until interrupted, or once.
 
     Raises:
-        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: nobody answers.
+        UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
     """
     if interval_s <= 0:
         raise UsageError("must be more than 0", key="--interval", value=interval_s, mend="choose e.g. 2")

@@ -1,10 +1,10 @@
 """The built-in trainer: a small GPT on real text, in a run or alone.
 
 Law: nothing is imported here, so that the command line can read the settings (`config`) and the text (`blocks`)
-without torch. The trainer uses the program as any user's script does.
+without torch. The trainer uses the package as any user's script does.
 
     train      the loop, and `main`
-    alone      what the loop asks of a run, and the answer without one
+    alone      training in no run
     config     what can be set
     gpt        the model
     blocks     the text that it learns from and is judged by, as bytes

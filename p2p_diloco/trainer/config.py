@@ -11,7 +11,6 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from p2p_diloco.config import Settings
-from p2p_diloco.errors import ConfigError
 
 
 class TrainerConfig(Settings):
@@ -25,8 +24,7 @@ class TrainerConfig(Settings):
     """
 
     data: Path | None = Field(
-        default=None,
-        description="File or folder of text to train on; unset: the Python standard library's sources.",
+        default=None, description="File or folder of text to train on; unset: the Python standard library's sources."
     )
     num_shards: int | None = Field(
         default=None,
@@ -43,9 +41,7 @@ class TrainerConfig(Settings):
         default=None, ge=1, description="Inner steps that this peer makes at most; unset: until the run ends."
     )
     warm_start: int = Field(
-        default=0,
-        ge=0,
-        description="Inner steps to train alone before joining; of use to the peer that founds a run.",
+        default=0, ge=0, description="Inner steps to train alone before joining; of use to the peer that founds a run."
     )
     batch_size: int = Field(default=8, ge=1, description="Windows of text (samples) in an inner step.")
     lr: float = Field(default=4e-3, gt=0, allow_inf_nan=False, description="Highest learning rate of AdamW.")
@@ -53,60 +49,33 @@ class TrainerConfig(Settings):
         default=20, ge=0, description="A peer's own first steps, in which its learning rate rises to the run's."
     )
     min_lr_ratio: float = Field(
-        default=0.1,
-        ge=0,
-        le=1,
-        allow_inf_nan=False,
-        description="What is left of lr at the end, as a part of it.",
+        default=0.1, ge=0, le=1, allow_inf_nan=False, description="What is left of lr at the end, as a part of it."
     )
     weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False, description="Weight decay of AdamW.")
-    clip: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, description="Norm that the gradient is clipped to."
-    )
-    seed: int = Field(
-        default=0, ge=0, description="Seed of the model's first weights and of the order of the text."
-    )
+    clip: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="Norm that the gradient is clipped to.")
+    seed: int = Field(default=0, ge=0, description="Seed of the model's first weights and of the order of the text.")
     eval_every_epochs: int = Field(
-        default=1,
-        ge=1,
-        description="Epochs between two evaluations of the global parameters on held-out text.",
+        default=1, ge=1, description="Epochs between two evaluations of the global parameters on held-out text."
     )
     eval_batches: int = Field(default=16, ge=0, description="Batches of an evaluation; 0: never evaluate.")
     threads: int | None = Field(default=None, ge=1, description="Threads for torch; unset: its own choice.")
     device: str = Field(default="cpu", description="Device to train on, such as cpu, cuda or mps.")
     pause_s: float = Field(
-        default=0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="Seconds to sleep in each step, to imitate a slow machine.",
+        default=0.0, ge=0, allow_inf_nan=False, description="Seconds to sleep in each step, to imitate a slow machine."
     )
     log_path: Path | None = Field(
-        default=None,
-        description="File that gets one JSON object per step: time, step, epoch, loss, val_loss.",
+        default=None, description="File that gets one JSON object per step: time, step, epoch, loss, val_loss."
     )
     summary_json: bool = Field(default=False, description="Print the summary as one JSON object on stdout.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.width % self.heads:
-            raise ConfigError(
-                f"is not a multiple of heads={self.heads}",
-                key="width",
-                value=self.width,
-                mend=f"choose e.g. width={self.heads * max(1, self.width // self.heads)}",
-            )
+            mend = f"choose e.g. width={self.heads * max(1, self.width // self.heads)}"
+            self._refuse("width", f"is not a multiple of heads={self.heads}", mend)
         if self.num_shards is None and self.shard_index:
-            raise ConfigError(
-                "names a part of a text that isn't split",
-                key="shard_index",
-                value=self.shard_index,
-                mend="give num_shards too",
-            )
+            self._refuse("shard_index", "names a part of a text that isn't split", "give num_shards too")
         if self.num_shards is not None and self.shard_index >= self.num_shards:
-            raise ConfigError(
-                f"must be less than num_shards={self.num_shards}",
-                key="shard_index",
-                value=self.shard_index,
-                mend=f"choose 0 to {self.num_shards - 1}",
-            )
+            mend = f"choose 0 to {self.num_shards - 1}"
+            self._refuse("shard_index", f"must be less than num_shards={self.num_shards}", mend)
         return self

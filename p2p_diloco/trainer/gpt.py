@@ -87,9 +87,7 @@ class GPT(nn.Module):
         """
         generator = torch.Generator().manual_seed(self.config.seed)
         std = INIT_GAIN / self.config.width**0.5
-        branch_std = (
-            std / (2 * self.config.layers) ** 0.5
-        )  # two branches a layer add up in the residual stream
+        branch_std = std / (2 * self.config.layers) ** 0.5  # two branches a layer add up in the residual stream
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
                 continue  # the norms stay at one

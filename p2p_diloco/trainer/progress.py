@@ -1,6 +1,6 @@
 """What the user sees of training: log lines, rows in a file, and a summary.
 
-Law: this shows and never decides. What the lines look like, and where they go, is for whoever set up logging.
+Law: shows, and decides nothing. The form and the place of log lines are set up by the command.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Literal, TextIO
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.peer.metrics import Metrics
-from p2p_diloco.trainer.alone import Participant, Traffic
+from p2p_diloco.trainer.alone import Participant
 
 LINE_EVERY_S, UNWATCHED_EVERY_S = 3.0, 10.0
 """Seconds between two lines on a terminal, and elsewhere: in a file they add up."""
 LOSS_MEMORY = 0.95
-"""How much of the shown loss is the past's: single batches jump about too much to read."""
+"""Weight of the past in the shown loss: single batches vary too much to read."""
 
 log = logging.getLogger("p2p_diloco.trainer")
 
@@ -30,7 +30,7 @@ Stopped = Literal["finished", "steps", "interrupted", "terminated"]
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How training ended: `finished` with the run, after its own `steps`, or by ^C or SIGTERM."""
+    """How training ended: `finished` with the run, after its own `steps`, or by a signal."""
 
     stopped: Stopped
     steps: int
@@ -47,11 +47,11 @@ class Summary:
     rounds: int
     """Exchanges that this peer contributed to."""
     waiting_s: float
-    """How long training stood still for them, in all."""
+    """How long training stood still for exchanges, in all."""
     bytes_sent: int
     bytes_received: int
     digest: str
-    """The run's when training had come to its end; empty when it was interrupted, and without a run."""
+    """The run's at the end of training; empty after an interrupt, and without a run."""
 
     def to_json(self) -> str:
         """One line."""
@@ -59,9 +59,12 @@ class Summary:
 
 
 class Progress:
-    """Keeps the latest figures, and shows them now and then; leaving it closes its file.
+    """Keeps the latest figures, and logs them now and then; leaving it closes its file.
 
-    Raises ConfigError when `rows_path`, which gets one JSON object per step, can't be written.
+    `rows_path` gets one JSON object per step.
+
+    Raises:
+        ConfigError: that file can't be written.
     """
 
     def __init__(self, rows_path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -71,7 +74,7 @@ class Progress:
         self.parameters = 0
         self.digest = ""
         self._at = (0, 0)  # global step, epoch
-        self._traffic: Traffic = Metrics()
+        self._traffic = Metrics()
         self._clock = clock
         self._started = self._shown_at = clock()
         self._steps_shown = 0
@@ -144,9 +147,7 @@ def _opened(rows_path: Path | None) -> TextIO | None:
     if rows_path is None:
         return None
     try:
-        return rows_path.open(
-            "a", buffering=1, encoding="utf-8"
-        )  # line by line: a killed peer leaves whole rows
+        return rows_path.open("a", buffering=1, encoding="utf-8")  # line by line: a killed peer leaves whole rows
     except OSError as error:
         raise ConfigError(
             f"can't be written ({(error.strerror or 'no reason given').lower()})",

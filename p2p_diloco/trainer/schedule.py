@@ -1,8 +1,8 @@
 """The learning rate of an inner step: a warm-up, then half a cosine.
 
-Law: arithmetic on whole numbers of steps; nothing is read, kept or trained here. The cosine follows the run's steps,
-so that whoever joins late goes on where the others are; the warm-up is of a peer's own first steps, for its inner
-optimizer knows nothing yet, however far the run has gone.
+Law: arithmetic on whole numbers of steps; nothing is read, kept or trained here. The cosine follows the run's steps, so
+that a late peer continues where the others are. The warm-up covers a peer's own first steps, because its inner
+optimizer starts without any state, however far the run is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Blocks of text as tensors: which of them a peer trains on, and the windows that it draws from them.
 
-Law: choosing and drawing. Every result is a function of the text, a seed and a key, so that a restarted peer
-draws what it would have drawn; no file, no model, no run and no clock are known here.
+Law: choosing and drawing. Every result is a function of the text, a seed and a key, so that a restarted peer draws the
+same windows as before; no file, no model, no run and no clock are known here.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def training_part(text: Text, num_shards: int = 1, shard_index: int = 0) -> Tens
 
 
 def own_part(text: Text, key: str, context: int) -> Tensor:
-    """A third of the training blocks, chosen by who the peer is (`key`), as uint8 [bytes].
+    """A third of the training blocks, chosen by the peer's identity (`key`), as uint8 [bytes].
 
-    Each peer ranks all blocks in an order of its own, a hash of its key and the block's name, and takes the first
-    third (more if these are no longer than `context`). So nobody has to know the others: two peers have about a third
-    of their parts in common, and k peers together train on 1 − (2/3)^k of the text.
+    Each peer ranks all blocks by a hash of its key and the block's name, and takes the first third (more if these are
+    no longer than `context`). So no peer needs to know the others: two peers have about a third of their parts in
+    common, and k peers together train on 1 − (2/3)^k of the text.
     """
     ranked = sorted(text.training, key=lambda block: (hash_of(f"{key}/{block.name}"), block.name))
     count = -(-len(ranked) // OWN_PART)
@@ -79,9 +79,7 @@ class Batches:
         return self
 
 
-def held_out_batches(
-    text: Text, *, count: int, batch_size: int, context: int
-) -> Iterator[tuple[Tensor, Tensor]]:
+def held_out_batches(text: Text, *, count: int, batch_size: int, context: int) -> Iterator[tuple[Tensor, Tensor]]:
     """`count` batches spread evenly over the held-out text: the same on every peer and at every call.
 
     Raises ConfigError when the held-out text is shorter than one window.

@@ -1,7 +1,7 @@
 """The built-in trainer: a small GPT on real text, trained in a run or alone.
 
-Law: this is what any user's script would do, through the public surface alone. What the run needs beyond
-that belongs behind `Peer`, and nothing here may reach around it.
+Law: does what any user's script would do, through the public surface alone. What the run needs beyond that belongs into
+`Peer`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.optim import AdamW, Optimizer
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.interrupts import Interrupts
+from p2p_diloco.interrupts import Interrupts, exit_code
 from p2p_diloco.peer import Peer
 from p2p_diloco.trainer.alone import Alone, Participant
 from p2p_diloco.trainer.blocks import Text, load_text
@@ -41,28 +41,26 @@ def main(
     trainer_config: TrainerConfig,
     text: Text | None = None,
 ) -> int:
-    """Train until the run ends, `steps` are made, or ^C or SIGTERM comes; the exit status.
+    """Train until the run ends, `steps` are made, or a signal comes; the exit status.
 
-    `run_config` holds the run's settings that were given. With `peer_config=None` no run is named: train
-    alone, on the whole text. `text` is what `data` names, where that has been read already.
+    `run_config` holds the run's settings that were given. `peer_config=None`: train in no run, on the whole text.
+    `text` is the text that `data` names, if it has been read already.
 
     Raises:
-        ConfigError: the text, the device or the log file can't be used; and whatever `Peer` raises.
+        ConfigError: the text, the device or the log file can't be used. `Peer` raises further errors.
     """
     run, config = RunConfig.model_validate(dict(run_config)), trainer_config
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     text = text or load_text(config.data)
     fixed = training_part(text, config.num_shards or 1, config.shard_index)
-    draw = partial(Batches, batch_size=config.batch_size, context=config.context, seed=config.seed)
-    judged = list(
-        held_out_batches(
-            text, count=config.eval_batches, batch_size=config.batch_size, context=config.context
-        )
-    )
+    size, context = config.batch_size, config.context
+    draw = partial(Batches, batch_size=size, context=context, seed=config.seed)
+    judged = list(held_out_batches(text, count=config.eval_batches, batch_size=size, context=context))
     warm_batches = draw(fixed, key="warm start")
     model = _on_device(GPT(_model_config(config)), config.device)
     stopped: Stopped
+    status = 0
     with Progress(config.log_path) as progress:
         progress.parameters = sum(parameter.numel() for parameter in model.parameters())
         try:
@@ -78,16 +76,15 @@ def main(
                     stopped = train(model, optimizer, peer, batches, judged, config, progress)
                     progress.digest = peer.digest
         except KeyboardInterrupt as interrupt:
-            stopped = "terminated" if signal.SIGTERM in interrupt.args else "interrupted"
+            status = exit_code(interrupt)
+            stopped = "interrupted" if status == 128 + signal.SIGINT else "terminated"
         summary = progress.summary(stopped)
         if config.summary_json:
             sys.stdout.write(summary.to_json() + "\n")
         else:
-            judged_at = (
-                "not evaluated" if summary.val_loss is None else f"held-out loss {summary.val_loss:.4f}"
-            )
-            log.info("%s after %d steps, %s", stopped, summary.steps, judged_at)
-    return {"interrupted": 128 + signal.SIGINT, "terminated": 128 + signal.SIGTERM}.get(stopped, 0)
+            loss = "not evaluated" if summary.val_loss is None else f"held-out loss {summary.val_loss:.4f}"
+            log.info("%s after %d steps, %s", stopped, summary.steps, loss)
+    return status
 
 
 def train(
@@ -101,8 +98,8 @@ def train(
 ) -> Stopped:
     """Make inner steps until the run has `finished` or this peer has made its own `steps`.
 
-    Where the text goes on, and what the learning rate is after a peer's own warm-up, follows the run's step, so that a
-    peer that joins late or again goes on where the others are.
+    The place in the text, and the learning rate after a peer's own warm-up, follow the run's step, so that a peer that
+    joins late or again continues where the others are.
     """
     judge = GPT(model.config).to(_device(model))
     batches.position = peer.global_step
@@ -135,8 +132,8 @@ def train(
 def warm_start(model: GPT, batches: Batches, steps: int, config: TrainerConfig) -> None:
     """Train `model` alone for `steps` inner steps, with an optimizer of its own that is thrown away.
 
-    A high outer momentum pays once the model has left its random start, and in short runs hurts before: so
-    whoever founds a run may start it from a model that has learnt a little. The others fetch that model.
+    A high outer momentum helps after the model has left its random start, and in short runs hurts before. So the
+    founder may start a run from a model that has learnt a little; the others fetch that model.
     """
     optimizer = new_optimizer(model, config)
     for step in range(steps):
@@ -193,9 +190,7 @@ def _follow_schedule(
         group["lr"] = rate
 
 
-def _participant(
-    model: GPT, optimizer: Optimizer, run: RunConfig, peer_config: PeerConfig | None
-) -> Participant:
+def _participant(model: GPT, optimizer: Optimizer, run: RunConfig, peer_config: PeerConfig | None) -> Participant:
     if peer_config is None:
         return Alone(model, optimizer, run)
     return Peer(model, optimizer, config=run, local=peer_config)

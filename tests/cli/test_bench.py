@@ -19,26 +19,34 @@ import psutil
 import pytest
 from rich.console import Console
 
-from p2p_diloco.cli.bench import command, contenders
-from p2p_diloco.cli.bench.contenders import Bench, Contender, Failed, Interrupted, Member
-from p2p_diloco.cli.bench.measure import Memory, Result, Round, held, less, medians, peak, round_of
+from p2p_diloco.cli import carry_out
+from p2p_diloco.cli.bench import command, group
+from p2p_diloco.cli.bench.group import Failed, Group, ask
+from p2p_diloco.cli.bench.measure import Memory, Result, Round, held, peak, round_of
 from p2p_diloco.cli.bench.network import NoNetwork
 from p2p_diloco.cli.bench.ours import wire_bytes
-from p2p_diloco.cli.bench.plan import Plan, count_of, mbit_of, names_of
-from p2p_diloco.cli.bench.table import as_object, drawn, headline
-from p2p_diloco.cli.demo.processes import Child, Children, Signals
+from p2p_diloco.cli.bench.plan import Plan, count_of, links_of, names_of
+from p2p_diloco.cli.bench.table import as_object, drawn, figures, headline
+from p2p_diloco.cli.processes import Child, Children
 from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import ConfigError, UsageError
 
-PLAN = Plan.of(2, "25M", "bf16", 1, 3, None, "gloo")
+PLAN = Plan(2, 25_000_000, "bf16", 1, 3, beside=("gloo",))
 
 # -- flags
+
+
+def plan_of(
+    peers: int, parameters: str, codec: str = "bf16", fragments: int = 1, link: str | None = None, **more: Any
+) -> Plan:
+    """A plan as flags describe it."""
+    return Plan(peers, count_of(parameters), codec, fragments, 1, links_of(link, peers), **more)
 
 
 def test_flags_as_people_write_them() -> None:
     """Sizes and speeds may have units; what is measured beside comes in one order."""
     assert [count_of(text) for text in ("25M", "1.5k", "7", "1_000", "2b")] == [25_000_000, 1500, 7, 1000, 2 * 10**9]
-    assert [mbit_of(text) for text in ("100mbit", "1Gbit", "500kbit")] == [100.0, 1000.0, 0.5]
+    assert links_of("100mbit, 1Gbit,500kbit", 3) == (100.0, 1000.0, 0.5)
     assert names_of("averager, raw") == ("raw", "averager")
     assert names_of("none") == names_of("") == ()
 
@@ -46,48 +54,49 @@ def test_flags_as_people_write_them() -> None:
 @pytest.mark.parametrize(
     ("flags", "key"),
     [
-        ({"peers": 1}, "--peers"),
-        ({"parameters": "many"}, "--parameters"),
-        ({"parameters": "0"}, "--parameters"),
-        ({"fragments": 0}, "--fragments"),
-        ({"fragments": 30, "parameters": "20"}, "--parameters"),
-        ({"rounds": 0}, "--rounds"),
-        ({"link": "fast"}, "--link"),
-        ({"link": "0mbit"}, "--link"),
-        ({"link": "10mbit,20mbit,30mbit"}, "--link"),
-        ({"link": "10mbit,"}, "--link"),
-        ({"beside": "nccl"}, "--beside"),
-        ({"steps": 4, "beside": "gloo"}, "--beside"),
-        ({"steps": 3, "fragments": 4}, "--steps"),
-        ({"step_s": -1.0}, "--step-time"),
-        ({"overlap": -1}, "--overlap"),
+        (["--peers", "1"], "--peers"),
+        (["--parameters", "many"], "--parameters"),
+        (["--parameters", "0"], "--parameters"),
+        (["--fragments", "0"], "--fragments"),
+        (["--fragments", "30", "--parameters", "20"], "--parameters"),
+        (["--rounds", "0"], "--rounds"),
+        (["--link", "fast"], "--link"),
+        (["--link", "0mbit"], "--link"),
+        (["--link", "10mbit,20mbit,30mbit"], "--link"),
+        (["--link", "10mbit,"], "--link"),
+        (["--beside", "nccl"], "--beside"),
+        (["--steps", "4", "--beside", "gloo"], "--beside"),
+        (["--steps", "3", "--fragments", "4"], "--steps"),
+        (["--step-time", "-1"], "--step-time"),
+        (["--overlap", "-1"], "--overlap"),
     ],
 )
-def test_a_flag_that_cannot_be_used_is_named(flags: dict[str, Any], key: str) -> None:
-    values = {"peers": 2, "parameters": "1k", "codec": "bf16", "fragments": 1, "rounds": 1, "link": None, "beside": ""}
-    with pytest.raises(UsageError) as caught:
-        Plan.of(**{**values, **flags})
-    assert caught.value.key == key
+def test_a_flag_that_cannot_be_used_is_named(
+    flags: list[str], key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "measured", lambda plan: pytest.fail("nothing is measured"))
+    assert carry_out(["bench", *flags]) == 2
+    assert f"p2p-diloco: {key}" in capsys.readouterr().err
 
 
 def test_the_codec_is_the_runs() -> None:
     """What the settings don't take, nothing measures."""
     with pytest.raises(ConfigError, match="codec=morse"):
-        Plan.of(2, "1k", "morse", 1, 1, None, "")
+        plan_of(2, "1k", "morse")
 
 
 def test_a_plan_says_how_much_a_peer_sends() -> None:
     """2·P·b·(K−1)/K for an all-reduce."""
-    four = Plan.of(4, "1000", "bf16", 1, 1, None, "")
+    four = plan_of(4, "1000")
     assert four.reduced_bytes("gloo", "fp32") == 2 * 1000 * 4 * 3 // 4
     assert four.reduced_bytes("gloo", "bf16") == 2 * 1000 * 2 * 3 // 4
 
 
 def test_links_are_alike_or_each_its_own() -> None:
     """One speed is everybody's; else the first peer has the first."""
-    assert Plan.of(3, "1k", "bf16", 1, 1, "1gbit", "").links_mbit == (1000.0,) * 3
-    assert Plan.of(3, "1k", "bf16", 1, 1, "100mbit, 100mbit, 20mbit", "").links_mbit == (100.0, 100.0, 20.0)
-    assert Plan.of(3, "1k", "bf16", 1, 1, None, "").links_mbit == ()
+    assert plan_of(3, "1k", link="1gbit").links_mbit == (1000.0,) * 3
+    assert plan_of(3, "1k", link="100mbit, 100mbit, 20mbit").links_mbit == (100.0, 100.0, 20.0)
+    assert plan_of(3, "1k").links_mbit == ()
 
 
 @pytest.mark.parametrize(
@@ -101,29 +110,30 @@ def test_links_are_alike_or_each_its_own() -> None:
 )
 def test_the_least_that_links_allow(link: str, peers: int, least_s: float) -> None:
     """Bytes over bandwidth, where the reduction is shared so that the round ends soonest; nothing on loopback."""
-    plan = Plan.of(peers, "25M", "bf16", 1, 1, link, "")
+    plan = plan_of(peers, "25M", link=link)
     sent = round(plan.share * 100e6)
     assert plan.optimum_s(sent) == pytest.approx(least_s)
-    assert Plan.of(peers, "25M", "bf16", 1, 1, None, "").optimum_s(sent) is None
+    assert plan_of(peers, "25M").optimum_s(sent) is None
 
 
 def test_a_round_of_inner_steps_is_a_round_of_the_run() -> None:
     """Steps and overlap are the run's own settings, and what can't be of these is refused there."""
-    plan = Plan.of(2, "1k", "bf16", 4, 1, None, "", steps=40, step_s=0.5, overlap=5)
+    plan = plan_of(2, "1k", fragments=4, steps=40, step_s=0.5, overlap=5)
     config = plan.config()
     assert (config.sync_every, config.num_fragments, config.overlap_steps) == (40, 4, 5)
     assert plan.round_s_max > 40 * 0.5
     for flags in ({"steps": 42}, {"steps": 40, "overlap": 11}):
         with pytest.raises(ConfigError):
-            Plan.of(2, "1k", "bf16", 4, 1, None, "", **flags)
+            plan_of(2, "1k", fragments=4, **flags)
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_a_peer_is_told_whether_payloads_go_directly(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_is_told_whether_payloads_go_directly(direct: bool) -> None:
     """As the flag says, and the headline too."""
-    plan = Plan.of(2, "1k", "bf16", 1, 1, None, "", direct=direct)
-    bench = SimpleNamespace(plan=plan, listens=lambda machine: "", start=lambda name, kind, machine, options: options)
-    assert contenders._peer(bench, "p", "m", 0, [])["local"]["direct"] is direct
+    plan = plan_of(2, "1k", direct=direct)
+    bench: Any = SimpleNamespace(plan=plan, start=lambda name, kind, machine, **options: options)
+    told: Any = group._peer(bench, "p", "m", 0)
+    assert told["direct"] is direct
     assert ("over libp2p alone" in headline(plan)) is not direct
 
 
@@ -131,20 +141,20 @@ def test_what_share_of_a_round_is_training() -> None:
     """The median over the rounds; none where inner steps take no time."""
     training = [Round(2.0, {"training": s}, {}, 0.0, 0.0) for s in (1.9, 1.0, 1.5)]
     result = replace(RESULT, rounds=tuple(training))
-    assert (result.training_share, RESULT.training_share) == (0.75, None)
-    plan, out = replace(PLAN, steps=2, step_s=0.75), StringIO()
+    plan, out = replace(PLAN, steps=2, step_s=0.75, beside=()), StringIO()
+    assert (figures(plan, result)["training_share"], FIGURES["training_share"]) == (0.75, None)
     Console(file=out, width=80).print(drawn(plan, [result]))
     assert "2 steps of 0.75 s" in out.getvalue()
     assert ["1.500", "2.000", "75.0%"] in [line.split()[2:] for line in out.getvalue().splitlines()]
     assert as_object(plan, [result], {})["results"][0]["training_share"] == 0.75
 
 
-def test_a_round_counts_all_peers() -> None:
-    """A round needs every peer, and has one exchange for each fragment; a slow link gives everybody longer."""
-    plan = Plan.of(3, "1M", "fp32", 4, 1, None, "")
+def test_a_round_needs_every_peer() -> None:
+    """And has one exchange for each fragment; a slow link gives all of them longer."""
+    plan = plan_of(3, "1M", "fp32", 4)
     config = plan.config()
     assert (config.min_peers, config.start_peers, config.num_fragments, config.sync_every) == (3, 3, 4, 4)
-    slow = Plan.of(3, "1M", "fp32", 4, 1, "1mbit", "")
+    slow = plan_of(3, "1M", "fp32", 4, "1mbit")
     assert slow.round_s_max > plan.round_s_max + 8e6 * 8 / 1e6
     assert slow.config().heartbeat_timeout >= slow.round_s_max
 
@@ -157,7 +167,7 @@ def test_no_links_without_the_right_to_make_them(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(command, "Network", fail)
     with pytest.raises(UsageError, match=r"--link can't be made here .*not permitted.*root"):
-        command.measured(Plan.of(2, "1k", "bf16", 1, 1, "100mbit", ""))
+        command.measured(plan_of(2, "1k", link="100mbit"))
 
 
 def test_what_finds_the_speed_is_told_where_most_systems_use_another() -> None:
@@ -170,8 +180,8 @@ def test_memory_that_is_not_there_is_not_asked_for(monkeypatch: pytest.MonkeyPat
     """Said before anything is started; less beside takes less."""
     monkeypatch.setattr(command.psutil, "virtual_memory", lambda: SimpleNamespace(available=10**10))
     with pytest.raises(UsageError, match=r"--parameters=25M takes about 1\d.\d GB .*10.0 GB are free"):
-        command.measured(Plan.of(4, "25M", "bf16", 1, 1, None, "raw,gloo"))
-    assert Plan.of(4, "25M", "bf16", 1, 1, None, "none").memory_bytes < 10**10
+        command.measured(plan_of(4, "25M", beside=("raw", "gloo")))
+    assert plan_of(4, "25M").memory_bytes < 10**10
 
 
 # -- figures
@@ -191,34 +201,37 @@ RESULT = Result(
 )
 
 
+FIGURES = figures(PLAN, RESULT)
+
+
 def test_a_result_is_the_median_and_the_best() -> None:
-    assert (RESULT.median_s, RESULT.best_s, RESULT.waiting_s, RESULT.hidden_s) == (2.0, 1.0, 2.0, 0.0)
-    assert RESULT.parts == {"exchange": 1.5, "merge": 0.5}
+    assert [FIGURES[key] for key in ("median_s", "best_s", "waiting_s", "hidden_s")] == [2.0, 1.0, 2.0, 0.0]
+    assert FIGURES["parts_s"] == {"exchange": 1.5, "merge": 0.5}
 
 
-def test_processor_time_is_for_each_byte_that_anybody_sends() -> None:
+def test_a_part_that_a_round_lacks_counts_as_none_of_its_time() -> None:
+    rounds = tuple(Round(1.0, parts, {}, 0.0, 0.0) for parts in ({"a": 1.0}, {"a": 3.0, "b": 9.0}, {"a": 2.0}))
+    assert figures(PLAN, replace(RESULT, rounds=rounds))["parts_s"] == {"a": 2.0, "b": 0.0}
+
+
+def test_processor_time_is_for_each_byte_that_any_peer_sends() -> None:
     """Three rounds of two peers that send 1 GB each: 6 GB."""
-    assert RESULT.cpu_s_per_gb == {"node": 4.0 / 6, "p2pd": 3.0 / 6}
+    assert FIGURES["cpu_s_per_gb"] == {"node": 4.0 / 6, "p2pd": 3.0 / 6}
 
 
 def test_memory_is_what_the_model_takes() -> None:
-    """Over the idle processes, and what two of them share counted once."""
-    assert RESULT.over_idle == 5 * 10**8
+    """Over the idle processes; memory that two of them share is counted once."""
+    assert FIGURES["memory_over_idle_bytes"] == 5 * 10**8
 
 
 def test_a_round_is_its_slowest_peers() -> None:
-    """Who is early waits for the others; waiting and hidden time are a mean peer's; who doesn't tell stood still."""
+    """The others wait for it; waiting and hidden time are a mean peer's; one without counters stood still."""
     lines = [
         {"took_s": 2.0, "parts": {"exchange": 2.0}, "waiting_s": 1.0, "hidden_s": 1.0},
         {"took_s": 3.0, "parts": {"exchange": 3.0}, "waiting_s": 2.0, "hidden_s": 0.0},
     ]
     assert round_of(lines, {"node": 1.0}) == Round(3.0, {"exchange": 3.0}, {"node": 1.0}, 1.5, 0.5)
     assert round_of([{"took_s": 2.0, "parts": {}}], {}).waiting_s == 2.0
-
-
-def test_medians_and_differences_by_name() -> None:
-    assert medians([{"a": 1.0}, {"a": 3.0, "b": 9.0}, {"a": 2.0}]) == {"a": 2.0, "b": 0.0}
-    assert less({"a": 3.0, "b": 1.0}, {"a": 1.0}) == {"a": 2.0, "b": 1.0}
 
 
 def test_memory_is_what_the_system_tells(tmp_path: Path) -> None:
@@ -268,7 +281,7 @@ def test_a_round_on_links_stands_beside_what_they_allow() -> None:
     assert (told["link_s"], told["ratio"]) == (None, None)
 
 
-def test_a_failed_contender_is_named_and_the_rest_is_shown() -> None:
+def test_a_failure_is_told_and_does_not_hide_the_rest() -> None:
     failed = Result("gloo fp32", (), 1, 2, failed="gloo-fp32-1 ended with status 1: out of memory")
     told = text_of([RESULT, failed])
     assert "p2p_diloco bf16" in told
@@ -302,30 +315,29 @@ for line in sys.stdin:
         continue
     if do == "round" and sys.argv[1] == "dies":
         sys.exit("no memory left")
-    values = {"took_s": 1.5, "parts": {}, "exchanges": 1, "digest": sys.argv[1]}
-    print(json.dumps({"what": {"train": "trained", "round": "round"}[do], **values}), flush=True)
+    print(json.dumps({"took_s": 1.5, "parts": {}, "exchanges": 1, "digest": sys.argv[1]}), flush=True)
 """
 
 
 @pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Children]:
     monkeypatch.setattr(Plan, "round_s_max", 1.0)
-    with Signals() as signals, Children(tmp_path, lambda: True) as children:
-        yield Bench(PLAN, children, signals, None)
+    with Children(tmp_path) as made:
+        yield made
 
 
-def contender(bench: Bench, *says: str) -> Contender:
+def group_of(children: Children, *says: str) -> Group:
     """Processes that answer what they are given to say."""
     members = []
-    for number, word in enumerate(says):
-        child = Child(f"p{number}", [sys.executable, "-c", ECHO, word], bench.children.folder, listens=True)
-        bench.children.all.append(child)
-        members.append(Member(child))
-    return Contender(bench, "x", members, 100)
+    for word in says:
+        command = [sys.executable, "-c", ECHO, word]
+        members.append(Child(f"p{len(children.all)}", command, children.folder, listens=True))
+        children.all.append(members[-1])
+    return Group(PLAN, "x", members, 100, Memory({}))
 
 
-def test_a_round_is_played(bench: Bench) -> None:
-    one = contender(bench, "same", "same")
+def test_a_round_is_played(children: Children) -> None:
+    one = group_of(children, "same", "same")
     assert one.play().took_s == 1.5
     assert [r.took_s for r in one.result(0).rounds] == [1.5]
     assert "no round of it counts" in one.result(1).failed
@@ -335,33 +347,31 @@ def test_a_round_is_played(bench: Bench) -> None:
     ("says", "told"),
     [
         (("same", "other"), "peers differ after a round"),
-        (("same", "mute"), "p1 did not say 'round' within 1 s"),
+        (("same", "mute"), "p1 did not answer 'round' within 1 s"),
         (("same", "dies"), "p1 ended with status 1: no memory left"),
     ],
 )
-def test_a_round_that_is_none_fails(bench: Bench, says: tuple[str, ...], told: str) -> None:
-    """Different states, silence, a death: said with a name, in bounded time; the others' turns go on."""
-    bad, good = contender(bench, *says), contender(bench, "same")
-    command._turn([bad, good], "round 1")
+def test_a_round_that_is_none_fails(children: Children, says: tuple[str, ...], told: str) -> None:
+    """Different states, silence, a death: told with a name, in bounded time; the others' turns go on."""
+    bad, good = group_of(children, *says), group_of(children, "same")
+    command.turn([bad, good], "round 1")
     assert told in bad.failed
     assert len(good.rounds) == 1
-    command._turn([bad, good], "round 2")
+    command.turn([bad, good], "round 2")
     assert len(good.rounds) == 2
 
 
-def test_a_signal_ends_every_wait(bench: Bench) -> None:
-    one = contender(bench, "same")
-    os.kill(os.getpid(), signal.SIGINT)
-    with pytest.raises(Interrupted):
-        one.play()
+def test_a_process_ends_when_it_is_told_no_more(children: Children) -> None:
+    (member,) = group_of(children, "same").members
+    member.ask_to_end()
+    assert member.process.wait(20) == 0
 
 
-def test_silence_is_no_answer(bench: Bench) -> None:
-    """Lines of another kind are passed over."""
-    one = contender(bench, "same")
-    one.members[0].tell("train")
-    with pytest.raises(Failed):
-        bench.heard(one.members, "ready", 0.5)
+def test_a_dead_process_fails_whatever_it_is_asked(children: Children) -> None:
+    (member,) = group_of(children, "same").members
+    member.kill()
+    with pytest.raises(Failed, match="p0 ended with status -9"):
+        ask([member], "train", 5.0)
 
 
 # -- the whole of it
@@ -424,7 +434,7 @@ def test_two_real_peers_are_measured(tmp_path: Path) -> None:
 @pytest.mark.chaos
 @pytest.mark.timeout(300)
 def test_a_link_is_as_slow_as_was_asked_for(tmp_path: Path) -> None:
-    """Nobody's round takes less than its bytes need at 50 Mbit/s, but for the bytes that a link lets through at once;
+    """No round takes less than its bytes need at 50 Mbit/s, but for the bytes that a link lets through at once;
     and no machine is left.
     """
     process = started(str(tmp_path), "--parameters", "1M", "--link", "50mbit", "--beside", "raw,gloo", "--json")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -17,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from p2p_diloco.cli.demo import main
-from p2p_diloco.cli.demo.cast import QUICK, Player
+from p2p_diloco.cli import processes as processes_module
+from p2p_diloco.cli.demo import demo
 from p2p_diloco.cli.demo.facts import (
     JoinCost,
     Row,
@@ -31,9 +32,10 @@ from p2p_diloco.cli.demo.facts import (
     start_wait_s,
     usual_round_s,
 )
-from p2p_diloco.cli.demo.processes import Child, Children, Lines, Signals
-from p2p_diloco.cli.demo.screen import View
-from p2p_diloco.cli.demo.stage import Interrupted, Stage
+from p2p_diloco.cli.demo.play import QUICK
+from p2p_diloco.cli.demo.player import Player
+from p2p_diloco.cli.demo.stage import Stage
+from p2p_diloco.cli.processes import Child, Children, Lines
 from p2p_diloco.core.election import assign
 from p2p_diloco.errors import ConfigError, P2PDilocoError
 
@@ -98,7 +100,7 @@ def test_the_held_out_curve_joins_all_peers() -> None:
     ],
 )
 def test_the_cost_of_a_join_is_told_by_the_losses_around_it(losses: dict[int, float], cost: JoinCost | None) -> None:
-    """Somebody came in at outer step 5: the last loss until then, the highest one afterwards, and when it was back.
+    """A peer came in at outer step 5: the last loss until then, the highest one afterwards, and when it was back.
     What is judged at outer step 5 itself is none of the newcomer's doing."""
     assert join_cost(losses, 5) == cost
 
@@ -110,9 +112,10 @@ PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {STUBBO
 
 
 @pytest.fixture
-def children(tmp_path: Path) -> Iterator[Children]:
-    """Children that are ended in the end, in a hurry."""
-    with Children(tmp_path, lambda: True) as made:
+def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Children]:
+    """Children that have little time to end."""
+    monkeypatch.setattr(processes_module, "LEAVE_S", 0.2)
+    with Children(tmp_path) as made:
         yield made
 
 
@@ -158,9 +161,10 @@ def test_a_kill_takes_the_whole_family(children: Children) -> None:
     assert child.status == -signal.SIGKILL
 
 
-def test_nothing_is_left_when_the_demo_ends(tmp_path: Path) -> None:
+def test_nothing_is_left_when_the_demo_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a process that ignores being asked, nor what it has started."""
-    with Children(tmp_path, lambda: True) as children:
+    monkeypatch.setattr(processes_module, "LEAVE_S", 0.2)
+    with Children(tmp_path) as children:
         child = started(children, PARENT)
         wait_until(lambda: child.printed.new())
         family = psutil.Process(child.process.pid).children(recursive=True)
@@ -170,54 +174,55 @@ def test_nothing_is_left_when_the_demo_ends(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_when_the_demo_is_killed(tmp_path: Path) -> None:
-    """A SIGKILL can't be caught: the warden ends the others."""
+    """A SIGKILL can't be caught: the system ends the others."""
     code = (
-        "import sys, time; from pathlib import Path; from p2p_diloco.cli.demo.processes import Children\n"
-        f"children = Children(Path({str(tmp_path)!r}), lambda: True)\n"
+        "import sys, time; from pathlib import Path; from p2p_diloco.cli.processes import Children\n"
+        f"children = Children(Path({str(tmp_path)!r}))\n"
         "child = children.start('idle', 'http.server', '0'); print(child.process.pid, flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as demo:
-        assert demo.stdout is not None
-        idle = psutil.Process(int(demo.stdout.readline()))
-        demo.kill()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        idle = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
     wait_until(lambda: gone([idle]))
 
 
-def test_signals_strike_nowhere_and_are_remembered() -> None:
-    """While children run, ^C raises nothing; afterwards everything is as before."""
-    before = signal.getsignal(signal.SIGINT)
-    with Signals() as signals:
-        os.kill(os.getpid(), signal.SIGINT)
-        assert signals.received == [signal.SIGINT]
-    assert signal.getsignal(signal.SIGINT) == before
+def test_a_second_interrupt_kills_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While processes have time to end, ^C takes it from them."""
+    monkeypatch.setattr(processes_module, "LEAVE_S", 60.0)
+    began = time.monotonic()
+    children = Children(tmp_path)
+    child = started(children, STUBBORN)
+    wait_until(lambda: child.printed.new())
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        children.__exit__()
+    assert child.status == -signal.SIGKILL
+    assert time.monotonic() - began < 30
 
 
 # -- the stage
 
 
-class Audience:
-    """A screen that remembers."""
-
-    def __init__(self) -> None:
-        self.view: View | None = None
-
-    def show(self, view: View) -> None:
-        self.view = view
-
-
 @pytest.fixture
 def stage(children: Children) -> Stage:
-    return Stage(QUICK, children, Audience(), Signals())
+    return Stage(QUICK, children, lambda stage: None)
 
 
-def test_a_process_that_dies_ends_the_demo_with_a_sentence(stage: Stage) -> None:
-    """It says who, how, the last words and where the log is; a peer that the demo has killed is no failure."""
-    child = started(stage.children, "import sys; sys.exit('no memory left')", "carol")
-    stage.players.append(Player("carol", child, stage.children.folder / "carol.jsonl"))
+def player(stage: Stage, name: str, code: str) -> Player:
+    """A player that runs code."""
+    made = Player(name, started(stage.children, code, name), Lines(stage.children.folder / f"{name}.jsonl"))
+    stage.everyone.append(made)
+    return made
+
+
+def test_a_death_ends_the_demo_with_a_sentence(stage: Stage) -> None:
+    """It names the process, how it ended, its last words and its log; a peer that the demo has killed is no failure."""
+    child = player(stage, "carol", "import sys; sys.exit('no memory left')").child
     wait_until(lambda: child.status is not None)
     with pytest.raises(P2PDilocoError, match=r"carol ended with status 1 \(no memory left\); its log is .*carol.log"):
         stage.until(lambda: False, "nothing")
-    stage.players[0].killed = True
+    stage.everyone[0].killed = True
     stage.until(lambda: True, "nothing")
 
 
@@ -228,26 +233,19 @@ def test_a_demo_in_which_nothing_happens_ends(stage: Stage, monkeypatch: pytest.
         stage.until(lambda: False, "the moon")
 
 
-def test_a_signal_ends_any_wait(stage: Stage) -> None:
-    """It comes out with its number, from which the exit status is made."""
-    stage._signals.received.append(signal.SIGTERM)
-    with pytest.raises(Interrupted) as interrupted:
-        stage.until(lambda: True, "nothing")
-    assert interrupted.value.args == (signal.SIGTERM,)
-
-
 def test_the_onlooker_repeats_the_election(stage: Stage) -> None:
     """Among the living alone, and only when all of them are known."""
     for name in ("a", "b"):
-        player = Player(name, started(stage.children, STUBBORN, name), stage.children.folder / f"{name}.jsonl")
-        player.rows = rows((0.0, 1, 1))
-        stage.players.append(player)
+        player(stage, name, STUBBORN).rows = rows((0.0, 1, 1))
     assert stage.averages_next(1) is None
-    stage._seen = {"a": {"peer_id": "x"}, "b": {"peer_id": "y"}}
+    (stage.children.folder / "status.out").write_text(
+        '{"peers": [{"name": "a", "peer_id": "x"}, {"name": "b", "peer_id": "y"}]}\n'
+    )
+    stage.until(lambda: True, "a look")
     elected = [assign("demo", epoch, [0], {"x": 1.0, "y": 1.0})[0][0] for epoch in range(20)]
     assert [stage.averages_next(epoch) for epoch in range(20)] == [{"x": "a", "y": "b"}[peer] for peer in elected]
     assert set(elected) == {"x", "y"}
-    stage.players[0].killed = True
+    stage.everyone[0].killed = True
     assert {stage.averages_next(epoch) for epoch in range(20)} == {"b"}
 
 
@@ -255,7 +253,7 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     """Logs of two demos in one folder would be taken for one."""
     (tmp_path / "old").touch()
     with pytest.raises(ConfigError, match="is not empty"):
-        main(["--out", str(tmp_path)])
+        demo(tmp_path, as_json=False, quick=True)
 
 
 # -- the whole
@@ -268,12 +266,12 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
 def test_the_quick_demo(tmp_path: Path) -> None:
     """Real peers: one is killed, the others commit again, a newcomer takes part, and all agree to the bit."""
     out = tmp_path / "out"
-    demo = subprocess.run(
+    played = subprocess.run(
         [sys.executable, "-m", "p2p_diloco", "demo", "--quick", "--json", "--out", str(out)],
         capture_output=True, text=True, timeout=400,
     )  # fmt: skip
-    assert demo.returncode == 0, demo.stderr
-    found = json.loads(demo.stdout)
+    assert played.returncode == 0, played.stderr
+    found = json.loads(played.stdout)
     assert json.loads((out / "summary.json").read_text()) == found
     peers = {peer["name"]: SimpleNamespace(**peer) for peer in found["peers"]}
     killed, newcomer = peers[found["kill"]["peer"]], peers[found["newcomer"]["peer"]]
@@ -296,7 +294,7 @@ def test_the_quick_demo(tmp_path: Path) -> None:
         assert peer.bytes_sent < peer.data_parallel_bytes / 5
     assert found["swarm_loss"] < found["alone_loss"]
     assert found["steps"] == found["alone_curve"][-1][0] == found["swarm_curve"][-1][0] == QUICK.steps
-    assert "kill -9" in demo.stderr
+    assert "kill -9" in played.stderr
     if found["plot"] is None:
         with pytest.raises(ImportError):
             __import__("matplotlib")
@@ -307,15 +305,15 @@ def test_the_quick_demo(tmp_path: Path) -> None:
 @pytest.mark.real
 @pytest.mark.timeout(120)
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
-    """^C while processes are starting: exit code 130, and none of them is left."""
+    """^C while processes start: exit code 130, and none of them is left."""
     out = tmp_path / "out"
     command = [sys.executable, "-m", "p2p_diloco", "demo", "--quick", "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as demo:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as played:
         wait_until(lambda: (out / "alice.log").exists(), 60.0)
-        family = psutil.Process(demo.pid).children(recursive=True)
+        family = psutil.Process(played.pid).children(recursive=True)
         assert len(family) > 3
-        demo.send_signal(signal.SIGINT)
-        _, told = demo.communicate(timeout=60)
-    assert demo.returncode == 130
+        played.send_signal(signal.SIGINT)
+        _, told = played.communicate(timeout=60)
+    assert played.returncode == 130
     assert f"interrupted; what was written is in {out}" in told
     wait_until(lambda: gone(family))

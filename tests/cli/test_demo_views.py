@@ -6,71 +6,89 @@ import sys
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.live import Live
 
 from p2p_diloco.cli.demo import _png
-from p2p_diloco.cli.demo import screen as screen_module
-from p2p_diloco.cli.demo.facts import JoinCost, KillOutcome, NewcomerOutcome, Outcome, PeerOutcome
-from p2p_diloco.cli.demo.report import NO_PNG, compared, report
-from p2p_diloco.cli.demo.screen import Actor, Drawing, Happening, View, progress
+from p2p_diloco.cli.demo.facts import JoinCost, KillOutcome, NewcomerOutcome, Outcome, PeerOutcome, Row
+from p2p_diloco.cli.demo.play import QUICK
+from p2p_diloco.cli.demo.player import Player
+from p2p_diloco.cli.demo.report import NO_PNG, report
+from p2p_diloco.cli.demo.screen import Screen, progress
+from p2p_diloco.cli.demo.stage import Stage
+from p2p_diloco.cli.processes import Lines
 from p2p_diloco.observe.plot import Moment
 
 # -- the screen
 
-ACTORS = (Actor("alice", "training", 3, 65, 2.1, 2.25), Actor("bob", "killed", 2, 50), Actor("carol", "starting"))
-VIEW = View(
-    elapsed_s=75.0, epoch=3, epochs=20, steps=400, folder="out", actors=ACTORS,
-    curves=compared(((20.0, 2.4), (60.0, 2.25)), ()), moments=(Moment(50, "bob killed"),),
-    happenings=tuple(Happening(float(n), f"happening {n} " + 10 * "and more ") for n in range(12)),
-)  # fmt: skip
+
+def player(name: str, steps: int, epoch: int, val_loss: float | None = None, **how: Any) -> Player:
+    rows = [Row(0.0, step, step, epoch, 2.1, val_loss) for step in range(1, steps + 1)]
+    child: Any = SimpleNamespace(status=None)
+    return Player(name, child, Lines(Path("none")), rows=rows, **how)
 
 
-@pytest.mark.parametrize(("height", "plotted"), [(24, False), (40, True)])
-def test_the_live_view_fits_the_terminal(height: int, plotted: bool) -> None:
-    """As much as there is room for: the newest happenings always, each on one line, the plot if it can be read."""
-    console = Console(file=StringIO(), force_terminal=True, width=80, height=height)
-    live = Live(console=console, auto_refresh=False)
-    Drawing(live).show(VIEW)
-    lines = console.render_lines(live.get_renderable(), pad=False)
+@pytest.fixture
+def stage() -> Stage:
+    """Three peers at outer step 3, and much to tell."""
+    children: Any = SimpleNamespace(folder=Path("out"))
+    stage = Stage(QUICK, children, lambda stage: None)
+    stage.everyone = [player("alice", 65, 3, 2.25), player("bob", 50, 2, 2.4, killed=True), player("carol", 0, 0)]
+    stage.moments = [Moment(50, "bob killed")]
+    stage.story = [(float(n), f"happening {n} " + 10 * "and more ") for n in range(12)]
+    return stage
+
+
+def console_of(height: int) -> Console:
+    return Console(file=StringIO(), force_terminal=True, width=80, height=height, legacy_windows=False)
+
+
+@pytest.mark.parametrize(("height", "plotted"), [(12, False), (40, True)])
+def test_the_live_view_fits_the_terminal(stage: Stage, height: int, plotted: bool) -> None:
+    """The table always, the plot if there is room for one that can be read."""
+    console = console_of(height)
+    with Screen(console) as screen:
+        screen.show(stage)
+        assert screen._live is not None
+        lines = console.render_lines(screen._live.get_renderable(), pad=False)
     text = ["".join(segment.text for segment in line) for line in lines]
     assert len(text) <= height
     assert "outer step 3 of 20" in text[0]
     assert any("bob" in line and "killed" in line for line in text)
-    assert [line.split()[2] for line in text if "happening" in line] == [str(n) for n in range(4, 12)]
     assert any("●" in line for line in text) == plotted
 
 
-def test_the_whole_demo_stays_on_the_terminal() -> None:
-    """Once it is over, every happening is there in full; the curves are left to the report."""
-    console = Console(file=StringIO(), force_terminal=True, width=80, height=24)
-    live = Live(console=console, auto_refresh=False)
-    drawing = Drawing(live)
-    drawing.show(VIEW)
-    drawing.leave()
-    lines = console.render_lines(live.get_renderable(), pad=False)
-    text = " ".join("".join(segment.text for segment in line).strip() for line in lines)
-    assert all(f"happening {n} " in text for n in range(12))
-    assert text.count("and more") == 12 * 10
-    assert "●" not in text
+def test_the_whole_story_stays_on_the_terminal(stage: Stage) -> None:
+    """Every sentence is there once and in full, with the last table; the curves are left to the report."""
+    console = console_of(40)
+    with Screen(console) as screen:
+        screen.show(stage)
+        screen.show(stage)
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert [told.count(f"happening {n} ") for n in range(12)] == [1] * 12
+    assert told.count("and more") == 12 * 10
+    assert "●" not in told[told.rindex("p2p_diloco demo") :]
 
 
-def test_without_a_terminal_each_happening_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_each_sentence_is_a_line(stage: Stage, capsys: pytest.CaptureFixture[str]) -> None:
     """Once, with its time; the data's stdout stays empty."""
-    shown = screen_module.Lines()
-    shown.show(replace(VIEW, happenings=VIEW.happenings[:1]))
-    shown.show(VIEW)
+    story, stage.story = stage.story, stage.story[:1]
+    with Screen() as screen:
+        screen.show(stage)
+        stage.story = story
+        screen.show(stage)
     out, err = capsys.readouterr()
     assert [line.split()[2] for line in err.splitlines()] == [str(n) for n in range(12)]
     assert err.startswith("0:00 happening 0")
     assert out == ""
 
 
-def test_progress_is_one_line() -> None:
-    """Who has no steps yet is named with what it does."""
-    assert progress(VIEW) == "outer step 3 of 20: alice 65 steps, held-out 2.250; bob killed; carol starting"
+def test_progress_is_one_line(stage: Stage) -> None:
+    """A peer without steps is named with what it does."""
+    assert progress(stage) == "outer step 3 of 20: alice 65 steps, held-out 2.250; bob killed; carol starting"
 
 
 # -- the report
@@ -124,10 +142,10 @@ def test_the_report_hides_no_failure() -> None:
     ],
 )
 def test_the_cost_of_joining_is_said_in_plain_words(cost: JoinCost | None, told: str) -> None:
-    """Also where there is none, where it lasted to the end, and where nobody knows; nothing where nobody joined."""
+    """Also if there is none, if it lasted to the end, and if it is unknown; nothing if no peer joined."""
     assert told in "\n".join(report(replace(OUTCOME, join_cost=cost), [], 110))
-    nobody = replace(OUTCOME, join_cost=None, newcomer=NewcomerOutcome("dave", None, None, 0))
-    assert "cost of joining" not in "\n".join(report(nobody, [], 110))
+    unjoined = replace(OUTCOME, join_cost=None, newcomer=NewcomerOutcome("dave", None, None, 0))
+    assert "cost of joining" not in "\n".join(report(unjoined, [], 110))
 
 
 def test_without_matplotlib_there_is_no_png(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

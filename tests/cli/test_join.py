@@ -1,4 +1,4 @@
-"""`join` against a real swarm: whoever fits trains, whoever doesn't is told why."""
+"""`join` against a real swarm: a peer that fits trains, one that doesn't is told why."""
 
 from __future__ import annotations
 

@@ -11,8 +11,7 @@ from typing import NoReturn
 import pytest
 
 from p2p_diloco.cli.loop import run
-
-ENDING = (signal.SIGINT, signal.SIGTERM)
+from p2p_diloco.interrupts import ENDING
 
 
 @pytest.fixture

@@ -57,8 +57,8 @@ def mistakes() -> list[tuple[list[str], int, str]]:
         ),
         (["status", "--initial-peers", "nowhere"], 2, "--initial-peers=nowhere is no multiaddr"),
         (["set", "--outer-lr", "0.5"], 2, "--initial-peers names no address"),
-        (["set", "--initial-peers", ADDRESS], 2, "nothing is named that is to be set; give --outer-lr"),
-        (["set", "--initial-peers", ADDRESS, "--outer-lr", "0.5"], 2, "--identity-path names nobody to sign"),
+        (["set", "--initial-peers", ADDRESS], 2, "there is no rate to set; give --outer-lr"),
+        (["set", "--initial-peers", ADDRESS, "--outer-lr", "0.5"], 2, "--identity-path names no key to sign with"),
         (["set", "--initial-peers", ADDRESS, "--outer-lr", "-1"], 3, "--outer-lr=-1.0 must be at least 0"),
         (["set", "--initial-peers", ADDRESS, "--outer-momentum", "1"], 3, "--outer-momentum=1.0 must be less than 1"),
         (

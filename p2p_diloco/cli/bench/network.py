@@ -1,7 +1,7 @@
 """Machines on a switch of their own: network namespaces, whose links can be cut, healed and throttled. Linux, as root.
 
-Law: everything is made by `ip` and `tc` under names of this process, and taken down in `close`, whatever happened.
-A cut is silent: packets vanish, no connection is told.
+Law: everything is made by `ip` and `tc` under names of this process, and removed in `close`. A cut is silent: packets
+vanish, and connections stay open.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import os
 import subprocess
 
 SWITCH, AWAY = "br0", "br1"
-"""Bridges: the one that all machines are on, and the one for those cut off from it, who still see each other."""
+"""Bridges: the one that all machines are on, and the one for those that are cut off, which still see each other."""
 CONGESTION, CONGESTION_FILE = "cubic", "/proc/sys/net/ipv4/tcp_congestion_control"
-"""How TCP finds its speed on these machines, whatever this one has been told: as most systems do. One that isn't in
-net.ipv4.tcp_allowed_congestion_control can't be chosen there; then it is as on this one."""
+"""TCP's congestion control on these machines: the one of most systems. If net.ipv4.tcp_allowed_congestion_control
+doesn't have it, they use this machine's."""
 _numbers = itertools.count(1)
 
 
@@ -39,7 +39,7 @@ class Network:
     def __init__(self) -> None:
         """Raises NoNetwork."""
         self.congestion = ""
-        """How TCP finds its speed on the machines, once there is one; nothing where that can't be told."""
+        """TCP's congestion control on the machines, once there is one; empty if it can't be read."""
         self.switch = f"p2pd{os.getpid()}-{next(_numbers)}"
         self.machines: dict[str, str] = {}
         _run("ip", "netns", "add", self.switch)
@@ -52,8 +52,14 @@ class Network:
             raise
 
     def machine(self, name: str) -> list[str]:
-        """Add a machine; the beginning of a command line that runs on it."""
-        number = len(self.machines) + 1
+        """The beginning of a command line that runs on a machine, which is made when it is first asked for."""
+        number = self._number(name) if name in self.machines else len(self.machines) + 1
+        here = ["ip", "netns", "exec", f"{self.switch}-{number}"]
+        if name not in self.machines:
+            self._add(name, number, here)
+        return here
+
+    def _add(self, name: str, number: int, here: list[str]) -> None:
         space = f"{self.switch}-{number}"
         self.machines[name] = f"10.77.0.{number}"
         _run("ip", "netns", "add", space)
@@ -62,12 +68,10 @@ class Network:
         _run("ip", "-n", space, "addr", "add", f"{self.machines[name]}/24", "dev", "eth0")
         for link in ("lo", "eth0"):
             _run("ip", "-n", space, "link", "set", link, "up")
-        here = ["ip", "netns", "exec", space]
         with contextlib.suppress(NoNetwork):
             _run(*here, "sh", "-c", f"echo {CONGESTION} > {CONGESTION_FILE}")
         with contextlib.suppress(NoNetwork):
             self.congestion = _run(*here, "cat", CONGESTION_FILE).strip()
-        return here
 
     def throttle(self, name: str, mbit: float) -> None:
         """Let a machine send and receive so many Mbit/s, each way."""

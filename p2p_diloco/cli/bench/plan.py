@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from p2p_diloco.cli.demo.facts import ring_bytes
@@ -26,8 +27,9 @@ STATE_WIDTH = 8
 """Bytes of a parameter's state: its value, and its momentum."""
 PEERS_MAX = 32
 PARAMETERS_MAX = 10**10
+SLOWEST_MBIT = 0.01
 RATE_B_S = 5e6
-"""Bytes a second that all peers of one machine move together at the very least; else a round is given up."""
+"""Bytes a second that all peers of one machine move together at least; a slower round is given up."""
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 _RATES = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 
@@ -37,6 +39,9 @@ class Plan:
     """One measurement. `links_mbit`: what each peer's link carries each way; nothing: loopback. A round is `steps`
     inner steps (0: one for each fragment) of `step_s` seconds; `overlap`: how many of them an exchange has. `direct`:
     whether payloads go over direct connections.
+
+    Raises:
+        UsageError: a flag is out of bounds. ConfigError: a setting can't be used.
     """
 
     peers: int
@@ -44,69 +49,49 @@ class Plan:
     codec: str
     fragments: int
     rounds: int
-    links_mbit: tuple[float, ...]
-    beside: tuple[str, ...]
+    links_mbit: tuple[float, ...] = ()
+    beside: tuple[str, ...] = ()
     steps: int = 0
     step_s: float = 0.0
     overlap: int = 0
     direct: bool = True
 
-    @classmethod
-    def of(
-        cls,
-        peers: int,
-        parameters: str,
-        codec: str,
-        fragments: int,
-        rounds: int,
-        link: str | None,
-        beside: str,
-        steps: int | None = None,
-        step_s: float = 0.0,
-        overlap: int = 0,
-        direct: bool = True,
-    ) -> Plan:
-        """The plan that the flags describe.
-
-        Raises:
-            UsageError: a flag can't be read. ConfigError: a setting can't be used.
-        """
+    def __post_init__(self) -> None:
         for key, value, least, most in (
-            ("--peers", peers, 2, PEERS_MAX),
-            ("--fragments", fragments, 1, 1000),
-            ("--rounds", rounds, 1, 10_000),
-            ("--steps", fragments if steps is None else steps, fragments, 100_000),
-            ("--step-time", step_s, 0, 60),
-            ("--overlap", overlap, 0, 100_000),
+            ("--peers", self.peers, 2, PEERS_MAX),
+            ("--fragments", self.fragments, 1, 1000),
+            ("--rounds", self.rounds, 1, 10_000),
+            ("--steps", self.steps or self.fragments, self.fragments, 100_000),
+            ("--step-time", self.step_s, 0, 60),
+            ("--overlap", self.overlap, 0, 100_000),
         ):
             if not least <= value <= most:
                 raise UsageError(f"must be {least} to {most}", key=key, value=value, mend=f"choose e.g. {least}")
-        numel = count_of(parameters)
-        if numel < fragments:
+        if self.parameters < self.fragments:
             mend = "choose more parameters or fewer fragments"
-            raise UsageError("are fewer than --fragments", key="--parameters", value=parameters, mend=mend)
-        links = () if link is None else links_of(link, peers)
-        if (steps or step_s or overlap) and names_of(beside):
-            mend = "measure it alone, with --beside none"
-            raise UsageError("exchange only, and don't train", key="--beside", value=beside, mend=mend)
-        plan = cls(peers, numel, codec, fragments, rounds, links, names_of(beside), steps or 0, step_s, overlap, direct)
-        plan.config()
-        return plan
+            raise UsageError("are fewer than --fragments", key="--parameters", value=self.parameters, mend=mend)
+        if self.beside and (self.steps or self.step_s or self.overlap):
+            wrong, mend = "can't be measured with --steps, --step-time or --overlap", "leave it out"
+            raise UsageError(wrong, key="--beside", value=self.beside, mend=mend)
+        if len(self.links_mbit) not in (0, self.peers):
+            count, mend = len(self.links_mbit), f"give one for all, or {self.peers} with commas"
+            raise UsageError(f"gives {count} speeds for {self.peers} peers", key="--link", mend=mend)
+        self.config()
 
     def config(self, peers: int | None = None) -> RunConfig:
         """The settings of a run that is measured: one inner step for each fragment, every peer in every round, and
-        nobody taken for dead or idle while others have their turn.
+        timeouts so long that no peer counts as dead or idle while others have their turn.
         """
-        peers = peers or self.peers
+        peers, patience_s = peers or self.peers, max(60.0, self.round_s_max)
         return RunConfig(
             sync_every=self.steps or self.fragments,
             num_fragments=self.fragments,
             overlap_steps=self.overlap,
-            codec=self.codec,  # type: ignore[arg-type]  # it is judged there
+            codec=self.codec,  # type: ignore[arg-type]  # it is checked there
             min_peers=peers,
             start_peers=peers,
-            heartbeat_timeout=max(60.0, self.round_s_max),
-            round_timeout=2 * max(60.0, self.round_s_max),
+            heartbeat_timeout=patience_s,
+            round_timeout=2 * patience_s,
         )
 
     @property
@@ -155,42 +140,28 @@ def count_of(text: str) -> int:
     Raises:
         UsageError: it can't be read, or is out of bounds.
     """
-    read = re.fullmatch(r"(\d+(?:\.\d+)?)([kmbg]?)", text.strip().lower().replace("_", ""))
-    count = 0 if read is None else round(float(read[1]) * _SIZES[read[2]])
+    count = round(_number(text.replace("_", ""), _SIZES))
     if not 1 <= count <= PARAMETERS_MAX:
         mend = "write e.g. 25M, 100k or 1000"
         raise UsageError("is no number of parameters", key="--parameters", value=text, mend=mend)
     return count
 
 
-def links_of(text: str, peers: int) -> tuple[float, ...]:
-    """What each peer's link carries, in Mbit/s: one speed for all, or one for each, with commas.
+def links_of(text: str | None, peers: int) -> tuple[float, ...]:
+    """What each peer's link carries, in Mbit/s (100mbit, 1gbit, 500kbit): one speed for all, or speeds with commas;
+    None: nothing.
 
     Raises:
-        UsageError: a speed can't be read, or they are not as many as the peers.
+        UsageError: a speed can't be read.
     """
-    links = tuple(mbit_of(each) for each in text.split(","))
-    if len(links) not in (1, peers):
-        mend = f"give one for all, or {peers} with commas"
-        raise UsageError(f"gives {len(links)} speeds for {peers} peers", key="--link", value=text, mend=mend)
-    return links if len(links) == peers else links * peers
-
-
-def mbit_of(text: str) -> float:
-    """What a link carries, in Mbit/s: 100mbit, 1gbit, 500kbit.
-
-    Raises:
-        UsageError: it can't be read.
-    """
-    read = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", text.strip().lower())
-    rate = 0.0 if read is None else float(read[1]) * _RATES[read[2]]
-    if rate < 0.01:
+    links = tuple(_number(each, _RATES) for each in text.split(",")) if text is not None else ()
+    if any(mbit < SLOWEST_MBIT for mbit in links):
         raise UsageError("is no speed of a link", key="--link", value=text, mend="write e.g. 100mbit, 1gbit or 500kbit")
-    return rate
+    return links * peers if len(links) == 1 else links
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """What is measured beside, in one order whatever the order of the flag; "none" or nothing: nothing.
+    """What is measured beside, always in the same order; "none" or nothing: nothing.
 
     Raises:
         UsageError: a name is not known.
@@ -201,3 +172,9 @@ def names_of(text: str) -> tuple[str, ...]:
             mend = f"choose among {', '.join(BESIDE)}, or none"
             raise UsageError(f"names {name!r}, which is not known", key="--beside", value=text, mend=mend)
     return tuple(name for name in BESIDE if name in given)
+
+
+def _number(text: str, units: Mapping[str, float]) -> float:
+    """A number with one of these units; 0 if it is none."""
+    read = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]*)", text.strip().lower())
+    return 0.0 if read is None or read[2] not in units else float(read[1]) * units[read[2]]

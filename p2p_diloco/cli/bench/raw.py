@@ -1,83 +1,73 @@
-"""`python -m p2p_diloco.cli.bench.raw OPTIONS`: one of a ring of processes that do nothing but move bytes.
+"""A ring of processes that do nothing but move bytes.
 
-Law: one libp2p stream to the next and one from the one before, as many bytes on each as a peer of a run sends in a
-round: what the transport could do if nobody averaged, stepped, checked or waited for anything.
+Law: one libp2p stream to the next process and one from the one before, as many bytes on each as a peer of a run sends
+in a round: what the transport could do without averages, outer steps, checks and waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-from typing import Any
+import threading
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from typing import Any, TypeVar
 
-from p2p_diloco.cli.bench.parts import EXCHANGE
-from p2p_diloco.cli.bench.side import SAID, Clock, options, say
-from p2p_diloco.net.daemon import Daemon
+from p2p_diloco.cli.bench.member import EXCHANGE, Clock, Line, Member
 from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.pipe import Pipe
 
 PROTOCOL = "/p2p-diloco/bench"
+GREETING_S = 30.0
+T = TypeVar("T")
 
 
-class Link:
+class Contender(Member):
     """One of the ring."""
 
-    def __init__(self, asked: dict[str, Any], daemon: Daemon) -> None:
-        self._asked, self._daemon = asked, daemon
-        self._before: asyncio.Future[Pipe] = asyncio.get_running_loop().create_future()
+    def __init__(self, asked: Line, leaving: ExitStack) -> None:
+        super().__init__(asked, leaving)
+        self._loop = asyncio.new_event_loop()
+        self._before: asyncio.Future[Pipe] = self._loop.create_future()
+        # in a thread of its own it goes on between two commands, when the last bytes of a round may still be unsent
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
-    async def make(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Listen, with memory for the bytes of a round."""
-        self._out, self._in = (memoryview(bytearray(command["nbytes"])) for _ in range(2))
-        await self._daemon.serve_streams(PROTOCOL, self._opened)
+    def open(self, first: Line) -> Line:
+        dht = self._done(DhtPeer.create(host_maddrs=self.asked["host_maddrs"]))
+        self.leaving.callback(lambda: self._done(dht.close()))
+        self._daemon = dht.daemon
+        self._done(self._daemon.serve_streams(PROTOCOL, self._opened))
         return {"peer_id": self._daemon.peer_id, "addresses": self._daemon.addresses}
 
-    async def meet(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Open the stream to the next; the one before opens its own."""
-        within_s = self._asked["round_s_max"]
-        self._daemon.introduce(command["peer_id"], command["addresses"])
-        self._next, _ = await self._daemon.open_stream(command["peer_id"], PROTOCOL, timeout_s=within_s)
-        self._next.write(b"!")  # a stream is there for the other end once something is said on it
-        await asyncio.wait_for(asyncio.shield(self._before), within_s)
+    def build(self, everyone: list[Line], sent_bytes: int) -> Line:
+        self._out, self._in = (memoryview(bytearray(sent_bytes)) for _ in range(2))
+        self._done(self._meet(everyone[(self.asked["rank"] + 1) % len(everyone)]))
         return {}
 
-    async def train(self, _: dict[str, Any]) -> dict[str, Any]:
-        """Nothing at all."""
-        return {}
-
-    async def round(self, _: dict[str, Any]) -> dict[str, Any]:
-        """All bytes out, and all in."""
-        clock, within_s = Clock(), self._asked["round_s_max"]
+    def round(self) -> Line:
+        clock = Clock()
         with clock.part(EXCHANGE):
-            before = self._before.result()
-            sending = asyncio.wait_for(self._next.write_view(self._out), within_s)
-            await asyncio.gather(sending, before.read_into(self._in, stall_s=within_s, total_s=within_s))
+            self._done(self._exchange())
         return clock.round()
 
+    def _done(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns, in the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _meet(self, after: Line) -> None:
+        within_s = self.asked["round_s_max"]
+        self._daemon.introduce(after["peer_id"], after["addresses"])
+        self._next, _ = await self._daemon.open_stream(after["peer_id"], PROTOCOL, timeout_s=within_s)
+        self._next.write(b"!")  # the other end sees the stream with its first byte
+        await asyncio.wait_for(asyncio.shield(self._before), within_s)
+
+    async def _exchange(self) -> None:
+        within_s = self.asked["round_s_max"]
+        sending = asyncio.wait_for(self._next.write_view(self._out), within_s)
+        receiving = self._before.result().read_into(self._in, stall_s=within_s, total_s=within_s)
+        await asyncio.gather(sending, receiving)
+
     async def _opened(self, _peer: str, pipe: Pipe, _seen_at: str) -> None:
-        await pipe.read_into(memoryview(bytearray(1)), stall_s=30.0, total_s=30.0)
+        await pipe.read_into(memoryview(bytearray(1)), stall_s=GREETING_S, total_s=GREETING_S)
         if not self._before.done():
             self._before.set_result(pipe)
         await asyncio.Event().wait()  # the stream is closed when this returns
-
-
-async def run(asked: dict[str, Any]) -> None:
-    """Take part until told to end."""
-    loop = asyncio.get_running_loop()
-    dht = await DhtPeer.create(host_maddrs=asked["host_maddrs"])
-    try:
-        link = Link(asked, dht.daemon)
-        answers = {"make": link.make, "meet": link.meet, "train": link.train, "round": link.round}
-        say("idle")
-        while line := await loop.run_in_executor(None, sys.stdin.readline):
-            command = json.loads(line)
-            if command["do"] == "end":
-                return
-            say(SAID[command["do"]], **await answers[command["do"]](command))
-    finally:
-        await dht.close()
-
-
-if __name__ == "__main__":
-    asyncio.run(run(options()))

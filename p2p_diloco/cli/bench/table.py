@@ -1,11 +1,14 @@
-"""Results for people and for programs.
+"""The figures of a measurement, for programs and for people.
 
-Law: draws what it is given; measures nothing.
+Law: computes and draws what it is given; measures nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from statistics import median
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -13,12 +16,83 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from p2p_diloco.cli.bench.measure import Memory, Result
-from p2p_diloco.cli.bench.parts import ORDER, TRAINING
+from p2p_diloco.cli.bench.measure import Memory, Result, Round
+from p2p_diloco.cli.bench.member import ORDER, TRAINING
 from p2p_diloco.cli.bench.plan import WARM_UP, Plan
 
 SCHEMA_VERSION = 1
 NONE = "-"
+Figures = dict[str, Any]
+"""What `bench --json` prints of one group; docs/cli.md describes every field."""
+
+
+def as_object(plan: Plan, results: Sequence[Result], machine: dict[str, Any]) -> dict[str, Any]:
+    """Everything, for programs."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        **asdict(plan),
+        "steps": plan.steps or plan.fragments,
+        "warm_up": WARM_UP,
+        "link_mbit": min(plan.links_mbit, default=None),
+        "machine": machine,
+        "results": [_rounded(figures(plan, result)) for result in results],
+    }
+
+
+def figures(plan: Plan, result: Result) -> Figures:
+    """The figures of a group; of one that failed, its name and why."""
+    if result.failed:
+        return {"name": result.name, "failed": result.failed}
+    rounds, least_s = result.rounds, plan.optimum_s(result.sent_bytes)
+    usual_s = median(one.took_s for one in rounds)
+    shares = [one.parts[TRAINING] / one.took_s for one in rounds if TRAINING in one.parts]
+    sent_gb = len(rounds) * result.peers * result.sent_bytes / 1e9
+    return {
+        "name": result.name,
+        "failed": None,
+        "rounds_s": [one.took_s for one in rounds],
+        "median_s": usual_s,
+        "best_s": min(one.took_s for one in rounds),
+        "link_s": least_s,
+        "ratio": None if least_s is None else usual_s / least_s,
+        "training_share": median(shares) if shares else None,
+        "parts_s": _by_name(rounds, lambda one: one.parts, median),
+        "sent_bytes_per_peer": result.sent_bytes,
+        # over all rounds together: the system counts processor time in hundredths of a second
+        "cpu_s_per_gb": _by_name(rounds, lambda one: one.cpu_s, lambda spent: sum(spent) / sent_gb),
+        "memory_idle_bytes": _memory(result.idle),
+        "memory_peak_bytes": _memory(result.peak),
+        "memory_over_idle_bytes": result.peak.total - result.idle.total,
+        "waiting_s": median(one.waiting_s for one in rounds),
+        "hidden_s": median(one.hidden_s for one in rounds),
+    }
+
+
+def _by_name(
+    rounds: Sequence[Round], of: Callable[[Round], Mapping[str, float]], to_one: Callable[[Sequence[float]], float]
+) -> dict[str, float]:
+    """One figure for each name that any round has; where a round has none, it counts as 0."""
+    names = dict.fromkeys(name for one in rounds for name in of(one))
+    return {name: to_one([of(one).get(name, 0.0) for one in rounds]) for name in names}
+
+
+def _memory(memory: Memory) -> dict[str, int]:
+    return {**memory.by_role, "shared": memory.shared, "total": memory.total}
+
+
+def _rounded(value: Any) -> Any:
+    match value:
+        case float():
+            return round(value, 4)
+        case dict():
+            return {name: _rounded(item) for name, item in value.items()}
+        case list():
+            return [_rounded(item) for item in value]
+        case _:
+            return value
+
+
+# -- for people
 
 
 def headline(plan: Plan) -> str:
@@ -26,145 +100,92 @@ def headline(plan: Plan) -> str:
     speeds = [f"{each:g}" for each in sorted(set(plan.links_mbit), reverse=True)]
     counts = [f"{plan.links_mbit.count(float(each))} of {each}" for each in speeds]
     link = f"on links of {speeds[0]} Mbit/s each" if len(speeds) == 1 else f"on links: {', '.join(counts)} Mbit/s"
-    link = link if plan.links_mbit else "on loopback"
-    fragments = "" if plan.fragments == 1 else f", {plan.fragments} fragments"
-    steps = f", {plan.steps} steps of {plan.step_s:g} s" if plan.steps else ""
-    overlap = f", overlap {plan.overlap}" if plan.overlap else ""
-    link += "" if plan.direct else ", over libp2p alone"
-    return f"{plan.peers} peers, {size(plan.parameters)} parameters, {plan.codec}{fragments}{steps}{overlap}, {link}"
+    parts = [
+        f"{plan.peers} peers",
+        f"{size(plan.parameters)} parameters",
+        plan.codec,
+        "" if plan.fragments == 1 else f"{plan.fragments} fragments",
+        f"{plan.steps} steps of {plan.step_s:g} s" if plan.steps else "",
+        f"overlap {plan.overlap}" if plan.overlap else "",
+        link if plan.links_mbit else "on loopback",
+        "" if plan.direct else "over libp2p alone",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def drawn(plan: Plan, results: Sequence[Result]) -> RenderableType:
-    """Three tables: what a round took, where it went, and whose processor time it was."""
-    sound = [result for result in results if not result.failed]
-    rounds = _table(TITLES, {result.name: _cells(result) for result in sound})
-    parts = _by_name({result.name: result.parts for result in sound}, seconds)
-    cpu = _by_name({result.name: result.cpu_s_per_gb for result in sound}, lambda value: f"{value:.1f}")
-    how = f"median and best of {plan.rounds} rounds in turns, after {WARM_UP} more; of each the slowest peer"
+    """Tables: what a round took, where its time went, and which processes used the processor."""
+    sound = [figures(plan, result) for result in results if not result.failed]
+    tables = [_table(headline(plan), sound, ROUND)]
+    if plan.links_mbit:
+        tables.append(_table("what the links allow", sound, ALLOWED))
+    if plan.step_s:
+        tables.append(_table("of a round that is inner steps, as all is of a peer that never exchanges", sound, STEPS))
+    tables.append(_table("where a round goes, s", sound, _columns(sound, "parts_s", seconds)))
+    cpu = _columns(sound, "cpu_s_per_gb", lambda value: f"{value:.1f}")
+    tables.append(_table("processor seconds for each GB sent, by process", sound, cpu))
     notes = [
-        Text(how, "dim"),
-        Text("memory: a peer's, over that of its processes without a model", "dim"),
-        Text("wait, hidden: how long training stands still in a round, or goes on meanwhile", "dim"),
+        f"median and best of {plan.rounds} rounds in turns, after {WARM_UP} more; of each the slowest peer",
+        "memory: a peer's, over that of its processes without a model",
+        "wait, hidden: how long training stands still in a round, or goes on meanwhile",
     ]
     failures = [Text(f"{result.name} failed: {result.failed}", "red") for result in results if result.failed]
-    tables = [(headline(plan), rounds)]
-    if plan.links_mbit:
-        beside = {result.name: _beside_optimum(plan, result) for result in sound}
-        tables.append(("what the links allow", _table(("at best, s", "round, s", "ratio"), beside)))
-    if plan.step_s:
-        beside = {result.name: _beside_training(result) for result in sound}
-        shares = _table(("steps, s", "round, s", "share"), beside)
-        tables.append(("of a round that is inner steps, as all is of who never exchanges", shares))
-    tables += [("where a round goes, s", parts), ("processor seconds for each GB sent, by process", cpu)]
-    told = [part for title, table in tables for part in (Text(title, "bold"), table, "")]
-    return Group(*told, *notes, *failures)
+    return Group(*(part for table in tables for part in table), *(Text(note, "dim") for note in notes), *failures)
 
 
-TITLES = ("round, s", "best", "sent, MB", "CPU s/GB", "mem., MB", "wait, s", "hidden")
+Columns = Mapping[str, Callable[[Figures], str]]
+"""By title: the cell of a group."""
+
+ROUND: Columns = {
+    "round, s": lambda told: seconds(told["median_s"]),
+    "best": lambda told: seconds(told["best_s"]),
+    "sent, MB": lambda told: f"{told['sent_bytes_per_peer'] / 1e6:.1f}",
+    "CPU s/GB": lambda told: f"{sum(told['cpu_s_per_gb'].values()):.1f}",
+    "mem., MB": lambda told: f"{told['memory_over_idle_bytes'] / 1e6:.0f}",
+    "wait, s": lambda told: seconds(told["waiting_s"]),
+    "hidden": lambda told: seconds(told["hidden_s"]),
+}
+ALLOWED: Columns = {
+    "at best, s": lambda told: seconds(told["link_s"]),
+    "round, s": lambda told: seconds(told["median_s"]),
+    "ratio": lambda told: f"{told['ratio']:.2f}",
+}
+STEPS: Columns = {
+    "steps, s": lambda told: seconds(told["parts_s"][TRAINING]),
+    "round, s": lambda told: seconds(told["median_s"]),
+    "share": lambda told: f"{told['training_share']:.1%}",
+}
 
 
-def _cells(result: Result) -> list[str]:
-    return [
-        seconds(result.median_s),
-        seconds(result.best_s),
-        f"{result.sent_bytes / 1e6:.1f}",
-        f"{sum(result.cpu_s_per_gb.values()):.1f}",
-        f"{result.over_idle / 1e6:.0f}",
-        seconds(result.waiting_s),
-        seconds(result.hidden_s),
-    ]
+def _columns(sound: Sequence[Figures], key: str, shown: Callable[[float], str]) -> Columns:
+    """A column for each name that any group has; the parts of a round in their order."""
 
+    def cell(name: str, told: Figures) -> str:
+        return shown(told[key][name]) if name in told[key] else NONE
 
-def _beside_optimum(plan: Plan, result: Result) -> list[str]:
-    least_s = plan.optimum_s(result.sent_bytes)
-    assert least_s is not None
-    return [seconds(least_s), seconds(result.median_s), f"{result.median_s / least_s:.2f}"]
-
-
-def _beside_training(result: Result) -> list[str]:
-    return [seconds(result.parts[TRAINING]), seconds(result.median_s), f"{result.training_share or 0.0:.1%}"]
-
-
-def _by_name(figures: Mapping[str, Mapping[str, float]], shown: Callable[[float], str]) -> Table:
-    """A column for each name that any row has; the parts of a round in their order."""
-    found = dict.fromkeys(name for row in figures.values() for name in row)
+    found = dict.fromkeys(name for told in sound for name in told[key])
     names = sorted(found, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
-    cells = {
-        row: [shown(values[name]) if name in values else NONE for name in names] for row, values in figures.items()
-    }
-    return _table(names, cells)
+    return {name: partial(cell, name) for name in names}
 
 
-def _table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:
+def _table(title: str, sound: Sequence[Figures], columns: Columns) -> tuple[RenderableType, ...]:
+    """A title, a table with a row for each group, and an empty line."""
     table = Table(pad_edge=False, padding=(0, 1, 0, 0), box=SIMPLE_HEAD, show_edge=False)
     table.add_column("", no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
-    for name, cells in rows.items():
-        table.add_row(name, *cells)
-    return table
-
-
-def as_object(plan: Plan, results: Sequence[Result], machine: dict[str, Any]) -> dict[str, Any]:
-    """Everything, for programs; described in docs/cli.md."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "peers": plan.peers,
-        "parameters": plan.parameters,
-        "codec": plan.codec,
-        "fragments": plan.fragments,
-        "rounds": plan.rounds,
-        "steps": plan.steps or plan.fragments,
-        "step_s": plan.step_s,
-        "overlap": plan.overlap,
-        "direct": plan.direct,
-        "warm_up": WARM_UP,
-        "link_mbit": min(plan.links_mbit, default=None),
-        "links_mbit": list(plan.links_mbit),
-        "machine": machine,
-        "results": [_result(plan, result) for result in results],
-    }
-
-
-def _result(plan: Plan, result: Result) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": result.name, "failed": result.failed or None}
-    if result.failed:
-        return told
-    least_s = plan.optimum_s(result.sent_bytes)
-    return {
-        **told,
-        "rounds_s": [_rounded(one.took_s) for one in result.rounds],
-        "median_s": _rounded(result.median_s),
-        "best_s": _rounded(result.best_s),
-        "link_s": None if least_s is None else _rounded(least_s),
-        "ratio": None if least_s is None else _rounded(result.median_s / least_s),
-        "training_share": None if result.training_share is None else _rounded(result.training_share),
-        "parts_s": {name: _rounded(value) for name, value in result.parts.items()},
-        "sent_bytes_per_peer": result.sent_bytes,
-        "cpu_s_per_gb": {role: _rounded(value) for role, value in result.cpu_s_per_gb.items()},
-        "memory_idle_bytes": _memory(result.idle),
-        "memory_peak_bytes": _memory(result.peak),
-        "memory_over_idle_bytes": result.over_idle,
-        "waiting_s": _rounded(result.waiting_s),
-        "hidden_s": _rounded(result.hidden_s),
-    }
-
-
-def _memory(memory: Memory) -> dict[str, int]:
-    return {**memory.by_role, "shared": memory.shared, "total": memory.total}
-
-
-def _rounded(value: float) -> float:
-    return round(value, 4)
+    for told in sound:
+        table.add_row(told["name"], *(cell(told) for cell in columns.values()))
+    return Text(title, "bold"), table, ""
 
 
 def seconds(value: float) -> str:
-    """Seconds, to the millisecond where that is worth something."""
+    """Seconds, to the millisecond below ten."""
     return f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
 def size(count: int) -> str:
-    """A number of parameters as people write it."""
+    """A number of parameters with its unit."""
     for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= unit:
             return f"{count / unit:g}{name}"

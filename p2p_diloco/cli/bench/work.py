@@ -1,17 +1,18 @@
 """What a peer computes in a round, apart from talking: a model without training, and the outer step.
 
 Law: the project's own arithmetic (`tensors`), in the project's own pieces, so that counterparts differ from a run in
-how bytes travel and in nothing else. One thread.
+how bytes travel and in nothing else.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.cli.bench.parts import MERGE, OUTER_STEP, PSEUDO_GRADIENT
+from p2p_diloco.cli.bench.member import MERGE, OUTER_STEP, PSEUDO_GRADIENT, Clock, Line, Member
 from p2p_diloco.cli.bench.plan import SHARD_ELEMENTS
-from p2p_diloco.cli.bench.side import Clock
 from p2p_diloco.config import RunConfig
 from p2p_diloco.tensors.flat import BLOCK, pseudo_gradient, scatter
 from p2p_diloco.tensors.outer import OuterOptimizer
@@ -75,3 +76,16 @@ class Replica:
                 self._theta[place] = theta
         with clock.part(MERGE):
             scatter(self._theta, self._params)
+
+
+class Counterpart(Member):
+    """A process that takes the outer step itself."""
+
+    @cached_property
+    def replica(self) -> Replica:
+        """Its outer state and model, made when it is first needed: an idle process has none."""
+        return Replica(self.asked["parameters"], self.asked["fragments"], self.asked["rank"])
+
+    def train(self) -> Line:
+        self.replica.train()
+        return {}

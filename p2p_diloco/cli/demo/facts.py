@@ -1,4 +1,4 @@
-"""What the demo has measured: formulas over the rows that peers write, and the outcome as one value.
+"""What the demo has measured: the outcome as one value, and formulas over the rows that peers write.
 
 Law: pure. Times are seconds since 1970 by this machine's clock, which all peers of the demo share.
 """
@@ -10,17 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 SCHEMA_VERSION = 1
-BYTES_OF_A_PARAMETER = {"bf16": 2, "fp16": 2, "fp32": 4}
-"""On the wire, by codec."""
 
 Points = tuple[tuple[float, float], ...]
+"""(inner steps of one peer, held-out loss)"""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """What a peer's log has of one inner step, or of one evaluation."""
 
     time: float
@@ -32,23 +30,22 @@ class Row:
     val_loss: float | None
 
 
+# -- the outcome; docs/cli.md describes every field
+
+
 @dataclass(frozen=True, slots=True)
 class PeerOutcome:
-    """What became of a peer. Of one that was killed, what it last said of itself."""
+    """What became of a peer. Of a killed one: what it last told the others."""
 
     name: str
     fate: str
-    """finished, killed or late (it never got in)."""
     steps: int
     rounds: int | None
-    """Exchanges that it contributed to."""
     waiting_s: float | None
     start_wait_s: float
-    """How much of that was for the first ones to come."""
     bytes_sent: int | None
     bytes_received: int | None
     data_parallel_bytes: int
-    """What it would have sent with an all-reduce in each of its steps."""
     digest: str
 
 
@@ -58,13 +55,9 @@ class KillOutcome:
 
     peer: str
     epoch: int
-    """Outer steps at that moment."""
     elected: bool
-    """Whether it was known to be the one to average the next round."""
     next_commit_s: float
-    """From the kill until the last of the survivors had the next commit."""
     usual_round_s: float | None
-    """Median time between two commits before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +66,8 @@ class NewcomerOutcome:
 
     peer: str
     epoch: int | None
-    """Outer steps when it came in; None if the run was over before."""
     joined_s: float | None
-    """From the start of its process, imports included, until its first inner step in the run."""
     rounds: int
-    """Exchanges that it contributed to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +75,9 @@ class JoinCost:
     """What a join did to the held-out loss, nats a byte."""
 
     before: float
-    """The last one before."""
     highest: float
-    """The highest one after."""
     rise: float
-    """By how much that is more; 0 if it isn't."""
     back_after: int | None
-    """Rounds from the join until one at or below the last one before, counted from the highest on; 0 if none was above;
-    None if none came by the end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,37 +92,32 @@ class Outcome:
     parameters: int
     bytes_per_parameter: int
     data_parallel_bytes_per_step: int
-    """Of one peer."""
     peers: tuple[PeerOutcome, ...]
     digest: str
-    """Empty if they differ."""
     digests_equal: bool
     kill: KillOutcome
     newcomer: NewcomerOutcome
     join_cost: JoinCost | None
-    """None if nobody joined, or nothing was judged afterwards."""
     steps: int
-    """Inner steps of one peer from the run's beginning to its end, and of the peer alone."""
     warm_start: int
-    """Steps that both began with."""
     swarm_loss: float
-    """Held-out loss in the end, nats a byte: the global parameters'."""
     alone_loss: float
     swarm_curve: Points
-    """(inner steps of one peer, held-out loss)"""
     alone_curve: Points
     folder: str
     plot: str | None
-    """The PNG; None without matplotlib."""
 
     def to_json(self) -> str:
         """One line."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
+# -- formulas
+
+
 def row(entry: Mapping[str, Any]) -> Row:
     """A line of a peer's log."""
-    return Row(**{name: entry[name] for name in Row.__slots__})
+    return Row(*(entry[name] for name in Row._fields))
 
 
 def ring_bytes(parameters: int, bytes_each: int, peers: int) -> int:
@@ -150,7 +130,7 @@ def ring_bytes(parameters: int, bytes_each: int, peers: int) -> int:
 
 
 def commit_times(rows: Iterable[Row]) -> dict[int, float]:
-    """When a peer first saw each epoch, but for the one that it came in with."""
+    """When a peer first saw each epoch, without the epoch that it started with."""
     first: dict[int, float] = {}
     for entry in rows:
         first.setdefault(entry.epoch, entry.time)
@@ -159,8 +139,13 @@ def commit_times(rows: Iterable[Row]) -> dict[int, float]:
 
 def next_commit_s(rows_of: Iterable[Sequence[Row]], epoch: int, since: float) -> float | None:
     """Seconds from `since` until the last of these peers was past `epoch`; None while one isn't."""
-    times = [next((when for e, when in commit_times(rows).items() if e > epoch), None) for rows in rows_of]
-    return None if None in times else round(max(when - since for when in times if when is not None), 2)
+    times = []
+    for rows in rows_of:
+        later = [when for seen, when in commit_times(rows).items() if seen > epoch]
+        if not later:
+            return None
+        times.append(later[0])
+    return round(max(times) - since, 2)
 
 
 def usual_round_s(rows: Iterable[Row], until: float) -> float | None:
@@ -171,7 +156,7 @@ def usual_round_s(rows: Iterable[Row], until: float) -> float | None:
 
 
 def start_wait_s(rows: Sequence[Row], sync_every: int) -> float:
-    """Seconds that a peer's first exchange took, which waits for those that a run starts with; 0 if it came later."""
+    """Seconds that a founder's first exchange took, in which it waits for `start_peers`; 0 for later peers."""
     for earlier, later in pairwise(rows):
         if earlier.epoch == 0 and later.epoch == 1 and later.step == sync_every:
             return round(later.time - earlier.time, 2)
@@ -179,7 +164,7 @@ def start_wait_s(rows: Sequence[Row], sync_every: int) -> float:
 
 
 def held_out(rows_of: Iterable[Iterable[Row]]) -> dict[int, float]:
-    """The held-out loss by outer step of the run: peers hold the same global parameters, so their values agree."""
+    """The held-out loss by outer step. Peers hold the same global parameters, so their values agree."""
     found: dict[int, list[float]] = {}
     for rows in rows_of:
         for entry in rows:
@@ -189,7 +174,7 @@ def held_out(rows_of: Iterable[Iterable[Row]]) -> dict[int, float]:
 
 
 def curve(losses: Mapping[int, float], sync_every: int) -> Points:
-    """The same by inner steps that lead there, of one peer: whoever has judged it may have made some more since."""
+    """Held-out losses by the inner steps of one peer that lead to each outer step."""
     return tuple((float(sync_every * epoch), loss) for epoch, loss in losses.items())
 
 

@@ -9,10 +9,10 @@ import textwrap
 from collections.abc import Sequence
 
 from p2p_diloco.cli.demo.facts import Outcome, PeerOutcome, Points
-from p2p_diloco.cli.demo.screen import bytes_of
 from p2p_diloco.observe.plot import Curve, Moment, text_plot
 
 PLOT_ROWS, WIDTH_MAX = 12, 110
+UNKNOWN = "-"
 NO_PNG = 'For a plot as PNG install matplotlib: pip install "p2p-diloco[plot]"'
 
 
@@ -50,7 +50,7 @@ def _sentences(outcome: Outcome, width: int) -> list[str]:
         **({} if newcomer.epoch is None else {"cost of joining": _cost(outcome)}),
         "digests equal": _digests(outcome),
     }
-    return [line for title, text in told.items() for line in _wrapped(text, width, f"{title:17}")]
+    return [line for title, text in told.items() for line in _wrapped(text, width, f"{title:17}", " " * 17)]
 
 
 def _cost(outcome: Outcome) -> str:
@@ -73,31 +73,42 @@ def _digests(outcome: Outcome) -> str:
     return "NO: " + ", ".join(f"{peer.name} {peer.digest or 'unknown'}" for peer in finished)
 
 
+def figure(value: float | None, form: str, unit: str = "") -> str:
+    """A number in a format, with its unit; a dash for None."""
+    return UNKNOWN if value is None else f"{value:{form}}{unit}"
+
+
+def bytes_of(amount: float | None) -> str:
+    """An amount of bytes, in decimal units."""
+    if amount is None:
+        return UNKNOWN
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.2f} GB"
+
+
 def _table(peers: Sequence[PeerOutcome]) -> list[str]:
-    cells = [("peer", "fate", "steps", "rounds", "waited", "sent", "received", "data-parallel", "fewer")]
+    lines = [("peer", "fate", "steps", "rounds", "waited", "sent", "received", "data-parallel", "fewer")]
     for peer in peers:
-        fewer = f"{peer.data_parallel_bytes / peer.bytes_sent:.0f}x" if peer.bytes_sent else "-"
-        cells.append(
-            (
-                peer.name,
-                peer.fate,
-                f"{peer.steps:,}",
-                "-" if peer.rounds is None else f"{peer.rounds}",
-                "-" if peer.waiting_s is None else f"{peer.waiting_s:.1f} s",
-                bytes_of(peer.bytes_sent),
-                bytes_of(peer.bytes_received),
-                bytes_of(peer.data_parallel_bytes),
-                fewer,
-            )
+        line = (
+            peer.name,
+            peer.fate,
+            figure(peer.steps, ","),
+            figure(peer.rounds, "d"),
+            figure(peer.waiting_s, ".1f", " s"),
+            bytes_of(peer.bytes_sent),
+            bytes_of(peer.bytes_received),
+            bytes_of(peer.data_parallel_bytes),
+            figure(peer.data_parallel_bytes / peer.bytes_sent if peer.bytes_sent else None, ".0f", "x"),
         )
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if column < 2 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    ]
+        lines.append(line)
+    columns = []
+    for number, cells in enumerate(zip(*lines, strict=True)):
+        width = max(map(len, cells))
+        columns.append([cell.ljust(width) if number < 2 else cell.rjust(width) for cell in cells])
+    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
 
 
 def _notes(outcome: Outcome, width: int) -> list[str]:
@@ -121,11 +132,10 @@ def _notes(outcome: Outcome, width: int) -> list[str]:
     return [*lines, f"{outcome.plot} has the plot." if outcome.plot else NO_PNG]
 
 
-def _wrapped(text: str, width: int, title: str, indent: str | None = None) -> list[str]:
-    indent = " " * len(title) if indent is None else indent
-    return textwrap.wrap(
-        text, width, initial_indent=title, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
+def _wrapped(text: str, width: int, title: str, indent: str) -> list[str]:
+    """Lines of at most `width` characters; the first begins with the title, the others are indented."""
+    wrapper = textwrap.TextWrapper(width, title, indent, break_long_words=False, break_on_hyphens=False)
+    return wrapper.wrap(text)
 
 
 def _listed(names: Sequence[str]) -> str:

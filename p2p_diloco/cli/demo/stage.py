@@ -1,50 +1,114 @@
-"""What all scenes of the demo share: who is there, what has been seen and told, and waiting.
+"""The demo as it stands: its processes, what they have written, and the story so far.
 
-Law: looks and waits. Whoever ends without having been told to ends the demo, with a sentence that names the log.
+Law: starts processes, reads and waits. A process that ends without having been told to ends the demo, with a sentence
+that names its log.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
-from p2p_diloco.cli.demo.cast import RUN_ID, Player, Script
 from p2p_diloco.cli.demo.facts import curve, held_out
-from p2p_diloco.cli.demo.processes import Child, Children, Signals
+from p2p_diloco.cli.demo.player import Player
 from p2p_diloco.cli.demo.report import compared
-from p2p_diloco.cli.demo.screen import Actor, Happening, Screen, View
+from p2p_diloco.cli.processes import Child, Children, Lines
 from p2p_diloco.core.election import assign
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.observe.plot import Curve, Moment
+from p2p_diloco.settings import flag
 
+RUN_ID = "demo"
+T = TypeVar("T")
 LOOK_EVERY_S = 0.1
 PATIENCE_S = 180.0
 """How long nothing at all may happen: a slow machine imports torch in a minute."""
 
 
-class Interrupted(Exception):
-    """A signal asked us to end; its number."""
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The demo's numbers, found by measuring: this model gains from so many rounds of so many steps, with a warm start
+    and the default outer optimizer. Without a warm start the gain is lost in the noise.
+    """
+
+    epochs: int
+    """Outer steps of the whole run."""
+    kill_at: int
+    """The outer step after which a peer is killed."""
+    sync_every: int = 20
+    warm_start: int = 100
+    eval_every: int = 2
+    pause_s: float = 0.03
+    """Sleep in each step: on a fast machine the run would end before a newcomer has imported torch."""
+
+    @property
+    def steps(self) -> int:
+        """Inner steps of a peer that is there from beginning to end."""
+        return self.epochs * self.sync_every
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The run's length, as settings."""
+        return {"sync_every": self.sync_every, "stop_after_epochs": self.epochs}
+
+    @property
+    def trainer(self) -> dict[str, Any]:
+        """What every trainer is told."""
+        return {"threads": 1, "pause_s": self.pause_s, "eval_every_epochs": self.eval_every}
 
 
 class Stage:
-    """The demo as it stands."""
+    """All of the demo's processes, and what is known of them; `show` is called when something may have changed."""
 
-    def __init__(self, script: Script, children: Children, screen: Screen, signals: Signals) -> None:
+    def __init__(self, script: Script, children: Children, show: Callable[[Stage], None]) -> None:
         self.script, self.children = script, children
-        self.players: list[Player] = []
-        """The peers of the run, in the order of their coming."""
-        self.alone: Player | None = None
         self.services: list[Child] = []
-        """What has to run as long as the demo does."""
-        self.observer: Child | None = None
+        self.everyone: list[Player] = []
+        """The peers of the run in the order of their coming, then the one that trains alone."""
         self.moments: list[Moment] = []
-        self._screen, self._signals = screen, signals
-        self._happenings: list[Happening] = []
+        self.story: list[tuple[float, str]] = []
+        """(seconds since the demo's start, sentence)"""
+        self._show = show
         self._started_at = self._news_at = time.monotonic()
-        self._seen: dict[str, dict[str, Any]] = {}
+        self._snapshots = Lines(children.folder / "status.out")
+
+    # -- starting processes
+
+    def start_service(self, name: str, *flags: str) -> Child:
+        """A command of ours that prints JSON."""
+        self.services.append(self.children.start(name, "p2p_diloco", name, *flags, "--json", "--logs", "plain"))
+        return self.services[-1]
+
+    def start_peer(self, name: str, address: str, **settings: object) -> Player:
+        """A peer that knows an address and the run's name; the founder gets further settings."""
+        told = {"name": name, "log_path": self._rows(name), **self.script.trainer, **settings}
+        flags = [part for key, value in told.items() for part in (flag(key), str(value))]
+        join = ("join", "--initial-peers", address, "--run-id", RUN_ID, "--summary-json", "--logs", "plain", *flags)
+        player = Player(name, self.children.start(name, "p2p_diloco", *join), Lines(self._rows(name)))
+        self.everyone.insert(len(self.peers), player)
+        return player
+
+    def start_alone(self, name: str) -> Player:
+        """The same trainer with the same settings and the same warm start, in no run. It doesn't pause."""
+        own = {"warm_start": self.script.warm_start, "pause_s": 0.0, "log_path": str(self._rows(name))}
+        trainer = json.dumps({**self.script.trainer, **own, "summary_json": True})
+        child = self.children.start(name, "p2p_diloco.cli.demo.alone", json.dumps(self.script.run), trainer)
+        self.everyone.append(Player(name, child, Lines(self._rows(name)), in_run=False))
+        return self.everyone[-1]
+
+    def _rows(self, name: str) -> Path:
+        return self.children.folder / f"{name}.jsonl"
 
     # -- what is known
+
+    @property
+    def peers(self) -> list[Player]:
+        """The peers of the run, in the order of their coming."""
+        return [player for player in self.everyone if player.in_run]
 
     @property
     def elapsed_s(self) -> float:
@@ -53,119 +117,70 @@ class Stage:
 
     @property
     def epoch(self) -> int:
-        """The furthest peer's."""
-        return max([0, *(player.epoch for player in self.players)])
-
-    def seen(self, name: str) -> dict[str, Any]:
-        """What a peer last said of itself in the DHT, as `p2p-diloco status --json` prints it; perhaps nothing."""
-        return self._seen.get(name, {})
+        """Outer steps of the peer that is furthest."""
+        return max([0, *(player.epoch for player in self.peers)])
 
     def averages_next(self, epoch: int) -> str | None:
-        """Who is elected to average the round after `epoch`, where all that are alive have long been in the run.
+        """The peer that is elected to average the round after `epoch`; None while an id is unknown.
 
-        The election is a pure function of what everybody knows, so an onlooker can repeat it.
+        The election is a pure function of what all peers know, so an onlooker can repeat it.
         """
-        ids = {self.seen(p.name).get("peer_id"): p.name for p in self.players if p.trains and p.epoch >= 0}
+        ids = {player.told.get("peer_id"): player.name for player in self.peers if player.trains and player.rows}
         if None in ids or not ids:
             return None
         return ids[assign(RUN_ID, epoch, [0], {str(peer): 1.0 for peer in ids})[0][0]]
 
-    def curves(self) -> tuple[Curve, Curve]:
-        """The held-out losses so far."""
-        alone, every = [] if self.alone is None else self.alone.rows, self.script.sync_every
-        return compared(curve(self.losses(), every), curve(held_out([alone]), every))
+    def losses(self, *, in_run: bool = True) -> dict[int, float]:
+        """Held-out loss by outer step, so far: the run's, or that of the peer alone."""
+        return held_out(player.rows for player in self.everyone if player.in_run is in_run)
 
-    def losses(self) -> dict[int, float]:
-        """The run's held-out loss by outer step, so far."""
-        return held_out(player.rows for player in self.players)
+    def curves(self) -> tuple[Curve, Curve]:
+        """The held-out losses so far: the run's, and that of the peer alone."""
+        every = self.script.sync_every
+        return compared(curve(self.losses(), every), curve(self.losses(in_run=False), every))
 
     # -- what goes on
 
     def tell(self, text: str) -> None:
         """Add a sentence to the story."""
-        self._happenings.append(Happening(self.elapsed_s, text))
-        self._show()
+        self.story.append((self.elapsed_s, text))
+        self._show(self)
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Look on until something has come about.
+    def until(self, condition: Callable[[], T | None], what: str) -> T:
+        """Wait until `condition` returns something, neither None nor False; what it returned.
 
         Raises:
-            P2PDilocoError: it doesn't, or somebody dies. Interrupted: a signal came.
+            P2PDilocoError: a process ends, or nothing happens for long.
         """
         self._news_at = time.monotonic()
         while True:
             self._look()
-            if condition():
-                return
+            found = condition()
+            if found is not None and found is not False:
+                return found
             if time.monotonic() - self._news_at > PATIENCE_S:
                 mend = f"see the logs in {self.children.folder}"
                 raise P2PDilocoError(f"nothing has happened for {PATIENCE_S:g} s in waiting for {what}", mend=mend)
             time.sleep(LOOK_EVERY_S)
 
     def _look(self) -> None:
-        if self._signals.received:
-            raise Interrupted(self._signals.received[0])
-        everybody = [*self.players, *([self.alone] if self.alone else [])]
-        for player in everybody:
-            ended = player.child.status
+        for player in self.everyone:
+            ended = player.child.status  # before reading, so that no row of an ended process is missed
             if player.look():
                 self._news_at = time.monotonic()
             if ended and not player.killed:
-                raise self._failure(player.child)
+                raise _failure(player.child)
         for service in self.services:
             if service.status is not None:
-                raise self._failure(service)
-        if self.observer is not None:
-            for snapshot in self.observer.printed.new():
-                self._seen |= {peer["name"]: peer for peer in snapshot["peers"]}
-        self._show()
+                raise _failure(service)
+        for snapshot in self._snapshots.new():
+            told = {peer["name"]: peer for peer in snapshot["peers"]}
+            for player in self.peers:
+                player.told = told.get(player.name, player.told)
+        self._show(self)
 
-    def _failure(self, child: Child) -> P2PDilocoError:
-        status = child.status or 0
-        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-        return P2PDilocoError(f"{child.name} {how} ({child.last_words()})", mend=f"its log is {child.log}")
 
-    # -- what is seen
-
-    def _show(self) -> None:
-        script = self.script
-        actors = [self._actor(player) for player in self.players]
-        if self.alone is not None:
-            alone = self.alone
-            state = "alone" if alone.trains else "finished"
-            actors.append(Actor(alone.name, state, None, alone.steps or None, alone.loss, alone.val_loss))
-        view = View(
-            elapsed_s=self.elapsed_s,
-            epoch=self.epoch,
-            epochs=script.epochs,
-            steps=script.steps,
-            folder=str(self.children.folder),
-            actors=tuple(actors),
-            curves=self.curves(),
-            moments=tuple(self.moments),
-            happenings=tuple(self._happenings),
-        )
-        self._screen.show(view)
-
-    def _actor(self, player: Player) -> Actor:
-        seen = self.seen(player.name)
-        return Actor(
-            name=player.name,
-            state=self._state(player, seen.get("state")),
-            epoch=player.epoch if player.rows else None,
-            steps=player.steps if player.rows else None,
-            loss=player.loss,
-            val_loss=player.val_loss,
-            waited_s=seen.get("waiting_s"),
-            sent=seen.get("bytes_sent"),
-            averages_next=player.trains and self.averages_next(self.epoch) == player.name,
-        )
-
-    def _state(self, player: Player, seen: str | None) -> str:
-        if player.killed:
-            return "killed"
-        if player.child.status is not None:
-            return "finished"
-        if not player.rows:
-            return "starting"
-        return seen or "training"
+def _failure(child: Child) -> P2PDilocoError:
+    status = child.status or 0
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    return P2PDilocoError(f"{child.name} {how} ({child.last_words()})", mend=f"its log is {child.log}")

@@ -1,0 +1,197 @@
+"""Groups of processes that are measured together, and their rounds.
+
+Law: every wait is bounded, and fails with a sentence that has the last words of the process that didn't answer. Figures
+are computed in `measure`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2p_diloco.cli.bench import measure
+from p2p_diloco.cli.bench.measure import Memory, Result, Round
+from p2p_diloco.cli.bench.member import Line
+from p2p_diloco.cli.bench.network import Network
+from p2p_diloco.cli.bench.plan import AVERAGER, GLOO, RAW, WIDTHS, Plan
+from p2p_diloco.cli.processes import Child, Children
+
+START_S = 180.0
+"""How long processes may take to import torch, all at once on few cores."""
+LOOK_EVERY_S = 0.01
+SEED = "seed"
+"""A peer in a run of its own, and its machine: the others look through it, and its memory is that of a peer without a
+model."""
+
+
+class Failed(Exception):
+    """A process ended, didn't answer in time, or its answer is wrong; the sentence says which and what."""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all groups share. `network`: None on loopback."""
+
+    plan: Plan
+    children: Children
+    network: Network | None = None
+
+    def start(self, name: str, kind: str, machine: str, **options: Any) -> Child:
+        """Start a measured process on a machine."""
+        host, on, device = "127.0.0.1", list[str](), "lo0" if sys.platform == "darwin" else "lo"
+        if self.network is not None:
+            on, device = self.network.machine(machine), "eth0"
+            host = self.network.machines[machine]
+            if machine != SEED and self.plan.links_mbit:
+                self.network.throttle(machine, self.plan.links_mbit[int(machine.removeprefix("m"))])
+        common = {"name": name, "host_maddrs": [f"/ip4/{host}/tcp/0"], "round_s_max": self.plan.round_s_max}
+        return self.children.start(
+            name,
+            "p2p_diloco.cli.bench.serve",
+            kind,
+            json.dumps({**common, **options}),
+            on=on,
+            listens=True,
+            environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": device},
+        )
+
+
+def ask(members: Sequence[Child], do: str, within_s: float = START_S, **values: Any) -> list[Line]:
+    """Tell all to do something, and wait for their answers.
+
+    Raises:
+        Failed: not all have answered in time.
+    """
+    for member in members:
+        member.tell(json.dumps({"do": do, **values}))
+    answers: dict[str, Line] = {}
+    give_up_at = time.monotonic() + within_s
+    while late := [member for member in members if member.name not in answers]:
+        for member in late:
+            status = member.status  # before reading, so that no answer of an ended process is missed
+            if lines := member.printed.new():
+                answers[member.name] = lines[0]
+            elif status is not None:
+                raise Failed(f"{member.name} ended with status {status}: {member.last_words()}")
+            elif time.monotonic() >= give_up_at:
+                raise Failed(f"{member.name} did not answer {do!r} within {within_s:.0f} s: {member.last_words()}")
+        time.sleep(LOOK_EVERY_S)
+    return [answers[member.name] for member in members]
+
+
+class Group:
+    """Processes that take a turn together. `sent_bytes`: bytes that one of them sends in a round."""
+
+    def __init__(self, plan: Plan, name: str, members: Sequence[Child], sent_bytes: int, idle: Memory) -> None:
+        self.name, self.members, self.sent_bytes, self.idle = name, list(members), sent_bytes, idle
+        self.rounds: list[Round] = []
+        self.failed = ""
+        self._plan = plan
+
+    def play(self) -> Round:
+        """One round.
+
+        Raises:
+            Failed: a process didn't end it, or peers differ after it.
+        """
+        ask(self.members, "train", self._plan.round_s_max)
+        before = measure.cpu_s(self.members)
+        answers = ask(self.members, "round", self._plan.round_s_max)
+        used = {role: spent - before.get(role, 0.0) for role, spent in measure.cpu_s(self.members).items()}
+        self._check(answers)
+        self.rounds.append(measure.round_of(answers, used))
+        return self.rounds[-1]
+
+    def result(self, warm_up: int) -> Result:
+        """Its rounds without the first ones, and its memory."""
+        peaks = [measure.peak(member) for member in self.members if member.status is None]
+        highest = max(peaks, key=lambda memory: memory.total, default=Memory({}))
+        counted = tuple(self.rounds[warm_up:])
+        failed = self.failed or ("" if counted else "no round of it counts")
+        return Result(self.name, counted, self.sent_bytes, len(self.members), self.idle, highest, failed)
+
+    def _check(self, answers: Sequence[Line]) -> None:
+        exchanges = {answer["exchanges"] for answer in answers if "exchanges" in answer}
+        expected = self._plan.fragments
+        first = not self.rounds and bool(self._plan.overlap)  # its last exchange is merged in the next
+        if exchanges - ({expected, expected - 1} if first else {expected}):
+            raise Failed(f"{self.name}: a peer made {max(exchanges):.0f} exchanges in a round")
+        if len({answer["digest"] for answer in answers if "digest" in answer}) > 1:
+            raise Failed(f"{self.name}: peers differ after a round")
+
+
+def groups_of(bench: Bench) -> list[Group]:
+    """All that the plan names, ready for the first round: the run, then its counterparts.
+
+    Raises:
+        Failed: a process didn't start.
+    """
+    plan = bench.plan
+    seed = _peer(bench, SEED, SEED, 0)
+    run = [_peer(bench, f"peer-{rank}", f"m{rank}", rank) for rank in range(plan.peers)]
+    beside = {name: (kind, _counterpart(bench, kind, wire)) for name, kind, wire in _beside(plan)}
+    ask([seed], "open", first={})
+    (found,) = ask([seed], "build", everyone=[], sent_bytes=0)
+    sent = round(plan.share * found["wire_bytes"])
+    ask(run, "open", first=found)
+    groups = [Group(plan, f"p2p_diloco {plan.codec}", run, sent, measure.held(seed))]
+    ask(run[:1], "build", everyone=[], sent_bytes=sent)  # it founds the run; the others fetch its state
+    ask(run[1:], "build", START_S + plan.fetch_s, everyone=[], sent_bytes=sent)
+    for name, (kind, members) in beside.items():
+        first = ask(members[:1], "open", first={})
+        opened = [*first, *ask(members[1:], "open", first=first[0])]
+        wire = name.rpartition(" ")[2]
+        own = plan.reduced_bytes(kind, wire) if kind in WIDTHS else sent
+        groups.append(Group(plan, name, members, own, measure.held(members[0])))
+        ask(members, "build", everyone=opened, sent_bytes=sent)
+    return groups
+
+
+def _peer(bench: Bench, name: str, machine: str, rank: int) -> Child:
+    """A peer of the run that is measured; the seed is alone in another one, with a model of one parameter."""
+    seed, plan = name == SEED, bench.plan
+    small = {**plan.config(peers=1).given, "sync_every": 1, "num_fragments": 1, "overlap_steps": 0}
+    return bench.start(
+        name,
+        "ours",
+        machine,
+        rank=rank,
+        parameters=1 if seed else plan.parameters,
+        of=plan.parameters,
+        step_s=plan.step_s,
+        run_id=SEED if seed else "bench",
+        config=small if seed else plan.config().given,
+        direct=plan.direct,
+    )
+
+
+def _beside(plan: Plan) -> list[tuple[str, str, str]]:
+    """Counterparts that the plan names: (name, kind, wire)."""
+    wires = {
+        RAW: ["libp2p"],
+        GLOO: ["fp32", "bf16"],
+        AVERAGER: ["fp32" if plan.codec == "fp32" else "fp16"],  # Hivemind sends bf16 as fp32
+    }
+    return [(f"{kind} {wire}", kind, wire) for kind in plan.beside for wire in wires[kind]]
+
+
+def _counterpart(bench: Bench, kind: str, wire: str) -> list[Child]:
+    plan = bench.plan
+    return [
+        bench.start(
+            f"{kind}-{wire}-{rank}",
+            kind,
+            f"m{rank}",
+            rank=rank,
+            peers=plan.peers,
+            parameters=plan.parameters,
+            fragments=plan.fragments,
+            wire=wire,
+            meeting=str(bench.children.folder / f"meeting-{wire}"),
+        )
+        for rank in range(plan.peers)
+    ]

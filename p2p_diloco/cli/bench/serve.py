@@ -1,0 +1,31 @@
+"""`python -m p2p_diloco.cli.bench.serve KIND OPTIONS`: one measured process, whose module KIND says what it does.
+
+Law: commands come as lines of JSON on stdin, each is answered by one line of JSON on stdout. The process ends when its
+stdin does, so that none outlives the command that started it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextlib import ExitStack
+from importlib import import_module
+
+from p2p_diloco.cli.bench.member import Member
+
+
+def serve(member: Member) -> None:
+    """Carry out commands until there are no more."""
+    for line in sys.stdin:
+        command = json.loads(line)
+        answer = getattr(member, command.pop("do"))(**command)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    kind, asked = sys.argv[1], json.loads(sys.argv[2])
+    with ExitStack() as leaving:
+        serve(import_module(f"p2p_diloco.cli.bench.{kind}").Contender(asked, leaving))

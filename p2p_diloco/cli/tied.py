@@ -1,0 +1,55 @@
+"""Processes that end when we end, even by a SIGKILL.
+
+Law: only starts them. On Linux the kernel kills a tied process; elsewhere a small watcher process does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_WATCHER = "import psutil, sys; watched = psutil.Process(int(sys.argv[1])); sys.stdin.read(); watched.kill()"
+"""psutil remembers when the process began, so it never kills a later process with the same id."""
+
+
+def tied(command: Sequence[str], *, by_kernel: bool | None = None, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command that is killed when this process ends; `options` are those of `subprocess.Popen`.
+
+    `by_kernel`: whether the kernel kills it or a watcher; None picks by platform.
+    """
+    by_kernel = sys.platform == "linux" if by_kernel is None else by_kernel
+    process = subprocess.Popen(command, preexec_fn=_die_with_parent() if by_kernel else None, **options)
+    if not by_kernel:
+        _watch(process.pid)
+    return process
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """For the child, between fork and exec: ask the kernel for a SIGKILL when the parent ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getpid()
+
+    def ask() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent ended before the call
+            os._exit(1)
+
+    return ask
+
+
+def _watch(pid: int) -> None:
+    """Start the watcher. Its standard input ends when this process does: the other end is never closed before."""
+    ours_ends, _held = os.pipe()
+    subprocess.Popen(
+        [sys.executable, "-c", _WATCHER, str(pid)],
+        stdin=ours_ends,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    os.close(ours_ends)

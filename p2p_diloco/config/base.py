@@ -1,0 +1,144 @@
+"""What all settings share: how text is read, and errors of one sentence.
+
+Law: only pydantic and the standard library are imported; no file, clock, environment or network is touched.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections.abc import Callable, Collection
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, Union, cast, get_args, get_origin
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+from typing_extensions import Self
+
+from p2p_diloco.addresses import split_addresses
+from p2p_diloco.errors import ConfigError, shown
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+WRONG = {
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "literal_error": "is not known",
+    "int_parsing": "is not a whole number",
+    "int_from_float": "is not a whole number",
+    "int_type": "is not a whole number",
+    "float_parsing": "is not a number",
+    "float_type": "is not a number",
+    "finite_number": "is not a finite number",
+    "bool_parsing": "is neither on nor off",
+    "bool_type": "is neither on nor off",
+    "string_pattern_mismatch": "is not a name that can be used",
+}
+"""What is wrong, by pydantic's type of error and with its limits."""
+MENDS = {
+    "literal_error": "choose {expected}",
+    "bool_parsing": "choose true or false",
+    "bool_type": "choose true or false",
+    "string_pattern_mismatch": "use up to 64 letters, digits, dots, dashes and underscores, starting with a letter or "
+    "digit",
+}
+"""What to do about it, where that isn't the default value."""
+
+
+class Settings(BaseModel):
+    """Frozen, nothing unknown, and errors of one sentence."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_text(cls, value: Any, info: ValidationInfo) -> Any:
+        """Read what flags, the environment and files can only write as text: unset values, lists and tables."""
+        annotation = cls.model_fields[cast(str, info.field_name)].annotation
+        if not isinstance(value, str):
+            return value
+        if is_optional(annotation) and value.strip().lower() in ("", "none", "unset"):
+            return None
+        match bare_type(annotation):
+            case t if t is tuple:
+                return split_addresses(value)
+            case t if t is dict:
+                return _table(cast(str, info.field_name), value)
+            case t if t is Path:
+                return Path(value.strip()).expanduser()
+            case _:
+                return value.strip()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_one_sentence(cls, values: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return read(values)
+        except ValidationError as error:
+            raise _explained(cls, error.errors()[0]) from None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The fields that were set explicitly, and their values; all others are defaults."""
+        return {key: getattr(self, key) for key in type(self).model_fields if key in self.model_fields_set}
+
+    def _refuse(self, key: str, wrong: str, mend: str) -> NoReturn:
+        """Raise ConfigError for the value of a field."""
+        raise ConfigError(wrong, key=key, value=getattr(self, key), mend=mend)
+
+
+def is_optional(annotation: object) -> bool:
+    """Whether a field may be unset (its type allows None)."""
+    return type(None) in get_args(annotation)
+
+
+def bare_type(annotation: object) -> object:
+    """A field's type without its limits and without None: tuple, dict, bool, int, float, str, Path or Literal."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return bare_type(next(arg for arg in get_args(annotation) if arg is not type(None)))
+    if get_origin(annotation) is Annotated:
+        return bare_type(get_args(annotation)[0])
+    return get_origin(annotation) or annotation
+
+
+def unknown_setting(
+    key: str, value: object, known: Collection[str], spelled: Callable[[str], str] = str
+) -> ConfigError:
+    """The error for a key that is no setting, with the one that was probably meant; keys are written as `spelled`."""
+    close = get_close_matches(key, known, n=1)
+    mend = f"did you mean {spelled(close[0])}?" if close else "leave it out"
+    return ConfigError("is not a setting", key=spelled(key), value=value, mend=mend)
+
+
+def _table(key: str, text: str) -> object:
+    """A table written as JSON, as flags and environment variables have it."""
+    try:
+        return json.loads(text or "{}")
+    except ValueError:
+        mend = 'write it like {"betas": [0.9, 0.95]}'
+        raise ConfigError("is not JSON", key=key, value=text, mend=mend) from None
+
+
+def _explained(model: type[BaseModel], error: ErrorDetails) -> ConfigError:
+    """One of pydantic's errors as a sentence that names the key, the value and the mend."""
+    key = str(error["loc"][0]) if error["loc"] else ""
+    kind, value, limits = error["type"], error["input"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return unknown_setting(key, value, tuple(model.model_fields))
+    default = model.model_fields[key].get_default(call_default_factory=True) if key else None
+    usual = "leave it out or correct it" if default in (None, (), {}) else f"choose e.g. the default, {shown(default)}"
+    wrong = WRONG[kind].format(**limits) if kind in WRONG else f"can't be used ({error['msg'].lower()})"
+    mend = MENDS[kind].format(**limits).replace("'", "") if kind in MENDS else usual
+    return ConfigError(wrong, key=key, value=value, mend=mend)

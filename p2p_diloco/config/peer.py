@@ -1,0 +1,85 @@
+"""What each peer chooses for itself (`PeerConfig`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, cast
+
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
+from typing_extensions import Self
+
+from p2p_diloco.addresses import check_listen_address, check_peer_address, split_addresses
+from p2p_diloco.config.base import Seconds, Settings
+
+Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class PeerConfig(Settings):
+    """What each peer chooses for itself; it may differ from peer to peer.
+
+    Raises:
+        ConfigError: a value that can't be used, with the key, the value and the mend.
+        AddressError: an address that can't be read.
+    """
+
+    run_id: Label = Field(default="main", description="The run to join; the first peer to come founds it.")
+    initial_peers: tuple[str, ...] = Field(
+        default=(), description="Addresses of bootstraps or peers to join through, as their join line has them."
+    )
+    name: Label | None = Field(
+        default=None, description="How this peer is called in status and logs; unset: the host's name."
+    )
+    role: Literal["worker", "aggregator"] = Field(
+        default="worker", description="worker: trains and aggregates; aggregator: trains nothing."
+    )
+    host_maddrs: tuple[str, ...] = Field(
+        default=(),
+        description="Addresses to listen on; unset: loopback if all initial peers are, else every interface.",
+    )
+    announce_maddrs: tuple[str, ...] = Field(
+        default=(), description="Addresses that others are told to dial; unset: the ones listened on."
+    )
+    identity_path: Path | None = Field(
+        default=None, description="File that keeps this peer's identity across restarts; unset: a new one each time."
+    )
+    client_mode: bool = Field(
+        default=False, description="Take no incoming connections: such a peer contributes but never aggregates."
+    )
+    direct: bool = Field(
+        default=True,
+        description="Send payloads over direct TLS connections where these can be made; else all goes over libp2p.",
+    )
+    direct_port: int = Field(
+        default=0, ge=0, le=65535, description="TCP port for direct connections; 0: the system chooses one."
+    )
+    checkpoint_dir: Path | None = Field(default=None, description="Folder for checkpoints; unset: none are kept.")
+    save_every: int = Field(default=10, ge=1, description="Outer steps between two checkpoints.")
+    keep: int = Field(default=2, ge=1, description="Checkpoints to keep; older ones are deleted.")
+    from_checkpoint: Path | None = Field(default=None, description="Checkpoint folder to start from.")
+    new_generation: bool = Field(
+        default=False, description="Found the run anew from from_checkpoint, even if the run has gone further."
+    )
+    restart_wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=30.0,
+        description="Seconds to wait, after a start from a checkpoint, for as many peers as the last round had.",
+    )
+    wait_timeout: Seconds = Field(
+        default=300.0, description="Seconds to wait for the run to be founded, for its state, and for start_peers."
+    )
+
+    @field_validator("initial_peers")
+    @classmethod
+    def _can_be_dialled(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(check_peer_address(address) for address in split_addresses(addresses))
+
+    @field_validator("host_maddrs", "announce_maddrs")
+    @classmethod
+    def _can_be_listened_on(cls, addresses: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        key = cast(str, info.field_name)
+        return tuple(check_listen_address(address, key=key) for address in split_addresses(addresses))
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.new_generation and self.from_checkpoint is None:
+            self._refuse("new_generation", "needs a checkpoint to start from", "give from_checkpoint too")
+        return self

@@ -1,0 +1,272 @@
+"""What all peers of a run agree on (`RunConfig`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, model_validator
+from typing_extensions import Self
+
+from p2p_diloco.config.base import Seconds, Settings
+from p2p_diloco.errors import ConfigError, Refused
+
+Codec = Literal["bf16", "fp32", "fp16", "int8", "int4", "e3m0", "topk"]
+
+LIVE_KEYS = frozenset({"outer_lr", "outer_momentum", "stop_after_epochs", "stop_after_samples"})
+"""No part of a run's fingerprint, and no ground for refusing a joiner: the run's value is used. The outer rates may be
+changed in a run that is going on (`core/revision.py`); the others stay as they are in this version.
+"""
+
+ONLY_IN: Mapping[str, tuple[str, ...]] = {
+    "sync": ("pace", "round_timeout", "pause_timeout", "carry_rounds"),
+    "async": ("successors", "dn_buffer_size", "dn_variant", "dylu", "async_grace", "max_staleness"),
+}
+"""The settings that mean something in one mode alone; in the other they must have their defaults."""
+
+MOMENTUM_OF_EACH_MAX = 0.5
+"""A higher outer momentum is doubted where every submission of the asynchronous mode moves it."""
+
+
+class RunConfig(Settings):
+    """What all peers of a run agree on. The founder publishes it, and joiners read it from the run.
+
+    Only the fields that are set explicitly bind a joiner: ``RunConfig()`` takes all of the run's, and
+    ``RunConfig(sync_every=100)`` is refused by a run with another `sync_every`.
+
+    Raises:
+        ConfigError: a value that can't be used, with the key, the value and the mend.
+    """
+
+    mode: Literal["sync", "async"] = Field(
+        default="sync",
+        description="sync: an outer step waits for its averaging group; async: every submission is an outer step.",
+    )
+    sync_every: int = Field(default=500, ge=1, description="H: inner steps between two exchanges of the whole model.")
+    pace: Literal["steps", "time"] = Field(
+        default="steps",
+        description="steps: every peer makes sync_every inner steps; time: the fastest does, and each other peer "
+        "as many as it can in that time, at least one. For mode=sync.",
+    )
+    num_fragments: int = Field(
+        default=1, ge=1, description="Fragments that the model is sent in, one every sync_every/num_fragments steps."
+    )
+    fragment_layout: Literal["contiguous", "strided"] = Field(
+        default="contiguous", description="How fragments lie over the layers: one after another, or interleaved."
+    )
+    shard_elements: int = Field(
+        default=2**20, ge=1, description="Elements of a shard, the unit of aggregation; a fragment is cut into these."
+    )
+    overlap_steps: int = Field(
+        default=0, ge=0, description="Inner steps that go on between sending a fragment and merging its result."
+    )
+    merge: Literal["mix", "rebase"] = Field(
+        default="mix", description="mix: weigh global and local values; rebase: keep the steps made since sending."
+    )
+    merge_alpha: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        allow_inf_nan=False,
+        description="Share of the local value in merge=mix: 0 takes the global one, 1 keeps the local one; unset: "
+        "0.5 with overlap_steps, else 0.",
+    )
+    codec: Codec = Field(default="bf16", description="How pseudo-gradients are written on the wire.")
+    reply_codec: Codec | None = Field(
+        default=None,
+        description="How the averaged result is written on the wire, not as topk; unset: as codec where "
+        "that is fp32, bf16 or fp16, else bf16.",
+    )
+    rounding: Literal["nearest", "stochastic"] = Field(
+        default="nearest",
+        description="How pseudo-gradients are rounded; stochastic: at random, right on average. For codec=bf16.",
+    )
+    outer_optimizer: Annotated[str, StringConstraints(min_length=1)] = Field(
+        default="sgd", description="The outer optimizer: sgd, or the name of an element-wise class of torch.optim."
+    )
+    outer_options: dict[str, Any] = Field(
+        default_factory=dict, description="Keyword arguments of an outer optimizer other than sgd, as JSON."
+    )
+    outer_lr: float = Field(default=0.7, ge=0, allow_inf_nan=False, description="Learning rate of the outer optimizer.")
+    outer_momentum: float = Field(
+        default=0.9, ge=0, lt=1, allow_inf_nan=False, description="Momentum of the outer optimizer."
+    )
+    nesterov: bool = Field(default=True, description="Whether the outer momentum is Nesterov's.")
+    weighting: Literal["steps", "samples", "uniform"] = Field(
+        default="steps",
+        description="What a pseudo-gradient weighs: its inner steps, its reported samples, or 1. For mode=sync; in "
+        "mode=async each counts one.",
+    )
+    min_peers: int = Field(
+        default=1,
+        ge=1,
+        description="Contributions that an outer step needs at least. In any case it needs half of the peers that take "
+        "part, and two.",
+    )
+    start_peers: int = Field(
+        default=1, ge=1, description="Contributions that the first outer step of a run needs at least."
+    )
+    round_timeout: Seconds = Field(
+        default=600.0,
+        description="Seconds that an outer step waits for contributions before it goes on with a quorum. For "
+        "mode=sync.",
+    )
+    pause_timeout: Seconds = Field(
+        default=60.0,
+        description="Seconds that the others wait for a peer that pauses, to evaluate or to save. For mode=sync.",
+    )
+    heartbeat_interval: Seconds = Field(default=1.0, description="Seconds between two probes of other peers.")
+    heartbeat_timeout: Seconds = Field(
+        default=10.0, description="Seconds of silence after which a peer counts as dead."
+    )
+    successors: int = Field(
+        default=1,
+        ge=0,
+        description="Peers that hold a commit before its submitter is answered, and take over when the aggregator "
+        "fails. For mode=async.",
+    )
+    dn_buffer_size: int = Field(
+        default=0, ge=0, description="Submissions in the Delayed Nesterov buffer; 0 or 1: no delay. For mode=async."
+    )
+    dn_variant: Literal["paper", "buffered"] = Field(
+        default="paper",
+        description="Which form of Delayed Nesterov: spread over submissions, or on the last one. For mode=async.",
+    )
+    dylu: bool = Field(
+        default=False, description="Dynamic local updates: slower peers make fewer inner steps. For mode=async."
+    )
+    async_grace: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds that a submission waits to be averaged with others; 0: none. For mode=async.",
+    )
+    max_staleness: int | None = Field(
+        default=None, ge=0, description="Epochs that a submission may be behind; unset: any. For mode=async."
+    )
+    carry_rounds: int = Field(
+        default=2,
+        ge=0,
+        description="Rounds that a peer's progress may miss, riding in each next contribution, before it is dropped. "
+        "For mode=sync.",
+    )
+    stop_after_epochs: int | None = Field(
+        default=None, ge=1, description="Outer steps after which the run ends for all; unset: never."
+    )
+    stop_after_samples: int | None = Field(
+        default=None, ge=1, description="Samples over the whole run after which it ends for all; unset: never."
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        interval = self.sync_every // self.num_fragments
+        if self.sync_every % self.num_fragments:
+            mend = f"choose e.g. sync_every={self.num_fragments * max(1, interval)}"
+            self._refuse("sync_every", f"is not a multiple of num_fragments={self.num_fragments}", mend)
+        if self.overlap_steps > interval:
+            wrong = f"is more than the {interval} steps between two fragments (sync_every / num_fragments)"
+            self._refuse("overlap_steps", wrong, f"choose at most {interval}")
+        if self.merge == "rebase" and self.merge_alpha:
+            self._refuse("merge_alpha", "has no meaning for merge=rebase", "leave it out")
+        if self.heartbeat_timeout <= self.heartbeat_interval:
+            wrong = f"leaves no time for a probe every heartbeat_interval={self.heartbeat_interval} seconds"
+            self._refuse("heartbeat_timeout", wrong, "choose several times the interval")
+        if self.reply_codec == "topk":
+            wrong = "leaves most of an averaged result out, and no peer sends the rest later"
+            self._refuse("reply_codec", wrong, "choose bf16, or leave it out")
+        if self.rounding == "stochastic" and self.codec != "bf16":
+            wrong = f"is for codec=bf16, and codec is {self.codec}"
+            self._refuse("rounding", wrong, "choose codec=bf16, or leave it out")
+        self._fits_the_mode()
+        return self
+
+    def _fits_the_mode(self) -> None:
+        """Refuse settings that the mode would not use, and what Delayed Nesterov is not defined for."""
+        for mode, keys in ONLY_IN.items():
+            for key in keys if mode != self.mode else ():
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    wrong = f"is for mode={mode}, and mode is {self.mode}"
+                    self._refuse(key, wrong, f"choose mode={mode}, or leave it out")
+        if self.mode == "async" and self.weighting == "samples":
+            wrong = "has no meaning for mode=async: each submission counts one"
+            self._refuse("weighting", wrong, "choose mode=sync, or leave it out (dylu evens unlike speeds out)")
+        if self.dn_buffer_size > 1 and (self.outer_optimizer != "sgd" or not self.nesterov):
+            mend = "use those, or dn_buffer_size=0"
+            self._refuse("dn_buffer_size", "is for outer_optimizer=sgd with nesterov", mend)
+        if self.dn_variant != "paper" and self.dn_buffer_size < 2:
+            wrong = f"needs a buffer of 2 or more, and dn_buffer_size is {self.dn_buffer_size}"
+            self._refuse("dn_variant", wrong, "set dn_buffer_size to the number of peers, or leave it out")
+
+    @property
+    def local_share(self) -> float:
+        """`merge_alpha`, or its value where it is unset (docs/decisions/0013-alpha-follows-overlap.md)."""
+        if self.merge_alpha is not None:
+            return self.merge_alpha
+        return 0.5 if self.overlap_steps and self.merge == "mix" else 0.0
+
+    def doubts(self) -> list[str]:
+        """A sentence, with a mend, for each setting that was measured to train worse than one peer alone
+        (docs/results.md).
+        """
+        found = []
+        if self.overlap_steps == self.sync_every:
+            found.append(
+                f"overlap_steps={self.overlap_steps} merges the whole model as late as its next sending, which was "
+                "measured to train worse than one peer alone; use at most a quarter of sync_every, or more "
+                "fragments"
+            )
+        if self.codec == "topk":
+            found.append(
+                "codec=topk sends a 64th of the elements, which was measured to train worse than one peer alone in "
+                "short runs, most of all with outer momentum; use int4 or e3m0, or a long run with outer_momentum=0"
+            )
+        momentum = self.outer_momentum if self.outer_optimizer == "sgd" else 0.0
+        if self.mode == "async" and momentum > MOMENTUM_OF_EACH_MAX and self.dn_buffer_size < 2:
+            found.append(
+                f"mode=async moves outer_momentum={momentum:g} with every submission, each of another age, which was "
+                "measured to carry the model of three peers away; use dn_buffer_size with the number of peers, or a "
+                "lower momentum"
+            )
+        return found
+
+    def to_wire(self) -> dict[str, Any]:
+        """Every field as plain values that msgpack and JSON carry."""
+        return self.model_dump(mode="json")
+
+    @classmethod
+    def from_wire(cls, wire: Mapping[str, Any]) -> Self:
+        """The settings that `to_wire` wrote, on this peer or another; all of its fields count as given.
+
+        Raises:
+            Refused: the run uses settings that this version can't read or carry out.
+        """
+        try:
+            return cls(**{str(key): value for key, value in wire.items()})
+        except ConfigError as error:
+            raise Refused(
+                f"is a setting of the run that this version can't carry out ({error.wrong})",
+                key=error.key,
+                value=error.value,
+                mend="install the version of p2p-diloco that the run's peers use",
+            ) from error
+
+    def fingerprint(self) -> str:
+        """32 hex digits that are equal where all that may not change while running is equal.
+
+        The first 128 bits of SHA-256 over the canonical JSON (sorted keys, no spaces) of all fields but
+        `LIVE_KEYS`.
+        """
+        lasting = {key: value for key, value in self.to_wire().items() if key not in LIVE_KEYS}
+        canonical = json.dumps(lasting, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:32]
+
+    def difference(self, other: RunConfig, keys: Collection[str] | None = None) -> list[tuple[str, object, object]]:
+        """(key, the other's value, this one's) wherever the two differ in what may not change while running.
+
+        A joiner asks for its given `keys` alone: ``mine.difference(runs, mine.given)``; None compares all.
+        """
+        theirs, mine = other.to_wire(), self.to_wire()
+        asked = [key for key in mine if key not in LIVE_KEYS and (keys is None or key in keys)]
+        return [(key, theirs[key], mine[key]) for key in asked if theirs[key] != mine[key]]
