@@ -263,7 +263,7 @@ def main() -> None:
     import torch
 
     import p2p_diloco.cli.app
-    import p2p_diloco.node.live
+    import p2p_diloco.node.participation
     import p2p_diloco.peer.peer  # noqa: F401
 
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer loads another second's worth
