@@ -1,12 +1,17 @@
-"""What of a submission can still be counted. What becomes of an exchange is in test_asynchronous.py."""
+"""A peer's own submission: when it is settled, what becomes of a refused one, and when its exchange ends."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from p2p_diloco.core.messages import Contribution
+from p2p_diloco.core.events import Applied, Carry, Delivered, Effect, Filled, Load, Merge, Release
+from p2p_diloco.core.messages import Contribution, Counted, Plan, Stale, State
 from p2p_diloco.core.submitting import settled
 from p2p_diloco.core.version import ContributionId, Version
+from tests.core.conftest import next_commit, running, to
 
 
 @pytest.mark.parametrize(
@@ -27,3 +32,148 @@ def test_what_can_not_be_counted_any_more(
     """It is counted, or a part of it; another life's numbers say nothing, unless they are the greater."""
     contribution = Contribution(0, Version(0, 0, 0, ""), ContributionId(*id), ContributionId(*oldest), 1.0, 1)
     assert settled(contribution, None if counted is None else ContributionId(*counted)) is is_settled
+
+
+def refused(one: Any, sequence: int, epoch: int) -> list[Effect]:
+    """The aggregator refuses the replica's submission at an epoch, and sends what it holds."""
+    held = one.version(epoch)
+    one.hear("c", one.state(0, epoch, plan=Plan(tuple("abc"), tuple("cb"))))
+    effects = one.feed(Filled(0, held, held.digest))
+    id = ContributionId(one.replica.own.incarnation, sequence)
+    return [*effects, *one.hear("c", Stale(0, id, held))]
+
+
+# -- the exchange
+
+
+def test_an_exchange_ends_when_the_submission_is_counted(peer: Any) -> None:
+    """Newer states that do not count it end nothing, and training merges nothing meanwhile."""
+    a = running(peer, "a")
+    a.contribute()
+    other = replace(next_commit(a), contributions=(Counted("b", ContributionId(1, 1), 1.0, 10),))
+    a.hear("c", other)
+    assert Release(sent=True) not in a.feed(Applied(0, other.base, other.version.digest))
+    id = ContributionId(a.replica.own.incarnation, 1)
+    mine = replace(next_commit(a, epoch=2), contributions=(Counted("a", id, 1.0, 10),))
+    a.hear("c", mine)
+    assert Release(sent=True) in a.feed(Applied(0, mine.base, mine.version.digest))
+    [load] = a.feed(Merge())
+    assert [(one.version, one.carry) for one in load.shards] == [(mine.version, Carry.SUBTRACT)]
+
+
+def test_the_trainers_base_stays_between_exchanges(peer: Any) -> None:
+    """A successor's replica moves with every commit. Its trainer does not, or its next submission would seem less stale
+    than it is."""
+    b = running(peer, "b")
+    b.feed(Merge())
+    commit = next_commit(b)
+    b.hear("c", commit)
+    b.feed(Applied(0, commit.base, commit.version.digest))
+    assert b.feed(Merge()) == [Load((), (0,))]
+    [contribution] = to(b.contribute(), "c", Contribution)
+    assert contribution.base == b.version(1)
+
+
+def test_another_lineage_ends_the_exchange_and_is_merged(peer: Any) -> None:
+    """The submission can't be counted any more; its progress is carried."""
+    a = running(peer, "a")
+    a.contribute()
+    log = a.replica.logs[0]
+    other = Version(0, 70, 6, "x6")
+    log.adopt(State(0, other, 0, Plan(tuple("abc"), tuple("cb")), {}, {0: "d0", 6: "x6"}), a.now)
+    assert Release(sent=True) in a.feed(Merge())
+    [load] = a.feed(Merge())
+    assert [(one.version, one.carry) for one in load.shards] == [(other, Carry.KEEP)]
+
+
+def test_a_submission_without_answer_is_sent_again_ever_more_rarely(peer: Any) -> None:
+    """It counts once."""
+    a = running(peer, "a")
+    [contribution] = to(a.contribute(), "c", Contribution)
+    a.feed(Delivered("c", contribution))
+    assert to(a.pass_time(9.0), "c", Contribution) == []
+    assert to(a.pass_time(2.0), "c", Contribution) == [contribution]
+    a.feed(Delivered("c", contribution))
+    assert to(a.pass_time(18.0), "c", Contribution) == []
+    assert to(a.pass_time(3.0), "c", Contribution) == [contribution]
+
+
+def test_a_final_state_is_merged_once(peer: Any) -> None:
+    """No exchange follows it."""
+    a = peer("a", epoch=5, mode="async", stop_after_epochs=5)
+    [load] = a.feed(Merge())
+    assert [one.version for one in load.shards] == [a.held]
+    assert a.feed(Merge()) == [Load((), ())]
+
+
+# -- a refused submission
+
+
+def test_a_refused_submission_is_carried_once_with_its_oldest_base(peer: Any) -> None:
+    """The next one contains it and tells its base. Refused again, it is dropped, and a new one begins."""
+    a = running(peer, "a", max_staleness=2)
+    [first] = to(a.contribute(), "c", Contribution)
+    assert first.base == a.version(1)
+    assert Release(sent=True) in refused(a, 1, 5)
+    [load] = a.feed(Merge())
+    assert [one.carry for one in load.shards] == [Carry.KEEP]
+    [second] = to(a.contribute(), "c", Contribution)
+    assert (second.base, second.oldest) == (a.version(1), first.id)
+    refused(a, 2, 9)
+    [load] = a.feed(Merge())
+    assert [one.carry for one in load.shards] == [Carry.DROP]
+    [third] = to(a.contribute(), "c", Contribution)
+    assert (third.base, third.oldest) == (a.version(9), third.id)
+
+
+def test_a_refused_submission_keeps_the_base_that_it_was_sent_with(peer: Any) -> None:
+    """Progress that began on a lineage that was left counts from where it was first sent on this one."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    other = Version(0, 70, 6, "x6")
+    a.replica.logs[0].adopt(State(0, other, 0, Plan(tuple("abc"), tuple("cb")), {}, {0: "d0", 6: "x6"}), a.now)
+    a.feed(Merge())
+    [second] = to(a.contribute(), "c", Contribution)
+    assert second.base == other
+    later = Version(0, 99, 9, "x9")
+    state = State(0, later, 0, Plan(tuple("abc"), tuple("cb")), {}, {0: "d0", 6: "x6", 9: "x9"})
+    a.hear("c", state)
+    a.feed(Filled(0, later, "x9"))
+    a.hear("c", Stale(0, second.id, later))
+    [third] = to(a.contribute(), "c", Contribution)
+    assert (third.base, third.id > second.id) == (other, True)
+
+
+def test_a_submission_that_is_refused_twice_is_dropped_though_no_commit_came(peer: Any) -> None:
+    """Otherwise it would be refused for ever; and where all are refused, no commit would come any more."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    refused(a, 1, 5)
+    a.feed(Merge())
+    [second] = to(a.contribute(), "c", Contribution)
+    assert Release(sent=True) in a.hear("c", Stale(0, second.id, a.held))
+    [load] = a.feed(Merge())
+    assert [(one.version, one.carry) for one in load.shards] == [(a.held, Carry.DROP)]
+    [third] = to(a.contribute(), "c", Contribution)
+    assert (third.base, third.oldest) == (a.held, third.id)
+
+
+def test_a_refusal_of_an_earlier_submission_ends_nothing(peer: Any) -> None:
+    """It comes late, or twice."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    refused(a, 1, 5)
+    a.feed(Merge())
+    a.contribute()
+    earlier = ContributionId(a.replica.own.incarnation, 1)
+    assert Release(sent=True) not in a.hear("c", Stale(0, earlier, a.held))
+
+
+def test_a_refusal_ends_the_exchange_once_newer_state_has_come(peer: Any) -> None:
+    """Otherwise the next submission would be as stale."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    id = ContributionId(a.replica.own.incarnation, 1)
+    assert a.hear("c", Stale(0, id, a.version(5))) == []
+    a.hear("c", a.state(0, 5, plan=Plan(tuple("abc"), tuple("cb"))))
+    assert Release(sent=True) in a.feed(Filled(0, a.version(5), "d5"))

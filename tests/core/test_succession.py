@@ -1,12 +1,17 @@
-"""Who has a shard after the next commit: few changes, and nobody who aggregates without holding the state."""
+"""Which peers have a shard after the next commit: few changes, and no aggregator that does not hold the state."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.core.messages import Plan
+from p2p_diloco.core.events import Accept, Applied, Apply, Average, Averaged
+from p2p_diloco.core.messages import Commit, Contribution, Held, Plan, Promise
 from p2p_diloco.core.succession import elected, hands_over, succession, worth_a_commit
+from p2p_diloco.core.version import Version
+from tests.core.conftest import average_in, commits_to, computed, held_by, running, to
 
 
 def after(line: str, order: str, able: str = "", room: int = 1, *, hand_over: bool = False) -> str:
@@ -75,3 +80,70 @@ def test_all_shards_are_spread_evenly() -> None:
     """As first, nobody has more than its share, rounded up; whatever links are measured."""
     firsts = [line[0] for line in elected("run", tuple(range(10)), tuple("abcd")).values()]
     assert max(map(firsts.count, "abcd")) == 3
+
+
+# -- handing over, with its messages
+
+
+def test_a_shard_is_handed_over_to_a_peer_that_holds_it_already(peer: Any) -> None:
+    """The elected peer is named a successor first; then the old aggregator's last commit names it."""
+    a = running(peer, "a", succession="ab")
+    effects = a.pass_time(9.0)
+    assert a.averages(effects) == [], "a shard stays for a while"
+    effects = a.pass_time(2.0)
+    first = next(e for e in effects if isinstance(e, Average))
+    effects = a.feed(Averaged(0, first.base, "d2", "mean"))
+    assert [c.plan.succession for c in commits_to(effects, "c")] == [("a", "c")]
+    assert commits_to(effects, "b") == commits_to(effects, "c"), "who was named has to hold it, too"
+    a.hear("b", Held(0, commits_to(effects, "b")[0].version))
+    effects = held_by(a, "c", effects)
+    assert average_in(effects).contributions == ()
+    effects = computed(a, effects, "d3")
+    [last] = commits_to(effects, "c")
+    assert last.plan.succession == ("c", "a")
+    held_by(a, "c", effects)
+    assert a.replica.aggregates() == ()
+    assert a.replica.logs[0].assigned is None, "should it come back, it stays for a while again"
+    [contribution] = to(a.contribute(), "c", Contribution)
+    assert contribution.base == last.version
+
+
+def test_a_peer_that_has_taken_over_keeps_the_shard_for_a_while(peer: Any) -> None:
+    """Though another one is elected: the dead one may be back soon."""
+    a = running(peer, "a", succession="cab", successors=2)
+    a.lose("c")
+    a.hear("b", Promise(0, a.held, 1))
+    [commit] = commits_to(computed(a, a.contribute()), "b")
+    assert commit.plan.succession[0] == "a"
+
+
+def test_a_submission_behind_the_last_commit_goes_to_the_new_aggregator(peer: Any) -> None:
+    """Its author is told, and sends it on."""
+    a = running(peer, "a", succession="ac", successors=1)
+    a.pass_time(9.5)
+    effects = a.pass_time(2.0)
+    last = next(e for e in effects if isinstance(e, Average))
+    assert a.hear("b", a.contribution(a.held)) == []
+    effects = a.feed(Averaged(0, last.base, "d2", "mean"))
+    effects = held_by(a, "c", effects)
+    assert [commit.plan.succession for commit in commits_to(effects, "b")] == [("c", "a")]
+    b = running(peer, "b", succession="ac")
+    b.contribute()
+    commit = commits_to(effects, "b")[0]
+    b.hear("a", commit)
+    effects = b.feed(Applied(0, commit.base, commit.version.digest))
+    assert len(to(effects, "c", Contribution)) == 1
+
+
+def test_the_new_aggregators_commit_acknowledges_the_last_one(peer: Any) -> None:
+    """It shows that the new aggregator holds the old one's commit."""
+    a = running(peer, "a", succession="ac")
+    effects = a.pass_time(11.0)
+    last = next(e for e in effects if isinstance(e, Average))
+    effects = a.feed(Averaged(0, last.base, "d2", "mean"))
+    [handed] = commits_to(effects, "c")
+    base = handed.version
+    commit = Commit(0, base, Version(0, 15, 3, "d3"), 0, "c", (), Plan(tuple("abc"), tuple("ca")), "mean")
+    effects = a.hear("c", commit)
+    assert effects[0] == Accept(((0, "d2"),))
+    assert [e.commit for e in effects if isinstance(e, Apply)] == [commit]

@@ -1,0 +1,64 @@
+"""A peer's own contribution on its way: sent once, sent again where it was lost, and withdrawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from p2p_diloco.core.events import Delivered, Merge, Send, SendFailed
+from p2p_diloco.core.messages import Want
+from p2p_diloco.core.version import ContributionId
+
+
+def test_a_contribution_is_sent_once(peer: Any, life: int) -> None:
+    """When it is ready; again, at the next tick, only if it did not arrive."""
+    b = peer("b", group="ab")
+    (send,) = b.contribute()
+    assert send == Send("a", b.replica.logs[0].own.mine)
+    assert (send.message.base, send.message.id, send.message.weight) == (b.held, ContributionId(life, 1), 2.0)
+    assert (send.message.samples, send.message.payload) == (5, "Δ")
+    assert b.pass_time(2.0) == []
+    assert b.feed(SendFailed("a", send.message, gone=False)) == []
+    assert b.pass_time(1.0) == [send]
+    assert b.feed(Delivered("a", send.message)) == []
+    assert b.pass_time(30.0) == []
+
+
+def test_a_receipt_for_another_contribution_or_from_another_peer_is_ignored(peer: Any) -> None:
+    b = peer("b", group="ab")
+    (send,) = b.contribute()
+    old = b.contribution(b.held, 9)
+    b.feed(SendFailed("a", old, gone=False))
+    b.feed(SendFailed("c", send.message, gone=False))
+    assert b.pass_time(1.0) == []
+    b.feed(Delivered("c", send.message))
+    b.feed(SendFailed("a", send.message, gone=False))
+    assert b.pass_time(1.0) == [send]
+
+
+def test_an_aggregator_that_restarted_is_sent_the_contribution_again(peer: Any) -> None:
+    """Its process lost what it was handed, even if its death was not noticed."""
+    b = peer("b", group="ab")
+    (send,) = b.contribute()
+    b.feed(Delivered("a", send.message))
+    assert b.meet("a", incarnation=2) == [send]
+
+
+def test_a_contribution_that_is_asked_for_is_sent_again(peer: Any) -> None:
+    """It came too early, or was lost with a lineage. A question about another base is not answered."""
+    b = peer("b")
+    (send,) = b.contribute()
+    assert b.hear("a", Want(0, b.held)) == []  # it is under way
+    b.feed(Delivered("a", send.message))
+    assert b.hear("a", Want(0, b.version(2))) == []
+    assert b.hear("a", Want(0, b.held)) == [send]
+
+
+def test_a_contribution_is_withdrawn_before_its_memory_is_overwritten(peer: Any) -> None:
+    """A fork ends the exchange of a contribution that is not counted yet. The trainer's memory holds the next one from
+    then on."""
+    a = peer("a", fragments=((0,), (1,)))
+    a.contribute(0)
+    assert (a.replica.logs[0].own.mine is not None, list(a.replica.logs[0].round.inbox)) == (True, ["a"])
+    a.replica.own.flight = None  # as after the fork
+    assert a.feed(Merge())[0].due == (0,)
+    assert (a.replica.logs[0].own.mine, a.replica.logs[0].round.inbox) == (None, {})
