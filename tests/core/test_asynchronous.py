@@ -45,7 +45,7 @@ def test_a_commit_is_held_by_its_successor_before_it_is_accepted(peer: Any) -> N
     assert effects[0].to == "b"
     commit = effects[0].message
     assert commit.contributions == (Counted("a", ContributionId(1, 1), 1.0, 5),)
-    assert c.held == c.version(1), "nobody could fetch it yet"
+    assert c.held == c.version(1), "no peer could fetch it yet"
     effects = c.hear("b", Held(0, commit.version))
     assert effects[0] == Accept(((0, "new"),))
     assert commits_to(effects, "a") == [commit]
@@ -119,7 +119,7 @@ def test_a_submission_on_an_earlier_version_counts(peer: Any) -> None:
         pytest.param(Version(0, 10, 1, "other"), id="of another lineage"),
         pytest.param(Version(0, 0, 0, "other"), id="of another beginning"),
         pytest.param(Version(3, 10, 1, "d1"), id="of another generation"),
-        pytest.param(Version(0, 10**9, 10**6, "far"), id="that nobody has"),
+        pytest.param(Version(0, 10**9, 10**6, "far"), id="that no peer has"),
         pytest.param(Version(0, 10**9, 0, "d0"), id="of the past, with samples of the future"),
     ],
 )

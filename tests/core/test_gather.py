@@ -37,8 +37,8 @@ def test_each_donor_is_asked_for_a_few() -> None:
     assert (gathering.of("b"), gathering.of("c")) == ([0, 4], [2, 3])
 
 
-def test_what_has_moved_since_it_was_asked_for_has_come() -> None:
-    """Also for one that held an older state before; a shard that was never asked for may come without harm."""
+def test_a_shard_that_has_moved_since_it_was_asked_for_has_come() -> None:
+    """Also where an older state was held before. A shard that was never asked for may come without harm."""
     gathering = begun(2)
     gathering.ask({"b": ALL}, [OLD, OLD], 0.0)
     assert gathering.moved([OLD, OLD]) == []
@@ -50,8 +50,8 @@ def test_what_has_moved_since_it_was_asked_for_has_come() -> None:
     assert gathering.done
 
 
-def test_what_does_not_come_is_asked_again() -> None:
-    """After the time for a fetch, not before; in the order of shards."""
+def test_a_shard_that_does_not_come_is_asked_for_again() -> None:
+    """After fetch_again, not before; in the order of shards."""
     gathering = begun(3)
     gathering.ask(BOTH, [None] * 3, 5.0)
     assert gathering.overdue(5.0 + RULES.fetch_again - 0.1) == []
@@ -61,15 +61,15 @@ def test_what_does_not_come_is_asked_again() -> None:
     assert gathering.ask({"c": ALL}, [None] * 3, 50.0) == [("c", (0,))]
 
 
-def test_who_holds_what_was_told_is_asked_first() -> None:
+def test_donors_that_hold_what_was_told_are_asked_first() -> None:
     """Others are tried for what such donors have no room for."""
     donors = {"b": [], "c": [1, 2, 3]}
     assert begun(3).ask(donors, [None] * 3, 0.0) == [("b", (0,)), ("c", (1, 2))]
     assert begun().ask(donors, [None] * 5, 0.0) == [("b", (0, 3)), ("c", (1, 2))]
 
 
-def test_who_was_found_behind_is_not_asked_for_it_again() -> None:
-    """Unless it has come to hold what was told; for other shards it may be as good as any."""
+def test_a_donor_that_was_found_behind_in_a_shard_is_not_asked_for_it_again() -> None:
+    """Unless it has come to hold what was told. For other shards it may be as good as any."""
     gathering = begun(3)
     gathering.ask({"b": []}, [None] * 3, 0.0)
     gathering.lacks("b", 0)
@@ -79,8 +79,8 @@ def test_who_was_found_behind_is_not_asked_for_it_again() -> None:
     assert gathering.ask({"b": [0]}, [None] * 3, 0.0) == [("b", (0,))]
 
 
-def test_it_is_hopeless_only_when_nobody_may_have_what_is_left() -> None:
-    """Not while something is to come, somebody was not tried, or has come to hold it."""
+def test_a_gathering_is_hopeless_only_when_no_donor_may_have_what_is_left() -> None:
+    """Not while a shard is to come, a donor was not tried, or one has come to hold it."""
     gathering = begun(2)
     assert gathering.hopeless({})
     assert not gathering.hopeless({"b": []})
@@ -93,8 +93,8 @@ def test_it_is_hopeless_only_when_nobody_may_have_what_is_left() -> None:
     assert not gathering.hopeless({"b": [], "c": []})
 
 
-def test_nothing_is_done_before_the_first_donor_has_told() -> None:
-    """Nor is anything asked for."""
+def test_nothing_is_asked_for_before_the_first_donor_has_told() -> None:
+    """Nor is the gathering done."""
     gathering = Gathering(RULES, "b", ModelVersion(), 0.0)
     assert gathering.ask({"b": ALL}, [], 0.0) == []
     assert not gathering.done
@@ -108,7 +108,7 @@ def take(n: Any, sender: str, shard: int, epoch: int = 7) -> list[Any]:
 
 
 def behind(peer: Any) -> tuple[Any, list[Any]]:
-    """A newcomer whom b told of epoch 9 of shard 1, of which a holds epoch 8; what it asks of whom."""
+    """A newcomer whom b told of epoch 9 of shard 1, of which a holds epoch 8; the shards that it asks of each donor."""
     n = peer("n", epoch=None, live="", fragments=TWO)
     n.meet("b", model=ahead(n, 7), epochs=(7, 7))
     n.meet("a", model=ahead(n, 8), epochs=(8, 8))
@@ -238,7 +238,7 @@ def test_a_donor_that_is_behind_is_passed_over_at_once(peer: Any) -> None:
     assert [(to, m.shards) for to, m in fetches(effects)] == [("a", (1,))]
     effects = n.hear("a", n.state(1, 8))
     assert [(to, m.shards) for to, m in fetches(effects)] == [("c", (1,))]
-    assert n.hear("a", n.state(1, 8)) == [], "nobody has asked for that"
+    assert n.hear("a", n.state(1, 8)) == [], "it was not asked for"
     take(n, "a", 0, 8)
     assert n.hear("c", n.state(1, 8)) == []
     assert [m.shards for _, m in fetches(n.meet("a", model=ahead(n, 8), epochs=(8, 8)))] == [()]

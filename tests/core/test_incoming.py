@@ -31,7 +31,7 @@ def test_an_early_contribution_is_counted_once_its_base_is_reached(peer: Any) ->
     effects = b.feed(Applied(0, commit.base, "d2"))
     assert effects == [Accept(((0, "d2"),)), Send("a", Probe(b.replica.roster.mine)), Changed()]
     (average,) = b.contribute()
-    assert [who for who, _ in average.contributions] == ["a", "b"]
+    assert [name for name, _ in average.contributions] == ["a", "b"]
 
 
 def test_an_early_contribution_on_another_commit_is_not_counted(peer: Any) -> None:

@@ -113,7 +113,7 @@ def test_a_claimant_writes_nothing_before_all_have_promised(peer: Any) -> None:
     b.hear("c", b.contribution(b.held))
     assert b.hear("c", Promise(0, b.held, 1)) == []
     effects = b.hear("d", Promise(0, b.held, 1))
-    assert [who for who, _ in effects[-1].contributions] == ["b", "c"]
+    assert [name for name, _ in effects[-1].contributions] == ["b", "c"]
     effects = b.averaged(effects)
     (commit,) = {m for m in b.said(effects) if isinstance(m, Commit)}
     assert (commit.term, commit.aggregator) == (1, "b")

@@ -60,8 +60,8 @@ def test_the_commit_that_came_first_is_dropped_first(peer: Any) -> None:
 def test_a_peers_own_commits_are_not_dropped(peer: Any) -> None:
     """It has to send them; others' commits give way."""
     a = peer("a", group="abc", fragments=((0, 1, 2, 3),))
-    for who in "bc":
-        a.hear(who, a.contribution(a.held))
+    for name in "bc":
+        a.hear(name, a.contribution(a.held))
     a.averaged(a.contribute())
     take(a, 1, "c")
     assert kept(a) == [0, 1]
@@ -106,11 +106,11 @@ def test_contributions_beyond_the_room_come_later_except_to_the_first_open_shard
     take(b, 1)
     assert (b.replica.collected, b.replica.crowded(3)) == (1, False)
     ahead = peer("b", group="abcd", fragments=((0, 1, 2, 3),))
-    for who in "acd":
-        ahead.hear(who, ahead.contribution(ahead.version(2), shard=3))
+    for name in "acd":
+        ahead.hear(name, ahead.contribution(ahead.version(2), shard=3))
     assert ahead.replica.collected == 3
     assert not ahead.replica.crowded(3)
     submits = peer("b", group="abcd", fragments=((0, 1),), mode="async")
-    for who in "acd":
-        submits.hear(who, submits.contribution(submits.held))
+    for name in "acd":
+        submits.hear(name, submits.contribution(submits.held))
     assert not submits.replica.crowded(1)

@@ -28,7 +28,7 @@ def test_a_damaged_shard_is_fetched_and_commits_nothing_meanwhile(peer: Any) -> 
     a.hear("b", state)
     accept, average = a.feed(Filled(0, state.version, "d1"))
     assert accept == Accept(((0, "d1"),))
-    assert [who for who, _ in average.contributions] == ["a", "b"]
+    assert [name for name, _ in average.contributions] == ["a", "b"]
     assert average.held == meta_of(a.replica.state(0))
 
 

@@ -59,7 +59,7 @@ def test_a_peer_with_many_mismatches_in_a_row_says_that_it_is_unlike(peer: Any) 
     for _ in range(most - 1):
         astray(b)
     assert not b.replica.roster.mine.unlike
-    assert b.feed(Applied(0, b.version(1), "what nobody waits for")) == []
+    assert b.feed(Applied(0, b.version(1), "of no commit under way")) == []
     (told,) = astray(b)
     assert told == (
         "shard 0: a commit on epoch 2 led to another digest than it names, as did all of the last "

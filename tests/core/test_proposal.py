@@ -17,16 +17,16 @@ from tests.core.conftest import average_in, commits_to, computed, held_by, joine
 COMMIT = Commit(0, Version(0, 0, 0, "d0"), Version(0, 5, 1, "d1"), 0, "a", (), Plan(("a",), ("a", "c")))
 
 
-def test_whom_either_plan_names_must_hold_it() -> None:
-    """The present one, or its own; but for this peer, and for those who say that they do."""
+def test_each_peer_that_either_plan_names_must_hold_a_proposal() -> None:
+    """The present plan or its own; except for this peer, and for those that acknowledge it."""
     proposal = Proposal(COMMIT)
     assert proposal.missing(Plan((), ("a", "b")), "a") == {"b", "c"}
     proposal.holding.add("b")
     assert proposal.missing(Plan((), ("a", "b")), "a") == {"c"}
 
 
-def test_it_is_sent_once_in_a_while() -> None:
-    """To each peer anew when the time is over, or when that peer has forgotten it."""
+def test_a_proposal_is_due_again_after_a_while() -> None:
+    """For each peer; and at once for a peer that restarted."""
     proposal = Proposal(COMMIT)
     assert proposal.due("bc", 10.0, 4.0) == ["b", "c"]
     assert proposal.due("bcd", 13.9, 4.0) == ["d"]

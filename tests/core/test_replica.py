@@ -319,7 +319,7 @@ def test_a_broken_link_is_probed_at_once(peer: Any) -> None:
     assert a.replica.roster.live("b")
     assert [e.kind for e in a.refuse("b")] == ["died"]
     assert a.feed(Closed("b")) == []
-    assert a.feed(Closed("nobody")) == []
+    assert a.feed(Closed("stranger")) == []
 
 
 def test_the_second_refused_dial_is_a_verdict(peer: Any) -> None:

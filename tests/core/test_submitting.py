@@ -26,10 +26,10 @@ from tests.core.conftest import next_commit, running, to
         ((3, 1), (2, 1), (4, 1), False),
     ],
 )
-def test_what_can_not_be_counted_any_more(
+def test_a_submission_is_settled_once_a_part_of_it_is_counted(
     counted: tuple[int, int] | None, oldest: tuple[int, int], id: tuple[int, int], is_settled: bool
 ) -> None:
-    """It is counted, or a part of it; another life's numbers say nothing, unless they are the greater."""
+    """The numbers of another life say nothing, unless they are the greater."""
     contribution = Contribution(0, Version(0, 0, 0, ""), ContributionId(*id), ContributionId(*oldest), 1.0, 1)
     assert settled(contribution, None if counted is None else ContributionId(*counted)) is is_settled
 

@@ -38,7 +38,7 @@ def test_a_round_averages_the_contributions_of_its_group(peer: Any, life: int) -
     covered = meta(Version(0, 10 + 5 + 5 + 7, 2, ""), 0, Plan(("a", "b", "c"), order), counted)
     assert isinstance(average, Average)
     assert (average.shard, average.base, average.meta) == (0, a.version(1), covered)
-    assert [who for who, _ in average.contributions] == ["a", "b", "c"]
+    assert [name for name, _ in average.contributions] == ["a", "b", "c"]
     assert [c.payload for _, c in average.contributions] == ["Δ", "Δ1", "Δ4"]
 
 
@@ -47,7 +47,7 @@ def test_a_contribution_from_outside_the_group_is_counted(peer: Any) -> None:
     a = peer("a", group="a", live="d")
     a.hear("d", a.contribution(a.held))
     (average,) = a.contribute()
-    assert [who for who, _ in average.contributions] == ["a", "d"]
+    assert [name for name, _ in average.contributions] == ["a", "d"]
 
 
 def test_a_repeated_contribution_changes_nothing(peer: Any) -> None:
@@ -60,7 +60,7 @@ def test_a_repeated_contribution_changes_nothing(peer: Any) -> None:
     assert a.hear("b", first) == []
     a.contribute()
     (average,) = a.hear("c", a.contribution(a.held))
-    assert [c.id.sequence for who, c in average.contributions if who == "b"] == [2]
+    assert [c.id.sequence for name, c in average.contributions if name == "b"] == [2]
 
 
 @pytest.mark.parametrize("sequence", [3, 2])
@@ -188,7 +188,7 @@ def test_a_newcomer_is_named_at_once_and_may_aggregate_after_a_round(peer: Any) 
     plan = next_plan(a, "b")
     assert plan.group == ("a", "b", "d")
     assert sorted(plan.succession) == ["a", "b"]
-    a.replica.logs[0].lead.holder = "a"  # whoever was elected: this test is about who is named next
+    a.replica.logs[0].lead.holder = "a"  # whichever peer was elected, a goes on
     plan = next_plan(a, "b", "d")
     assert plan.group == ("a", "b", "d")
     assert sorted(plan.succession) == ["a", "b", "d"]
@@ -200,7 +200,7 @@ def test_a_peer_is_elected_only_after_a_commit_counts_it(peer: Any) -> None:
     a.meet("z", idle=True)
     assert sorted(next_plan(a, "b").succession) == ["a", "b"]
     for contributors in ("zb", "b"):
-        a.replica.logs[0].lead.holder = "a"  # whoever was elected: this test is about who is elected next
+        a.replica.logs[0].lead.holder = "a"  # whichever peer was elected, a goes on
         a.meet("z", idle=True)
         assert sorted(next_plan(a, *contributors).succession) == ["a", "b", "z"]
 

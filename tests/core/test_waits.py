@@ -142,13 +142,13 @@ def test_round_timeout_counts_from_the_first_contribution(peer: Any) -> None:
 def test_a_round_waits_for_its_aggregator_while_that_pauses(peer: Any) -> None:
     """As long as for any other peer that pauses: back in time it is counted; later the other two are a quorum without
     it."""
-    for pause, who in ((6.5, ["a", "b", "c"]), (7.5, ["b", "c"])):
+    for pause, counted in ((6.5, ["a", "b", "c"]), (7.5, ["b", "c"])):
         a = peer("a", group="abc", round_timeout=60.0, pause_timeout=7.0)
         a.feed(Pause(True))
         effects = [*a.hear("b", a.contribution(a.held)), *a.hear("c", a.contribution(a.held)), *a.pass_time(pause)]
         a.feed(Pause(False))
         effects += a.contribute()
-        assert a.averages(effects) == [who]
+        assert a.averages(effects) == [counted]
 
 
 # -- peers that are not waited for
@@ -167,7 +167,7 @@ def test_a_round_does_not_wait_for_a_peer_that_is_idle_dead_or_gone(peer: Any, w
         case "left":
             effects = a.hear("c", Leave(1))
     assert isinstance(effects[-1], Average)
-    assert [who for who, _ in effects[-1].contributions] == ["a", "b"]
+    assert [name for name, _ in effects[-1].contributions] == ["a", "b"]
 
 
 def test_a_round_waits_again_for_a_peer_that_is_idle_no_more(peer: Any) -> None:
