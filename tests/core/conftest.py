@@ -41,6 +41,7 @@ from p2p_diloco.core.messages import (
     Versions,
 )
 from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.state import meta_of
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
@@ -226,6 +227,8 @@ TWO = ((0,), (1,))
 """Two fragments of one shard each."""
 FIVE = tuple((shard,) for shard in range(5))
 """Five fragments of one shard each."""
+PLAIN = Rules(run="run", fragments=((0,),))
+"""The rules of a run of one shard, all else by default."""
 
 
 # -- states
@@ -234,6 +237,20 @@ FIVE = tuple((shard,) for shard in range(5))
 def meta(version: Version, term: int, plan: Plan, counted: dict[str, ContributionId]) -> bytes:
     """What a digest covers beside the tensors."""
     return meta_of(State(0, version, term, plan, counted, {}))
+
+
+def contribution(base: Version, sequence: int = 1, *, life: int = 1, oldest: int | None = None) -> Contribution:
+    """A contribution to shard 0. ``oldest``: the sequence of the oldest one in it, if that is another."""
+    first = ContributionId(life, sequence if oldest is None else oldest)
+    return Contribution(0, base, ContributionId(life, sequence), first, 1.0, 5, f"Δ{sequence}")
+
+
+def commit_on(state: State, counted: str = "", *, by: str = "a", sequence: int = 1, digest: str = "") -> Commit:
+    """The commit that follows a state and counts contributions of 5 samples each."""
+    base = state.version
+    listed = tuple(Counted(peer, ContributionId(1, sequence), 1.0, 5) for peer in counted)
+    version = Version(base.generation, base.samples + 5 * len(counted), base.epoch + 1, digest or f"d{base.epoch + 1}")
+    return Commit(state.shard, base, version, state.term, by, listed, state.plan, "mean")
 
 
 def ahead(p: Peer, epoch: int) -> ModelVersion:
@@ -267,6 +284,22 @@ def gathering(peer: type[Peer], donors: str = "ac", **rules: Any) -> tuple[Any, 
 
 
 # -- rounds
+
+
+def roster_of(me: str, others: str = "", *, rules: Rules = PLAIN) -> Roster:
+    """The roster of a peer at epoch 1 that has met others at the same epoch."""
+    summary = Summary(1, "worker", True, ModelVersion(0, 10, 1, ""), (1,), idle=False)
+    made = Roster(me, rules, summary)
+    for name in others:
+        made.heard(name)
+        made.summarized(name, summary)
+    return made
+
+
+def dies(roster: Roster, peer: str) -> None:
+    """The peer's process is gone."""
+    roster.suspected(peer)
+    assert roster.failed(peer)
 
 
 def solo(peer: type[Peer], **more: Any) -> Any:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from p2p_diloco.core.events import Accept, Applied, Apply, Changed, Filled, Send
+from p2p_diloco.core.incoming import Incoming
 from p2p_diloco.core.messages import Commit, Leave, Outdated, Plan, Probe, Versions
 from p2p_diloco.core.version import Version, model_version
-from tests.core.conftest import commits, filled, meta
+from tests.core.conftest import PLAIN, Peer, commit_on, commits, contribution, dies, filled, meta, roster_of
 
 
 def applied(p: Any, effects: list[Any]) -> list[Any]:
@@ -140,3 +142,39 @@ def test_the_newest_commits_are_kept_up_to_a_bound(peer: Any) -> None:
     assert n.replica.logs[0].incoming.commits == {}
     applied(n, effects)
     assert n.held == n.version(5)
+
+
+# -- what is kept, by itself
+
+
+def test_the_commit_on_a_version_is_taken_once_and_older_ones_are_dropped() -> None:
+    incoming = Incoming(PLAIN, roster_of("b"))
+    kept = {epoch: commit_on(Peer.state(0, epoch)) for epoch in (3, 1, 2)}
+    for commit in kept.values():
+        incoming.keep(commit)
+    assert len(incoming) == 3
+    assert incoming.take_commit(Peer.version(2, "other")) is None
+    assert incoming.take_commit(Peer.version(2)) is kept[2]
+    assert incoming.take_commit(Peer.version(2)) is None
+    assert list(incoming.commits.values()) == [kept[3]]
+
+
+def test_the_oldest_commit_goes_when_there_are_too_many() -> None:
+    incoming = Incoming(replace(PLAIN, commits_kept=2), roster_of("b"))
+    for epoch in (5, 3, 4):
+        incoming.keep(commit_on(Peer.state(0, epoch)))
+    assert sorted(base.epoch for base in incoming.commits) == [4, 5]
+
+
+def test_the_early_contribution_of_a_dead_peer_is_kept_only_if_it_was_met() -> None:
+    """A peer that was met may be back; what a dead peer's message brings late is not kept."""
+    incoming = Incoming(PLAIN, roster_of("b", "ac"))
+    for peer in "acx":
+        incoming.stash(peer, contribution(Peer.version(2)))
+    assert (set(incoming.early), len(incoming)) == ({*"acx"}, 3)
+    incoming.roster.discovered("x")
+    for peer in "ax":
+        dies(incoming.roster, peer)
+        incoming.lost(peer)
+        incoming.stash(peer, contribution(Peer.version(2), 2))
+    assert {peer: c.id.sequence for peer, c in incoming.early.items()} == {"a": 1, "c": 1}

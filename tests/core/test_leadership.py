@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from p2p_diloco.core.events import Accept, Applied, Apply, Average, Changed, Delivered, Note, Release, Send
+from p2p_diloco.core.leadership import Leadership
 from p2p_diloco.core.messages import Commit, Counted, Outdated, Plan, Promise, TakeOver, Want
 from p2p_diloco.core.version import ContributionId, model_version
-from tests.core.conftest import meta
+from tests.core.conftest import Peer, dies, meta, roster_of
 
 # -- the candidates
 
@@ -385,3 +387,79 @@ def test_the_greatest_claimant_may_write_under_a_lower_term(peer: Any) -> None:
     c.hear("b", TakeOver(0, c.held, 2))
     commit = Commit(0, c.held, c.version(2), 1, "b", (), Plan(("b", "c"), ("b", "c")))
     assert isinstance(c.hear("b", commit)[-1], Apply)
+
+
+# -- the target and the claims by themselves
+
+
+def leadership(me: str, others: str = "abcde", group: str = "abc", succession: str = "ab") -> Leadership:
+    """That of a peer at epoch 1 that has met the others."""
+    state = Peer.state(0, 1, plan=Peer.plan(group, succession))
+    return Leadership(roster_of(me, others.replace(me, "")), state)
+
+
+def test_the_target_is_the_first_living_candidate_under_its_term() -> None:
+    """Succession, rest of the group, then the lowest other holder; each step is another term. If none is left, the
+    holder stays."""
+    lead = leadership("e")
+    targets = [lead.target()]
+    for peer in "abc":
+        dies(lead.roster, peer)
+        targets.append(lead.target())
+    assert targets == [(0, "a"), (1, "b"), (2, "c"), (4, "d")]
+    dies(lead.roster, "d")
+    lead.roster.says(eligible=False)
+    assert lead.target() == (0, "a")
+
+
+def test_the_target_after_a_dead_claimant_follows_its_term() -> None:
+    """Terms only rise, and the line goes round."""
+    lead = leadership("e")
+    lead.concede(2, "c")
+    assert lead.target() == (2, "c")
+    dies(lead.roster, "c")
+    assert lead.target() == (3, "a")
+
+
+def test_a_claim_waits_for_each_live_holder_until_it_is_conceded() -> None:
+    lead = leadership("b", "abcd")
+    assert lead.unpromised() == lead.ask() == []  # nothing is claimed
+    lead.claim(1)
+    assert (lead.term, lead.holder, lead.unpromised()) == (1, "b", ["a", "c", "d"])
+    assert lead.ask() == [Send(peer, TakeOver(0, Peer.version(1), 1)) for peer in "acd"]
+    assert lead.promised("c", Promise(0, Peer.version(1), 1))
+    dies(lead.roster, "d")
+    assert lead.unpromised() == ["a"]
+    lead.concede(2, "c")
+    assert (lead.term, lead.holder, lead.unpromised(), lead.ask()) == (2, "c", [], [])
+    assert not lead.promised("a", Promise(0, Peer.version(1), 2))
+
+
+@pytest.mark.parametrize(
+    ("sender", "term", "holder", "overruled"),
+    [("d", 2, "a", True), ("d", 1, "c", True), ("d", 1, "a", False), ("d", 0, "c", False), ("b", 0, "a", True)],
+)
+def test_a_claim_is_overruled_by_a_greater_one_or_by_its_own_holder(
+    sender: str, term: int, holder: str, overruled: bool
+) -> None:
+    """Greater by term, then by id. A holder that names another peer has forgotten its claim."""
+    lead = leadership("e")
+    lead.concede(1, "b")
+    assert lead.is_overruled(sender, Outdated(0, Peer.version(1), term, holder)) is overruled
+    assert not lead.is_overruled(sender, Outdated(0, Peer.version(2), term, holder))
+
+
+@pytest.mark.parametrize(("epochs", "claimed"), [((1,), True), ((2,), False), ((), True)])
+def test_a_claim_of_a_live_third_peer_counts_unless_that_peer_has_moved_on(
+    epochs: tuple[int, ...], claimed: bool
+) -> None:
+    """A claimant that has told no epoch has not moved on. The claim of this peer, or of the sender, is no third one's."""
+    lead = leadership("e")
+    lead.concede(1, "b")
+    lead.roster.summarized("b", replace(lead.roster.mine, epochs=epochs, incarnation=2))
+    assert lead.is_claimed_by_another("a", 0) is claimed
+    assert not lead.is_claimed_by_another("b", 0)
+    dies(lead.roster, "b")
+    assert not lead.is_claimed_by_another("a", 0)
+    lead.claim(2)
+    assert not lead.is_claimed_by_another("a", 0)

@@ -7,7 +7,8 @@ from typing import Any
 
 from p2p_diloco.core.events import Applied, Send
 from p2p_diloco.core.messages import Commit, Fetch, Plan, Probe, State, TakeOver
-from tests.core.conftest import mismatches
+from p2p_diloco.core.mismatches import Mismatches
+from tests.core.conftest import PLAIN, mismatches, roster_of
 
 
 def next_commit(b: Any) -> Commit:
@@ -97,3 +98,22 @@ def test_an_unlike_peer_is_sent_states_and_elected_last(peer: Any) -> None:
     told = committed(a)
     states = [e.message for e in told if isinstance(e, Send) and isinstance(e.message, State)]
     assert [set(state.plan.succession) for state in states] == [set("abc")] * 2
+
+
+def test_a_mismatch_is_reported_at_once_and_then_at_intervals() -> None:
+    """With the number of those that were not reported."""
+    found = Mismatches(replace(PLAIN, astray_max=99), roster_of("b"), 100.0)
+    every = PLAIN.say_again
+    told = [mismatches(found.found("text", 100.0 + after)) for after in (0.0, 1.0, every - 1.0, every, 2 * every)]
+    assert told == [["text"], [], [], ["text, as did 2 others since it was last said"], ["text"]]
+
+
+def test_only_mismatches_in_a_row_make_a_peer_unlike() -> None:
+    found = Mismatches(replace(PLAIN, astray_max=3), roster_of("b"), 0.0)
+    for agrees in (False, False, True, False, False):
+        found.agreed() if agrees else found.found("text", 0.0)
+    assert not found.roster.mine.unlike
+    (told,) = mismatches(found.found("text", 0.0))
+    assert told.startswith("text, as did all of the last 3")
+    assert found.roster.mine.unlike
+    assert found.found("text", 0.0) == []  # it was reported

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core.carry import Progress as Carried
 from p2p_diloco.core.events import Applied, Carry, Delivered, Effect, Filled, Load, Merge, Release
 from p2p_diloco.core.messages import Contribution, Counted, Plan, Stale, State
-from p2p_diloco.core.submitting import settled
+from p2p_diloco.core.submitting import ENDED, LEFT, TOO_OLD, Submitting, settled
 from p2p_diloco.core.version import ContributionId, Version
-from tests.core.conftest import next_commit, running, to
+from tests.core.conftest import PLAIN, Peer, contribution, next_commit, running, to
 
 
 @pytest.mark.parametrize(
@@ -177,3 +178,83 @@ def test_a_refusal_ends_the_exchange_once_newer_state_has_come(peer: Any) -> Non
     assert a.hear("c", Stale(0, id, a.version(5))) == []
     a.hear("c", a.state(0, 5, plan=Plan(tuple("abc"), tuple("cb"))))
     assert Release(sent=True) in a.feed(Filled(0, a.version(5), "d5"))
+
+
+# -- the record of one submission, by itself
+
+COUNTS_B = (("b", ContributionId(1, 1)),)
+
+
+def submitting(**rules: int) -> Submitting:
+    """The record of b's first submission, on epoch 1."""
+    own = Submitting("b", replace(PLAIN, mode="async", **rules))
+    own.begin(contribution(Peer.version(1)))
+    return own
+
+
+@pytest.mark.parametrize(
+    ("state", "refused_at", "behind", "why"),
+    [
+        (Peer.state(0, 2, counted=COUNTS_B), None, 0, ""),
+        (Peer.state(0, 5, counted=COUNTS_B), 9, 3, ""),
+        (Peer.state(0, 5), 5, None, TOO_OLD),
+        (Peer.state(0, 3, version=Version(0, 70, 3, "x"), history=((3, "x"), (0, "x0"))), None, None, LEFT),
+        (Peer.state(0, 8), None, None, ENDED),
+    ],
+)
+def test_an_exchange_is_over_when_its_submission_is_settled(
+    state: State, refused_at: int | None, behind: int | None, why: str
+) -> None:
+    """It is counted, refused and overtaken, of a left lineage, or the run has ended. The reason is told where it is not
+    counted, the staleness where it is."""
+    own = submitting(stop_after_epochs=8)
+    if refused_at is not None:
+        own.stale(Stale(0, ContributionId(1, 1), Peer.version(refused_at)), None)
+    own.settle(state)
+    assert (own.mine, own.over, own.behind, own.uncounted) == (None, True, behind, why)
+    assert own.refusals == (why == TOO_OLD)
+
+
+def test_a_submission_that_is_not_settled_stays() -> None:
+    """Newer states do not count it, or it is refused at an epoch that has not come yet."""
+    own = submitting()
+    own.settle(Peer.state(0, 4))
+    own.stale(Stale(0, ContributionId(1, 1), Peer.version(6)), Peer.state(0, 5))
+    own.stale(Stale(0, ContributionId(1, 9), Peer.version(4)), Peer.state(0, 5))  # of another submission
+    assert own.goes_on(None, Peer.version(1), due=False)
+    assert not own.over
+    own.settle(Peer.state(0, 6))
+    assert own.over
+
+
+def test_a_new_submission_knows_nothing_of_the_last_ones_refusal() -> None:
+    own = submitting()
+    own.stale(Stale(0, ContributionId(1, 1), Peer.version(6)), None)
+    own.begin(contribution(Peer.version(1), 2))
+    own.settle(Peer.state(0, 7))
+    assert not own.over
+
+
+def test_the_trainer_merges_once_after_an_exchange_and_whenever_it_must() -> None:
+    """It must when its base is of a left lineage, when it has none, and when the run has ended."""
+    own, state, base = submitting(stop_after_epochs=5), Peer.state(0, 2, counted=COUNTS_B), Peer.version(1)
+    own.settle(state)
+    assert [own.loads(state, base), own.loads(state, base)] == [True, False]
+    assert own.loads(state, None)
+    assert own.loads(state, Peer.version(1, "other"))
+    assert own.loads(Peer.state(0, 5), base)
+
+
+def test_a_submission_is_as_old_as_the_oldest_progress_in_it() -> None:
+    """As far as its lineage is the present one. It has no base where it can't be counted."""
+    own, state = submitting(stop_after_epochs=5), Peer.state(0, 4)
+    assert own.base_of(state, Peer.version(3), None) == Peer.version(3)
+    assert own.base_of(state, Peer.version(3), Peer.version(1)) == Peer.version(1)
+    assert own.base_of(state, Peer.version(3), Peer.version(1, "other")) == Peer.version(3)
+    assert own.base_of(state, Peer.version(3, "other"), Peer.version(1)) is None
+    assert own.base_of(Peer.state(0, 5), Peer.version(3), None) is None
+    assert own.base_of(None, Peer.version(3), None) is own.base_of(state, None, None) is None
+
+
+def test_a_refused_submission_is_carried_over_once() -> None:
+    assert [submitting().gives_up(Carried(sends=sends)) for sends in (1, 2)] == [False, True]
