@@ -115,6 +115,20 @@ class Peer:
         id = ContributionId(life, sequence)
         return Contribution(shard, base, id, id, weight=2.0, samples=samples, payload=f"Δ{sequence}")
 
+    def commit(
+        self,
+        shard: int = 0,
+        *,
+        by: str = "a",
+        term: int = 0,
+        counted: tuple[Counted, ...] = (),
+        plan: Plan | None = None,
+    ) -> Commit:
+        """The next commit of a shard. Without a plan it keeps the present one."""
+        state = self.replica.state(shard)
+        base, then = state.version, self.version(state.version.epoch + 1)
+        return Commit(shard, base, then, term, by, counted, plan or state.plan, "mean")
+
     # -- what is held
 
     @property
@@ -134,6 +148,11 @@ class Peer:
 
     def hear(self, sender: str, message: Message, after: float = 0.0) -> list[Effect]:
         return self.feed(Received(sender, message), after)
+
+    def take(self, commit: Commit, sender: str = "") -> list[Effect]:
+        """A commit comes, from its author unless a sender is named, and is applied; the effects of the latter."""
+        self.hear(sender or commit.aggregator, commit)
+        return self.feed(Applied(commit.shard, commit.base, commit.version.digest))
 
     def about(self, **says: Any) -> Summary:
         """The summary of a peer that holds what this one does, but for ``says``."""
@@ -315,15 +334,9 @@ def round_alone(a: Peer, *shards: int) -> list[Effect]:
     return effects
 
 
-def moves_on(
-    p: Peer, shard: int = 0, *, by: str = "a", counted: tuple[Counted, ...] = (), plan: Plan | None = None
-) -> list[Effect]:
-    """A shard moves on by another peer's commit. Without a plan it keeps the present one."""
-    log = p.replica.logs[shard]
-    version = p.version(log.version.epoch + 1)
-    message = Commit(shard, log.version, version, 0, by, counted, plan or log.state.plan)
-    p.hear(by, message)
-    return p.feed(Applied(shard, message.base, version.digest))
+def moves_on(p: Peer, shard: int = 0, **commit: Any) -> list[Effect]:
+    """A shard moves on by another peer's commit."""
+    return p.take(p.commit(shard, **commit))
 
 
 def commits(p: Peer, first: int, last: int) -> list[Commit]:

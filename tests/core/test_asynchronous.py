@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Accept, Applied, Apply, Averaged, Effect, Fill, Filled, Send, SendFailed
+from p2p_diloco.core.events import Accept, Apply, Averaged, Effect, Fill, Filled, Send, SendFailed
 from p2p_diloco.core.messages import (
     Commit,
     Contribution,
@@ -187,8 +187,7 @@ def test_only_peers_that_may_have_to_answer_keep_several_commits(peer: Any) -> N
         one = running(peer, me)
         for epoch in range(1, 7):
             commit = next_commit(one, epoch=epoch)
-            one.hear("c", commit)
-            one.feed(Applied(0, commit.base, commit.version.digest))
+            one.take(commit)
         assert len(one.replica.logs[0].recent) == kept
 
 
@@ -233,8 +232,7 @@ def test_a_successor_answers_a_submission_with_the_aggregator_and_the_commits(pe
     base = b.held
     for epoch in (1, 2):
         commit = next_commit(b, epoch=epoch)
-        b.hear("c", commit)
-        b.feed(Applied(0, commit.base, commit.version.digest))
+        b.take(commit)
     for _ in range(2):
         effects = b.hear("a", b.contribution(base, 5))
         assert [commit.version.epoch for commit in commits_to(effects, "a")] == [2, 3]
@@ -350,8 +348,7 @@ def test_a_successor_goes_on_from_the_last_commit_it_holds(peer: Any) -> None:
     """It claims the next term, asks all live peers, counts what was not counted, and answers for what was."""
     b = running(peer, "b", dn_buffer_size=4)
     commit = next_commit(b)
-    b.hear("c", commit)
-    b.feed(Applied(0, commit.base, commit.version.digest))
+    b.take(commit)
     effects = b.lose("c")
     assert to(effects, "a", TakeOver) == [TakeOver(0, commit.version, 1)]
     again = replace(b.contribution(b.version(1), 1), samples=10)

@@ -167,9 +167,8 @@ def test_a_filled_state_that_was_given_up_is_not_accepted(peer: Any) -> None:
 def test_a_donor_sends_the_least_that_closes_the_gap(peer: Any, have: int | None, answer: list[str]) -> None:
     """Nothing for its own version, the last commit for the version before, the whole state for all others."""
     b = peer("b", group="abc")
-    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
-    b.hear("a", commit)
-    b.feed(Applied(0, commit.base, "d2"))
+    commit = b.commit(plan=b.plan("ab"))
+    b.take(commit)
     known = {"commit": commit, "state": b.replica.state(0)}
     effects = b.hear("a", Fetch((None if have is None else b.version(have),)))
     assert effects == [Send("a", known[kind]) for kind in answer]
@@ -238,8 +237,7 @@ def test_a_commit_that_arrives_restarts_the_wait(peer: Any) -> None:
         assert not b.said(b.meet("a", model=ahead(b, epoch + 1), epochs=(epoch + 1,)))
         commit = Commit(0, b.held, b.version(epoch + 1), 0, "a", (), Plan(("a", "b"), ("a", "b")))
         b.now += 1.5
-        b.hear("a", commit)
-        b.feed(Applied(0, commit.base, commit.version.digest))
+        b.take(commit)
         b.now += 0.6
         assert not b.said(b.meet("a", model=ahead(b, epoch + 2), epochs=(epoch + 2,)))
 
@@ -250,8 +248,7 @@ def test_a_gap_that_does_not_close_is_fetched_though_other_shards_move(peer: Any
     b.hear("a", b.contribution(b.version(2)))
     b.now += 1.5
     commit = Commit(1, b.version(1), b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
-    b.hear("a", commit)
-    b.feed(Applied(1, commit.base, "d2"))
+    b.take(commit)
     b.hear("a", b.contribution(b.version(2)))  # seen again: the gap is as old as it was
     b.now += 0.5
     assert b.said(b.meet("a", model=ahead(b, 2), epochs=(2, 2))) == [Fetch((b.version(1), b.version(2)))]
@@ -268,9 +265,8 @@ def test_a_commit_on_an_unknown_base_is_a_gap(peer: Any) -> None:
 def test_a_gap_that_has_closed_hurries_nothing(peer: Any) -> None:
     b = peer("b", group="ab")
     b.hear("a", b.contribution(b.version(2)))
-    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
-    b.hear("a", commit)
-    b.feed(Applied(0, commit.base, "d2"))
+    commit = b.commit(plan=b.plan("ab"))
+    b.take(commit)
     b.now += 5.0
     assert not b.said(b.meet("a", model=ahead(b, 3), epochs=(3,)))
 
@@ -287,9 +283,8 @@ def test_a_commit_that_reaches_the_target_ends_the_fetch(peer: Any) -> None:
     """Another peer may be asked then."""
     b = peer("b", group="abc")
     b.replica.catchup.fetch("a", ahead(b, 2), b.now)
-    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
-    b.hear("c", commit)
-    b.feed(Applied(0, commit.base, "d2"))
+    commit = b.commit(plan=b.plan("ab"))
+    b.take(commit, "c")
     assert b.replica.catchup.fetching is None
 
 
@@ -339,9 +334,8 @@ def test_a_state_that_a_commit_overtakes_is_void(peer: Any) -> None:
     b = peer("b", group="ab")
     state = b.state(0, 4)
     b.hear("a", state)
-    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
-    b.hear("a", commit)
-    b.feed(Applied(0, commit.base, "d2"))
+    commit = b.commit(plan=b.plan("ab"))
+    b.take(commit)
     assert filled(b, state) == []
     assert b.held == b.version(2)
 

@@ -39,10 +39,9 @@ def test_an_early_contribution_is_counted_once_its_base_is_reached(peer: Any) ->
 def test_an_early_contribution_on_another_commit_is_not_counted(peer: Any) -> None:
     """Two commits led to the same epoch, and this peer took the other one."""
     b = peer("b", group="ab")
-    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("b",)))
+    commit = b.commit(plan=b.plan("ab", "b"))
     b.hear("a", b.contribution(Version(0, 20, 2, "other")))
-    b.hear("a", commit)
-    b.feed(Applied(0, commit.base, "d2"))
+    b.take(commit)
     assert b.contribute() == []
 
 
@@ -74,9 +73,8 @@ def test_each_early_contributor_is_told_the_aggregator(peer: Any) -> None:
     b = peer("b", group="abcd")
     for name in "cd":
         b.hear(name, b.contribution(b.version(2)))
-    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(tuple("abcd"), tuple("abcd")))
-    b.hear("a", commit)
-    effects = b.feed(Applied(0, commit.base, "d2"))
+    commit = b.commit(plan=b.plan("abcd"))
+    effects = b.take(commit)
     assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Outdated)] == ["c", "d"]
 
 

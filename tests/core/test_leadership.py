@@ -206,9 +206,8 @@ def test_a_new_version_forgets_the_claims_on_the_last(peer: Any) -> None:
     b = peer("b")
     b.contribute()
     b.lose("a")
-    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("b", "c"), ("c", "b")))
-    b.hear("c", commit)
-    b.feed(Applied(0, commit.base, "d2"))
+    commit = b.commit(plan=b.plan("bc", "cb"))
+    b.take(commit, "c")
     log = b.replica.logs[0]
     assert (log.lead.term, log.lead.holder, log.lead.promised_by, log.round.inbox) == (0, "c", None, {})
 
@@ -255,7 +254,7 @@ def test_a_claimant_takes_the_old_aggregators_commit(peer: Any) -> None:
     b = peer("b")
     b.contribute()
     b.lose("a")
-    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
+    commit = b.commit(plan=b.plan("ab"))
     assert isinstance(b.hear("a", commit)[-1], Apply)
 
 
@@ -342,7 +341,7 @@ def test_a_commit_of_a_lower_term_is_refused(peer: Any) -> None:
     """This peer has promised to a living claimant; the old aggregator is told of the greater claim."""
     c = peer("c")
     c.hear("b", TakeOver(0, c.held, 1))
-    commit = Commit(0, c.held, c.version(2), 0, "a", (), Plan(("a", "c"), ("a", "c")))
+    commit = c.commit(plan=c.plan("ac"))
     assert c.hear("a", commit) == [Send("a", Outdated(0, c.held, 1, "b"))]
     assert c.replica.logs[0].round.working is None
 
@@ -354,7 +353,7 @@ def test_a_commit_of_a_lower_term_is_taken_when_the_claimant_is_gone(peer: Any) 
     c.lose("b")
     log = c.replica.logs[0]
     log.lead.holder, log.lead.term = "b", 1  # as before its death was noticed and c made a claim of its own
-    commit = Commit(0, c.held, c.version(2), 0, "a", (), Plan(("a", "c"), ("a", "c")))
+    commit = c.commit(plan=c.plan("ac"))
     assert isinstance(c.hear("a", commit)[-1], Apply)
 
 
@@ -363,7 +362,7 @@ def test_a_commit_of_a_lower_term_is_taken_when_the_claimant_has_moved_on(peer: 
     c = peer("c")
     c.hear("b", TakeOver(0, c.held, 1))
     c.meet("b", epochs=(2,), model=model_version([c.version(2)]))
-    commit = Commit(0, c.held, c.version(2), 0, "a", (), Plan(("a", "c"), ("a", "c")))
+    commit = c.commit(plan=c.plan("ac"))
     assert isinstance(c.hear("a", commit)[-1], Apply)
 
 
@@ -371,21 +370,21 @@ def test_a_commit_that_another_peer_passes_on_is_taken(peer: Any) -> None:
     """That peer holds it, so it is in the log: terms decide which peer may write, not what was written."""
     c = peer("c", group="abcd")
     c.hear("b", TakeOver(0, c.held, 1))
-    commit = Commit(0, c.held, c.version(2), 0, "a", (), Plan(("a", "c"), ("a", "c")))
+    commit = c.commit(plan=c.plan("ac"))
     assert isinstance(c.hear("d", commit)[-1], Apply)
 
 
 def test_the_claimants_own_commit_is_taken(peer: Any) -> None:
     c = peer("c")
     c.hear("b", TakeOver(0, c.held, 1))
-    commit = Commit(0, c.held, c.version(2), 1, "b", (), Plan(("b", "c"), ("b", "c")))
+    commit = c.commit(by="b", term=1, plan=c.plan("bc"))
     assert c.hear("b", commit) == [Apply(commit, meta(commit.version, 1, commit.plan, {}))]
 
 
 def test_the_greatest_claimant_may_write_under_a_lower_term(peer: Any) -> None:
     c = peer("c")
     c.hear("b", TakeOver(0, c.held, 2))
-    commit = Commit(0, c.held, c.version(2), 1, "b", (), Plan(("b", "c"), ("b", "c")))
+    commit = c.commit(by="b", term=1, plan=c.plan("bc"))
     assert isinstance(c.hear("b", commit)[-1], Apply)
 
 
@@ -453,7 +452,7 @@ def test_a_claim_is_overruled_by_a_greater_one_or_by_its_own_holder(
 def test_a_claim_of_a_live_third_peer_counts_unless_that_peer_has_moved_on(
     epochs: tuple[int, ...], claimed: bool
 ) -> None:
-    """A claimant that has told no epoch has not moved on. The claim of this peer, or of the sender, is no third one's."""
+    """A claimant that has told no epoch has not moved on. This peer's claim, or the sender's, is no third one's."""
     lead = leadership("e")
     lead.concede(1, "b")
     lead.roster.summarized("b", replace(lead.roster.mine, epochs=epochs, incarnation=2))

@@ -192,7 +192,7 @@ def test_a_doubted_shard_is_asked_of_a_peer_that_is_ahead_if_the_author_is_gone(
 
 def test_the_fetch_of_a_doubted_shard_is_given_up_like_any_other(peer: Any) -> None:
     b = peer("b", group="ab")
-    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
+    commit = b.commit(plan=b.plan("ab"))
     b.hear("a", commit)
     b.feed(Applied(0, commit.base, "astray"))
     b.pass_time(31.5)

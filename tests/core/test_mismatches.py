@@ -54,8 +54,7 @@ def test_a_peer_with_many_mismatches_in_a_row_says_that_it_is_unlike(peer: Any) 
     for _ in range(most - 1):
         astray(b)
     right = next_commit(b)
-    b.hear("a", right)
-    b.feed(Applied(0, right.base, right.version.digest))
+    b.take(right)
     assert b.replica.epoch == 2
     for _ in range(most - 1):
         astray(b)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from p2p_diloco.core.events import Applied, Delivered, Send, SendFailed
-from p2p_diloco.core.messages import Commit, Plan, State
+from p2p_diloco.core.events import Delivered, Send, SendFailed
+from p2p_diloco.core.messages import Commit, State
 from p2p_diloco.core.outgoing import Outgoing
 from tests.core.conftest import PLAIN, Peer, commit_on, commits, dies, roster_of
 
@@ -38,9 +38,8 @@ def test_a_commit_that_no_third_peer_can_lack_is_not_kept(peer: Any) -> None:
     tell."""
     for live, kept in (("a", False), ("ac", True)):
         b = peer("b", group="ab", live=live)
-        commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")), "mean")
-        b.hear("a", commit)
-        b.feed(Applied(0, commit.base, commit.version.digest))
+        commit = b.commit(plan=b.plan("ab"))
+        b.take(commit)
         assert b.held == commit.version
         assert (b.replica.logs[0].outgoing.last is not None) is kept
 

@@ -55,16 +55,14 @@ def test_a_peer_that_no_plan_names_does_not_acknowledge(peer: Any) -> None:
     """The commit is the answer to what it has submitted."""
     a = running(peer, "a")
     commit = next_commit(a)
-    a.hear("c", commit)
-    assert to(a.feed(Applied(0, commit.base, commit.version.digest)), "c", Held) == []
+    assert to(a.take(commit), "c", Held) == []
 
 
 def test_a_successor_that_gets_a_commit_again_acknowledges_it_again(peer: Any) -> None:
     """The aggregator has not heard it; the successor has gone no further, for nothing is accepted without it."""
     b = running(peer, "b")
     commit = next_commit(b)
-    b.hear("c", commit)
-    b.feed(Applied(0, commit.base, commit.version.digest))
+    b.take(commit)
     assert b.hear("c", commit) == [Send("c", Held(0, commit.version))]
 
 
@@ -72,8 +70,7 @@ def test_an_acknowledgement_that_did_not_arrive_is_sent_again(peer: Any) -> None
     """At the next tick, while it is true."""
     b = running(peer, "b")
     commit = next_commit(b)
-    b.hear("c", commit)
-    b.feed(Applied(0, commit.base, commit.version.digest))
+    b.take(commit)
     b.feed(SendFailed("c", Held(0, commit.version), gone=False))
     assert to(b.pass_time(1.1), "c", Held) == [Held(0, commit.version)]
 
@@ -83,8 +80,7 @@ def test_an_acknowledgement_of_an_earlier_version_is_not_sent_again(peer: Any) -
     b = running(peer, "b")
     for epoch in (1, 2):
         commit = next_commit(b, epoch=epoch)
-        b.hear("c", commit)
-        b.feed(Applied(0, commit.base, commit.version.digest))
+        b.take(commit)
         if epoch == 1:
             b.feed(SendFailed("c", Held(0, commit.version), gone=False))
     assert to(b.pass_time(1.1), "c", Held) == []
@@ -145,8 +141,7 @@ def test_an_aggregator_that_is_behind_is_sent_the_commits_that_follow(peer: Any)
     for one in (a, b):
         for epoch in (1, 2):
             commit = next_commit(one, epoch=epoch)
-            one.hear("c", commit)
-            one.feed(Applied(0, commit.base, commit.version.digest))
+            one.take(commit)
     old = replace(next_commit(b), version=b.version(2, "other"))
     assert [commit.version.epoch for commit in commits_to(b.hear("c", old), "c")] == [2, 3]
     assert to(a.hear("c", old), "c") == []

@@ -33,7 +33,7 @@ from p2p_diloco.core.events import (
     SendFailed,
     Wakeup,
 )
-from p2p_diloco.core.messages import Commit, Counted, Fetch, Leave, Plan, Probe, ProbeAck, Summary, Versions
+from p2p_diloco.core.messages import Counted, Fetch, Leave, Plan, Probe, ProbeAck, Summary, Versions
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.state import founding_meta, meta_of
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
@@ -532,7 +532,7 @@ def test_notes_name_their_peers_and_shards(peer: Any) -> None:
 
 def test_notes_name_the_shard_of_a_mismatch_and_the_lineage_that_was_joined(peer: Any) -> None:
     b = peer("b", group="ab")
-    message = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
+    message = b.commit(plan=b.plan("ab"))
     b.hear("a", message)
     note = b.feed(Applied(0, message.base, "astray"))[0]
     assert note.text == "shard 0: a commit on epoch 1 led to another digest than it names"

@@ -110,8 +110,7 @@ def test_a_commit_is_applied_with_the_revision_that_it_names(peer: Any) -> None:
     assert a.replica.roster.mine.revision == SECOND
 
     b = peer("a", succession="bac")
-    b.hear("b", commit)
-    b.feed(Applied(0, commit.base, commit.version.digest))
+    b.take(commit, "b")
     assert b.replica.roster.mine.revision.proof == "signed"
 
 
@@ -143,8 +142,7 @@ def test_a_revision_of_one_shard_goes_into_the_others(peer: Any) -> None:
     """The aggregator that wrote that commit is dead; a peer that holds it brings the revision into the others."""
     a = peer("a", group="ab", succession="ba", fragments=((0,), (1,)))
     commit = replace(commit_on(a, FIRST), plan=a.plan("ab", "ab"))
-    a.hear("b", commit)
-    a.feed(Applied(0, commit.base, commit.version.digest))
+    a.take(commit, "b")
     assert a.replica.revision == FOUNDED
     a.lose("b")
     (average,) = [e for e in a.contribute(1) if isinstance(e, Average)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from p2p_diloco.core.events import Applied, Average, Averaged, Send
-from p2p_diloco.core.messages import Commit, Plan, Probe, Promise, TakeOver
+from p2p_diloco.core.messages import Probe, Promise, TakeOver
 
 
 def test_a_mean_is_dropped_if_another_peer_took_the_term_meanwhile(peer: Any) -> None:
@@ -51,8 +51,7 @@ def test_no_outer_step_follows_the_last_epoch(peer: Any) -> None:
 def test_peers_that_a_commit_names_are_probed(peer: Any) -> None:
     """Also those that this peer has never met."""
     b = peer("b", group="ab")
-    commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("b", "x"), ("a", "b", "y")))
-    b.hear("a", commit)
-    b.feed(Applied(0, commit.base, "d2"))
+    commit = b.commit(plan=b.plan("bx", "aby"))
+    b.take(commit)
     probed = {e.to for e in b.feed_tick() if isinstance(e, Send) and isinstance(e.message, Probe)}
     assert {"x", "y"} <= probed

@@ -68,8 +68,7 @@ def test_the_trainers_base_stays_between_exchanges(peer: Any) -> None:
     b = running(peer, "b")
     b.feed(Merge())
     commit = next_commit(b)
-    b.hear("c", commit)
-    b.feed(Applied(0, commit.base, commit.version.digest))
+    b.take(commit)
     assert b.feed(Merge()) == [Load((), (0,))]
     [contribution] = to(b.contribute(), "c", Contribution)
     assert contribution.base == b.version(1)

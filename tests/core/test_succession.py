@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.core.events import Accept, Applied, Apply, Average, Averaged
+from p2p_diloco.core.events import Accept, Apply, Average, Averaged
 from p2p_diloco.core.messages import Commit, Contribution, Held, Plan, Promise
 from p2p_diloco.core.succession import elected, hands_over, succession, worth_a_commit
 from p2p_diloco.core.version import Version
@@ -130,8 +130,7 @@ def test_a_submission_behind_the_last_commit_goes_to_the_new_aggregator(peer: An
     b = running(peer, "b", succession="ac")
     b.contribute()
     commit = commits_to(effects, "b")[0]
-    b.hear("a", commit)
-    effects = b.feed(Applied(0, commit.base, commit.version.digest))
+    effects = b.take(commit, "a")
     assert len(to(effects, "c", Contribution)) == 1
 
 
