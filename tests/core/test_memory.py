@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2p_diloco.core.events import Applied, Closed, Send
+from p2p_diloco.core.events import Closed, Send
 from p2p_diloco.core.messages import Commit
 
 
 def take(b: Any, shard: int, maker: str = "a") -> Commit:
-    """``b`` applies a commit on a shard's present version, which another peer made."""
-    base = b.replica.versions[shard]
-    commit = Commit(shard, base, b.version(base.epoch + 1), 0, maker, (), b.plan("abc"), f"mean of {shard}")
-    b.hear(maker, commit)
-    b.feed(Applied(shard, base, commit.version.digest))
+    """``b`` takes the next commit of a shard, which another peer has made."""
+    commit = b.commit(shard, by=maker)
+    b.take(commit)
     assert b.replica.versions[shard] == commit.version
     return commit
 

@@ -25,11 +25,6 @@ def test_equal_states_have_equal_meta() -> None:
     assert meta(Version(1, 50, 3, "another"), 4, plan, dict(sorted(table.items(), reverse=True))) == expected
 
 
-def test_meta_of_a_state_covers_term_plan_and_table(peer: Any) -> None:
-    state = peer.state(0, 3, plan=peer.plan("ab", "b"), counted=(("x", ContributionId(1, 2)),), term=4)
-    assert meta_of(state) == b'[0,30,3,4,["a","b"],["b"],[["x",1,2]]]'
-
-
 def test_a_founder_without_trainer_is_not_in_the_first_group() -> None:
     """The first round is for the workers that come."""
     assert founding_meta(0, "a", "worker") == b'[0,0,0,0,["a"],["a"],[]]'

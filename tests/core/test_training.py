@@ -203,17 +203,6 @@ def test_the_speed_of_a_trainer_is_told_in_steps_a_second(peer: Any) -> None:
     assert training.roster.mine.speed == 0.0
 
 
-def test_idleness_is_answered_for_any_time_without_an_event(peer: Any) -> None:
-    """A pause counts from its beginning, the lack of steps from the last step."""
-    training = peer("a", pause_timeout=30.0).replica.training
-    training.stepped(4.0, 100.0)
-    assert [training.is_idle(100.0 + after) for after in (12.0, 12.1)] == [False, True]
-    training.pauses(True, 110.0)
-    assert [training.is_idle(110.0 + after) for after in (29.9, 30.0)] == [False, True]
-    training.pauses(False, 150.0)
-    assert [training.is_idle(150.0 + after) for after in (12.0, 12.1)] == [False, True]
-
-
 def test_the_answer_to_a_merge_has_a_time_only_while_one_waits(peer: Any) -> None:
     a = peer("b", group="ac", fragments=((0, 1),))
     training = a.replica.training
