@@ -258,12 +258,6 @@ def meta(version: Version, term: int, plan: Plan, counted: dict[str, Contributio
     return meta_of(State(0, version, term, plan, counted, {}))
 
 
-def contribution(base: Version, sequence: int = 1, *, life: int = 1, oldest: int | None = None) -> Contribution:
-    """A contribution to shard 0. ``oldest``: the sequence of the oldest one in it, if that is another."""
-    first = ContributionId(life, sequence if oldest is None else oldest)
-    return Contribution(0, base, ContributionId(life, sequence), first, 1.0, 5, f"Δ{sequence}")
-
-
 def commit_on(state: State, counted: str = "", *, by: str = "a", sequence: int = 1, digest: str = "") -> Commit:
     """The commit that follows a state and counts contributions of 5 samples each."""
     base = state.version

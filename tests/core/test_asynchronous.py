@@ -186,8 +186,7 @@ def test_only_peers_that_may_have_to_answer_keep_several_commits(peer: Any) -> N
     for me, kept in (("a", 1), ("b", 4)):
         one = running(peer, me)
         for epoch in range(1, 7):
-            commit = next_commit(one, epoch=epoch)
-            one.take(commit)
+            one.take(next_commit(one, epoch=epoch))
         assert len(one.replica.logs[0].recent) == kept
 
 

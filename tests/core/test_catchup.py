@@ -265,8 +265,7 @@ def test_a_commit_on_an_unknown_base_is_a_gap(peer: Any) -> None:
 def test_a_gap_that_has_closed_hurries_nothing(peer: Any) -> None:
     b = peer("b", group="ab")
     b.hear("a", b.contribution(b.version(2)))
-    commit = b.commit(plan=b.plan("ab"))
-    b.take(commit)
+    b.take(b.commit(plan=b.plan("ab")))
     b.now += 5.0
     assert not b.said(b.meet("a", model=ahead(b, 3), epochs=(3,)))
 
@@ -283,8 +282,7 @@ def test_a_commit_that_reaches_the_target_ends_the_fetch(peer: Any) -> None:
     """Another peer may be asked then."""
     b = peer("b", group="abc")
     b.replica.catchup.fetch("a", ahead(b, 2), b.now)
-    commit = b.commit(plan=b.plan("ab"))
-    b.take(commit, "c")
+    b.take(b.commit(plan=b.plan("ab")), "c")
     assert b.replica.catchup.fetching is None
 
 
@@ -334,8 +332,7 @@ def test_a_state_that_a_commit_overtakes_is_void(peer: Any) -> None:
     b = peer("b", group="ab")
     state = b.state(0, 4)
     b.hear("a", state)
-    commit = b.commit(plan=b.plan("ab"))
-    b.take(commit)
+    b.take(b.commit(plan=b.plan("ab")))
     assert filled(b, state) == []
     assert b.held == b.version(2)
 

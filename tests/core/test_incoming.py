@@ -9,7 +9,7 @@ from p2p_diloco.core.events import Accept, Applied, Apply, Changed, Filled, Send
 from p2p_diloco.core.incoming import Incoming
 from p2p_diloco.core.messages import Commit, Leave, Outdated, Plan, Probe, Versions
 from p2p_diloco.core.version import Version, model_version
-from tests.core.conftest import PLAIN, Peer, commit_on, commits, contribution, dies, filled, meta, roster_of
+from tests.core.conftest import PLAIN, Peer, commit_on, commits, dies, filled, meta, roster_of
 
 
 def applied(p: Any, effects: list[Any]) -> list[Any]:
@@ -73,8 +73,7 @@ def test_each_early_contributor_is_told_the_aggregator(peer: Any) -> None:
     b = peer("b", group="abcd")
     for name in "cd":
         b.hear(name, b.contribution(b.version(2)))
-    commit = b.commit(plan=b.plan("abcd"))
-    effects = b.take(commit)
+    effects = b.take(b.commit(plan=b.plan("abcd")))
     assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Outdated)] == ["c", "d"]
 
 
@@ -168,11 +167,11 @@ def test_the_early_contribution_of_a_dead_peer_is_kept_only_if_it_was_met() -> N
     """A peer that was met may be back; what a dead peer's message brings late is not kept."""
     incoming = Incoming(PLAIN, roster_of("b", "ac"))
     for peer in "acx":
-        incoming.stash(peer, contribution(Peer.version(2)))
+        incoming.stash(peer, Peer.contribution(Peer.version(2)))
     assert (set(incoming.early), len(incoming)) == ({*"acx"}, 3)
     incoming.roster.discovered("x")
     for peer in "ax":
         dies(incoming.roster, peer)
         incoming.lost(peer)
-        incoming.stash(peer, contribution(Peer.version(2), 2))
+        incoming.stash(peer, Peer.contribution(Peer.version(2), 2))
     assert {peer: c.id.sequence for peer, c in incoming.early.items()} == {"a": 1, "c": 1}

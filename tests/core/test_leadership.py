@@ -254,8 +254,7 @@ def test_a_claimant_takes_the_old_aggregators_commit(peer: Any) -> None:
     b = peer("b")
     b.contribute()
     b.lose("a")
-    commit = b.commit(plan=b.plan("ab"))
-    assert isinstance(b.hear("a", commit)[-1], Apply)
+    assert isinstance(b.hear("a", b.commit(plan=b.plan("ab")))[-1], Apply)
 
 
 @pytest.mark.parametrize(("term", "sender", "wins"), [(2, "a", True), (1, "c", True), (1, "a", False), (0, "c", False)])
@@ -341,8 +340,7 @@ def test_a_commit_of_a_lower_term_is_refused(peer: Any) -> None:
     """This peer has promised to a living claimant; the old aggregator is told of the greater claim."""
     c = peer("c")
     c.hear("b", TakeOver(0, c.held, 1))
-    commit = c.commit(plan=c.plan("ac"))
-    assert c.hear("a", commit) == [Send("a", Outdated(0, c.held, 1, "b"))]
+    assert c.hear("a", c.commit(plan=c.plan("ac"))) == [Send("a", Outdated(0, c.held, 1, "b"))]
     assert c.replica.logs[0].round.working is None
 
 
@@ -353,8 +351,7 @@ def test_a_commit_of_a_lower_term_is_taken_when_the_claimant_is_gone(peer: Any) 
     c.lose("b")
     log = c.replica.logs[0]
     log.lead.holder, log.lead.term = "b", 1  # as before its death was noticed and c made a claim of its own
-    commit = c.commit(plan=c.plan("ac"))
-    assert isinstance(c.hear("a", commit)[-1], Apply)
+    assert isinstance(c.hear("a", c.commit(plan=c.plan("ac")))[-1], Apply)
 
 
 def test_a_commit_of_a_lower_term_is_taken_when_the_claimant_has_moved_on(peer: Any) -> None:
@@ -370,8 +367,7 @@ def test_a_commit_that_another_peer_passes_on_is_taken(peer: Any) -> None:
     """That peer holds it, so it is in the log: terms decide which peer may write, not what was written."""
     c = peer("c", group="abcd")
     c.hear("b", TakeOver(0, c.held, 1))
-    commit = c.commit(plan=c.plan("ac"))
-    assert isinstance(c.hear("d", commit)[-1], Apply)
+    assert isinstance(c.hear("d", c.commit(plan=c.plan("ac")))[-1], Apply)
 
 
 def test_the_claimants_own_commit_is_taken(peer: Any) -> None:
@@ -384,8 +380,7 @@ def test_the_claimants_own_commit_is_taken(peer: Any) -> None:
 def test_the_greatest_claimant_may_write_under_a_lower_term(peer: Any) -> None:
     c = peer("c")
     c.hear("b", TakeOver(0, c.held, 2))
-    commit = c.commit(by="b", term=1, plan=c.plan("bc"))
-    assert isinstance(c.hear("b", commit)[-1], Apply)
+    assert isinstance(c.hear("b", c.commit(by="b", term=1, plan=c.plan("bc")))[-1], Apply)
 
 
 # -- the target and the claims by themselves

@@ -10,7 +10,7 @@ from p2p_diloco.core.events import Delivered, Merge, Send, SendFailed
 from p2p_diloco.core.messages import Want
 from p2p_diloco.core.sending import Sending
 from p2p_diloco.core.version import ContributionId
-from tests.core.conftest import PLAIN, Peer, contribution
+from tests.core.conftest import PLAIN, Peer
 
 
 def test_a_contribution_is_sent_once(peer: Any, life: int) -> None:
@@ -74,7 +74,7 @@ def test_a_contribution_is_withdrawn_before_its_memory_is_overwritten(peer: Any)
 def sending() -> Sending:
     """The record of b's first contribution, on epoch 1."""
     own = Sending("b", PLAIN)
-    own.begin(contribution(Peer.version(1)))
+    own.begin(Peer.contribution(Peer.version(1)))
     return own
 
 

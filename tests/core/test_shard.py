@@ -51,7 +51,6 @@ def test_no_outer_step_follows_the_last_epoch(peer: Any) -> None:
 def test_peers_that_a_commit_names_are_probed(peer: Any) -> None:
     """Also those that this peer has never met."""
     b = peer("b", group="ab")
-    commit = b.commit(plan=b.plan("bx", "aby"))
-    b.take(commit)
+    b.take(b.commit(plan=b.plan("bx", "aby")))
     probed = {e.to for e in b.feed_tick() if isinstance(e, Send) and isinstance(e.message, Probe)}
     assert {"x", "y"} <= probed

@@ -12,7 +12,7 @@ from p2p_diloco.core.events import Applied, Carry, Delivered, Effect, Filled, Lo
 from p2p_diloco.core.messages import Contribution, Counted, Plan, Stale, State
 from p2p_diloco.core.submitting import ENDED, LEFT, TOO_OLD, Submitting, settled
 from p2p_diloco.core.version import ContributionId, Version
-from tests.core.conftest import PLAIN, Peer, contribution, next_commit, running, to
+from tests.core.conftest import PLAIN, Peer, next_commit, running, to
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ COUNTS_B = (("b", ContributionId(1, 1)),)
 def submitting(**rules: int) -> Submitting:
     """The record of b's first submission, on epoch 1."""
     own = Submitting("b", replace(PLAIN, mode="async", **rules))
-    own.begin(contribution(Peer.version(1)))
+    own.begin(Peer.contribution(Peer.version(1)))
     return own
 
 
@@ -229,7 +229,7 @@ def test_a_submission_that_is_not_settled_stays() -> None:
 def test_a_new_submission_knows_nothing_of_the_last_ones_refusal() -> None:
     own = submitting()
     own.stale(Stale(0, ContributionId(1, 1), Peer.version(6)), None)
-    own.begin(contribution(Peer.version(1), 2))
+    own.begin(Peer.contribution(Peer.version(1), 2))
     own.settle(Peer.state(0, 7))
     assert not own.over
 
