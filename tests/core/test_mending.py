@@ -190,6 +190,14 @@ def test_a_doubted_shard_is_asked_of_a_peer_that_is_ahead_if_the_author_is_gone(
     assert fetches(b.feed(Applied(0, commit.base, "astray"))) == [("c", Fetch((None,)))]
 
 
+def test_a_doubted_shard_whose_author_is_this_peer_is_asked_of_a_peer_that_is_ahead(peer: Any) -> None:
+    """An earlier life wrote the commit, and another peer passed it on."""
+    b = peer("b", group="abc")
+    assert b.replica.mending.doubt(0, "b", b.now) == []
+    b.meet("c", model=ahead(b, 2), epochs=(2,))
+    assert fetches(b.replica.mending.doubt(0, "b", b.now)) == [("c", Fetch((None,)))]
+
+
 def test_the_fetch_of_a_doubted_shard_is_given_up_like_any_other(peer: Any) -> None:
     b = peer("b", group="ab")
     commit = b.commit(plan=b.plan("ab"))

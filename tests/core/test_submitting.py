@@ -199,6 +199,7 @@ def submitting(**rules: int) -> Submitting:
         (Peer.state(0, 5), 5, None, TOO_OLD),
         (Peer.state(0, 3, version=Version(0, 70, 3, "x"), history=((3, "x"), (0, "x0"))), None, None, LEFT),
         (Peer.state(0, 8), None, None, ENDED),
+        (Peer.state(0, 8), 8, None, ENDED),
     ],
 )
 def test_an_exchange_is_over_when_its_submission_is_settled(
@@ -211,7 +212,7 @@ def test_an_exchange_is_over_when_its_submission_is_settled(
         own.stale(Stale(0, ContributionId(1, 1), Peer.version(refused_at)), None)
     own.settle(state)
     assert (own.mine, own.over, own.behind, own.uncounted) == (None, True, behind, why)
-    assert own.refusals == (why == TOO_OLD)
+    assert own.refusals == (refused_at is not None and state.version.epoch >= refused_at)
 
 
 def test_a_submission_that_is_not_settled_stays() -> None:
@@ -224,6 +225,14 @@ def test_a_submission_that_is_not_settled_stays() -> None:
     assert not own.over
     own.settle(Peer.state(0, 6))
     assert own.over
+
+
+def test_a_new_submission_begins_an_exchange_that_is_not_over() -> None:
+    """Though the trainer has merged nothing since the last one."""
+    own, state = submitting(), Peer.state(0, 2, counted=COUNTS_B)
+    own.settle(state)
+    own.begin(Peer.contribution(state.version, 2))
+    assert not own.loads(state, Peer.version(1))
 
 
 def test_a_new_submission_knows_nothing_of_the_last_ones_refusal() -> None:
