@@ -10,7 +10,7 @@ import pytest
 from p2p_diloco.core.events import Accept, Applied, Average, Changed, Note, Ready, Restore, Send
 from p2p_diloco.core.messages import Commit, Fetch, Plan, Probe, State, TakeOver, Versions
 from p2p_diloco.core.version import ModelVersion, Version, model_version
-from tests.core.conftest import FIVE, TWO, ahead, fetches, fill, filled, gathering
+from tests.core.conftest import FIVE, TWO, ahead, fetches, fill, filled, gathering, to
 
 
 def fork(peer: Any, **more: Any) -> tuple[Any, Versions, tuple[State, State]]:
@@ -230,6 +230,17 @@ def test_nothing_is_appended_while_the_lineage_changes(peer: Any) -> None:
     effects = [*own.contribute(0), *own.hear("a", own.contribution(own.held))]
     assert not [e for e in effects if isinstance(e, Average)]
     assert own.averages(own.pass_time(8.0)) == []
+
+
+def test_a_claim_is_not_repeated_while_the_lineage_changes(peer: Any) -> None:
+    """No commit may follow it."""
+    b, theirs, _ = fork(peer, live="acd")
+    b.contribute(0)
+    b.lose("a")
+    request = TakeOver(0, b.version(3), 1)
+    assert to(b.pass_time(1.1), "d") == [request, replace(request, shard=1)]
+    b.hear("c", theirs)
+    assert to(b.pass_time(1.1), "d", TakeOver) == []
 
 
 def test_a_mean_that_comes_back_while_the_lineage_changes_is_not_committed(peer: Any) -> None:

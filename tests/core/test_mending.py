@@ -7,7 +7,19 @@ from typing import Any
 from p2p_diloco.core.events import Accept, Applied, Apply, Average, Averaged, Changed, Damaged, Filled, Send
 from p2p_diloco.core.messages import Commit, Fetch, Held, Plan, Probe, Versions
 from p2p_diloco.core.state import meta_of
-from tests.core.conftest import TWO, ahead, average_in, fetches, fill, filled, mismatches, next_commit, running, to
+from tests.core.conftest import (
+    TWO,
+    ahead,
+    average_in,
+    computed,
+    fetches,
+    fill,
+    filled,
+    mismatches,
+    next_commit,
+    running,
+    to,
+)
 
 FETCHING = "shard 0: the state of epoch 1 was changed in memory; fetching it anew"
 
@@ -158,6 +170,17 @@ def test_a_proposal_that_damage_interrupts_is_computed_again_unchanged(peer: Any
     c.meet("a", idle=True)
     c.hear("b", c.state(0, 1))
     assert average_in(c.feed(Filled(0, c.held, "d1"))) == first
+
+
+def test_a_proposal_whose_base_no_peer_can_replace_is_given_up(peer: Any) -> None:
+    """Its base is lost. The damaged tensors become a version by a commit of no contributions."""
+    c = running(peer)
+    computed(c, c.hear("a", c.contribution(c.held)), "d2")
+    c.feed(Damaged(0, c.held))
+    for name in "ab":
+        c.lose(name)
+    average = average_in([*c.feed_tick(), *c.pass_time(c.rules.fetch_again + 1.0)])
+    assert (average.contributions, average.held) == ((), None)
 
 
 # -- doubted tensors

@@ -23,10 +23,10 @@ def test_a_commit_is_kept_while_a_peer_may_lack_it(peer: Any) -> None:
     commit = log.outgoing.last
     assert commit is not None
     a.feed(Delivered("b", commit))
-    a.feed(Delivered("c", replace(commit, version=base)))  # of an earlier one
+    a.meet("d", epochs=(a.held.epoch - 1,))
     a.hear("c", a.contribution(a.held, 2))
     assert log.outgoing.last is commit
-    a.meet("d", epochs=(a.held.epoch - 1,))
+    a.feed(Delivered("d", replace(commit, version=base)))  # of an earlier one
     assert log.outgoing.last is commit
     a.meet("d", epochs=(a.held.epoch,))
     assert log.outgoing.last is None

@@ -147,6 +147,17 @@ def test_an_aggregator_that_is_behind_is_sent_the_commits_that_follow(peer: Any)
     assert to(a.hear("c", old), "c") == []
 
 
+def test_a_successor_that_restarts_has_to_hold_the_proposal_again(peer: Any) -> None:
+    """What it held is gone, though it has a state. The proposal is sent to it anew."""
+    c = running(peer, successors=2, succession="cba")
+    effects = computed(c, c.contribute())
+    held_by(c, "b", effects)
+    again = [*c.meet("b", incarnation=9), *c.feed_tick()]
+    assert commits_to(again, "b") == commits_to(effects, "b")
+    assert held_by(c, "a", effects) == []
+    assert Release(sent=True) in held_by(c, "b", effects)
+
+
 def test_a_successor_that_dies_is_replaced_before_the_submitter_is_answered(peer: Any) -> None:
     """The proposal becomes a commit without it. Another commit names another successor, and the submitter is answered
     once that one holds it: no single death loses what was answered for."""

@@ -37,7 +37,7 @@ from p2p_diloco.core.messages import Counted, Fetch, Leave, Plan, Probe, ProbeAc
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.state import founding_meta, meta_of
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
-from tests.core.conftest import TWO, moves_on, round_alone, solo
+from tests.core.conftest import TWO, filled, moves_on, round_alone, solo
 
 
 def told(effects: list[Any]) -> list[str]:
@@ -191,6 +191,15 @@ def test_a_peer_that_is_left_out_tells_it_once_the_fragment_is_even(peer: Any, l
     assert told(moves_on(b, 0)) == []
     assert told(moves_on(b, 1, counted=mine)) == ["a"]
     assert told(moves_on(b, 2, counted=mine)) == []
+
+
+def test_a_peer_that_fetched_an_epoch_tells_all(peer: Any, life: int) -> None:
+    """Whatever the commits counted that it has missed: no commit on the way to it counted it."""
+    b = peer("b", group="ab")
+    assert told(moves_on(b, counted=(Counted("b", ContributionId(life, 1), 2.0, 5),))) == []
+    state = b.state(0, 4, plan=b.plan("ab"))
+    b.hear("a", state)
+    assert told(filled(b, state)) == ["a"]
 
 
 @pytest.mark.parametrize("why", ["idle", "aggregator", "asynchronous"])

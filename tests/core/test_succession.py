@@ -108,6 +108,12 @@ def test_a_shard_is_handed_over_to_a_peer_that_holds_it_already(peer: Any) -> No
     assert contribution.base == last.version
 
 
+def test_a_shard_whose_run_has_ended_is_not_handed_over(peer: Any) -> None:
+    """A commit that hands it over would lead past the end."""
+    a = running(peer, "a", succession="ab", stop_after_epochs=1)
+    assert a.averages(a.pass_time(20.0)) == []
+
+
 def test_a_peer_that_has_taken_over_keeps_the_shard_for_a_while(peer: Any) -> None:
     """Though another one is elected: the dead one may be back soon."""
     a = running(peer, "a", succession="cab", successors=2)

@@ -86,6 +86,17 @@ def test_a_merge_waits_even_within_seconds_at_most(peer: Any) -> None:
     assert loads(b.pass_time(1.0)) == [(1,)]
 
 
+def test_a_merge_does_not_wait_again_for_what_did_not_come_in_time(peer: Any) -> None:
+    """A shard that was mended is ahead for a round. At other epochs there is something to wait for again."""
+    b = peer("b", group="ac", fragments=((0, 1),))
+    moves_on(b, 0)
+    b.feed(Merge())
+    b.pass_time(b.rules.even_within + 1.0)
+    assert loads(b.feed(Merge())) == [(1,)]
+    moves_on(b, 0)
+    assert loads(b.feed(Merge())) == []
+
+
 def test_a_merge_does_not_wait_for_a_shard_that_waits_for_this_trainer(peer: Any) -> None:
     """Its commit can't come before. A shard that has this peer's contribution waits for it no more."""
     b = peer("b", group="ab", fragments=((0, 1),))
