@@ -30,6 +30,13 @@ def test_the_sentence_names_the_donor_the_contributors_or_the_aggregator(peer: A
     assert b.replica.waiting() == "taking over shard 1, waiting for c, d"
 
 
+def test_the_sentence_marks_the_contributors_that_pause(peer: Any) -> None:
+    a = peer("a", group="abc")
+    a.meet("c", paused=True)
+    a.contribute()
+    assert a.replica.waiting() == "waiting for the contributions of b, c (paused)"
+
+
 def test_the_sentence_names_the_setting_that_too_few_peers_meet(peer: Any) -> None:
     a = solo(peer, min_peers=3, start_peers=4)
     a.contribute()

@@ -173,6 +173,8 @@ def test_a_successor_that_dies_is_replaced_before_the_submitter_is_answered(peer
     assert named.plan.succession == ("c", "d")
     assert not to(effects, "a", Commit)
     assert commits_to(held_by(c, "d", effects), "a") == [proposal, named]
+    effects = computed(c, c.hear("d", c.contribution(c.held)), "d4")
+    assert commits_to(held_by(c, "d", effects), "a") == [], "it is answered once"
 
 
 def test_a_successor_that_restarted_without_state_is_replaced(peer: Any) -> None:

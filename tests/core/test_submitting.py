@@ -158,6 +158,23 @@ def test_a_submission_that_is_refused_twice_is_dropped_though_no_commit_came(pee
     assert (third.base, third.oldest) == (a.held, third.id)
 
 
+def test_a_refusal_is_forgotten_once_its_submission_is_counted(peer: Any) -> None:
+    """The next submission is carried once, too, if it is refused."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    refused(a, 1, 5)
+    a.feed(Merge())
+    a.contribute()
+    mine = Counted("a", ContributionId(a.replica.own.incarnation, 2), 1.0, 10)
+    assert Release(sent=True) in a.take(a.commit(by="c", counted=(mine,)))
+    [load] = a.feed(Merge())
+    assert [one.carry for one in load.shards] == [Carry.SUBTRACT]
+    a.contribute()
+    refused(a, 3, 9)
+    [load] = a.feed(Merge())
+    assert [one.carry for one in load.shards] == [Carry.KEEP]
+
+
 def test_a_refusal_of_an_earlier_submission_ends_nothing(peer: Any) -> None:
     """It comes late, or twice."""
     a = running(peer, "a", max_staleness=2)

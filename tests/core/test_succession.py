@@ -112,6 +112,7 @@ def test_a_shard_whose_run_has_ended_is_not_handed_over(peer: Any) -> None:
     """A commit that hands it over would lead past the end."""
     a = running(peer, "a", succession="ab", stop_after_epochs=1)
     assert a.averages(a.pass_time(20.0)) == []
+    assert a.averages(a.hear("b", Promise(0, a.held, 0))) == []
 
 
 def test_a_peer_that_has_taken_over_keeps_the_shard_for_a_while(peer: Any) -> None:
