@@ -221,6 +221,14 @@ def test_a_doubted_shard_whose_author_is_this_peer_is_asked_of_a_peer_that_is_ah
     assert fetches(b.replica.mending.doubt(0, "b", b.now)) == [("c", Fetch((None,)))]
 
 
+def test_a_doubted_shard_is_asked_for_whole_once(peer: Any) -> None:
+    """A later fetch asks for what is newer."""
+    b = peer("b", group="ab")
+    assert fetches(b.replica.mending.doubt(0, "a", b.now)) == [("a", Fetch((None,)))]
+    b.pass_time(b.rules.fetch_again + 1.5)
+    assert fetches(b.replica.catchup.fetch("a", ahead(b, 2), b.now)) == [("a", Fetch((b.version(1),)))]
+
+
 def test_the_fetch_of_a_doubted_shard_is_given_up_like_any_other(peer: Any) -> None:
     b = peer("b", group="ab")
     commit = b.commit(plan=b.plan("ab"))
