@@ -1,8 +1,8 @@
 """What a peer says of itself: one dataclass, from the node that writes it to the `--json` that shows it.
 
 Law: the names are the same everywhere: in the DHT record, in `p2p-diloco status --json` and in its views. A new field
-is one line here with a default, one in `node.reporting`, which fills it in, and one in `observe.view`. Records come from
-strangers: a field of another type is read as its default, and text is cut and freed of control characters.
+is one line here with a default, one in `node.reporting`, which fills it in, and one in `observe.view`. Records come
+from strangers: a field of another type is read as its default, and text is cut and freed of control characters.
 """
 
 from __future__ import annotations

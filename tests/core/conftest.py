@@ -1,4 +1,4 @@
-"""One replica on a table: a clock that is turned by hand, and short ways to say what others send it."""
+"""One replica with a clock that is set by hand, short ways to feed it messages, and helpers that several files use."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.core.election import assign
 from p2p_diloco.core.events import (
+    Applied,
     Average,
     Averaged,
     Contribute,
     Effect,
     Event,
+    Fill,
+    Filled,
     Merge,
+    Note,
     Progress,
     Received,
     Restore,
@@ -20,17 +25,33 @@ from p2p_diloco.core.events import (
     SendFailed,
     Wakeup,
 )
-from p2p_diloco.core.messages import Contribution, Message, Plan, Probe, ProbeAck, State, Summary
+from p2p_diloco.core.messages import (
+    Commit,
+    Contribution,
+    Counted,
+    Fetch,
+    Held,
+    Message,
+    Plan,
+    Probe,
+    ProbeAck,
+    Promise,
+    State,
+    Summary,
+    Versions,
+)
 from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.core.state import meta_of
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
 
 LIFE = 1 << 40
 """The incarnation of a replica under test; the others' is 1."""
 
 
 class Peer:
-    """A replica under test. Peers have names of one letter, so that "abc" stands for three of them."""
+    """A replica under test. Peers have names of one letter: "abc" stands for three of them."""
 
     def __init__(
         self,
@@ -94,6 +115,20 @@ class Peer:
         id = ContributionId(life, sequence)
         return Contribution(shard, base, id, id, weight=2.0, samples=samples, payload=f"Δ{sequence}")
 
+    def commit(
+        self,
+        shard: int = 0,
+        *,
+        by: str = "a",
+        term: int = 0,
+        counted: tuple[Counted, ...] = (),
+        plan: Plan | None = None,
+    ) -> Commit:
+        """The next commit of a shard. Without a plan it keeps the present one."""
+        state = self.replica.state(shard)
+        base, then = state.version, self.version(state.version.epoch + 1)
+        return Commit(shard, base, then, term, by, counted, plan or state.plan, "mean")
+
     # -- what is held
 
     @property
@@ -105,7 +140,7 @@ class Peer:
     # -- events
 
     def feed(self, event: Event, after: float = 0.0) -> list[Effect]:
-        """One event, ``after`` seconds later; as the node does, the next wakeup is asked for at once."""
+        """Feed an event, ``after`` seconds later, and ask for the next wakeup, as a node does."""
         self.now += after
         effects = self.replica.handle(event, self.now)
         self.replica.next_wakeup()
@@ -114,8 +149,13 @@ class Peer:
     def hear(self, sender: str, message: Message, after: float = 0.0) -> list[Effect]:
         return self.feed(Received(sender, message), after)
 
+    def take(self, commit: Commit, sender: str = "") -> list[Effect]:
+        """A commit comes, from its author unless a sender is named, and is applied; the effects of the latter."""
+        self.hear(sender or commit.aggregator, commit)
+        return self.feed(Applied(commit.shard, commit.base, commit.version.digest))
+
     def about(self, **says: Any) -> Summary:
-        """What a peer says that stands where this one does, but for ``says``."""
+        """The summary of a peer that holds what this one does, but for ``says``."""
         mine = self.replica.roster.mine
         plain = {
             "incarnation": 1,
@@ -131,7 +171,7 @@ class Peer:
         return self.hear(name, ProbeAck(self.about(**says)))
 
     def blank(self) -> dict[str, Any]:
-        """What one says that holds no state."""
+        """What a peer without a state says."""
         return {"model": ModelVersion(), "epochs": ()}
 
     def refuse(self, name: str) -> list[Effect]:
@@ -162,12 +202,12 @@ class Peer:
         return effects
 
     def feed_tick(self) -> list[Effect]:
-        """The effects of the next wakeup, probes and all, which nobody answers."""
+        """The effects of the next wakeup; its probes stay unanswered."""
         self.now = max(self.now, self.replica.next_wakeup())
         return self.feed(Wakeup())
 
     def contribute(self, *shards: int, samples: int = 5) -> list[Effect]:
-        """The trainer makes a step, merges and sends a pseudo-gradient; its Merge's answer is passed over."""
+        """The trainer makes a step, merges and sends a pseudo-gradient; the Load is ignored."""
         self.feed(Progress(0.5))
         self.feed(Merge())
         shards = shards or (0,)
@@ -181,18 +221,18 @@ class Peer:
 
     @staticmethod
     def averages(effects: list[Effect]) -> list[list[str]]:
-        """Whose contributions are averaged."""
-        return [[who for who, _ in e.contributions] for e in effects if isinstance(e, Average)]
+        """The contributors of each Average."""
+        return [[name for name, _ in e.contributions] for e in effects if isinstance(e, Average)]
 
     @staticmethod
     def said(effects: list[Effect]) -> list[Any]:
-        """The messages sent, without probes."""
+        """The messages that are sent, without probes."""
         return [e.message for e in effects if isinstance(e, Send) and not isinstance(e.message, Probe | ProbeAck)]
 
 
 @pytest.fixture
 def peer() -> type[Peer]:
-    """The class above: ``peer("a", group="abc")`` is a replica that has aged one epoch among two others."""
+    """The class above: ``peer("a", group="abc")`` is a replica at epoch 1 beside b and c."""
     return Peer
 
 
@@ -200,3 +240,157 @@ def peer() -> type[Peer]:
 def life() -> int:
     """The incarnation of a replica under test."""
     return LIFE
+
+
+TWO = ((0,), (1,))
+"""Two fragments of one shard each."""
+FIVE = tuple((shard,) for shard in range(5))
+"""Five fragments of one shard each."""
+PLAIN = Rules(run="run", fragments=((0,),))
+"""The rules of a run of one shard, all else by default."""
+
+
+# -- states
+
+
+def meta(version: Version, term: int, plan: Plan, counted: dict[str, ContributionId]) -> bytes:
+    """What a digest covers beside the tensors."""
+    return meta_of(State(0, version, term, plan, counted, {}))
+
+
+def commit_on(state: State, counted: str = "", *, by: str = "a", sequence: int = 1, digest: str = "") -> Commit:
+    """The commit that follows a state and counts contributions of 5 samples each."""
+    base = state.version
+    listed = tuple(Counted(peer, ContributionId(1, sequence), 1.0, 5) for peer in counted)
+    version = Version(base.generation, base.samples + 5 * len(counted), base.epoch + 1, digest or f"d{base.epoch + 1}")
+    return Commit(state.shard, base, version, state.term, by, listed, state.plan, "mean")
+
+
+def ahead(p: Peer, epoch: int) -> ModelVersion:
+    """The model of a peer whose shards are all at this epoch of the same lineage."""
+    return model_version([p.version(epoch)] * p.rules.shards)
+
+
+def fill(p: Peer, state: State) -> Fill:
+    """The effect that fills in a fetched state."""
+    return Fill(state, meta_of(state))
+
+
+def filled(p: Peer, state: State, digest: str = "") -> list[Effect]:
+    """The node has filled in a fetched state."""
+    return p.feed(Filled(state.shard, state.version, digest or state.version.digest))
+
+
+def fetches(effects: list[Effect]) -> list[tuple[str, Fetch]]:
+    """The Fetch messages that are sent, each with its receiver."""
+    return [(e.to, e.message) for e in effects if isinstance(e, Send) and isinstance(e.message, Fetch)]
+
+
+def gathering(peer: type[Peer], donors: str = "ac", **rules: Any) -> tuple[Any, list[Any]]:
+    """A newcomer that knows what a holds of five shards, and the shards that it asks of each donor."""
+    n = peer("n", epoch=None, live="", fragments=FIVE, **rules)
+    n.meet("a", model=ahead(n, 7), epochs=(7,) * 5)
+    for name in donors[1:]:
+        n.meet(name, model=ahead(n, 7), epochs=(7,) * 5)
+    effects = n.hear("a", Versions((n.version(7),) * 5, forked=False))
+    return n, [(to, message.shards) for to, message in fetches(effects)]
+
+
+# -- rounds
+
+
+def roster_of(me: str, others: str = "", *, rules: Rules = PLAIN) -> Roster:
+    """The roster of a peer at epoch 1 that has met others at the same epoch."""
+    summary = Summary(1, "worker", True, ModelVersion(0, 10, 1, ""), (1,), idle=False)
+    made = Roster(me, rules, summary)
+    for name in others:
+        made.heard(name)
+        made.summarized(name, summary)
+    return made
+
+
+def dies(roster: Roster, peer: str) -> None:
+    """The peer's process is gone."""
+    roster.suspected(peer)
+    assert roster.failed(peer)
+
+
+def solo(peer: type[Peer], **more: Any) -> Any:
+    """A peer that trains alone."""
+    return peer("a", group="a", live="", **more)
+
+
+def round_alone(a: Peer, *shards: int) -> list[Effect]:
+    """A whole round of a peer that trains alone; the effects of its commit."""
+    effects = []
+    for average in a.contribute(*shards):
+        effects += a.feed(Averaged(average.shard, average.base, f"n{average.base.epoch + 1}", "mean"))
+    return effects
+
+
+def moves_on(p: Peer, shard: int = 0, **commit: Any) -> list[Effect]:
+    """A shard moves on by another peer's commit."""
+    return p.take(p.commit(shard, **commit))
+
+
+def commits(p: Peer, first: int, last: int) -> list[Commit]:
+    """The commits of shard 0 that lead from epoch ``first`` to ``last``."""
+    plan = p.plan("abc")
+    return [Commit(0, p.version(e), p.version(e + 1), 0, "a", (), plan) for e in range(first, last)]
+
+
+def mismatches(effects: list[Effect]) -> list[str]:
+    """The texts of the notes on digests that do not match."""
+    return [effect.text for effect in effects if isinstance(effect, Note) and effect.kind == "mismatch"]
+
+
+# -- asynchronous runs
+
+
+def running(peer: type[Peer], me: str = "c", succession: str = "cb", **rules: Any) -> Any:
+    """A replica of an asynchronous run of a, b and c; c aggregates, b succeeds, and an election finds the same."""
+    assert assign("run", 0, (0,), dict.fromkeys("abc", 1.0))[0][:2] == ("c", "b")
+    one = peer(me, group="abc", succession=succession, **{"mode": "async", "heartbeat_timeout": 10.0, **rules})
+    if succession[0] == me:
+        for other in sorted({*"abc"} - {me}):
+            one.hear(other, Promise(0, one.held, 0))
+    return one
+
+
+def to(effects: list[Effect], peer: str, kind: type = object) -> list[Any]:
+    """The messages of a kind that go to a peer."""
+    return [e.message for e in effects if isinstance(e, Send) and e.to == peer and isinstance(e.message, kind)]
+
+
+def commits_to(effects: list[Effect], peer: str) -> list[Commit]:
+    """The commits that go to a peer."""
+    return to(effects, peer, Commit)
+
+
+def joined_by(one: Peer, peer: str) -> list[Effect]:
+    """Another peer comes, and promises this one its term."""
+    return [*one.meet(peer), *one.hear(peer, Promise(0, one.held, 0))]
+
+
+def average_in(effects: list[Effect]) -> Average:
+    """The one Average among the effects."""
+    [average] = [e for e in effects if isinstance(e, Average)]
+    return average
+
+
+def computed(one: Peer, effects: list[Effect], digest: str = "new") -> list[Effect]:
+    """The node's answer to the one Average among the effects."""
+    average = average_in(effects)
+    return one.feed(Averaged(average.shard, average.base, digest, "mean"))
+
+
+def held_by(one: Peer, peer: str, effects: list[Effect]) -> list[Effect]:
+    """The peer says that it holds the commit that the effects propose to it."""
+    return one.hear(peer, Held(0, commits_to(effects, peer)[-1].version))
+
+
+def next_commit(one: Peer, *, epoch: int = 1, term: int = 0, by: str = "c", plan: Plan | None = None) -> Commit:
+    """The commit of an asynchronous run that follows an epoch: it counts a."""
+    base, then = one.version(epoch), plan or Plan(tuple("abc"), tuple("cb"))
+    counted = Counted("a", ContributionId(1, epoch), 1.0, 10)
+    return Commit(0, base, one.version(epoch + 1), term, by, (counted,), then, "mean")

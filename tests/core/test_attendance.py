@@ -1,4 +1,4 @@
-"""Who takes part in a fragment's rounds: named by what a peer shows, waited for by what is known of it."""
+"""Which peers take part in a fragment's rounds: what a peer shows gets it named, and bounds the wait for it."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def round_of(attendance: Attendance, base: int, group: str, counted: str, now: f
     attendance.appended(plan(group), commit(base, counted), now)
 
 
-# -- who takes part
+# -- taking part
 
 
-def test_who_is_named_takes_part() -> None:
-    """Whatever it shows; dead or idle ones are the shard's to leave out."""
+def test_a_named_peer_takes_part() -> None:
+    """Whatever it shows. The shard leaves out dead and idle ones."""
     assert attendance(b=0).group(plan("bc"), 7) == ["b", "c"]
 
 
-def test_who_is_named_in_one_shard_takes_part_in_all_of_the_fragment() -> None:
-    """For the same epoch; by the plan that another one had for an earlier or a later one, nobody does."""
+def test_a_peer_named_in_one_shard_takes_part_in_all_of_the_fragment() -> None:
+    """For the same epoch; the plan of another shard for an earlier or a later one says nothing."""
     a = attendance()
     a.planned(plan("ab"), 7)
     a.planned(plan("c"), 7)
@@ -73,14 +73,14 @@ def test_who_is_named_in_one_shard_takes_part_in_all_of_the_fragment() -> None:
     assert a.group(plan("e"), 7) == ["a", "c", "e"]
 
 
-def test_who_works_and_holds_the_base_takes_part() -> None:
-    """Named or not, this peer included; who holds less does not."""
+def test_a_worker_that_holds_the_base_takes_part() -> None:
+    """Named or not, this peer included. A worker that holds less does not."""
     assert attendance(b=5, c=9, d=4).group(plan(""), 5) == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("what", [{"idle": True}, {"role": "aggregator"}, {"epochs": ()}, {"model": ModelVersion(9)}])
-def test_who_does_not_work_or_is_elsewhere_takes_part_only_if_it_is_named(what: dict[str, object]) -> None:
-    """Idle, without a trainer, without a state, or on another lineage."""
+def test_a_peer_that_does_not_work_here_takes_part_only_if_it_is_named(what: dict[str, object]) -> None:
+    """It is idle, has no trainer or no state, or is on another lineage."""
     a = attendance(b=5)
     a.shows("z", 5)
     says(a, "z", **{"epochs": (5, 0), **what})
@@ -88,15 +88,14 @@ def test_who_does_not_work_or_is_elsewhere_takes_part_only_if_it_is_named(what: 
     assert a.group(plan("az"), 5) == ["a", "b", "z"]
 
 
-def test_a_peer_says_what_it_holds_of_each_fragment() -> None:
-    """Only that of this one counts."""
+def test_only_the_epoch_of_this_fragment_counts() -> None:
     assert attendance(1, b=5).group(plan(""), 5) == ["a"]
 
 
-# -- who is sure to come
+# -- being sure to contribute
 
 
-def test_sure_is_who_holds_the_base() -> None:
+def test_a_peer_that_holds_the_base_is_sure() -> None:
     """By its own word, by what it sent, or by a commit that it wrote."""
     a = attendance(b=7, c=6)
     a.shows("d", 7)
@@ -104,16 +103,16 @@ def test_sure_is_who_holds_the_base() -> None:
     assert [p for p in "abcdef" if a.sure(p, 7)] == ["b", "d", "e"]
 
 
-def test_what_a_peer_has_shown_it_still_holds() -> None:
-    """An older message that comes late takes nothing back."""
+def test_an_older_message_that_comes_late_takes_nothing_back() -> None:
     a = attendance()
     a.shows("b", 7)
     a.shows("b", 3)
     assert a.sure("b", 7)
 
 
-def test_sure_is_who_was_counted_in_making_the_base() -> None:
-    """It waits for that commit and for nothing else; of an earlier one it may have got none since."""
+def test_a_peer_that_the_base_counts_is_sure() -> None:
+    """It waits for that commit and for nothing else. A peer that only an earlier commit counts may have got none
+    since."""
     a = attendance()
     round_of(a, 6, "bc", "bc")
     assert a.sure("b", 7)
@@ -121,7 +120,7 @@ def test_sure_is_who_was_counted_in_making_the_base() -> None:
     assert not a.sure("b", 8)
 
 
-def test_counted_is_who_was_in_any_shard() -> None:
+def test_a_count_in_one_shard_holds_for_the_others() -> None:
     """A later commit of a shard that is behind takes nothing back."""
     a = attendance()
     round_of(a, 7, "b", "b")
@@ -129,8 +128,8 @@ def test_counted_is_who_was_in_any_shard() -> None:
     assert a.sure("b", 8)
 
 
-def test_who_is_left_out_in_one_shard_is_not_sure_in_the_others() -> None:
-    """Of the same round: whatever it holds, they don't wait for it without a bound. In the next round it may be."""
+def test_a_peer_left_out_of_one_shard_is_not_sure_in_the_others() -> None:
+    """In the same round, whatever it holds: their wait for it has a bound. In the next round it may be sure again."""
     a = attendance(b=7)
     assert a.sure("b", 7)
     round_of(a, 7, "ab", "a")
@@ -140,7 +139,7 @@ def test_who_is_left_out_in_one_shard_is_not_sure_in_the_others() -> None:
     assert a.sure("b", 8)
 
 
-# -- who is named
+# -- being named
 
 
 def test_a_contributor_is_named() -> None:
@@ -150,22 +149,22 @@ def test_a_contributor_is_named() -> None:
     assert a.names("b", plan("b"), 7, "b")
 
 
-def test_who_holds_a_state_is_named_however_far_behind_it_is() -> None:
-    """Until a round that named it has closed without it. Who holds none is not."""
+def test_a_peer_that_holds_a_state_is_named_however_far_behind() -> None:
+    """Until a round that named it has closed without it. A peer without a state is not named."""
     a = attendance(b=0)
     assert a.names("b", plan("a"), 1000, "a")
     assert not a.names("c", plan("a"), 1000, "a")
 
 
-def test_who_was_named_and_did_not_come_is_not_named_again() -> None:
-    """Nor who was to come without a name: it holds the base, or another shard names it."""
+def test_an_expected_peer_that_did_not_contribute_is_not_named_again() -> None:
+    """A plan named it, this shard's or another's, or it holds the base."""
     a = attendance(b=5, c=5, d=4)
     a.planned(plan("d"), 5)
     assert not any(a.names(p, plan("ab"), 5, "a") for p in "bcd")
 
 
-def test_it_is_named_again_once_it_shows_a_later_epoch() -> None:
-    """Than that of the round which it missed; however many rounds later, and by whatever shows it."""
+def test_a_peer_that_missed_a_round_is_named_again_once_it_shows_a_later_epoch() -> None:
+    """Later than that of the round that it missed; however many rounds later, and by whatever shows it."""
     a = attendance(b=5)
     round_of(a, 5, "ab", "a")
     assert not any(a.names("b", plan("a"), epoch, "a") for epoch in (6, 9))
@@ -174,12 +173,12 @@ def test_it_is_named_again_once_it_shows_a_later_epoch() -> None:
     assert a.names("b", plan("a"), 6, "a") is False  # it takes part in the round on 6, and did not come
 
 
-def test_who_is_ahead_is_named_though_it_did_not_come() -> None:
+def test_a_peer_that_is_ahead_is_named_though_it_did_not_contribute() -> None:
     """It has the commit already."""
     assert attendance(b=6).names("b", plan("ab"), 5, "a")
 
 
-# -- how long the others are waited for
+# -- the grace of the others
 
 
 def test_a_grace_is_settle_or_a_usual_round_if_that_is_longer() -> None:
@@ -193,7 +192,7 @@ def test_a_grace_is_settle_or_a_usual_round_if_that_is_longer() -> None:
 
 
 def take_rounds(attendance: Attendance, lasting: Iterable[float], base: int = 10, group: str = "a") -> None:
-    """Rounds on epoch ``base`` and those that follow, which nobody missed but who is in the group and not "a"."""
+    """Rounds on epoch ``base`` and those that follow, which count "a" alone; the others of the group miss them."""
     now = 1000.0
     round_of(attendance, base - 1, group, "a", now)
     for epoch, seconds in enumerate(lasting, base):
@@ -202,7 +201,7 @@ def take_rounds(attendance: Attendance, lasting: Iterable[float], base: int = 10
 
 
 def test_a_grace_doubles_with_each_miss_in_a_row() -> None:
-    """From when it missed, or from when the round opened if that is later; and no more often than so many times."""
+    """It counts from the miss, or from when the round opened if that is later. The doublings are bounded."""
     a = attendance()
     ends = []
     for epoch in range(10, 17):
@@ -215,15 +214,15 @@ def test_a_grace_doubles_with_each_miss_in_a_row() -> None:
 
 
 def test_a_miss_of_one_round_in_two_shards_is_one() -> None:
-    """They share a round; and one that is behind adds nothing to a later one."""
+    """They share a round; and a shard that is behind adds nothing to a later miss."""
     a = attendance()
     for now, base in ((50.0, 10), (60.0, 10), (70.0, 9)):
         round_of(a, base, "ab", "a", now)
     assert a.waits_until("b", 0.0) == 50.0 + 2 * SETTLE
 
 
-def test_who_is_counted_has_missed_nothing() -> None:
-    """Its next miss is its first."""
+def test_a_count_ends_the_misses_in_a_row() -> None:
+    """The next miss is a first one again."""
     a = attendance()
     for base in (10, 11, 12):
         round_of(a, base, "ab", "a", now=50.0)
@@ -233,29 +232,29 @@ def test_who_is_counted_has_missed_nothing() -> None:
     assert a.waits_until("b", 100.0) == 100.0 + 2 * SETTLE
 
 
-def test_who_was_not_to_come_misses_nothing() -> None:
-    """It holds a state, and the round was not to wait for it."""
+def test_a_peer_that_was_not_expected_misses_nothing() -> None:
+    """It holds a state, but the round was not to wait for it."""
     a = attendance(b=3)
     round_of(a, 10, "a", "a", now=50.0)
     assert a.waits_until("b", 0.0) == SETTLE
 
 
 def test_the_usual_round_is_the_median_of_the_last() -> None:
-    """So one that a death held up says little, and what was usual long ago nothing."""
+    """One round that a death held up says little, and what was usual long ago nothing."""
     a = attendance()
     take_rounds(a, [100.0] * ROUNDS_KEPT + [10.0] * (ROUNDS_KEPT // 2 + 1) + [300.0] * (ROUNDS_KEPT // 2))
     assert a.grace == 10.0
 
 
-def test_a_round_that_somebody_missed_is_not_usual() -> None:
-    """It lasted as long as that one was waited for: a grace would make itself longer."""
+def test_a_round_that_a_peer_missed_is_not_usual() -> None:
+    """It lasted as long as that peer was waited for: a grace would make itself longer."""
     a = attendance()
     take_rounds(a, [30.0] * 5, group="ab")
     assert a.grace == SETTLE
 
 
 def test_a_round_counts_once_and_whole() -> None:
-    """Neither the other shards of an epoch nor epochs that were passed over by a fetch are rounds."""
+    """The other shards of an epoch are no further round; epochs that a fetch passed over are none."""
     a = attendance()
     round_of(a, 1, "a", "a", now=100.0)
     round_of(a, 1, "a", "a", now=140.0)  # of the other shard
@@ -269,11 +268,13 @@ def test_a_round_counts_once_and_whole() -> None:
     assert a.grace == 14.0
 
 
-# -- who may aggregate soon
+# -- being near
 
 
 @pytest.mark.parametrize(("lasting", "least"), [((), 29), ((50.0,), 29), ((1.0,), 27), ((0.1,), 9)])
-def test_near_is_who_is_an_epoch_behind_or_was_when_it_was_last_heard(lasting: tuple[float, ...], least: int) -> None:
+def test_a_peer_is_near_if_it_was_at_most_an_epoch_behind_when_it_was_heard(
+    lasting: tuple[float, ...], least: int
+) -> None:
     """What a peer says is as old as a heartbeat or two, in which so many rounds may have gone by."""
     a = attendance()
     take_rounds(a, lasting, base=1)
@@ -285,8 +286,8 @@ def test_near_is_who_is_an_epoch_behind_or_was_when_it_was_last_heard(lasting: t
 # -- what is forgotten
 
 
-def test_what_an_earlier_life_has_shown_proves_nothing() -> None:
-    """A peer that began anew holds what it says; it was not named, and has missed nothing."""
+def test_a_restarted_peer_is_known_by_nothing_that_its_earlier_life_did() -> None:
+    """It holds what it says. No plan named it, and it has missed nothing."""
     a = attendance()
     a.planned(plan("b"), 7)
     a.shows("b", 7)
@@ -299,8 +300,8 @@ def test_what_an_earlier_life_has_shown_proves_nothing() -> None:
     assert a.sure("c", 8)
 
 
-def test_of_another_lineage_nothing_is_known() -> None:
-    """Its epochs are others; how long rounds take is as before."""
+def test_nothing_is_known_of_attendance_on_another_lineage() -> None:
+    """Its epochs are others. How long rounds take is as before."""
     a = attendance()
     take_rounds(a, [30.0], base=5)
     a.planned(plan("bc"), 7)

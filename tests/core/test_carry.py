@@ -25,8 +25,8 @@ def test_before_anything_is_sent_progress_is_kept() -> None:
     assert progress.base == v(2)
 
 
-def test_what_was_counted_is_taken_out_once() -> None:
-    """A round as it should be: sent, counted, subtracted; the next newer state finds nothing more to subtract."""
+def test_counted_progress_is_subtracted_once() -> None:
+    """It is sent, counted and subtracted; the next newer state finds nothing more to subtract."""
     progress = Carried(base=v(0))
     assert progress.send(id(1)) == id(1)
     assert progress.merge(v(1), id(1), given_up=False) is Carry.SUBTRACT
@@ -34,8 +34,8 @@ def test_what_was_counted_is_taken_out_once() -> None:
     assert progress.merge(v(3), id(1), given_up=False) is Carry.KEEP
 
 
-def test_what_was_not_counted_rides_in_the_next() -> None:
-    """A commit without me keeps my progress; the next contribution names the oldest that rides in it."""
+def test_uncounted_progress_rides_in_the_next_contribution() -> None:
+    """A commit that does not count this peer keeps its progress; the next contribution names the oldest one in it."""
     progress = Carried(base=v(0))
     progress.send(id(1))
     assert progress.merge(v(1), None, given_up=False) is Carry.KEEP
@@ -44,8 +44,8 @@ def test_what_was_not_counted_rides_in_the_next() -> None:
     assert progress.send(id(3)) == id(3)  # a new beginning: nothing old rides in it
 
 
-def test_an_earlier_count_of_mine_is_older_progress() -> None:
-    """The table counting what was sent before ``oldest`` says nothing about what is carried now."""
+def test_a_count_of_what_was_sent_earlier_says_nothing_of_what_is_carried() -> None:
+    """The table counts a contribution that was sent before ``oldest``."""
     progress = Carried(base=v(0))
     progress.send(id(4))
     assert progress.merge(v(1), id(3), given_up=False) is Carry.KEEP
@@ -53,15 +53,15 @@ def test_an_earlier_count_of_mine_is_older_progress() -> None:
 
 
 @pytest.mark.parametrize("counted", [id(7, life=4), id(7, life=6)])
-def test_an_other_lifes_contribution_is_not_mine(counted: ContributionId) -> None:
-    """Another life of this peer, earlier or with a greater number, has trained other steps: mine are not in it."""
+def test_a_contribution_of_another_life_is_not_this_ones(counted: ContributionId) -> None:
+    """Another life of this peer, earlier or with a greater number, has made other steps: this life's are not in it."""
     progress = Carried(base=v(0))
     progress.send(id(1))
     assert progress.merge(v(1), counted, given_up=False) is Carry.KEEP
     assert progress.last == id(1)
 
 
-def test_both_numbers_of_a_life_that_had_to_rise_are_mine() -> None:
+def test_both_incarnations_of_a_life_that_had_to_rise_are_its_own() -> None:
     """A life that took a greater number on its way still knows what it sent under the first."""
     early = Carried(base=v(0))
     early.send(id(1, life=5))
@@ -76,8 +76,8 @@ def test_both_numbers_of_a_life_that_had_to_rise_are_mine() -> None:
 
 
 @pytest.mark.parametrize("counted", [1, 2])
-def test_when_a_part_is_counted_the_rest_can_not_be_told_from_it(counted: int) -> None:
-    """Contribution 3 contains 1 and 2. If one of these is counted after all, the progress is dropped, not doubled."""
+def test_progress_of_which_a_part_is_counted_is_dropped(counted: int) -> None:
+    """Contribution 3 contains 1 and 2. If one of these is counted after all, the rest can't be told from it."""
     progress = Carried(base=v(0))
     for sequence in (1, 2):
         progress.send(id(sequence))
@@ -88,8 +88,8 @@ def test_when_a_part_is_counted_the_rest_can_not_be_told_from_it(counted: int) -
     assert progress.merge(v(4), id(4), given_up=False) is Carry.SUBTRACT
 
 
-def test_what_is_given_up_is_dropped() -> None:
-    """Carried that is not counted, and was sent too often, is dropped whole: what follows is a new beginning."""
+def test_progress_that_is_given_up_is_dropped() -> None:
+    """What is sent afterwards is a new beginning."""
     progress = Carried(base=v(0))
     progress.send(id(1))
     assert progress.merge(v(1), None, given_up=True) is Carry.DROP
@@ -98,16 +98,16 @@ def test_what_is_given_up_is_dropped() -> None:
     assert progress.oldest_base == v(2)
 
 
-def test_what_is_counted_is_taken_out_however_often_it_was_sent() -> None:
-    """What was sent often is dropped if it is not counted, and only then."""
+def test_counted_progress_is_subtracted_however_often_it_was_sent() -> None:
+    """Only progress that is not counted is given up."""
     progress = Carried(base=v(0))
     progress.send(id(1))
     assert progress.merge(v(9), id(1), given_up=True) is Carry.SUBTRACT
     assert progress.merge(v(10), id(1), given_up=True) is Carry.KEEP
 
 
-def test_progress_is_as_old_as_the_oldest_that_rides_in_it() -> None:
-    """Sent again it is no younger; counted once, the next uncounted stretch begins anew, where the trainer stands."""
+def test_progress_is_as_old_as_the_oldest_contribution_in_it() -> None:
+    """Sent again it is no younger. After a count the next stretch begins anew, where the trainer stands."""
     progress = Carried(base=v(0))
     for sequence in (1, 2, 3):
         progress.send(id(sequence))
@@ -119,8 +119,8 @@ def test_progress_is_as_old_as_the_oldest_that_rides_in_it() -> None:
     assert progress.oldest_base == v(4)
 
 
-def test_sendings_are_counted_from_the_oldest_that_rides_along() -> None:
-    """Each contribution that leaves with the same progress counts; a count or a drop begins anew."""
+def test_sendings_are_counted_from_the_oldest_contribution_in_it() -> None:
+    """Each contribution with the same progress counts; a count or a drop begins anew."""
     progress = Carried(base=v(0))
     for sends in (1, 2, 3):
         progress.send(id(sends))
@@ -136,8 +136,8 @@ def test_sendings_are_counted_from_the_oldest_that_rides_along() -> None:
     assert progress.sends == 0
 
 
-def test_refusals_are_of_what_is_carried() -> None:
-    """What was refused before the last count, or before it was dropped, says nothing of what is sent next."""
+def test_refusals_before_a_count_or_a_drop_are_forgotten() -> None:
+    """They say nothing of what is sent next."""
     counted, dropped = Carried(base=v(0)), Carried(base=v(0))
     for progress in (counted, dropped):
         progress.send(id(1))
@@ -148,8 +148,8 @@ def test_refusals_are_of_what_is_carried() -> None:
     assert (counted.sends, dropped.sends) == (0, 0)
 
 
-def test_a_lineage_that_counts_me_lost_to_one_that_does_not() -> None:
-    """What was counted in the base and isn't any more is restored, once, and may be sent again."""
+def test_progress_that_a_lost_lineage_counted_is_restored() -> None:
+    """Once; and it may be sent again."""
     progress = Carried(base=v(0))
     progress.send(id(1))
     assert progress.merge(v(1), id(1), given_up=False) is Carry.SUBTRACT
@@ -159,7 +159,7 @@ def test_a_lineage_that_counts_me_lost_to_one_that_does_not() -> None:
     assert progress.merge(v(4), id(2), given_up=False) is Carry.SUBTRACT
 
 
-def test_restored_progress_that_is_counted_after_all_is_taken_out() -> None:
+def test_restored_progress_that_is_counted_after_all_is_subtracted() -> None:
     """Back and forth between lineages, the contribution is in the sum exactly when the table says so."""
     progress = Carried(base=v(0))
     progress.send(id(1))
@@ -168,8 +168,8 @@ def test_restored_progress_that_is_counted_after_all_is_taken_out() -> None:
     assert progress.merge(v(3), id(1), given_up=False) is Carry.SUBTRACT
 
 
-def test_a_lineage_that_counts_only_a_part_takes_over() -> None:
-    """The base held 1 and 2 as one contribution; the new state has 1 alone. Only what came since is kept."""
+def test_progress_since_is_kept_when_a_lineage_that_counts_a_part_takes_over() -> None:
+    """The base held 1 and 2 as one contribution; the new state has 1 alone."""
     progress = Carried(base=v(0))
     progress.send(id(1))
     progress.merge(v(1), None, given_up=False)
@@ -179,8 +179,8 @@ def test_a_lineage_that_counts_only_a_part_takes_over() -> None:
     assert (progress.last, progress.oldest, progress.included, progress.sends) == (None, None, False, 0)
 
 
-def test_counted_at_last_nothing_more_happens_to_it() -> None:
-    """Carried that was counted in its last round is neither subtracted nor dropped by the merges that follow."""
+def test_progress_that_is_counted_at_last_is_left_alone() -> None:
+    """The merges that follow neither subtract nor drop it."""
     progress = Carried(base=v(0))
     for sequence in (1, 2):
         progress.send(id(sequence))

@@ -36,8 +36,8 @@ def test_an_unknown_speed_gives_the_base() -> None:
     assert pace.adjust(5.0, [10.0]) == 250
 
 
-def test_others_of_unknown_speed_count_for_nothing() -> None:
-    """A peer beside whom nobody's speed is known is the fastest."""
+def test_other_peers_of_unknown_speed_are_ignored() -> None:
+    """A peer is the fastest if no other speed is known."""
     assert Pace(500).adjust(3.0, [0.0, -1.0]) == 500
 
 
@@ -78,7 +78,7 @@ def test_the_number_is_at_least_one_and_at_most_the_base(readings: list[tuple[fl
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_heavy_noise_moves_it_little(seed: int) -> None:
+def test_heavy_noise_moves_the_number_little(seed: int) -> None:
     """Speeds whose logarithms have a spread of a factor of two: the number spreads little more than half as far as the
     formula's, and stays where it is at most readings."""
     rng, pace = Random(seed), Pace(500)

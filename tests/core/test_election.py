@@ -24,8 +24,8 @@ MEMBERS = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 20).map(float),
 
 @settings(max_examples=80, deadline=None)
 @given(members=MEMBERS, shards=st.integers(1, 40), epoch=st.integers(0, 10**6))
-def test_balanced(members: dict[str, float], shards: int, epoch: int) -> None:
-    """Nobody aggregates more shards than its share, rounded up."""
+def test_no_member_aggregates_more_than_its_share(members: dict[str, float], shards: int, epoch: int) -> None:
+    """Of the shards, rounded up."""
     first = Counter(order[0] for order in assign("run", epoch, range(shards), members).values())
     parts = shares(members, members)
     for peer, held in first.items():
@@ -40,7 +40,7 @@ def test_equal_members_are_balanced(names: set[str], weight: float, shards: int)
     assert all(held <= math.ceil(Fraction(shards, len(names))) for held in first.values())
 
 
-def test_one_peer_on_a_slow_link_reduces_nothing() -> None:
+def test_a_peer_on_a_slow_link_aggregates_nothing() -> None:
     """At a fifth of the others' bandwidth its link is busy with its own contribution: all shards are the others'."""
     members = {"a": 100.0, "b": 100.0, "c": 20.0}
     for epoch in range(20):
@@ -48,12 +48,12 @@ def test_one_peer_on_a_slow_link_reduces_nothing() -> None:
         assert first == {"a": 12, "b": 12}
 
 
-def test_what_is_not_known_counts_as_the_median() -> None:
-    """A peer that has measured nothing yet has the share of a usual one; where nobody has, all are equal."""
+def test_an_unknown_bandwidth_counts_as_the_median() -> None:
+    """A peer that has measured nothing yet has the share of a usual one; where no peer has, all are equal."""
     known = {"a": 100.0, "b": 100.0, "c": 20.0}
     assert assign("run", 3, range(24), {**known, "d": 0.0}) == assign("run", 3, range(24), {**known, "d": 100.0})
-    nobody = dict.fromkeys("abc", 0.0)
-    assert assign("run", 3, range(24), nobody) == assign("run", 3, range(24), dict.fromkeys("abc", 1.0))
+    unknown = dict.fromkeys("abc", 0.0)
+    assert assign("run", 3, range(24), unknown) == assign("run", 3, range(24), dict.fromkeys("abc", 1.0))
 
 
 def test_a_contributor_that_may_not_aggregate_leaves_the_others_time() -> None:
@@ -67,8 +67,8 @@ def test_a_contributor_that_may_not_aggregate_leaves_the_others_time() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(members=MEMBERS, shards=st.integers(1, 10))
-def test_everybody_is_in_every_succession_once(members: dict[str, float], shards: int) -> None:
-    """Each shard gets an order of all members: as first the highest ranked one with room left, the rest by rank."""
+def test_each_member_is_in_each_succession_once(members: dict[str, float], shards: int) -> None:
+    """The first is the highest ranked one with room left, the others follow by rank."""
     plan = assign("run", 7, range(shards), members)
     assert sorted(plan) == list(range(shards))
     for shard, order in plan.items():
@@ -78,7 +78,7 @@ def test_everybody_is_in_every_succession_once(members: dict[str, float], shards
 
 
 def test_as_many_shards_as_peers_make_a_butterfly() -> None:
-    """With equal weights and one shard each, everybody aggregates exactly one, at every epoch."""
+    """With equal weights and one shard each, every member aggregates exactly one, at every epoch."""
     members = dict.fromkeys(NAMES, 1.0)
     for epoch in range(50):
         plan = assign("run", epoch, range(12), members)
@@ -86,15 +86,15 @@ def test_as_many_shards_as_peers_make_a_butterfly() -> None:
 
 
 @pytest.mark.parametrize("weight", [0.1, 0.3, 1.7])
-def test_equal_weights_that_binary_fractions_miss(weight: float) -> None:
+def test_equal_members_share_exactly_whatever_their_weight(weight: float) -> None:
     """The share is exact: ten equal members have one of ten shards each, whatever their weight is."""
     for epoch in range(50):
         plan = assign("run", epoch, range(10), dict.fromkeys(NAMES[:10], weight))
         assert sorted(order[0] for order in plan.values()) == sorted(NAMES[:10])
 
 
-def test_the_one_with_room_takes_what_others_have_no_room_for() -> None:
-    """A member that has its share already is passed over for the next in rank, and still succeeds it."""
+def test_a_member_without_room_is_passed_over_for_the_next_in_rank() -> None:
+    """It has its share already, and still succeeds that member."""
     members = {"a": 1.0, "b": 1.0}
     for epoch in range(30):
         plan = assign("run", epoch, (4, 9), members)
@@ -102,8 +102,7 @@ def test_the_one_with_room_takes_what_others_have_no_room_for() -> None:
         assert plan[4] == tuple(rank(f"run/{epoch}/4", members))  # the first shard gets its first choice
 
 
-def test_weighted() -> None:
-    """A member of twice the weight comes first twice as often."""
+def test_a_member_of_twice_the_weight_comes_first_twice_as_often() -> None:
     draws = 6000
     members = {"light": 1.0, "middle": 2.0, "heavy": 3.0}
     first = Counter(rank(f"key {i}", members)[0] for i in range(draws))
@@ -112,8 +111,8 @@ def test_weighted() -> None:
         assert abs(share - expected) < 4 * math.sqrt(expected * (1 - expected) / draws), (peer, share)
 
 
-def test_removing_a_member_reorders_nobody() -> None:
-    """Who comes or goes changes nothing between the others, so successions stay as known."""
+def test_removing_a_member_leaves_the_order_of_the_others() -> None:
+    """So successions stay as known when a peer comes or goes."""
     members = {name: 1.0 + i % 3 for i, name in enumerate(NAMES)}
     for key in map(str, range(20)):
         before = rank(key, members)
@@ -131,13 +130,13 @@ def test_every_epoch_and_shard_draws_anew() -> None:
     assert len({rank(f"run/1/{shard}", members)[0] for shard in range(20)}) == 4
 
 
-def test_pinned() -> None:
-    """The order is part of the protocol: peers of different versions of the program must agree on it."""
+def test_the_order_of_an_election_is_pinned() -> None:
+    """It is part of the protocol: peers with different versions of the program must agree on it."""
     assert rank("run/1/0", dict.fromkeys("abcde", 1.0)) == ["a", "d", "c", "e", "b"]
     assert rank("run/1/0", {"a": 5.0, "b": 1.0, "c": 1.0, "d": 0.5, "e": 9.0}) == ["a", "e", "c", "d", "b"]
 
 
-def test_deterministic_across_processes() -> None:
+def test_an_election_is_the_same_in_each_process() -> None:
     """Neither Python's hash seed nor the order in which members are listed plays a part."""
     code = (
         "import sys; from p2p_diloco.core.election import assign;"
@@ -160,8 +159,7 @@ def test_deterministic_across_processes() -> None:
     assert "peer11" in printed.pop()
 
 
-def test_no_member_no_election() -> None:
-    """An election without members is the caller's mistake."""
+def test_an_election_without_members_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one member"):
         assign("run", 0, (0,), {})
 

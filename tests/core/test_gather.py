@@ -1,10 +1,17 @@
-"""Which shard is asked of whom: few at a time of each, again of others, and none twice."""
+"""Gathering a state from several donors: a few shards of each at a time, again of others, and none twice."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.events import Fill, Send, SendFailed
 from p2p_diloco.core.gather import Gathering
+from p2p_diloco.core.messages import Fetch, Probe, Versions
 from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.version import ModelVersion, Version
+from p2p_diloco.core.version import ModelVersion, Version, model_version
+from tests.core.conftest import FIVE, TWO, ahead, fetches, fill, filled, gathering
 
 RULES = Rules(run="run", fragments=((0, 1, 2, 3, 4),))
 OLD, NEW = Version(0, 10, 1, "d1"), Version(0, 20, 2, "d2")
@@ -30,8 +37,8 @@ def test_each_donor_is_asked_for_a_few() -> None:
     assert (gathering.of("b"), gathering.of("c")) == ([0, 4], [2, 3])
 
 
-def test_what_has_moved_since_it_was_asked_for_has_come() -> None:
-    """Also for one that held an older state before; a shard that was never asked for may come without harm."""
+def test_a_shard_that_has_moved_since_it_was_asked_for_has_come() -> None:
+    """Also where an older state was held before. A shard that was never asked for may come without harm."""
     gathering = begun(2)
     gathering.ask({"b": ALL}, [OLD, OLD], 0.0)
     assert gathering.moved([OLD, OLD]) == []
@@ -43,8 +50,8 @@ def test_what_has_moved_since_it_was_asked_for_has_come() -> None:
     assert gathering.done
 
 
-def test_what_does_not_come_is_asked_again() -> None:
-    """After the time for a fetch, not before; in the order of shards."""
+def test_a_shard_that_does_not_come_is_asked_for_again() -> None:
+    """After fetch_again, not before; in the order of shards."""
     gathering = begun(3)
     gathering.ask(BOTH, [None] * 3, 5.0)
     assert gathering.overdue(5.0 + RULES.fetch_again - 0.1) == []
@@ -54,15 +61,15 @@ def test_what_does_not_come_is_asked_again() -> None:
     assert gathering.ask({"c": ALL}, [None] * 3, 50.0) == [("c", (0,))]
 
 
-def test_who_holds_what_was_told_is_asked_first() -> None:
+def test_donors_that_hold_what_was_told_are_asked_first() -> None:
     """Others are tried for what such donors have no room for."""
     donors = {"b": [], "c": [1, 2, 3]}
     assert begun(3).ask(donors, [None] * 3, 0.0) == [("b", (0,)), ("c", (1, 2))]
     assert begun().ask(donors, [None] * 5, 0.0) == [("b", (0, 3)), ("c", (1, 2))]
 
 
-def test_who_was_found_behind_is_not_asked_for_it_again() -> None:
-    """Unless it has come to hold what was told; for other shards it may be as good as any."""
+def test_a_donor_that_was_found_behind_in_a_shard_is_not_asked_for_it_again() -> None:
+    """Unless it has come to hold what was told. For other shards it may be as good as any."""
     gathering = begun(3)
     gathering.ask({"b": []}, [None] * 3, 0.0)
     gathering.lacks("b", 0)
@@ -72,8 +79,8 @@ def test_who_was_found_behind_is_not_asked_for_it_again() -> None:
     assert gathering.ask({"b": [0]}, [None] * 3, 0.0) == [("b", (0,))]
 
 
-def test_it_is_hopeless_only_when_nobody_may_have_what_is_left() -> None:
-    """Not while something is to come, somebody was not tried, or has come to hold it."""
+def test_a_gathering_is_hopeless_only_when_no_donor_may_have_what_is_left() -> None:
+    """Not while a shard is to come, a donor was not tried, or one has come to hold it."""
     gathering = begun(2)
     assert gathering.hopeless({})
     assert not gathering.hopeless({"b": []})
@@ -86,8 +93,212 @@ def test_it_is_hopeless_only_when_nobody_may_have_what_is_left() -> None:
     assert not gathering.hopeless({"b": [], "c": []})
 
 
-def test_nothing_is_done_before_the_first_donor_has_told() -> None:
-    """Nor is anything asked for."""
+def test_nothing_is_asked_for_before_the_first_donor_has_told() -> None:
+    """Nor is the gathering done."""
     gathering = Gathering(RULES, "b", ModelVersion(), 0.0)
     assert gathering.ask({"b": ALL}, [], 0.0) == []
     assert not gathering.done
+
+
+def take(n: Any, sender: str, shard: int, epoch: int = 7) -> list[Any]:
+    """A shard's state comes, right."""
+    state = n.state(shard, epoch)
+    assert n.hear(sender, state) == [fill(n, state)]
+    return [(to, message.shards) for to, message in fetches(filled(n, state))]
+
+
+def behind(peer: Any) -> tuple[Any, list[Any]]:
+    """A newcomer whom b told of epoch 9 of shard 1, of which a holds epoch 8; the shards that it asks of each donor."""
+    n = peer("n", epoch=None, live="", fragments=TWO)
+    n.meet("b", model=ahead(n, 7), epochs=(7, 7))
+    n.meet("a", model=ahead(n, 8), epochs=(8, 8))
+    n.meet("c", model=ahead(n, 9), epochs=(8, 8))
+    effects = n.hear("b", Versions((n.version(7), n.version(9)), forked=False))
+    return n, [(to, message.shards) for to, message in fetches(effects)]
+
+
+# -- a whole newcomer
+
+
+def test_shards_are_asked_of_all_donors(peer: Any) -> None:
+    """A few of each at a time; a donor that has delivered one is asked for the next, until all have come."""
+    n, asked = gathering(peer, fetch_window=2)
+    assert asked == [("a", (0, 1)), ("c", (2, 3))]
+    assert n.replica.catchup.donors() == ["a", "c"]
+    assert take(n, "c", 3) == [("c", (4,))]
+    assert [take(n, "a", 0), take(n, "a", 1), take(n, "c", 2)] == [[], [], []]
+    assert not n.replica.has_state
+    take(n, "c", 4)
+    assert n.replica.has_state
+    assert n.replica.catchup.donors() == []
+
+
+def test_a_donor_that_comes_later_takes_its_part(peer: Any) -> None:
+    """If it holds as much as was told."""
+    n, asked = gathering(peer, "a", fetch_window=1)
+    assert asked == [("a", (0,))]
+    later = n.meet("d", model=ahead(n, 8), epochs=(8,) * 5)
+    assert [(to, message.shards) for to, message in fetches(later)] == [("d", (1,))]
+    assert not fetches(n.meet("e", model=ahead(n, 6), epochs=(6,) * 5))  # has less than was told
+
+
+def test_the_shards_of_a_dead_donor_are_asked_of_the_others(peer: Any) -> None:
+    """What has come is not asked for again."""
+    n, _ = gathering(peer, fetch_window=1)
+    assert take(n, "a", 0) == [("a", (2,))]
+    effects = n.lose("a")
+    assert fetches(effects) == []  # c is busy
+    assert take(n, "c", 1) == [("c", (3,))]
+    assert take(n, "c", 3) == [("c", (4,))]
+    assert take(n, "c", 4) == [("c", (2,))]
+
+
+def test_the_shards_of_a_restarted_donor_are_asked_of_the_others(peer: Any) -> None:
+    n, _ = gathering(peer, fetch_window=5)
+    effects = n.meet("a", incarnation=9, **n.blank())
+    assert [(to, message.shards) for to, message in fetches(effects)] == [("c", (0, 1, 2, 3, 4))]
+
+
+def test_a_lost_request_goes_to_another_donor(peer: Any) -> None:
+    """At once; to the same one only if there is no other, and then at the next tick."""
+    n, _ = gathering(peer, fetch_window=5)
+    lost = Fetch((None,) * 5, shards=(0, 1, 2, 3, 4))
+    effects = n.feed(SendFailed("a", lost, gone=False))
+    assert [(to, message.shards) for to, message in fetches(effects)] == [("c", (0, 1, 2, 3, 4))]
+    alone, _ = gathering(peer, "a", fetch_window=5)
+    assert fetches(alone.feed(SendFailed("a", lost, gone=False))) == []
+    assert [to for to, _ in fetches(alone.pass_time(1.5))] == ["a"]
+
+
+def test_the_shards_of_a_donor_that_delivers_nothing_are_asked_of_the_others(peer: Any) -> None:
+    """After fetch_again."""
+    n, asked = gathering(peer, fetch_window=3)
+    assert asked == [("a", (0, 1, 2)), ("c", (3, 4))]
+    for shard in (3, 4):
+        take(n, "c", shard)
+    assert fetches(n.pass_time(n.rules.fetch_again - 1.5)) == []
+    assert [(to, m.shards) for to, m in fetches(n.pass_time(2.5))] == [("c", (0, 1, 2))]
+
+
+def test_a_donor_that_falls_silent_is_dropped_when_it_is_dead(peer: Any) -> None:
+    n = peer("n", epoch=None, live="", heartbeat_timeout=4.0)
+    n.meet("a", model=model_version([n.version(7)]), epochs=(7,))
+    n.silent.add("a")
+    n.hear("a", Versions((n.version(7),), forked=False))
+    n.pass_time(3.0)
+    assert n.replica.catchup.donors() == ["a"]
+    n.pass_time(7.0)
+    assert n.replica.catchup.donors() == []
+
+
+def test_a_donor_with_nothing_newer_says_so(peer: Any) -> None:
+    """Then its shards are settled: what is held is as new."""
+    b = peer("b", epoch=3, group="ab", fragments=TWO)
+    assert b.hear("a", Fetch((b.version(3), b.version(1)), shards=(0,))) == [
+        Send("a", Versions((b.version(3),) * 2, forked=False))
+    ]
+    assert b.hear("a", Fetch((b.version(3), b.version(1)), shards=())) == [
+        Send("a", Versions((b.version(3),) * 2, forked=False))
+    ]
+    assert b.said(b.hear("a", Fetch((b.version(2), b.version(1)), shards=(1,)))) == [b.replica.state(1)]
+    n = peer("n", epoch=7, group="an", fragments=FIVE)
+    n.meet("a", model=ahead(n, 20), epochs=(20,) * 5)
+    n.now += 2.0
+    assert fetches(n.meet("a", model=ahead(n, 20), epochs=(20,) * 5)) == [("a", Fetch((n.version(7),) * 5, shards=()))]
+    told = Versions((n.version(7), *[n.version(20)] * 4), forked=False)
+    assert [m.shards for _, m in fetches(n.hear("a", told))] == [(0, 1)]
+    assert [m.shards for _, m in fetches(n.hear("a", told))] == [(2,)]  # 0 is as new as told
+    assert n.replica.catchup.gathering.of("a") == [1, 2]
+    older = Versions((n.version(7), n.version(5), *[n.version(20)] * 3), forked=False)
+    assert [m.shards for _, m in fetches(n.hear("a", older))] == [(3,)]  # of 1 it holds less
+    assert n.replica.catchup.gathering.of("a") == [2, 3]
+
+
+def test_two_lineages_do_not_mix(peer: Any) -> None:
+    """A state that does not descend from what the first donor told is not taken, and gathering begins anew."""
+    n, _ = gathering(peer)
+    other = n.state(0, 8, version=n.version(8, "other"), history=((6, "d6"), (7, "other7"), (8, "other")))
+    assert n.hear("c", other) == []
+    effects = n.meet("c", model=ahead(n, 8), epochs=(8,) * 5)
+    assert fetches(effects) == [("c", Fetch((None,) * 5, shards=()))]
+    n, _ = gathering(peer)
+    assert isinstance(n.hear("c", n.state(0, 8))[0], Fill)
+
+
+def test_a_shard_is_asked_of_a_donor_that_holds_what_was_told(peer: Any) -> None:
+    """What a has of shard 1 could not be taken."""
+    assert behind(peer)[1] == [("a", (0,)), ("b", (1,))]
+
+
+def test_a_donor_that_is_behind_is_passed_over_at_once(peer: Any) -> None:
+    """Its state can't be taken, so another is asked. When no peer is left that may hold it, gathering begins anew with
+    what there is."""
+    n, _ = behind(peer)
+    effects = n.lose("b")
+    assert [(to, m.shards) for to, m in fetches(effects)] == [("a", (1,))]
+    effects = n.hear("a", n.state(1, 8))
+    assert [(to, m.shards) for to, m in fetches(effects)] == [("c", (1,))]
+    assert n.hear("a", n.state(1, 8)) == [], "it was not asked for"
+    take(n, "a", 0, 8)
+    assert n.hear("c", n.state(1, 8)) == []
+    assert [m.shards for _, m in fetches(n.meet("a", model=ahead(n, 8), epochs=(8, 8)))] == [()]
+    n.hear("a", Versions((n.version(8),) * 2, forked=False))
+    take(n, "a", 1, 8)
+    assert n.replica.has_state
+
+
+def test_a_first_donor_that_restarted_holds_what_it_says_now(peer: Any) -> None:
+    """That may be less than it told. Gathering begins anew when no other peer holds more."""
+    n, _ = behind(peer)
+    n.meet("b", incarnation=9, model=ahead(n, 8), epochs=(8, 8))
+    for donor in "abc":
+        n.hear(donor, n.state(1, 8))
+    take(n, "a", 0, 8)
+    assert [m.shards for _, m in fetches(n.meet("a", model=ahead(n, 8), epochs=(8, 8)))] == [()]
+
+
+def test_a_state_that_comes_late_does_not_show_its_donor_as_behind(peer: Any) -> None:
+    """It was asked for before the donor told what it holds; the newer one comes."""
+    n, _ = behind(peer)
+    assert n.hear("b", n.state(1, 8)) == []
+    take(n, "b", 1, 9)
+
+
+def test_less_is_gathered_when_all_donors_that_held_more_are_gone(peer: Any) -> None:
+    """The greatest version may be lost with its holders, and a newcomer does not wait for it."""
+    n, _ = gathering(peer, "a")
+    n.meet("e", model=ahead(n, 6), epochs=(6,) * 5)
+    n.lose("a")
+    assert fetches(n.meet("e", model=ahead(n, 6), epochs=(6,) * 5)) == [("e", Fetch((None,) * 5, shards=()))]
+
+
+def test_a_first_donor_that_does_not_tell_is_replaced(peer: Any) -> None:
+    n = peer("n", epoch=None, live="", fragments=FIVE)
+    n.meet("a", model=ahead(n, 7), epochs=(7,) * 5)
+    n.silent.add("a")
+    n.pass_time(n.rules.settle + 1.0)
+    assert n.replica.catchup.donors() == []
+    assert [to for to, _ in fetches(n.meet("c", model=ahead(n, 7), epochs=(7,) * 5))] == ["c"]
+
+
+@pytest.mark.parametrize("how", ["dies", "could not be asked"])
+def test_a_first_donor_that_is_gone_is_replaced(peer: Any, how: str) -> None:
+    n = peer("n", epoch=None, live="", fragments=FIVE)
+    n.meet("a", model=ahead(n, 7), epochs=(7,) * 5)
+    if how == "dies":
+        n.lose("a")
+    else:
+        n.feed(SendFailed("a", Fetch((None,) * 5, shards=()), gone=False))
+    assert [to for to, _ in fetches(n.meet("c", model=ahead(n, 7), epochs=(7,) * 5))] == ["c"]
+
+
+def test_a_newcomer_waits_settle_for_what_the_first_donor_holds(peer: Any) -> None:
+    """Then it asks for what it lacks. If the first donor does not tell, the next peer that is heard is asked."""
+    n = peer("n", epoch=None, live="")
+    summary = peer("a").replica.roster.mine
+    assert n.said(n.hear("a", Probe(summary))) == [Fetch((None,), shards=())]
+    n.pass_time(1.0)
+    assert n.said(n.hear("a", Versions((n.version(1),), forked=False))) == [Fetch((None,), shards=(0,))]
+    n = peer("n", epoch=None, live="")
+    n.hear("a", Probe(summary))
+    assert n.said(n.pass_time(n.rules.settle + 1.0)).count(Fetch((None,), shards=())) == 1

@@ -1,4 +1,4 @@
-"""Logs: what is counted is what there is, and only what was taken is looked at."""
+"""The logs of all shards: their counts agree with a look at each, and an event reads only the logs that it is about."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def reach(
     log.state = State(log.shard, version, 0, Plan((), ("a",)), {}, {}, revision=revision)
 
 
-def test_counts_are_what_a_look_at_every_log_finds() -> None:
+def test_counts_agree_with_a_look_at_each_log() -> None:
     """Whichever shards move, in whatever order, forward or to another lineage."""
     rng, logs = Random(7), five()
     plain: list[ShardLog] = list(logs)
@@ -74,8 +74,8 @@ def test_counts_are_what_a_look_at_every_log_finds() -> None:
         assert logs.even == (logs.whole and all(len(set(epochs)) <= 1 for epochs in still))
 
 
-def test_a_log_in_hand_may_change_after_a_question() -> None:
-    """Until the event is over; so a question in its midst finds what is there then."""
+def test_a_log_may_change_after_a_question() -> None:
+    """Until the event is over; a question in its midst finds what is there then."""
     logs = five()
     log = logs[3]
     reach(log, 1)
@@ -85,8 +85,8 @@ def test_a_log_in_hand_may_change_after_a_question() -> None:
     assert logs.moved() == [3]
 
 
-def test_moved_is_who_stands_elsewhere_than_at_the_last_event() -> None:
-    """In their order; who came back has not moved."""
+def test_moved_lists_the_shards_whose_version_has_changed_since_the_last_event() -> None:
+    """In their order. A shard that has come back to its version has not moved."""
     logs = five()
     for shard in (4, 1):
         reach(logs[shard], 1)
@@ -99,7 +99,6 @@ def test_moved_is_who_stands_elsewhere_than_at_the_last_event() -> None:
 
 
 def test_a_slice_is_taken_like_each_of_its_logs() -> None:
-    """However a log comes into somebody's hands."""
     logs = five()
     logs.moved()
     for log in logs[1:3]:
@@ -107,8 +106,8 @@ def test_a_slice_is_taken_like_each_of_its_logs() -> None:
     assert logs.moved() == [1, 2]
 
 
-def test_what_is_kept_is_asked_again_of_those_that_were_taken() -> None:
-    """All, to begin with, and when what else it hangs on has changed."""
+def test_a_kept_answer_is_asked_again_of_the_logs_that_were_taken() -> None:
+    """Of all to begin with, and after `forget`."""
     asked, logs = list[int](), five()
 
     def epoch(log: ShardLog) -> int | None:
@@ -131,8 +130,8 @@ def test_what_is_kept_is_asked_again_of_those_that_were_taken() -> None:
     assert sorted(asked) == [0, 1, 2, 3, 4]
 
 
-def test_when_a_round_ends_hangs_on_who_is_there(peer: Any) -> None:
-    """Who has claimed a term waits for promises, until those that owe them are gone: no log need be taken for that."""
+def test_the_next_wakeup_follows_the_roster_though_no_log_was_taken(peer: Any) -> None:
+    """A claimant's round waits for promises until the peers that owe them are gone."""
     a = peer("a", group="abc", round_timeout=0.5)
     for name in "bc":
         a.hear(name, a.contribution(a.held))
@@ -145,8 +144,8 @@ def test_when_a_round_ends_hangs_on_who_is_there(peer: Any) -> None:
     assert a.replica.next_wakeup() == ends
 
 
-def test_what_a_shard_counts_of_an_earlier_life_is_seen_whenever_it_came(peer: Any, life: int) -> None:
-    """Also if it came before the others, while not all of the state was there."""
+def test_a_count_of_an_earlier_life_raises_the_incarnation_whichever_shard_came_first(peer: Any, life: int) -> None:
+    """Also if its shard came while others were missing."""
     n = peer("a", epoch=None, group="a", fragments=((0, 1),))
     n.feed(Restore((n.state(0, 1, counted=(("a", ContributionId(life + 9, 4)),)),)))
     assert n.replica.own.incarnation == life

@@ -49,8 +49,8 @@ def test_steps_in_proportion_to_speed(table: tuple[float, ...], steps: int, made
 
 
 def test_a_links_time_is_counted_in() -> None:
-    """Steps and transfers together take each peer equally long: 20 s and 2 s of the fastest, 12 s and 10 s of one whose
-    link is five times slower. The fastest is the one whose H steps are there first."""
+    """Steps and transfers together take each peer equally long: 20 s and 2 s for the fastest, 12 s and 10 s for one
+    whose link is five times slower. The fastest is the one whose H steps are there first."""
     run = {"a": summary(1.0, bandwidth=500.0), "b": summary(0.5, bandwidth=100.0)}
     assert trains_for(20, 1000, "a", run) == pytest.approx(20.0)
     assert trains_for(20, 1000, "b", run) == pytest.approx(12.0)
@@ -68,14 +68,14 @@ def test_a_link_that_takes_longer_than_the_round_leaves_one_step() -> None:
 
 
 def test_an_unknown_bandwidth_counts_as_the_median() -> None:
-    """Nobody is taken for slow, or for fast, for not having been measured."""
+    """A peer that was not measured is taken neither for slow nor for fast."""
     run = {"a": summary(1.0), "b": summary(0.5, bandwidth=100.0), "c": summary(0.5, bandwidth=100.0)}
     assert trains_for(20, 1000, "a", run) == trains_for(20, 1000, "b", run) == pytest.approx(20.0)
 
 
 @pytest.mark.parametrize("other", [{"idle": True}, {"role": "aggregator"}, {"speed": 0.0}], ids=str)
-def test_who_does_not_train_sets_no_pace(other: dict[str, Any]) -> None:
-    """Speeds of idle peers, of aggregators, and those that are not known, count for nothing."""
+def test_a_peer_that_does_not_train_sets_no_pace(other: dict[str, Any]) -> None:
+    """Speeds of idle peers, of aggregators, and unknown ones do not count."""
     run = {"a": summary(1.0), "b": summary(**{"speed": 9.0, **other})}
     assert speeds(run) == {"a": 1.0}
     assert trains_for(20, 0, "a", run) == 20.0
@@ -98,7 +98,7 @@ def test_a_peer_that_is_slowed_down_makes_fewer_steps_in_that_round() -> None:
 
 
 @given(st.floats(0.01, 100.0), st.floats(0.1, 1000.0))
-def test_nobody_plans_to_keep_the_others_waiting_for_long(step_s: float, planned_s: float) -> None:
+def test_no_peer_plans_to_end_late_by_much(step_s: float, planned_s: float) -> None:
     """A peer of an even speed ends at most LATE_MAX of the plan late, unless its first step does; and at most a step
     early."""
     ends_s = step_s * steps_made(step_s, planned_s, 10**6)

@@ -1,24 +1,32 @@
-"""A computed commit on its way to those who must hold it."""
+"""A computed commit on its way to the peers that must hold it, and their acknowledgements."""
 
 from __future__ import annotations
 
-from p2p_diloco.core.messages import Commit, Plan
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.election import assign
+from p2p_diloco.core.events import Accept, Applied, Apply, Delivered, Filled, Release, Send, SendFailed
+from p2p_diloco.core.messages import Commit, Fetch, Held, Plan
 from p2p_diloco.core.proposal import Proposal
 from p2p_diloco.core.version import Version
+from tests.core.conftest import average_in, commits_to, computed, held_by, joined_by, next_commit, running, to
 
 COMMIT = Commit(0, Version(0, 0, 0, "d0"), Version(0, 5, 1, "d1"), 0, "a", (), Plan(("a",), ("a", "c")))
 
 
-def test_whom_either_plan_names_must_hold_it() -> None:
-    """The present one, or its own; but for this peer, and for those who say that they do."""
+def test_each_peer_that_either_plan_names_must_hold_a_proposal() -> None:
+    """The present plan or its own; except for this peer, and for those that acknowledge it."""
     proposal = Proposal(COMMIT)
     assert proposal.missing(Plan((), ("a", "b")), "a") == {"b", "c"}
     proposal.holding.add("b")
     assert proposal.missing(Plan((), ("a", "b")), "a") == {"c"}
 
 
-def test_it_is_sent_once_in_a_while() -> None:
-    """To each peer anew when the time is over, or when that peer has forgotten it."""
+def test_a_proposal_is_due_again_after_a_while() -> None:
+    """For each peer; and at once for a peer that restarted."""
     proposal = Proposal(COMMIT)
     assert proposal.due("bc", 10.0, 4.0) == ["b", "c"]
     assert proposal.due("bcd", 13.9, 4.0) == ["d"]
@@ -27,3 +35,187 @@ def test_it_is_sent_once_in_a_while() -> None:
     proposal.forgotten_by("c")
     assert "c" in proposal.missing(Plan((), ()), "a")
     assert proposal.due("bcd", 14.1, 4.0) == ["c"]
+
+
+# -- an asynchronous successor
+
+
+def test_a_successor_acknowledges_a_commit_once_it_has_applied_it(peer: Any) -> None:
+    """Not when it has come."""
+    b = running(peer, "b")
+    commit = next_commit(b)
+    effects = b.hear("c", commit)
+    assert [type(e) for e in effects] == [Apply]
+    effects = b.feed(Applied(0, commit.base, commit.version.digest))
+    assert to(effects, "c", Held) == [Held(0, commit.version)]
+    assert isinstance(effects[0], Accept)
+
+
+def test_a_peer_that_no_plan_names_does_not_acknowledge(peer: Any) -> None:
+    """The commit is the answer to what it has submitted."""
+    a = running(peer, "a")
+    commit = next_commit(a)
+    assert to(a.take(commit), "c", Held) == []
+
+
+def test_a_successor_that_gets_a_commit_again_acknowledges_it_again(peer: Any) -> None:
+    """The aggregator has not heard it; the successor has gone no further, for nothing is accepted without it."""
+    b = running(peer, "b")
+    commit = next_commit(b)
+    b.take(commit)
+    assert b.hear("c", commit) == [Send("c", Held(0, commit.version))]
+
+
+def test_an_acknowledgement_that_did_not_arrive_is_sent_again(peer: Any) -> None:
+    """At the next tick, while it is true."""
+    b = running(peer, "b")
+    commit = next_commit(b)
+    b.take(commit)
+    b.feed(SendFailed("c", Held(0, commit.version), gone=False))
+    assert to(b.pass_time(1.1), "c", Held) == [Held(0, commit.version)]
+
+
+def test_an_acknowledgement_of_an_earlier_version_is_not_sent_again(peer: Any) -> None:
+    """The successor has gone on, so its aggregator has heard of it in other ways."""
+    b = running(peer, "b")
+    for epoch in (1, 2):
+        commit = next_commit(b, epoch=epoch)
+        b.take(commit)
+        if epoch == 1:
+            b.feed(SendFailed("c", Held(0, commit.version), gone=False))
+    assert to(b.pass_time(1.1), "c", Held) == []
+
+
+def test_a_successor_that_has_missed_a_commit_fetches_it_at_once(peer: Any) -> None:
+    """Its aggregator waits for it."""
+    b = running(peer, "b")
+    effects = b.hear("c", next_commit(b, epoch=4))
+    assert to(effects, "c", Fetch) == [Fetch((b.version(1),), shards=(0,))]
+    b.hear("c", b.state(0, 4, plan=Plan(tuple("abc"), tuple("cb"))))
+    effects = b.feed(Filled(0, b.version(4), "d4"))
+    assert [type(e) for e in effects if isinstance(e, Apply)] == [Apply]
+
+
+def test_a_submitter_that_has_missed_a_commit_asks_the_aggregator(peer: Any) -> None:
+    """Its answer builds on that commit. A commit that another peer passes on is no answer."""
+    a = running(peer, "a")
+    assert to(a.hear("b", next_commit(a, epoch=4)), "b", Fetch) == []
+    assert to(a.hear("c", next_commit(a, epoch=4)), "c", Fetch) == [Fetch((a.version(1),), shards=(0,))]
+
+
+# -- an asynchronous aggregator
+
+
+def test_peers_that_must_hold_a_commit_are_probed(peer: Any) -> None:
+    """Their death shows as soon as that of any peer that is waited for."""
+    c = running(peer)
+    assert "b" not in c.replica.logs[0].watched()
+    computed(c, c.hear("a", c.contribution(c.held)))
+    assert "b" in c.replica.logs[0].watched()
+
+
+def test_a_proposal_is_sent_again(peer: Any) -> None:
+    """At the next tick if it did not arrive, after a while if it is not acknowledged."""
+    c = running(peer)
+    effects = computed(c, c.hear("a", c.contribution(c.held)))
+    [proposal] = commits_to(effects, "b")
+    c.feed(SendFailed("b", proposal, gone=False))
+    assert commits_to(c.pass_time(1.1), "b") == [proposal]
+    c.feed(Delivered("b", proposal))
+    assert commits_to(c.pass_time(9.0), "b") == []
+    assert commits_to(c.pass_time(2.0), "b") == [proposal]
+
+
+def test_an_aggregator_does_not_apply_its_own_proposal(peer: Any) -> None:
+    """A successor that has accepted it passes it on; the others must still hold it."""
+    c = running(peer, successors=2, succession="cba")
+    [proposal] = commits_to(computed(c, c.contribute()), "b")
+    assert not any(isinstance(e, Apply) for e in c.hear("b", proposal))
+    assert c.hear("b", Held(0, proposal.version)) == []
+    assert Release(sent=True) in c.hear("a", Held(0, proposal.version))
+
+
+def test_an_aggregator_that_is_behind_is_sent_the_commits_that_follow(peer: Any) -> None:
+    """By the peers that its commit names: they have gone on without it."""
+    a, b = running(peer, "a"), running(peer, "b")
+    for one in (a, b):
+        for epoch in (1, 2):
+            commit = next_commit(one, epoch=epoch)
+            one.take(commit)
+    old = replace(next_commit(b), version=b.version(2, "other"))
+    assert [commit.version.epoch for commit in commits_to(b.hear("c", old), "c")] == [2, 3]
+    assert to(a.hear("c", old), "c") == []
+
+
+def test_a_successor_that_restarts_has_to_hold_the_proposal_again(peer: Any) -> None:
+    """What it held is gone, though it has a state. The proposal is sent to it anew."""
+    c = running(peer, successors=2, succession="cba")
+    effects = computed(c, c.contribute())
+    held_by(c, "b", effects)
+    again = [*c.meet("b", incarnation=9), *c.feed_tick()]
+    assert commits_to(again, "b") == commits_to(effects, "b")
+    assert held_by(c, "a", effects) == []
+    assert Release(sent=True) in held_by(c, "b", effects)
+
+
+def test_a_successor_that_dies_is_replaced_before_the_submitter_is_answered(peer: Any) -> None:
+    """The proposal becomes a commit without it. Another commit names another successor, and the submitter is answered
+    once that one holds it: no single death loses what was answered for."""
+    c = running(peer)
+    joined_by(c, "d")
+    [proposal] = commits_to(computed(c, c.hear("a", c.contribution(c.held)), "d2"), "b")
+    effects = c.lose("b")
+    assert Accept(((0, "d2"),)) in effects
+    assert average_in(effects).contributions == ()
+    assert not to(effects, "a", Commit)
+    effects = computed(c, effects, "d3")
+    [named] = commits_to(effects, "d")
+    assert named.plan.succession == ("c", "d")
+    assert not to(effects, "a", Commit)
+    assert commits_to(held_by(c, "d", effects), "a") == [proposal, named]
+    effects = computed(c, c.hear("d", c.contribution(c.held)), "d4")
+    assert commits_to(held_by(c, "d", effects), "a") == [], "it is answered once"
+
+
+def test_a_successor_that_restarted_without_state_is_replaced(peer: Any) -> None:
+    """It could hold a commit only after it has fetched the whole model."""
+    c = running(peer)
+    joined_by(c, "d")
+    computed(c, c.hear("a", c.contribution(c.held)), "d2")
+    effects = c.meet("b", incarnation=9, **c.blank())
+    assert Accept(((0, "d2"),)) in effects
+    [named] = commits_to(computed(c, effects, "d3"), "d")
+    assert named.plan.succession == ("c", "d")
+    assert Accept(((0, "d3"),)) in c.hear("d", Held(0, named.version)), "b need not hold what names another"
+
+
+@pytest.mark.parametrize("says", [{"eligible": False}, {"unlike": True}])
+def test_an_unreachable_or_unlike_peer_is_not_named_a_successor(peer: Any, says: dict[str, bool]) -> None:
+    """Another is named, whichever is elected."""
+    first, second = (p for p in assign("run", 0, (0,), dict.fromkeys("acd", 1.0))[0] if p != "c")
+    c = running(peer)
+    joined_by(c, "d")
+    c.meet(first, **says)
+    effects = c.lose("b")
+    [named] = commits_to(computed(c, effects, "d2"), second)
+    assert named.plan.succession == ("c", second)
+
+
+def test_a_lone_survivor_goes_on_alone(peer: Any) -> None:
+    """Where no peer can be named, the aggregator alone holds what it answers for."""
+    c = running(peer)
+    c.lose("a")
+    c.lose("b")
+    effects = computed(c, c.contribute())
+    assert effects[0] == Accept(((0, "new"),))
+    assert c.replica.state(0).plan.succession == ("c", "b"), "b is named again should it come back"
+
+
+def test_a_proposal_does_not_wait_for_an_unlike_successor(peer: Any) -> None:
+    """It could never hold what the others compute."""
+    c = running(peer)
+    computed(c, c.hear("a", c.contribution(c.held)), "d2")
+    c.meet("b", unlike=True)
+    assert c.held == c.version(1)
+    c.pass_time(1.1)
+    assert c.held.epoch == 2

@@ -29,9 +29,8 @@ def notes(effects: list[Any]) -> list[str]:
     return [effect.text for effect in effects if isinstance(effect, Note) and effect.kind == "revision"]
 
 
-def test_revisions_are_ordered_and_the_proof_says_nothing() -> None:
-    """The higher number wins, of equal numbers the greater values, everywhere alike; who carries which copy of the
-    signature makes no difference."""
+def test_revisions_are_ordered_by_number_and_values_not_by_proof() -> None:
+    """The higher number wins, of equal numbers the greater values, on every peer alike."""
     assert FOUNDED < FIRST < SECOND
     assert max(Revision(1, 0.5, 0.9), Revision(1, 0.7, 0.0)) == Revision(1, 0.7, 0.0)
     assert Revision(1, 0.5, 0.9, "x") == Revision(1, 0.5, 0.9, "y")
@@ -47,7 +46,7 @@ def test_the_digest_covers_the_revision() -> None:
     assert len({meta_of(state) for state in (founded, *others)}) == 4
 
 
-def test_what_the_founder_asked_for_goes_into_the_next_commit(peer: Any) -> None:
+def test_the_founders_revision_goes_into_the_next_commit(peer: Any) -> None:
     """The aggregator takes the outer step with it, covers it by the digest, and the commit names it to all."""
     a = peer("a", group="ab")
     assert notes(a.feed(Revised(FIRST))) == [f"{FIRST} is known, and each shard adopts it with its next commit"]
@@ -64,8 +63,8 @@ def test_what_the_founder_asked_for_goes_into_the_next_commit(peer: Any) -> None
     assert a.replica.revision == a.replica.state(0).revision == FIRST
 
 
-def test_a_step_under_way_is_not_changed(peer: Any) -> None:
-    """What is heard while a mean is computed goes into the commit after it."""
+def test_a_revision_does_not_change_a_step_under_way(peer: Any) -> None:
+    """It goes into the commit after it."""
     a = peer("a", group="ab")
     a.contribute()
     work = a.hear("b", a.contribution(a.held))
@@ -75,8 +74,8 @@ def test_a_step_under_way_is_not_changed(peer: Any) -> None:
     assert a.replica.revision == FOUNDED
 
 
-def test_every_probe_and_its_answer_hand_on_the_highest(peer: Any) -> None:
-    """With the signature, so that others can check it; what is heard so goes into this peer's commits, and on."""
+def test_each_probe_and_its_answer_hand_on_the_highest_revision(peer: Any) -> None:
+    """With the signature, so that others can check it. It goes into this peer's commits too."""
     a = peer("a", group="ab")
     assert notes(a.hear("b", Probe(a.about(revision=FIRST)))) != []
     answer = next(e.message for e in a.hear("b", Probe(a.about())) if isinstance(e, Send))
@@ -87,7 +86,7 @@ def test_every_probe_and_its_answer_hand_on_the_highest(peer: Any) -> None:
     assert a.hear("b", a.contribution(a.held))[-1].revision == FIRST
 
 
-def test_a_lesser_one_that_comes_late_changes_nothing(peer: Any) -> None:
+def test_a_lesser_revision_that_comes_late_changes_nothing(peer: Any) -> None:
     """Nor does the same one again, and neither is news."""
     a = peer("a", group="ab")
     a.feed(Revised(SECOND))
@@ -96,7 +95,8 @@ def test_a_lesser_one_that_comes_late_changes_nothing(peer: Any) -> None:
 
 
 def test_a_commit_is_applied_with_the_revision_that_it_names(peer: Any) -> None:
-    """Not with the one that this peer has heard of; and who applies one knows of it from then on, signature and all."""
+    """Not with the one that this peer has heard of. A peer that applies a commit knows its revision, with the
+    signature."""
     a = peer("a", succession="bac")
     a.feed(Revised(SECOND))
     commit = commit_on(a, FIRST)
@@ -110,13 +110,12 @@ def test_a_commit_is_applied_with_the_revision_that_it_names(peer: Any) -> None:
     assert a.replica.roster.mine.revision == SECOND
 
     b = peer("a", succession="bac")
-    b.hear("b", commit)
-    b.feed(Applied(0, commit.base, commit.version.digest))
+    b.take(commit, "b")
     assert b.replica.roster.mine.revision.proof == "signed"
 
 
-def test_a_commit_that_goes_back_is_refused(peer: Any) -> None:
-    """Whoever made it lost what its base says: it is not applied, and the log says so."""
+def test_a_commit_that_goes_back_a_revision_is_refused(peer: Any) -> None:
+    """A note says so."""
     a = peer("a", epoch=None, group="abc")
     state = replace(a.state(0, 1, plan=a.plan("abc", "bac")), revision=SECOND)
     a.hear("b", state)
@@ -126,8 +125,8 @@ def test_a_commit_that_goes_back_is_refused(peer: Any) -> None:
     assert note.kind == "refused"
 
 
-def test_a_newcomer_gets_it_with_the_state(peer: Any) -> None:
-    """And passes it on to the next one: in the state, and as what it knows."""
+def test_a_newcomer_gets_the_revision_with_the_state(peer: Any) -> None:
+    """And passes it on, in states and in probes."""
     a = peer("a", epoch=None)
     state = replace(a.state(0, 1), revision=FIRST)
     (fill,) = [e for e in a.hear("b", state) if isinstance(e, Fill)]
@@ -139,12 +138,11 @@ def test_a_newcomer_gets_it_with_the_state(peer: Any) -> None:
     assert [m.revision for m in sent if isinstance(m, State)] == [FIRST]
 
 
-def test_one_shard_is_enough_for_all_to_get_there(peer: Any) -> None:
-    """The asker and the aggregator that it told are dead: who holds one shard's commit brings it into the others."""
+def test_a_revision_of_one_shard_goes_into_the_others(peer: Any) -> None:
+    """The aggregator that wrote that commit is dead; a peer that holds it brings the revision into the others."""
     a = peer("a", group="ab", succession="ba", fragments=((0,), (1,)))
     commit = replace(commit_on(a, FIRST), plan=a.plan("ab", "ab"))
-    a.hear("b", commit)
-    a.feed(Applied(0, commit.base, commit.version.digest))
+    a.take(commit, "b")
     assert a.replica.revision == FOUNDED
     a.lose("b")
     (average,) = [e for e in a.contribute(1) if isinstance(e, Average)]
@@ -152,8 +150,8 @@ def test_one_shard_is_enough_for_all_to_get_there(peer: Any) -> None:
     assert average.revision == FIRST
 
 
-def test_a_lineage_that_wins_does_not_make_a_peer_forget(peer: Any) -> None:
-    """The state that it takes is at a lesser revision, for the digest covers it; its own next commit is not."""
+def test_a_revision_is_not_forgotten_with_a_lineage(peer: Any) -> None:
+    """The state that wins has a lesser one, for the digest covers it; this peer's next commit on it has not."""
     a = peer("a", group="ab", succession="ab")
     a.feed(Revised(FIRST))
     a.contribute()
@@ -172,7 +170,7 @@ def test_a_lineage_that_wins_does_not_make_a_peer_forget(peer: Any) -> None:
 
 @pytest.mark.parametrize("asked", [FIRST, SECOND])
 def test_an_asynchronous_commit_is_held_with_its_revision(peer: Any, asked: Revision) -> None:
-    """It is the aggregator's own state once its successor holds it, and then the submitter's answer."""
+    """The aggregator is at it once its successor holds the commit; then the submitter's answer names it."""
     c = peer("c", group="abc", succession="cb", mode="async", heartbeat_timeout=10.0)
     for other in "ab":
         c.hear(other, Promise(0, c.held, 0))

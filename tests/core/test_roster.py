@@ -1,4 +1,4 @@
-"""Who is there: suspicion, verdicts, their reversal, and a probing whose cost doesn't grow with the swarm."""
+"""Membership: suspicion, verdicts, their reversal, and probes whose number does not grow with the swarm."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def roster(names: Iterable[str] = ()) -> Roster:
     return made
 
 
-def test_it_lives_who_has_spoken_for_itself() -> None:
-    """Hearsay makes nobody live, nor does a message without a summary; a summary does."""
+def test_a_peer_lives_once_it_has_told_its_summary() -> None:
+    """Being named by others is not enough, nor is a message without a summary."""
     r = roster()
     assert r.discovered("a")
     assert not r.live("a")
@@ -41,8 +41,8 @@ def test_it_lives_who_has_spoken_for_itself() -> None:
     assert r.alive() == ["a"]
 
 
-def test_this_peer_lives_and_is_nobody_else() -> None:
-    """One's own id is live, never discovered, and not among the others."""
+def test_this_peer_is_live_and_not_among_the_others() -> None:
+    """It is never discovered."""
     r = roster("ba")
     assert r.live("me")
     assert not r.discovered("me")
@@ -51,7 +51,7 @@ def test_this_peer_lives_and_is_nobody_else() -> None:
     assert r.summary("me") is r.mine
 
 
-def test_what_is_known_is_discovered_once() -> None:
+def test_a_peer_is_discovered_once() -> None:
     r = roster("a")
     assert not r.discovered("a")
     assert r.discovered("b")
@@ -83,7 +83,7 @@ def test_being_heard_clears_a_suspicion() -> None:
 
 
 def test_being_heard_reverses_a_verdict() -> None:
-    """Who was taken for dead and speaks is there again, and counts as new."""
+    """A peer that was taken for dead and speaks is there again, and counts as new."""
     r = roster("abc")
     r.failed("a")
     r.failed("a")
@@ -92,8 +92,8 @@ def test_being_heard_reverses_a_verdict() -> None:
     assert r.alive() == ["a", "b", "c"]
 
 
-def test_who_has_left_stays_away_until_another_life() -> None:
-    """What comes late from a peer that left doesn't bring it back; the same identity in a new life does."""
+def test_a_peer_that_left_is_away_until_its_next_life() -> None:
+    """A message of the life that left does not bring it back."""
     r = roster("ab")
     known = says()
     r.departed("b", 1)
@@ -104,8 +104,8 @@ def test_who_has_left_stays_away_until_another_life() -> None:
     assert r.alive() == ["a", "b"]
 
 
-def test_who_left_before_it_was_met_is_met_in_another_life() -> None:
-    """The word tells which life left: that one's late summary doesn't bring it back."""
+def test_a_peer_that_left_before_it_was_met_is_away_until_its_next_life() -> None:
+    """A summary of the life that left does not bring it back."""
     r = roster()
     r.discovered("a")
     assert r.departed("a", 1)
@@ -116,16 +116,15 @@ def test_who_left_before_it_was_met_is_met_in_another_life() -> None:
     assert r.alive() == ["a"]
 
 
-def test_a_goodbye_that_comes_late_means_the_life_before() -> None:
-    """Whoever has met the next life keeps it."""
+def test_a_late_goodbye_of_an_earlier_life_is_ignored() -> None:
     r = roster("a")
     assert r.summarized("a", says(incarnation=2))
     assert not r.departed("a", 1)
     assert r.alive() == ["a"]
 
 
-def test_the_gone_are_forgotten() -> None:
-    """A peer that was dead or away for long is not remembered, so churn leaves nothing behind."""
+def test_peers_that_are_gone_for_long_are_forgotten() -> None:
+    """So churn leaves nothing behind."""
     r = roster("abc")
     r.failed("a")
     r.failed("a")
@@ -138,7 +137,7 @@ def test_the_gone_are_forgotten() -> None:
 
 
 def test_the_dead_take_no_probes_from_the_living() -> None:
-    """However many are dead, each living peer is still probed in its turn; of the dead, one an interval."""
+    """However many are dead, each living peer is probed in its turn; of the dead, one an interval."""
     r = roster([f"dead{i}" for i in range(50)] + ["x", "y"])
     for i in range(50):
         r.failed(f"dead{i}")
@@ -148,8 +147,8 @@ def test_the_dead_take_no_probes_from_the_living() -> None:
     assert len(asked) == 3
 
 
-def test_of_the_unknown() -> None:
-    """Whoever fails, is suspected, leaves or is probed before it was known is remembered, and not live."""
+def test_an_unknown_peer_is_remembered_and_not_live() -> None:
+    """It fails, is suspected, leaves or is probed before it was known."""
     r = roster()
     r.suspected("a")
     assert r.failed("a")
@@ -162,8 +161,7 @@ def test_of_the_unknown() -> None:
     assert not r.live("e")
 
 
-def test_the_dead_say_nothing() -> None:
-    """The last summary of a peer that is gone is no ground for any decision."""
+def test_the_summary_of_a_peer_that_is_gone_does_not_count() -> None:
     r = roster("ab")
     r.departed("a", 1)
     assert r.summary("a") is None
@@ -171,15 +169,14 @@ def test_the_dead_say_nothing() -> None:
     assert sorted(r.summaries()) == ["b", "me"]
 
 
-def test_who_holds_state() -> None:
-    """A live peer that names its epochs."""
+def test_a_live_peer_that_names_its_epochs_holds_a_state() -> None:
     r = roster("ab")
     r.summarized("b", says(epochs=()))
-    assert [r.holds_state(p) for p in ("a", "b", "nobody")] == [True, False, False]
+    assert [r.holds_state(p) for p in ("a", "b", "stranger")] == [True, False, False]
 
 
-def test_a_word_that_was_overtaken_is_passed_over() -> None:
-    """A life never goes back to a lesser model, so what says so is the older word; of another life it is the newer."""
+def test_a_summary_with_a_lesser_model_is_an_older_one() -> None:
+    """A life never goes back to a lesser model. The summary of another life is the newer one."""
     r = roster("b")
     r.summarized("b", replace(says(7), model=ModelVersion(0, 20, 2, "two")))
     assert not r.summarized("b", says(7, epochs=()))
@@ -188,8 +185,8 @@ def test_a_word_that_was_overtaken_is_passed_over() -> None:
     assert not r.holds_state("b")
 
 
-def test_another_incarnation_has_forgotten() -> None:
-    """A peer that speaks with another number has restarted; its first summary is no restart."""
+def test_another_incarnation_is_a_restart() -> None:
+    """The first summary of a peer is none."""
     r = roster()
     r.heard("a")
     assert not r.summarized("a", says(7))
@@ -209,7 +206,7 @@ def test_another_incarnation_has_forgotten() -> None:
     ],
 )
 def test_another_lineage_shows_by_its_samples(epochs: tuple[int, ...], model: ModelVersion, elsewhere: bool) -> None:
-    """Along a lineage they never fall: who is as far in every shard, with fewer, is on another one."""
+    """Along a lineage samples never fall: a peer that is as far in every shard, with fewer, is on another one."""
     mine = replace(says(epochs=(3, 1)), model=ModelVersion(0, 80, 7))
     theirs = replace(says(epochs=epochs), model=model)
     rules = replace(RULES, fragments=((0, 1), (2,)))
@@ -228,7 +225,7 @@ def test_silence_is_a_verdict_after_the_timeout() -> None:
     assert r.expire(15.0) == ["a"]
     assert not r.live("a")
     assert r.expire(16.0) == []
-    assert r.live("b")  # nobody asked it anything
+    assert r.live("b")  # it was asked nothing
 
 
 def test_an_answer_in_time_stops_the_clock() -> None:
@@ -241,8 +238,8 @@ def test_an_answer_in_time_stops_the_clock() -> None:
     assert r.expire(110.0) == ["a"]
 
 
-def test_who_left_does_not_die() -> None:
-    """Leaving is no failure, and isn't reported as one."""
+def test_a_peer_that_left_does_not_die() -> None:
+    """Leaving is no failure, and is not reported as one."""
     r = roster("a")
     r.probe("a", 0.0)
     r.departed("a", 1)
@@ -260,7 +257,7 @@ def test_a_frozen_process_forgives_silence() -> None:
 
 
 def test_probes_do_not_grow_with_the_swarm() -> None:
-    """With 100 members an interval costs as many probes as with 10, and still everybody has its turn."""
+    """An interval costs as many probes with 100 members as with 10, and each member has its turn."""
     r = Roster("me", RULES, says())
     names = [f"peer{i:03}" for i in range(100)]
     for name in names:
@@ -278,8 +275,8 @@ def test_probes_do_not_grow_with_the_swarm() -> None:
     assert turns.total() == 102
 
 
-def test_those_waited_for_are_probed_every_time() -> None:
-    """Beside the few others, each of them once, never oneself."""
+def test_peers_that_are_waited_for_are_probed_every_time() -> None:
+    """Once each, beside the few others; this peer never."""
     r = roster("abcdef")
     for second in range(5):
         probed = r.to_probe({"f", "e", "me"}, float(second))
@@ -290,7 +287,7 @@ def test_those_waited_for_are_probed_every_time() -> None:
             r.probe(peer, float(second))
 
 
-def test_the_longest_not_probed_come_first() -> None:
+def test_peers_that_were_not_probed_for_longest_come_first() -> None:
     r = roster("abcde")
     for time, peer in enumerate("edcba"):
         r.probe(peer, float(time))
@@ -308,8 +305,7 @@ def test_the_dead_are_probed_again_now_and_then() -> None:
 
 
 @pytest.mark.parametrize("watched", [(), ("b",)])
-def test_who_left_is_not_probed(watched: tuple[str, ...]) -> None:
-    """Unless something waits for it, nobody asks after who said goodbye."""
+def test_a_peer_that_left_is_probed_only_if_it_is_waited_for(watched: tuple[str, ...]) -> None:
     r = roster("ab")
     r.departed("a", 1)
     assert r.to_probe(watched, 1e9) == ["b"]

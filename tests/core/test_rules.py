@@ -36,7 +36,7 @@ def test_shards_are_those_of_all_fragments() -> None:
     assert rules(1.0, 10.0).shards == 3
 
 
-def test_nothing_waits_for_ever_by_default() -> None:
+def test_by_default_no_round_waits_for_ever() -> None:
     """round_timeout is finite, one peer is enough, and a run has no end unless it is given one."""
     plain = Rules(run="run", fragments=((0,),))
     assert (plain.round_timeout, plain.min_peers, plain.start_peers, plain.carry_rounds) == (600.0, 1, 1, 2)

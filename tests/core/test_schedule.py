@@ -21,8 +21,7 @@ def test_one_fragment_is_plain_diloco() -> None:
     assert [step for step in range(1, 2001) if fragment_due(step, 500, 1) == 0] == [500, 1000, 1500, 2000]
 
 
-def test_interval() -> None:
-    """Every fragment goes once in H steps."""
+def test_each_fragment_goes_once_in_h_steps() -> None:
     assert (fragment_interval(600, 3), fragment_interval(500, 1), fragment_interval(4, 4)) == (200, 500, 1)
 
 
@@ -30,8 +29,8 @@ def test_interval() -> None:
     ("epochs", "due"),
     [([0, 0, 0], 0), ([1, 0, 0], 1), ([1, 1, 0], 2), ([1, 1, 1], 0), ([3, 5, 2], 2), ([None, 7, 9], 1)],
 )
-def test_by_log(epochs: list[int | None], due: int) -> None:
-    """By the log: the lowest epoch first, then the lowest index; what is finished is passed over."""
+def test_the_log_names_the_lowest_epoch_then_the_lowest_index(epochs: list[int | None], due: int) -> None:
+    """A fragment that is finished is passed over."""
     assert fragment_by_log(epochs) == due
 
 
@@ -66,8 +65,8 @@ def test_dynamic_local_updates(speeds: tuple[float, ...], base: int, steps: tupl
 
 
 @pytest.mark.parametrize(("speed", "fastest"), [(0, 10), (-1, 10), (0, 0), (5, 0), (5, -1)])
-def test_unknown_speed_gives_the_base(speed: float, fastest: float) -> None:
-    """Who has not been measured yet works as long as everybody."""
+def test_an_unknown_speed_gives_the_base(speed: float, fastest: float) -> None:
+    """A peer that has not been measured yet makes as many steps as the fastest."""
     assert dylu_steps(speed, fastest, 500) == 500
 
 

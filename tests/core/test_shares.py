@@ -42,8 +42,8 @@ def divisions(shards: int, peers: int) -> Iterator[tuple[int, ...]]:
 
 @settings(max_examples=200, deadline=None)
 @given(members=MEMBERS, group=MEMBERS)
-def test_shares_are_a_division(members: dict[str, float], group: dict[str, float]) -> None:
-    """They are nobody's but the members', none is negative, and together they are the whole, exactly."""
+def test_shares_divide_the_whole_among_the_members(members: dict[str, float], group: dict[str, float]) -> None:
+    """None is negative, and their sum is 1, exactly."""
     parts = shares({**group, **members}, members)
     assert sorted(parts) == sorted(members)
     assert min(parts.values()) >= 0
@@ -55,8 +55,8 @@ def test_shares_are_a_division(members: dict[str, float], group: dict[str, float
 def test_no_other_division_ends_the_round_sooner(
     members: dict[str, float], others: dict[str, float], shards: int, one_is_idle: bool
 ) -> None:
-    """Of all ways to hand out a few shards, none beats the shares, which need not be whole shards; neither where all
-    contribute, nor where one of those that aggregate does not."""
+    """Of all ways to hand out a few shards none beats the shares, which need not be whole shards: neither where all
+    contribute, nor where one aggregator does not."""
     bandwidths = {**others, **members}
     links, idle = rounded(bandwidths), sorted(members)[:1] if one_is_idle and len(bandwidths) > 1 else []
     best = makespan(shares(bandwidths, members), links, idle)
@@ -97,14 +97,14 @@ def test_a_link_that_is_clearly_slower_has_less() -> None:
     assert len(times) == 1
 
 
-def test_of_two_the_share_does_not_matter() -> None:
-    """Each sends as many bytes whoever aggregates, so they share equally."""
+def test_two_peers_share_equally() -> None:
+    """Each sends as many bytes, whichever of them aggregates."""
     members = {"a": 100.0, "b": 1.0}
     assert shares(members, members) == {"a": Fraction(1, 2), "b": Fraction(1, 2)}
 
 
-def test_who_only_aggregates_takes_what_its_link_carries() -> None:
-    """A peer without a model has the share of any other on an equal link, and more on a faster one."""
+def test_an_aggregator_without_trainer_takes_what_its_link_carries() -> None:
+    """It has the share of any other on an equal link, and more on a faster one."""
     bandwidths = dict.fromkeys("abcx", 1.0)
     assert shares(bandwidths, bandwidths)["x"] == Fraction(1, 4)
     bandwidths["x"] = 8.0
@@ -121,7 +121,7 @@ def test_bandwidths_are_steps_from_the_median() -> None:
     assert found == {"a": 1, "b": 1, "c": Fraction(STEP), "d": Fraction(STEP) / 2, "e": 2**20}
 
 
-def test_the_unknown_is_filled_with_the_median() -> None:
+def test_an_unknown_bandwidth_is_filled_with_the_median() -> None:
     """Of those that are known; where none is, all are alike."""
     assert filled({"a": 9.0, "b": 0.0, "c": 1.0, "d": 5.0}) == {"a": 9.0, "b": 5.0, "c": 1.0, "d": 5.0}
     assert filled({"a": 0.0, "b": 0.0}) == {"a": 1.0, "b": 1.0}

@@ -1,12 +1,18 @@
-"""What of a submission can still be counted. What becomes of an exchange is in test_asynchronous.py."""
+"""A peer's own submission: when it is settled, what becomes of a refused one, and when its exchange ends."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from p2p_diloco.core.messages import Contribution
-from p2p_diloco.core.submitting import settled
+from p2p_diloco.core.carry import Carried as Carried
+from p2p_diloco.core.events import Applied, Carry, Delivered, Effect, Filled, Load, Merge, Release
+from p2p_diloco.core.messages import Contribution, Counted, Plan, Stale, State
+from p2p_diloco.core.submitting import ENDED, LEFT, TOO_OLD, Submitting, settled
 from p2p_diloco.core.version import ContributionId, Version
+from tests.core.conftest import PLAIN, Peer, next_commit, running, to
 
 
 @pytest.mark.parametrize(
@@ -21,9 +27,259 @@ from p2p_diloco.core.version import ContributionId, Version
         ((3, 1), (2, 1), (4, 1), False),
     ],
 )
-def test_what_can_not_be_counted_any_more(
+def test_a_submission_is_settled_once_a_part_of_it_is_counted(
     counted: tuple[int, int] | None, oldest: tuple[int, int], id: tuple[int, int], is_settled: bool
 ) -> None:
-    """It is counted, or a part of it; another life's numbers say nothing, unless they are the greater."""
+    """The numbers of another life say nothing, unless they are the greater."""
     contribution = Contribution(0, Version(0, 0, 0, ""), ContributionId(*id), ContributionId(*oldest), 1.0, 1)
     assert settled(contribution, None if counted is None else ContributionId(*counted)) is is_settled
+
+
+def refused(one: Any, sequence: int, epoch: int) -> list[Effect]:
+    """The aggregator refuses the replica's submission at an epoch, and sends what it holds."""
+    held = one.version(epoch)
+    one.hear("c", one.state(0, epoch, plan=Plan(tuple("abc"), tuple("cb"))))
+    effects = one.feed(Filled(0, held, held.digest))
+    id = ContributionId(one.replica.own.incarnation, sequence)
+    return [*effects, *one.hear("c", Stale(0, id, held))]
+
+
+# -- the exchange
+
+
+def test_an_exchange_ends_when_the_submission_is_counted(peer: Any) -> None:
+    """Newer states that do not count it end nothing, and training merges nothing meanwhile."""
+    a = running(peer, "a")
+    a.contribute()
+    other = replace(next_commit(a), contributions=(Counted("b", ContributionId(1, 1), 1.0, 10),))
+    a.hear("c", other)
+    assert Release(sent=True) not in a.feed(Applied(0, other.base, other.version.digest))
+    id = ContributionId(a.replica.own.incarnation, 1)
+    mine = replace(next_commit(a, epoch=2), contributions=(Counted("a", id, 1.0, 10),))
+    a.hear("c", mine)
+    assert Release(sent=True) in a.feed(Applied(0, mine.base, mine.version.digest))
+    [load] = a.feed(Merge())
+    assert [(one.version, one.carry) for one in load.shards] == [(mine.version, Carry.SUBTRACT)]
+
+
+def test_the_trainers_base_stays_between_exchanges(peer: Any) -> None:
+    """A successor's replica moves with every commit. Its trainer does not, or its next submission would seem less stale
+    than it is."""
+    b = running(peer, "b")
+    b.feed(Merge())
+    commit = next_commit(b)
+    b.take(commit)
+    assert b.feed(Merge()) == [Load((), (0,))]
+    [contribution] = to(b.contribute(), "c", Contribution)
+    assert contribution.base == b.version(1)
+
+
+def test_another_lineage_ends_the_exchange_and_is_merged(peer: Any) -> None:
+    """The submission can't be counted any more; its progress is carried."""
+    a = running(peer, "a")
+    a.contribute()
+    log = a.replica.logs[0]
+    other = Version(0, 70, 6, "x6")
+    log.adopt(State(0, other, 0, Plan(tuple("abc"), tuple("cb")), {}, {0: "d0", 6: "x6"}), a.now)
+    assert Release(sent=True) in a.feed(Merge())
+    [load] = a.feed(Merge())
+    assert [(one.version, one.carry) for one in load.shards] == [(other, Carry.KEEP)]
+
+
+def test_a_submission_without_answer_is_sent_again_ever_more_rarely(peer: Any) -> None:
+    """It counts once."""
+    a = running(peer, "a")
+    [contribution] = to(a.contribute(), "c", Contribution)
+    a.feed(Delivered("c", contribution))
+    assert to(a.pass_time(9.0), "c", Contribution) == []
+    assert to(a.pass_time(2.0), "c", Contribution) == [contribution]
+    a.feed(Delivered("c", contribution))
+    assert to(a.pass_time(18.0), "c", Contribution) == []
+    assert to(a.pass_time(3.0), "c", Contribution) == [contribution]
+
+
+def test_a_final_state_is_merged_once(peer: Any) -> None:
+    """No exchange follows it."""
+    a = peer("a", epoch=5, mode="async", stop_after_epochs=5)
+    [load] = a.feed(Merge())
+    assert [one.version for one in load.shards] == [a.held]
+    assert a.feed(Merge()) == [Load((), ())]
+
+
+# -- a refused submission
+
+
+def test_a_refused_submission_is_carried_once_with_its_oldest_base(peer: Any) -> None:
+    """The next one contains it and tells its base. Refused again, it is dropped, and a new one begins."""
+    a = running(peer, "a", max_staleness=2)
+    [first] = to(a.contribute(), "c", Contribution)
+    assert first.base == a.version(1)
+    assert Release(sent=True) in refused(a, 1, 5)
+    [load] = a.feed(Merge())
+    assert [one.carry for one in load.shards] == [Carry.KEEP]
+    [second] = to(a.contribute(), "c", Contribution)
+    assert (second.base, second.oldest) == (a.version(1), first.id)
+    refused(a, 2, 9)
+    [load] = a.feed(Merge())
+    assert [one.carry for one in load.shards] == [Carry.DROP]
+    [third] = to(a.contribute(), "c", Contribution)
+    assert (third.base, third.oldest) == (a.version(9), third.id)
+
+
+def test_a_refused_submission_keeps_the_base_that_it_was_sent_with(peer: Any) -> None:
+    """Progress that began on a lineage that was left counts from where it was first sent on this one."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    other = Version(0, 70, 6, "x6")
+    a.replica.logs[0].adopt(State(0, other, 0, Plan(tuple("abc"), tuple("cb")), {}, {0: "d0", 6: "x6"}), a.now)
+    a.feed(Merge())
+    [second] = to(a.contribute(), "c", Contribution)
+    assert second.base == other
+    later = Version(0, 99, 9, "x9")
+    state = State(0, later, 0, Plan(tuple("abc"), tuple("cb")), {}, {0: "d0", 6: "x6", 9: "x9"})
+    a.hear("c", state)
+    a.feed(Filled(0, later, "x9"))
+    a.hear("c", Stale(0, second.id, later))
+    [third] = to(a.contribute(), "c", Contribution)
+    assert (third.base, third.id > second.id) == (other, True)
+
+
+def test_a_submission_that_is_refused_twice_is_dropped_though_no_commit_came(peer: Any) -> None:
+    """Otherwise it would be refused for ever; and where all are refused, no commit would come any more."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    refused(a, 1, 5)
+    a.feed(Merge())
+    [second] = to(a.contribute(), "c", Contribution)
+    assert Release(sent=True) in a.hear("c", Stale(0, second.id, a.held))
+    [load] = a.feed(Merge())
+    assert [(one.version, one.carry) for one in load.shards] == [(a.held, Carry.DROP)]
+    [third] = to(a.contribute(), "c", Contribution)
+    assert (third.base, third.oldest) == (a.held, third.id)
+
+
+def test_a_refusal_is_forgotten_once_its_submission_is_counted(peer: Any) -> None:
+    """The next submission is carried once, too, if it is refused."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    refused(a, 1, 5)
+    a.feed(Merge())
+    a.contribute()
+    mine = Counted("a", ContributionId(a.replica.own.incarnation, 2), 1.0, 10)
+    assert Release(sent=True) in a.take(a.commit(by="c", counted=(mine,)))
+    [load] = a.feed(Merge())
+    assert [one.carry for one in load.shards] == [Carry.SUBTRACT]
+    a.contribute()
+    refused(a, 3, 9)
+    [load] = a.feed(Merge())
+    assert [one.carry for one in load.shards] == [Carry.KEEP]
+
+
+def test_a_refusal_of_an_earlier_submission_ends_nothing(peer: Any) -> None:
+    """It comes late, or twice."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    refused(a, 1, 5)
+    a.feed(Merge())
+    a.contribute()
+    earlier = ContributionId(a.replica.own.incarnation, 1)
+    assert Release(sent=True) not in a.hear("c", Stale(0, earlier, a.held))
+
+
+def test_a_refusal_ends_the_exchange_once_newer_state_has_come(peer: Any) -> None:
+    """Otherwise the next submission would be as stale."""
+    a = running(peer, "a", max_staleness=2)
+    a.contribute()
+    id = ContributionId(a.replica.own.incarnation, 1)
+    assert a.hear("c", Stale(0, id, a.version(5))) == []
+    a.hear("c", a.state(0, 5, plan=Plan(tuple("abc"), tuple("cb"))))
+    assert Release(sent=True) in a.feed(Filled(0, a.version(5), "d5"))
+
+
+# -- the record of one submission, by itself
+
+COUNTS_B = (("b", ContributionId(1, 1)),)
+
+
+def submitting(**rules: int) -> Submitting:
+    """The record of b's first submission, on epoch 1."""
+    own = Submitting("b", replace(PLAIN, mode="async", **rules))
+    own.begin(Peer.contribution(Peer.version(1)))
+    return own
+
+
+@pytest.mark.parametrize(
+    ("state", "refused_at", "behind", "why"),
+    [
+        (Peer.state(0, 2, counted=COUNTS_B), None, 0, ""),
+        (Peer.state(0, 5, counted=COUNTS_B), 9, 3, ""),
+        (Peer.state(0, 5), 5, None, TOO_OLD),
+        (Peer.state(0, 3, version=Version(0, 70, 3, "x"), history=((3, "x"), (0, "x0"))), None, None, LEFT),
+        (Peer.state(0, 8), None, None, ENDED),
+        (Peer.state(0, 8), 8, None, ENDED),
+    ],
+)
+def test_an_exchange_is_over_when_its_submission_is_settled(
+    state: State, refused_at: int | None, behind: int | None, why: str
+) -> None:
+    """It is counted, refused and overtaken, of a left lineage, or the run has ended. The reason is told where it is not
+    counted, the staleness where it is."""
+    own = submitting(stop_after_epochs=8)
+    if refused_at is not None:
+        own.stale(Stale(0, ContributionId(1, 1), Peer.version(refused_at)), None)
+    own.settle(state)
+    assert (own.mine, own.over, own.behind, own.uncounted) == (None, True, behind, why)
+    assert own.refusals == (refused_at is not None and state.version.epoch >= refused_at)
+
+
+def test_a_submission_that_is_not_settled_stays() -> None:
+    """Newer states do not count it, or it is refused at an epoch that has not come yet."""
+    own = submitting()
+    own.settle(Peer.state(0, 4))
+    own.stale(Stale(0, ContributionId(1, 1), Peer.version(6)), Peer.state(0, 5))
+    own.stale(Stale(0, ContributionId(1, 9), Peer.version(4)), Peer.state(0, 5))  # of another submission
+    assert own.goes_on(None, Peer.version(1), due=False)
+    assert not own.over
+    own.settle(Peer.state(0, 6))
+    assert own.over
+
+
+def test_a_new_submission_begins_an_exchange_that_is_not_over() -> None:
+    """Though the trainer has merged nothing since the last one."""
+    own, state = submitting(), Peer.state(0, 2, counted=COUNTS_B)
+    own.settle(state)
+    own.begin(Peer.contribution(state.version, 2))
+    assert not own.loads(state, Peer.version(1))
+
+
+def test_a_new_submission_knows_nothing_of_the_last_ones_refusal() -> None:
+    own = submitting()
+    own.stale(Stale(0, ContributionId(1, 1), Peer.version(6)), None)
+    own.begin(Peer.contribution(Peer.version(1), 2))
+    own.settle(Peer.state(0, 7))
+    assert not own.over
+
+
+def test_the_trainer_merges_once_after_an_exchange_and_whenever_it_must() -> None:
+    """It must when its base is of a left lineage, when it has none, and when the run has ended."""
+    own, state, base = submitting(stop_after_epochs=5), Peer.state(0, 2, counted=COUNTS_B), Peer.version(1)
+    own.settle(state)
+    assert [own.loads(state, base), own.loads(state, base)] == [True, False]
+    assert own.loads(state, None)
+    assert own.loads(state, Peer.version(1, "other"))
+    assert own.loads(Peer.state(0, 5), base)
+
+
+def test_a_submission_is_as_old_as_the_oldest_progress_in_it() -> None:
+    """As far as its lineage is the present one. It has no base where it can't be counted."""
+    own, state = submitting(stop_after_epochs=5), Peer.state(0, 4)
+    assert own.base_of(state, Peer.version(3), None) == Peer.version(3)
+    assert own.base_of(state, Peer.version(3), Peer.version(1)) == Peer.version(1)
+    assert own.base_of(state, Peer.version(3), Peer.version(1, "other")) == Peer.version(3)
+    assert own.base_of(state, Peer.version(3, "other"), Peer.version(1)) is None
+    assert own.base_of(Peer.state(0, 5), Peer.version(3), None) is None
+    assert own.base_of(None, Peer.version(3), None) is own.base_of(state, None, None) is None
+
+
+def test_a_refused_submission_is_carried_over_once() -> None:
+    assert [submitting().gives_up(Carried(sends=sends)) for sends in (1, 2)] == [False, True]

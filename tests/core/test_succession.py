@@ -1,12 +1,17 @@
-"""Who has a shard after the next commit: few changes, and nobody who aggregates without holding the state."""
+"""Which peers have a shard after the next commit: few changes, and no aggregator that does not hold the state."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.core.messages import Plan
+from p2p_diloco.core.events import Accept, Apply, Average, Averaged
+from p2p_diloco.core.messages import Commit, Contribution, Held, Plan, Promise
 from p2p_diloco.core.succession import elected, hands_over, succession, worth_a_commit
+from p2p_diloco.core.version import Version
+from tests.core.conftest import average_in, commits_to, computed, held_by, running, to
 
 
 def after(line: str, order: str, able: str = "", room: int = 1, *, hand_over: bool = False) -> str:
@@ -14,36 +19,36 @@ def after(line: str, order: str, able: str = "", room: int = 1, *, hand_over: bo
     return "".join(succession(line[0], Plan((), tuple(line)), order, able or order, room, hand_over=hand_over))
 
 
-def test_who_is_able_stays() -> None:
-    """Whoever else is elected; what room there is beside them goes to the elected."""
+def test_an_able_successor_stays() -> None:
+    """Whichever peers are elected; they get the room that is left."""
     assert after("ab", "cdab") == "ab"
     assert after("abc", "dabc", room=3) == "abcd"
 
 
-def test_who_is_gone_is_replaced_by_the_next_that_is_elected() -> None:
-    """Or, if there is nobody, named still: it may come back."""
+def test_a_successor_that_is_gone_is_replaced_by_the_next_elected() -> None:
+    """If there is none, it is named still: it may come back."""
     assert after("ab", "cda") == "ac"
     assert after("ab", "a") == "ab"
     assert after("abc", "adc", room=2) == "acd"
 
 
 def test_a_shard_is_handed_over_in_two_commits() -> None:
-    """Who is elected is a successor first. Without successors it is sent the state with the commit that names it."""
+    """The elected peer is a successor first. Without successors it is sent the state with the commit that names it."""
     assert after("ab", "cab", hand_over=True) == "ac"
     assert after("ac", "cab", hand_over=True) == "ca"
     assert after("abd", "cabd", room=2, hand_over=True) == "abc"
     assert after("a", "ca", room=0, hand_over=True) == "c"
 
 
-def test_it_stays_for_a_while_before() -> None:
-    """And who is elected already hands nothing over."""
+def test_a_shard_is_handed_over_after_a_while_to_another_elected_peer() -> None:
+    """An aggregator that is elected itself hands nothing over."""
     assert not hands_over("a", "ba", 9.9, 10.0)
     assert hands_over("a", "ba", 10.0, 10.0)
     assert not hands_over("a", "ab", 10.0, 10.0)
 
 
-def test_what_is_worth_a_commit() -> None:
-    """A new name, or another aggregator; not that somebody is left out, or another order."""
+def test_a_new_name_or_another_aggregator_is_worth_a_commit() -> None:
+    """A name less or another order is not."""
     plan = Plan((), tuple("abc"))
     assert worth_a_commit("a", plan, "abd")
     assert worth_a_commit("a", plan, "ba")
@@ -55,9 +60,9 @@ PEERS = st.lists(st.sampled_from("abcdef"), unique=True, min_size=1).map("".join
 
 
 @given(line=PEERS, able=PEERS, room=st.integers(0, 3), hand_over=st.booleans())
-def test_any_succession(line: str, able: str, room: int, hand_over: bool) -> None:
-    """Nobody twice; the aggregator stays, or the next is one that the plan names and that is elected, unless nobody is
-    to hold the state; there are as many successors as there should be, where there are peers; and it settles."""
+def test_each_succession_is_without_repetition_and_settles(line: str, able: str, room: int, hand_over: bool) -> None:
+    """The aggregator stays, or the next one is an elected peer that the plan names, unless no successor is to hold the
+    state. There are as many successors as there should be, where there are peers."""
     me = line[0]
     able = able if me in able else able + me
     order = "".join(sorted(able, reverse=True))
@@ -71,7 +76,80 @@ def test_any_succession(line: str, able: str, room: int, hand_over: bool) -> Non
         assert after(then, order, able, room) == then
 
 
-def test_all_shards_are_spread_evenly() -> None:
-    """As first, nobody has more than its share, rounded up; whatever links are measured."""
+def test_shards_are_spread_evenly_over_the_aggregators() -> None:
+    """No peer aggregates more than its share, rounded up, whatever links are measured."""
     firsts = [line[0] for line in elected("run", tuple(range(10)), tuple("abcd")).values()]
     assert max(map(firsts.count, "abcd")) == 3
+
+
+# -- handing over, with its messages
+
+
+def test_a_shard_is_handed_over_to_a_peer_that_holds_it_already(peer: Any) -> None:
+    """The elected peer is named a successor first; then the old aggregator's last commit names it."""
+    a = running(peer, "a", succession="ab")
+    effects = a.pass_time(9.0)
+    assert a.averages(effects) == [], "a shard stays for a while"
+    effects = a.pass_time(2.0)
+    first = next(e for e in effects if isinstance(e, Average))
+    effects = a.feed(Averaged(0, first.base, "d2", "mean"))
+    assert [c.plan.succession for c in commits_to(effects, "c")] == [("a", "c")]
+    assert commits_to(effects, "b") == commits_to(effects, "c"), "b was named before, and has to hold it too"
+    a.hear("b", Held(0, commits_to(effects, "b")[0].version))
+    effects = held_by(a, "c", effects)
+    assert average_in(effects).contributions == ()
+    effects = computed(a, effects, "d3")
+    [last] = commits_to(effects, "c")
+    assert last.plan.succession == ("c", "a")
+    held_by(a, "c", effects)
+    assert a.replica.aggregates() == ()
+    assert a.replica.logs[0].assigned is None, "should it come back, it stays for a while again"
+    [contribution] = to(a.contribute(), "c", Contribution)
+    assert contribution.base == last.version
+
+
+def test_a_shard_whose_run_has_ended_is_not_handed_over(peer: Any) -> None:
+    """A commit that hands it over would lead past the end."""
+    a = running(peer, "a", succession="ab", stop_after_epochs=1)
+    assert a.averages(a.pass_time(20.0)) == []
+    assert a.averages(a.hear("b", Promise(0, a.held, 0))) == []
+
+
+def test_a_peer_that_has_taken_over_keeps_the_shard_for_a_while(peer: Any) -> None:
+    """Though another one is elected: the dead one may be back soon."""
+    a = running(peer, "a", succession="cab", successors=2)
+    a.lose("c")
+    a.hear("b", Promise(0, a.held, 1))
+    [commit] = commits_to(computed(a, a.contribute()), "b")
+    assert commit.plan.succession[0] == "a"
+
+
+def test_a_submission_behind_the_last_commit_goes_to_the_new_aggregator(peer: Any) -> None:
+    """Its author is told, and sends it on."""
+    a = running(peer, "a", succession="ac", successors=1)
+    a.pass_time(9.5)
+    effects = a.pass_time(2.0)
+    last = next(e for e in effects if isinstance(e, Average))
+    assert a.hear("b", a.contribution(a.held)) == []
+    effects = a.feed(Averaged(0, last.base, "d2", "mean"))
+    effects = held_by(a, "c", effects)
+    assert [commit.plan.succession for commit in commits_to(effects, "b")] == [("c", "a")]
+    b = running(peer, "b", succession="ac")
+    b.contribute()
+    commit = commits_to(effects, "b")[0]
+    effects = b.take(commit, "a")
+    assert len(to(effects, "c", Contribution)) == 1
+
+
+def test_the_new_aggregators_commit_acknowledges_the_last_one(peer: Any) -> None:
+    """It shows that the new aggregator holds the old one's commit."""
+    a = running(peer, "a", succession="ac")
+    effects = a.pass_time(11.0)
+    last = next(e for e in effects if isinstance(e, Average))
+    effects = a.feed(Averaged(0, last.base, "d2", "mean"))
+    [handed] = commits_to(effects, "c")
+    base = handed.version
+    commit = Commit(0, base, Version(0, 15, 3, "d3"), 0, "c", (), Plan(tuple("abc"), tuple("ca")), "mean")
+    effects = a.hear("c", commit)
+    assert effects[0] == Accept(((0, "d2"),))
+    assert [e.commit for e in effects if isinstance(e, Apply)] == [commit]

@@ -63,13 +63,12 @@ def test_the_greatest_generation_of_the_shards_is_the_models() -> None:
         (Version(0, 80, 10, "any"), False),
     ],
 )
-def test_descent(older: Version, holds: bool) -> None:
-    """Told by the remembered ancestors; of what is older than these, by the samples, which never fall."""
+def test_descent_shows_by_the_ancestors_or_by_the_samples(older: Version, holds: bool) -> None:
+    """Remembered ancestors tell; of what is older than these, the samples, which never fall."""
     assert descends(Version(0, 90, 9, "d9"), {5: "d5", 7: "d7", 9: "d9"}, older) == holds
 
 
-def test_descent_of_what_remembers_nothing() -> None:
-    """Such a version descends from itself only."""
+def test_a_version_without_memory_descends_from_itself_only() -> None:
     newer = Version(0, 90, 9, "d9")
     assert descends(newer, {}, newer)
     assert not descends(newer, {}, Version(0, 40, 4, "any"))
@@ -80,16 +79,16 @@ def test_contributions_are_ordered_by_life_then_sequence() -> None:
     assert ContributionId(1, 99) < ContributionId(2, 1) < ContributionId(2, 2)
 
 
-def test_lives_grow_with_the_clock() -> None:
-    """A later millisecond is a greater life whatever the salt; the salt parts two lives of the same millisecond."""
+def test_an_incarnation_grows_with_the_clock() -> None:
+    """A later millisecond is a greater one whatever the salt; the salt parts two lives of the same millisecond."""
     top = (1 << SALT_BITS) - 1
     assert incarnation(1000, top) < incarnation(1001, 0)
     assert incarnation(1000, 3) == (1000 << 20) + 3
     assert SALT_BITS == 20
 
 
-def test_a_life_whose_clock_is_behind_rises_above_the_earlier_one() -> None:
-    """The least number above the one counted, and still one's own: two lives that rise past the same one differ."""
+def test_an_incarnation_whose_clock_is_behind_rises_above_the_counted_one() -> None:
+    """It becomes the least number above it that keeps its own salt: two lives that rise past the same one differ."""
     counted = incarnation(5000, 17)
     for own in (incarnation(10, 4), incarnation(5000, 4), incarnation(5000, 17)):
         risen = incarnation_after(counted, own)

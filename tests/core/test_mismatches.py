@@ -1,0 +1,118 @@
+"""Commits that lead this replica to another digest than they name: counted, reported, then replaced by states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from p2p_diloco.core.events import Applied, Send
+from p2p_diloco.core.messages import Commit, Fetch, Plan, Probe, State, TakeOver
+from p2p_diloco.core.mismatches import Mismatches
+from tests.core.conftest import PLAIN, mismatches, roster_of
+
+
+def next_commit(b: Any) -> Commit:
+    """What "a" commits on what b holds."""
+    return Commit(0, b.held, b.version(b.held.epoch + 1), 0, "a", (), Plan(("a", "b"), ("a", "b")))
+
+
+def astray(b: Any) -> list[str]:
+    """A commit leads b to another digest than it names; what b says of it."""
+    commit = next_commit(b)
+    b.hear("a", commit)
+    return mismatches(b.feed(Applied(0, commit.base, "astray")))
+
+
+def committed(a: Any) -> list[Any]:
+    """All of a, b and c contribute, and a commits; its effects."""
+    for name in "bc":
+        a.hear(name, a.contribution(a.held, a.held.epoch))
+    return list(a.averaged(a.contribute(), f"d{a.held.epoch + 1}"))
+
+
+def test_mismatches_that_go_on_are_reported_now_and_then_with_their_number(peer: Any) -> None:
+    """The first one is reported at once."""
+    b = peer("b", group="ab")
+
+    plain = "shard 0: a commit on epoch 1 led to another digest than it names"
+    assert astray(b) == [plain]
+    assert [astray(b) for _ in range(3)] == [[], [], []]
+    b.now += b.rules.say_again
+    assert astray(b) == [f"{plain}, as did 3 others since it was last said"]
+    b.replica.mismatches.in_a_row = 0
+    assert astray(b) == []
+    b.now += b.rules.say_again
+    assert astray(b) == [f"{plain}, as did 1 others since it was last said"]
+    b.now += b.rules.say_again
+    assert astray(b) == [plain]
+
+
+def test_a_peer_with_many_mismatches_in_a_row_says_that_it_is_unlike(peer: Any) -> None:
+    """A commit that leads to its digest begins the count anew. It is said once."""
+    b = peer("b", group="ab")
+    most = b.rules.astray_max
+    for _ in range(most - 1):
+        astray(b)
+    right = next_commit(b)
+    b.take(right)
+    assert b.replica.epoch == 2
+    for _ in range(most - 1):
+        astray(b)
+    assert not b.replica.roster.mine.unlike
+    assert b.feed(Applied(0, b.version(1), "of no commit under way")) == []
+    (told,) = astray(b)
+    assert told == (
+        "shard 0: a commit on epoch 2 led to another digest than it names, as did all of the last "
+        f"{most}: this machine computes the outer step unlike those that make the commits. It is sent whole states "
+        "from now on, several times the bytes, and aggregates only where all are unlike. outer_optimizer=sgd "
+        "computes alike everywhere; if it is set, test the memory"
+    )
+    assert b.replica.roster.mine.unlike
+    b.now += 2 * b.rules.say_again
+    assert "others since it was last said" in "".join(astray(b))
+    assert astray(b) == []
+
+
+def test_an_unlike_peer_is_sent_states_and_elected_last(peer: Any) -> None:
+    """In place of commits that it could not apply, asked for or not. Where all are unlike, they are elected."""
+    a = peer("a", group="abc", succession="abc")
+    a.hear("b", Probe(a.about(unlike=True)))
+    base = a.held
+    told = committed(a)
+    sent = {e.to: e.message for e in told if isinstance(e, Send) and isinstance(e.message, (Commit, State))}
+    assert isinstance(sent["b"], State)
+    assert sent["b"] == a.replica.logs[0].state
+    assert isinstance(sent["c"], Commit)
+    assert set(sent["c"].plan.group) == set("abc")
+    assert set(sent["c"].plan.succession) == set("ac")
+    assert a.hear("b", Fetch((base,))) == [Send("b", sent["b"])]
+    assert a.hear("c", Fetch((base,))) == [Send("c", sent["c"])]
+    for late in (a.contribution(base, 2), TakeOver(0, base, 1)):
+        assert a.hear("b", late) == [Send("b", sent["b"])]
+        assert a.hear("c", late) == [Send("c", sent["c"])]
+    a = peer("a", group="abc", succession="abc")
+    a.replica.roster.mine = replace(a.replica.roster.mine, unlike=True)
+    for name in "bc":
+        a.hear(name, Probe(a.about(unlike=True)))
+    told = committed(a)
+    states = [e.message for e in told if isinstance(e, Send) and isinstance(e.message, State)]
+    assert [set(state.plan.succession) for state in states] == [set("abc")] * 2
+
+
+def test_a_mismatch_is_reported_at_once_and_then_at_intervals() -> None:
+    """With the number of those that were not reported."""
+    found = Mismatches(replace(PLAIN, astray_max=99), roster_of("b"), 100.0)
+    every = PLAIN.say_again
+    told = [mismatches(found.found("text", 100.0 + after)) for after in (0.0, 1.0, every - 1.0, every, 2 * every)]
+    assert told == [["text"], [], [], ["text, as did 2 others since it was last said"], ["text"]]
+
+
+def test_only_mismatches_in_a_row_make_a_peer_unlike() -> None:
+    found = Mismatches(replace(PLAIN, astray_max=3), roster_of("b"), 0.0)
+    for agrees in (False, False, True, False, False):
+        found.agreed() if agrees else found.found("text", 0.0)
+    assert not found.roster.mine.unlike
+    (told,) = mismatches(found.found("text", 0.0))
+    assert told.startswith("text, as did all of the last 3")
+    assert found.roster.mine.unlike
+    assert found.found("text", 0.0) == []  # it was reported

@@ -1,0 +1,111 @@
+"""What a replica says that it waits for: one sentence for people."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from p2p_diloco.core.events import Found
+from p2p_diloco.core.version import model_version
+from tests.core.conftest import TWO, computed, moves_on, round_alone, running, solo
+
+# -- synchronous
+
+
+def test_the_sentence_names_the_donor_the_contributors_or_the_aggregator(peer: Any) -> None:
+    n = peer("n", epoch=None, live="", fragments=TWO)
+    assert n.replica.waiting() == "waiting for a peer that holds the state of the run"
+    n.meet("b", model=model_version([n.version(7)] * 2), epochs=(7, 7))
+    assert n.replica.waiting() == "fetching the state of the run from b: 0 of 2 shards"
+    a = peer("a", group="abc")
+    assert a.replica.waiting() == ""
+    a.contribute()
+    assert a.replica.waiting() == "waiting for the contributions of b, c"
+    b = peer("b", group="abcd", fragments=((0, 1),))
+    b.contribute(0, 1)
+    assert b.replica.waiting() == "waiting for the commit of 2 shards, the next from a"
+    moves_on(b, 0)
+    assert b.replica.waiting() == "waiting for the commit of 1 shards, the next from a"
+    b.lose("a")
+    assert b.replica.waiting() == "taking over shard 1, waiting for c, d"
+
+
+def test_the_sentence_marks_the_contributors_that_pause(peer: Any) -> None:
+    a = peer("a", group="abc")
+    a.meet("c", paused=True)
+    a.contribute()
+    assert a.replica.waiting() == "waiting for the contributions of b, c (paused)"
+
+
+def test_the_sentence_names_the_setting_that_too_few_peers_meet(peer: Any) -> None:
+    a = solo(peer, min_peers=3, start_peers=4)
+    a.contribute()
+    assert a.replica.waiting() == "waiting for peers: 1 of 3 (min_peers) have contributed"
+    f = peer("a", epoch=None, live="", min_peers=2, start_peers=4)
+    f.feed(Found(0, ("x",)))
+    f.contribute()
+    assert f.replica.waiting() == "waiting for peers: 1 of 4 (start_peers) have contributed"
+    done = solo(peer)
+    round_alone(done)
+    assert done.replica.waiting() == ""
+
+
+def test_the_sentence_names_the_missing_commit_while_the_mean_is_computed(peer: Any) -> None:
+    """A shard that another peer aggregates does not hide one that this peer does."""
+    a = solo(peer)
+    a.contribute()
+    assert a.replica.waiting() == "waiting for the commit of 1 shards, the next from a"
+    b = peer("b", group="ab", fragments=((0, 1),))
+    b.replica.logs[1].lead.holder = "b"
+    b.contribute(0, 1)
+    assert b.replica.waiting() == "waiting for the contributions of a"
+
+
+def test_the_sentence_names_the_candidates_when_none_can_be_reached(peer: Any) -> None:
+    b = peer("b", group="abd", live="a", eligible=False)
+    b.contribute()
+    b.lose("a")
+    b.meet("d", eligible=False)
+    assert b.replica.waiting() == "waiting for a peer that may aggregate and can be reached; of a, b, d none can"
+
+
+def test_round_tells_the_contributions_of_a_round_that_this_peer_aggregates(peer: Any) -> None:
+    """(fragment, contributions that came, contributions expected); None when it aggregates none."""
+    a = peer("a", epoch=4, group="abc", fragments=TWO)
+    assert a.replica.round() is None
+    a.hear("b", a.contribution(a.version(4), shard=1))
+    assert a.replica.round() == (1, 1, 3)
+    few = solo(peer, min_peers=5)
+    few.contribute()
+    assert few.replica.round() == (0, 1, 5)
+    b = peer("b")
+    b.hear("c", b.contribution(b.held))
+    assert b.replica.round() is None
+
+
+# -- asynchronous
+
+
+def test_the_sentence_names_what_a_submission_waits_for(peer: Any) -> None:
+    """On the aggregator and elsewhere; it is empty where nothing is under way."""
+    a, c = running(peer, "a"), running(peer, min_peers=3)
+    assert (a.replica.waiting(), c.replica.waiting()) == ("", "")
+    a.contribute()
+    assert a.replica.waiting() == "waiting for c to answer a submission"
+    a.lose("b")
+    a.lose("c")
+    a.replica.roster.mine = replace(a.replica.roster.mine, eligible=False)
+    assert a.replica.waiting() == "waiting for a peer that may aggregate and can be reached; of c, b, a none can"
+    effects = c.contribute()
+    computed(c, effects)
+    assert c.replica.waiting() == "waiting for b to hold a commit of shard 0"
+    d = running(peer, min_peers=4)
+    d.contribute()
+    assert d.replica.waiting() == "waiting for peers: 3 of 4 (min_peers) are there"
+
+
+def test_the_sentence_of_a_claimant_names_the_peers_that_must_promise(peer: Any) -> None:
+    b = running(peer, "b")
+    b.contribute()
+    b.lose("c")
+    assert b.replica.waiting() == "taking over shard 0, waiting for a"

@@ -1,0 +1,225 @@
+"""What the trainer does, as its replica knows it: when it starts, when it merges, when it is idle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from p2p_diloco.core.events import Found, Load, Measured, Merge, Pause, Progress, Ready, Restore, Wakeup
+from p2p_diloco.core.messages import Commit
+from tests.core.conftest import TWO, moves_on, solo
+
+
+def loads(effects: list[Any]) -> list[tuple[int, ...]]:
+    """What is due by each answer to a Merge."""
+    return [e.due for e in effects if isinstance(e, Load)]
+
+
+def idle(p: Any) -> bool:
+    p.feed(Wakeup())
+    return p.replica.roster.mine.idle
+
+
+# -- the start
+
+
+def test_training_starts_when_the_shards_of_each_fragment_are_at_one_epoch(peer: Any) -> None:
+    """The commit that makes them even brings Ready, once. Fragments may be at different epochs."""
+    a = peer("a", epoch=None, live="b", fragments=((0, 1), (2,)))
+    effects = a.feed(
+        Restore(tuple(a.state(shard, epoch, plan=a.plan("ab", "b")) for shard, epoch in enumerate((5, 4, 4))))
+    )
+    assert Ready() not in effects
+    assert Ready() not in moves_on(a, 2, by="b")
+    assert Ready() in moves_on(a, 1, by="b")
+    assert Ready() not in moves_on(a, 0, by="b")  # it was said
+
+
+def test_training_starts_after_a_while_whatever_is_missing(peer: Any) -> None:
+    """The peers that could bring what lies between this state and a kept commit may be gone. Before training starts
+    this peer is not idle."""
+    a = peer("a", epoch=None, live="", fragments=((0, 1),))
+    a.hear("b", Commit(0, a.version(7), a.version(8), 0, "b", (), a.plan("ab")))
+    assert Ready() not in a.feed(Restore((a.state(0, 5), a.state(1, 5))))
+    assert Ready() not in a.pass_time(a.rules.fetch_again - 1.5)
+    assert not a.replica.roster.mine.idle
+    assert Ready() in a.pass_time(2.0)
+    a.pass_time(8.0)
+    assert not a.replica.roster.mine.idle  # its time begins with Ready
+    a.pass_time(4.0)
+    assert a.replica.roster.mine.idle
+
+
+def test_training_starts_soon_on_an_uneven_state(peer: Any) -> None:
+    """The shard that is behind may wait for this very peer. So the wait is no longer than that of a Merge."""
+    a = peer("a", epoch=None, live="b", fragments=((0, 1),))
+    assert Ready() not in a.feed(Restore((a.state(0, 5), a.state(1, 4))))
+    assert Ready() in a.pass_time(a.rules.settle + 1.0)
+
+
+def test_asynchronous_training_starts_once_all_shards_are_held(peer: Any) -> None:
+    """They need not be at one epoch."""
+    a = peer("a", epoch=None, live="b", fragments=((0, 1),), mode="async")
+    assert Ready() in a.feed(Restore((a.state(0, 5), a.state(1, 4))))
+
+
+# -- a merge
+
+
+def test_a_merge_waits_until_the_shards_of_each_fragment_are_at_one_epoch(peer: Any) -> None:
+    """So that one state of the run is merged. The commit that makes it even brings the answer."""
+    b = peer("b", group="ac", fragments=((0, 1), (2,)))
+    moves_on(b, 0)
+    assert loads(b.feed(Merge())) == []
+    assert loads(moves_on(b, 2)) == []
+    assert loads(moves_on(b, 1)) == [(0, 1)]
+    assert loads(b.pass_time(10.0)) == []  # it was answered
+
+
+def test_a_merge_waits_even_within_seconds_at_most(peer: Any) -> None:
+    """The missing commits may never come: then the shards that are behind are due."""
+    b = peer("b", group="ac", fragments=((0, 1),))
+    moves_on(b, 0)
+    b.feed_tick()
+    assert loads(b.feed(Merge())) == []
+    b.feed(Progress(0.5))
+    assert loads(b.pass_time(b.rules.settle - 0.5)) == []
+    assert loads(b.pass_time(1.0)) == [(1,)]
+
+
+def test_a_merge_does_not_wait_again_for_what_did_not_come_in_time(peer: Any) -> None:
+    """A shard that was mended is ahead for a round. At other epochs there is something to wait for again."""
+    b = peer("b", group="ac", fragments=((0, 1),))
+    moves_on(b, 0)
+    b.feed(Merge())
+    b.pass_time(b.rules.even_within + 1.0)
+    assert loads(b.feed(Merge())) == [(1,)]
+    moves_on(b, 0)
+    assert loads(b.feed(Merge())) == []
+
+
+def test_a_merge_does_not_wait_for_a_shard_that_waits_for_this_trainer(peer: Any) -> None:
+    """Its commit can't come before. A shard that has this peer's contribution waits for it no more."""
+    b = peer("b", group="ab", fragments=((0, 1),))
+    moves_on(b, 0)
+    assert loads(b.feed(Merge())) == [(1,)]
+    c = peer("b", group="ab", fragments=((0, 1),))
+    c.contribute(0, 1)
+    assert not c.replica.logs[1].awaits_me
+
+
+def test_a_merge_does_not_wait_for_another_fragment(peer: Any) -> None:
+    """Fragments take turns, so they may be at different epochs."""
+    b = peer("b", group="ab", fragments=TWO)
+    moves_on(b, 0)
+    assert loads(b.feed(Merge())) == [(1,)]
+
+
+def test_an_asynchronous_merge_is_answered_at_once(peer: Any) -> None:
+    """Epochs say nothing of what belongs together there."""
+    b = peer("b", group="ab", fragments=((0, 1),), mode="async", succession="ac")
+    moves_on(b, 0)
+    assert len(loads(b.feed(Merge()))) == 1
+
+
+# -- idleness
+
+
+def test_a_trainer_without_steps_becomes_idle(peer: Any) -> None:
+    """After the heartbeat timeout, or after three of its usual steps if these take longer."""
+    a = solo(peer)
+    a.feed(Progress(0.5))
+    a.now += 10.0
+    assert not idle(a)
+    a.now += 0.1
+    assert idle(a)
+    a.feed(Progress(5.0))
+    assert not idle(a)
+    a.now += 15.0
+    assert not idle(a)
+    a.now += 0.1
+    assert idle(a)
+
+
+def test_a_pause_is_idleness_after_pause_timeout(peer: Any) -> None:
+    """After the pause, the clock of the steps starts anew."""
+    a = solo(peer, pause_timeout=30.0)
+    a.feed(Pause(True))
+    a.now += 29.9
+    assert not idle(a)
+    a.now += 0.1
+    assert idle(a)
+    a.now += 60.0
+    a.feed(Pause(False))
+    assert not a.replica.roster.mine.idle
+    a.now += 10.0
+    assert not idle(a)
+    a.now += 0.1
+    assert idle(a)
+
+
+def test_an_asynchronous_pause_is_idleness_at_once(peer: Any) -> None:
+    """No peer waits for another there; idleness only says which peers train."""
+    a = solo(peer, mode="async")
+    a.feed(Pause(True))
+    assert a.replica.roster.mine.idle
+
+
+def test_a_trainer_that_waits_for_its_merge_is_not_idle(peer: Any) -> None:
+    """Others hold it up."""
+    b = peer("b", group="ac", fragments=((0, 1),), heartbeat_interval=9.0, heartbeat_timeout=9.5)
+    b.feed(Progress(0.5))
+    moves_on(b, 0)
+    b.feed(Merge())
+    b.now += 9.6
+    b.feed(Measured(1.0))
+    assert not b.replica.roster.mine.idle
+
+
+def test_a_trainer_that_waits_for_its_exchange_is_not_idle(peer: Any) -> None:
+    """Others hold it up; afterwards it has its whole time again."""
+    b = peer("b", group="ab")
+    b.contribute()
+    b.now += 60.0
+    assert not idle(b)
+    moves_on(b)
+    b.now += 9.0
+    assert not idle(b)
+    b.now += 2.0
+    assert idle(b)
+
+
+def test_a_peer_without_trainer_is_never_idle(peer: Any) -> None:
+    a = peer("a", group="b", live="", role="aggregator")
+    a.now += 1000.0
+    assert not idle(a)
+
+
+def test_the_clock_of_idleness_starts_when_all_shards_are_held(peer: Any) -> None:
+    a = peer("a", epoch=None, live="")
+    a.now += 1000.0
+    a.feed(Found(0, ("x",)))
+    a.now += 9.0
+    assert not idle(a)
+
+
+# -- by itself
+
+
+def test_the_speed_of_a_trainer_is_told_in_steps_a_second(peer: Any) -> None:
+    """It is 0 while no step is known."""
+    training = peer("a").replica.training
+    training.stepped(0.25, 101.0)
+    assert training.roster.mine.speed == 4.0
+    training.stepped(0.0, 102.0)
+    assert training.roster.mine.speed == 0.0
+
+
+def test_the_answer_to_a_merge_has_a_time_only_while_one_waits(peer: Any) -> None:
+    a = peer("b", group="ac", fragments=((0, 1),))
+    training = a.replica.training
+    assert training.loads_by == float("inf")
+    moves_on(a, 0)
+    assert training.merge(100.0) == []
+    assert training.loads_by == 100.0 + a.rules.even_within
+    assert training.load(100.0 + a.rules.even_within)
+    assert training.loads_by == float("inf")
