@@ -13,7 +13,7 @@ WORKERS ?= 3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup test test-fast chaos lint demo clean
+.PHONY: help setup test test-fast chaos lint traces demo clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -41,6 +41,9 @@ chaos: $(STAMP)  ## links cut (as root on Linux, else skipped), spoilt wires, 10
 lint: $(STAMP)  ## style and types alone
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+traces: $(STAMP)  ## write docs/traces anew, after a change of the protocol
+	$(BIN)/python -m tests.simulate.stories
 
 demo: $(STAMP)  ## four peers on this machine, one of which is killed
 	$(BIN)/p2p-diloco demo

@@ -39,7 +39,7 @@ for number, plain in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHU
 
 
 COMMANDS = {
-    "worlds": ["p2p_diloco", "simulate", "--seeds", "800", "--first", "1000"],
+    "worlds": ["p2p_diloco", "simulate", "--seeds", "300", "--first", "1000"],
     "types": ["mypy", "--strict"],
 }
 """What runs beside all other tests, each for the one test that looks at what it says, by the name of its fixture."""
@@ -114,7 +114,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def worlds(pytestconfig: pytest.Config) -> Callable[[float], tuple[int, str]]:
-    """What came of 800 simulated worlds; waits so many seconds for it."""
+    """What came of 300 simulated worlds; waits so many seconds for it."""
     return partial(pytestconfig.stash[BESIDE].outcome, "worlds")
 
 

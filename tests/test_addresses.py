@@ -89,7 +89,7 @@ def test_lists_take_spaces_commas_and_repetition() -> None:
     assert split_addresses(["a,b", "c", "a"]) == ("a", "b", "c")
 
 
-def test_addresses_are_ordered_by_who_can_reach_them() -> None:
+def test_addresses_are_ordered_by_reach() -> None:
     """A public address comes before a private one, and loopback last."""
     public, named = f"/ip4/8.8.8.8/tcp/1/p2p/{ID}", f"/dns4/example.org/tcp/1/p2p/{ID}"
     private, loopback = f"/ip4/192.168.0.2/tcp/1/p2p/{ID}", f"/ip6/::1/tcp/1/p2p/{ID}"

@@ -154,6 +154,15 @@ def test_what_is_to_be_made_is_in_the_makefile(page: Path) -> None:
 # -- the example
 
 
+def test_the_reading_path_is_short() -> None:
+    """Its files exist, and are fewer than 3,000 lines together."""
+    rows = re.findall(r"^\| \d+ \| `(\S+)` \|", (ROOT / "docs/reading.md").read_text(), re.MULTILINE)
+    lines = [len((ROOT / "p2p_diloco" / name).read_text().splitlines()) for name in rows]
+    assert len(rows) > 10
+    assert sum(lines) < 3000
+
+
+
 @pytest.mark.real
 def test_the_readmes_example_runs() -> None:
     """As it stands, it founds a run, trains to its end and prints the result."""

@@ -76,7 +76,7 @@ def test_every_public_name_can_be_fetched() -> None:
     assert {name for name in p2p_diloco.__all__ if not hasattr(p2p_diloco, name)} == set()
 
 
-def test_hivemind_comes_without_what_nobody_uses() -> None:
+def test_hivemind_is_loaded_without_its_unused_parts() -> None:
     """A sixth of a peer's start would be an optimizer of scipy's, which only Hivemind's averager uses: it still can."""
     code = (
         "import sys\n"

@@ -94,7 +94,7 @@ def test_core_is_pure(path: Path) -> None:
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
-        ("hivemind", {"net/hivemind.py", "cli/bench/averager.py"}),
+        ("hivemind", {"net/hivemind_library.py", "cli/bench/averager.py"}),
         ("torch", {"tensors", "node", "peer", "trainer", *COUNTERPARTS}),
         ("typer", {"cli"}),
         ("rich", {"cli", "observe"}),

@@ -64,14 +64,14 @@ def test_a_file_that_is_no_memory_is_none(text: str) -> None:
     assert remembered("r") == [A]
 
 
-def test_a_place_that_can_not_be_written_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_can_not_be_written_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     remember("r", [A])
     assert remembered("r") == []
 
 
-def test_who_has_no_home_remembers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_folder_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a container's user may be, whom no file lists."""
 
     def homeless() -> Path:

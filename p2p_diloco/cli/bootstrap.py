@@ -23,7 +23,7 @@ from p2p_diloco.errors import NodeDied, UsageError
 from p2p_diloco.settings import flag, prepare_identity_path
 
 if TYPE_CHECKING:
-    from p2p_diloco.net.hivemind import DhtPeer
+    from p2p_diloco.net.dht import DhtPeer
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def serve(host: str, port: int, flags: Mapping[str, object], *, as_json: bool) -
     for address in peer.host_maddrs:
         check_free(address, key=None if listen else flag("host_maddrs"))
     check_initial_peers(peer.initial_peers)
-    from p2p_diloco.net.hivemind import DhtPeer  # takes seconds; before the loop, which handles signals late
+    from p2p_diloco.net.dht import DhtPeer  # takes seconds; before the loop, which handles signals late
 
     run(_serve(peer, as_json, DhtPeer))
 
@@ -93,8 +93,8 @@ async def _serve(peer: PeerConfig, as_json: bool, of: type[DhtPeer]) -> None:
         on_daemon_death=fail,
     )
     try:
-        typer.echo(announcement(seed.addresses(), as_json=as_json))
-        if all(is_loopback(address) for address in seed.addresses()):
+        typer.echo(announcement(seed.daemon.addresses, as_json=as_json))
+        if all(is_loopback(address) for address in seed.daemon.addresses):
             log.warning("listening on loopback alone: only this machine can join; --host 0.0.0.0 opens it to others")
         await died
     finally:

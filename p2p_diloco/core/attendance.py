@@ -1,4 +1,4 @@
-"""Who takes part in the rounds of one fragment: whom the next commit names, and how long a named peer is waited for.
+"""Attendance at the rounds of one fragment: which peers the next commit names, and how long a round waits for them.
 
 Law: local knowledge, taken from what the round itself carries: contributions, commits, and what peers say of
 themselves. It proposes members and bounds waits; a commit decides. All shards of a fragment share it, so that a peer
@@ -57,7 +57,7 @@ class Attendance:
         self._shown[peer] = max(epoch, self._shown.get(peer, -1))
 
     def planned(self, plan: Plan, epoch: int) -> None:
-        """A shard has come to this epoch, and its plan names who takes part in the round that follows."""
+        """A shard has come to this epoch, and its plan names the peers that take part in the round that follows."""
         self._named |= {peer: epoch for peer in plan.group if epoch > self._named.get(peer, -1)}
 
     def appended(self, plan: Plan, commit: Commit, now: float) -> None:
@@ -94,8 +94,8 @@ class Attendance:
                     del known[peer]
 
     def has_news(self) -> bool:
-        """Whether a round was closed without somebody since this was asked last: who is given up in one shard is given
-        up sooner in the others."""
+        """Whether a round was closed without a member since this was asked last. That shortens waits in other shards: a
+        peer that is given up in one is given up sooner in all."""
         news, self._news = self._news, False
         return news
 
@@ -107,8 +107,9 @@ class Attendance:
     # -- questions
 
     def group(self, plan: Plan, epoch: int) -> list[str]:
-        """Who takes part in a shard's round on a base of this epoch, sorted: those that its plan names, those that the
-        plan of another shard of the fragment names for the same epoch, and those that work and hold this epoch."""
+        """The peers that take part in a shard's round on a base of this epoch, sorted: those that its plan names, those
+        that the plan of another shard of the fragment names for the same epoch, and those that work and hold this
+        epoch."""
         named = (peer for peer, latest in self._named.items() if latest == epoch)
         return sorted({*plan.group, *named, *filter(lambda peer: self.sure(peer, epoch), self.roster.workers())})
 

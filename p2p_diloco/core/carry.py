@@ -1,7 +1,7 @@
-"""What becomes of a trainer's local progress when newer state is merged: one small state machine per shard.
+"""The fate of a trainer's local progress when newer state is merged: one small state machine per shard.
 
-The rule behind it: a shard's replicated state says which contribution of each peer it has counted last. Progress is
-carried into the next pseudo-gradient exactly when that table doesn't contain it.
+The rule: a shard's replicated state lists the last contribution of each peer that it counts. Progress is carried into
+the next pseudo-gradient exactly when that table doesn't contain it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .version import ContributionId, Version
 
 
 @dataclass(slots=True)
-class Progress:
+class Carried:
     """One shard, as its trainer has it.
 
     base: the version that the local parameters were last merged with. last: the newest contribution sent and not

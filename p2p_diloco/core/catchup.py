@@ -7,59 +7,54 @@ are compared once, as whole models; the lesser side takes every differing shard 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 
 from .events import Accept, Effect, Fill, Note, Send
 from .gather import Gathering
 from .logs import Logs
-from .messages import Fetch, State, Versions
+from .messages import Fetch, Message, State, Versions
 from .roster import Roster
 from .rules import Rules
-from .shard import meta_of
+from .state import meta_of, relation
+from .switching import Switching, came_late
 from .version import ModelVersion, Version, descends, model_version
 
 
 @dataclass(slots=True)
 class Fetching:
-    """One fetch from one peer. ``vector``: what the donor held, when its whole lineage is being taken."""
+    """One fetch from one peer, of all that is newer there; ``progress``: when something came last."""
 
     donor: str
     target: ModelVersion
     progress: float
-    vector: tuple[Version, ...] | None = None
-    staged: dict[int, State] = field(default_factory=dict)
-    repeats: int = 0  # how often it, or another one, was asked again since something came
-    before: set[str] = field(default_factory=set)  # donors that were asked before it: what they send may be late
-
-
-def _late(state: State, told: Version) -> bool:
-    """Whether it was asked for before its donor told of ``told``: no sign that a lineage was left."""
-    v = state.version
-    return v.generation == told.generation and v.epoch < told.epoch and v.samples <= told.samples
 
 
 class CatchUp:
     def __init__(self, rules: Rules, logs: Logs, roster: Roster) -> None:
         self.rules, self.logs, self.roster = rules, logs, roster
         self.fetching: Fetching | None = None
+        self.switching: Switching | None = None
         self.gathering: Gathering | None = None
         self.filling: dict[tuple[int, Version], tuple[State, Version | None]] = {}  # with what was held then
-        self.ahead: tuple[ModelVersion, float, str] | None = (
-            None  # the first one seen that is not reached yet: when, whose
-        )
+        self.ahead: tuple[ModelVersion, float, str] | None = None  # the first greater model seen, when, at which peer
         self.moving = float("-inf")  # when bytes of a payload came or went last: commits may be among or behind them
-        self.kept_up: dict[str, float] = {}  # when a peer was last asked, where being behind is usual
-        self.repairs = 0  # so far; each asks another peer
-        self.doubted: set[int] = set()  # shards whose state here led to a wrong digest; asked for whole, once
-        self.missed: dict[int, tuple[Version | None, float]] = {}  # shard → what it stood at when a gap showed, when
+        self.kept_up: dict[str, float] = {}  # asynchronous: when a peer was last asked
+        self.doubted: set[int] = set()  # shards whose state here is wrong: the next fetch asks for them whole
+        self.missed: dict[int, tuple[Version | None, float]] = {}  # shard → its version when a gap showed, and when
 
     # -- questions
 
+    @property
+    def donor(self) -> str | None:
+        """The peer of which all that is newer was asked, or its lineage."""
+        under_way = self.switching or self.fetching
+        return None if under_way is None else under_way.donor
+
     def donors(self) -> list[str]:
-        """From whom a state is coming, sorted."""
-        if self.fetching is not None:
-            return [self.fetching.donor]
+        """The peers from which a state is coming, sorted."""
+        if self.donor is not None:
+            return [self.donor]
         if self.gathering is None:
             return []
         return sorted({asked.donor for asked in self.gathering.asked.values()} or {self.gathering.first})
@@ -75,7 +70,7 @@ class CatchUp:
         if self.gathering is not None:
             return self._ask_more(now)
         mine = self.logs.model()
-        if theirs <= mine or self.fetching is not None:
+        if theirs <= mine or self.donor is not None:
             return []
         if mine == ModelVersion():
             return self.gather(peer, theirs, now)
@@ -93,9 +88,10 @@ class CatchUp:
         return self.gather(peer, theirs, now) if far else self.fetch(peer, theirs, now)
 
     def _keep_up(self, peer: str, now: float) -> list[Effect]:
-        """Asynchronous: being behind is usual. Ask only for what this peer is named to hold; and so that a fork shows,
-        now and then for nothing."""
-        mine = tuple(log.shard for log in self.logs if self.roster.me in log.plan.succession)
+        """Asynchronous: to be behind is usual. Ask only for the shards that this peer is named to hold; now and then
+        even for none, so that a fork shows."""
+        states = (log.state for log in self.logs)
+        mine = tuple(s.shard for s in states if s is not None and self.roster.me in s.plan.succession)
         every = self.rules.settle if mine else self.rules.dead_after
         if now - self.kept_up.get(peer, float("-inf")) < every:
             return []
@@ -103,7 +99,7 @@ class CatchUp:
         return [Send(peer, Fetch(self.logs.versions(), shards=mine))]
 
     def gap(self, shard: int, now: float) -> None:
-        """Somebody works on a base that this replica doesn't know yet: it has missed a commit, or will get it soon."""
+        """Another peer works on a base that this replica doesn't hold: it has missed a commit, or will get it soon."""
         at = self.logs[shard].version
         if shard not in self.missed or self.missed[shard][0] != at:
             self.missed[shard] = (at, now)
@@ -114,7 +110,7 @@ class CatchUp:
         return [Send(first, Fetch(self.logs.versions(), shards=()))]
 
     def _ask_more(self, now: float, but: Collection[str] = ()) -> list[Effect]:
-        """Ask whoever has room for more, but for some."""
+        """Ask the donors that have room for more, but not those in ``but``."""
         gathering = self.gathering
         if gathering is None or gathering.vector is None:
             return []
@@ -124,7 +120,7 @@ class CatchUp:
         donors = {p: self._told_to_hold(p) for p, s in self.roster.summaries().items() if s.model >= gathering.target}
         donors.pop(self.roster.me, None)
         if gathering.hopeless(donors):
-            self.gathering = None  # those that held so much are gone; whoever is ahead now is asked anew
+            self.gathering = None  # the peers that held so much are gone; the next one seen ahead begins anew
         have = self.logs.versions()
         requests = gathering.ask({p: holds for p, holds in donors.items() if p not in but}, have, now)
         return [Send(donor, Fetch(have, shards=shards)) for donor, shards in requests]
@@ -132,7 +128,8 @@ class CatchUp:
     def _gather_again(self, now: float) -> list[Effect]:
         """All was gathered, but rounds were faster than the states came: commits between them and the commits that
         were kept are missing, and none of them will come any more."""
-        late = [commit for log in self.logs if log.version not in log.kept for commit in log.kept.values()]
+        kept = ((log.version, log.incoming.commits) for log in self.logs)
+        late = [commit for version, commits in kept if version not in commits for commit in commits.values()]
         donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""
         summary = self.roster.summary(donor)
         if self.rules.asynchronous or summary is None or donor == self.roster.me:
@@ -155,61 +152,34 @@ class CatchUp:
         asked = None if gathering is None else gathering.asked.get(state.shard)
         if gathering is None or gathering.vector is None or asked is None or asked.donor != peer:
             return []
-        if state.shard in self._told_to_hold(peer) or not _late(state, gathering.vector[state.shard]):
+        if state.shard in self._told_to_hold(peer) or not came_late(state, gathering.vector[state.shard]):
             return []
         gathering.lacks(peer, state.shard)
         return self._ask_more(now)
 
     def fetch(self, peer: str, target: ModelVersion, now: float) -> list[Effect]:
         """Ask the peer for what is newer; where this replica's own state is in doubt, for the whole state."""
-        if self.fetching is not None:
+        if self.donor is not None:
             return []
         self.fetching = Fetching(peer, target, now)
         doubted, self.doubted = self.doubted, set()
         have = tuple(None if log.shard in doubted else log.version for log in self.logs)
         return [Send(peer, Fetch(have))]
 
-    def doubt(self, shard: int, peer: str, now: float) -> list[Effect]:
-        """A commit led this replica to another digest than its author: its state of the shard is not to be trusted.
-        What the author holds is asked for, or, if it is gone, what anybody holds who is ahead."""
-        self.doubted.add(shard)
-        if self.fetching is not None and self.fetching.vector is None:
-            self.fetching = None  # whatever it was, the answer would not mend this
-        if peer == self.roster.me or not self.roster.live(peer):
-            ahead = [p for p, s in self.roster.summaries().items() if s.model > self.logs.model()]
-            if not ahead:
-                return []
-            peer = ahead[0]
-        return self.fetch(peer, self.logs.model(), now)
+    def doubt(self, shards: Collection[int]) -> None:
+        """This replica's own state of these shards is wrong: the next fetch asks for them whole."""
+        self.doubted.update(shards)
+        self.fetching = None  # whatever it was, the answer would not mend this
 
-    def mend(self, now: float) -> list[Effect]:
-        """Where tensors have changed in memory, fetch them anew; where nobody has them, go on with what is there."""
-        damaged = [log for log in self.logs if log.damaged is not None]
-        coming = {shard for shard, _ in self.filling}  # a state has come, and is being filled in
-        if not damaged or self.fetching is not None or coming & {log.shard for log in damaged}:
-            return []
-        donors = damaged[0].donors()
-        since = min(log.damaged for log in damaged if log.damaged is not None)
-        if donors and now - since < self.rules.dead_after:
-            self.doubted |= {log.shard for log in damaged}
-            self.repairs += 1
-            return self.fetch(donors[self.repairs % len(donors)], self.logs.model(), now)
-        ended, effects = all(log.final for log in self.logs), list[Effect]()
-        for log in damaged:
-            then = "the run has ended with it damaged" if ended else "going on with what is there"
-            text = f"shard {log.shard} was changed in memory and nobody has it as it was: {then}"
-            effects.append(Note("mismatch", text))
-            if ended:
-                log.give_up()
-            else:
-                effects += log.mended(now, trusted=True)
-        return effects
+    def is_fetching(self, shards: Collection[int]) -> bool:
+        """Whether a fetch is under way, or one of these shards has come and is being filled in."""
+        return self.donor is not None or any(shard in shards for shard, _ in self.filling)
 
     def moved(self, now: float) -> list[Effect]:
         """This replica's versions have changed."""
         if self.ahead is not None and self.logs.model() >= self.ahead[0]:
             self.ahead = None
-        if self.fetching is not None and self.fetching.vector is None and self.logs.model() >= self.fetching.target:
+        if self.fetching is not None and self.logs.model() >= self.fetching.target:
             self.fetching = None
         if self.gathering is not None:
             self.gathering.came(self.gathering.moved(self.logs.versions()))
@@ -219,7 +189,7 @@ class CatchUp:
         """The peer died or can't be reached: what it held may be gone, and is asked of another."""
         if self.ahead is not None and self.ahead[2] == peer:
             self.ahead = None
-        if self.fetching is not None and self.fetching.donor == peer:
+        if self.donor == peer:
             self._abandon()
         if self.gathering is None:
             return []
@@ -245,54 +215,54 @@ class CatchUp:
         return [*effects, *self._ask_more(now, but=donors), *self._ask_more(now)]
 
     def _insist(self, now: float) -> list[Effect]:
-        """A fetch in which nothing moves is given up; one of a whole lineage not before what is missing was asked for
-        again, of each in turn that holds as much: a link may be slow, a donor unable; what is staged is not lost."""
-        fetching = self.fetching
-        if fetching is None or now - fetching.progress < self.rules.fetch_again:
+        """A fetch in which nothing moves is given up; a change of lineage not before what is missing was asked for
+        again: what is staged is not lost."""
+        under_way = self.switching or self.fetching
+        if under_way is None or now - under_way.progress < self.rules.fetch_again:
             return []
-        able = {p for p, s in self.roster.summaries().items() if s.model >= fetching.target > self.logs.model()}
-        if fetching.vector is None or not able or fetching.repeats >= self.rules.fetch_repeats:
+        again = None if self.switching is None else self.switching.ask_again(now)
+        if again is None:
             self._abandon()
             return []
-        fetching.repeats, fetching.progress = fetching.repeats + 1, now
-        fetching.before.add(fetching.donor)
-        fetching.donor = min((p for p in able if p > fetching.donor), default=min(able))
-        missing = tuple(sorted(self._differing(fetching.vector) - set(fetching.staged)))
-        return [Send(fetching.donor, Fetch(self.logs.versions(), whole=True, shards=missing))]
+        return [again]
 
-    def _differing(self, vector: Sequence[Version]) -> set[int]:
-        """What is to be taken of another lineage: where this replica is ahead on the same one, nothing."""
-        behind = ("fork", "ahead") if self.rules.asynchronous else ("fork", "ahead", "ancestor")
-        return {log.shard for log, v in zip(self.logs, vector, strict=True) if log.relation(v) in behind}
+    # -- messages
 
-    def touch(self, peer: str, now: float) -> None:
-        """The donor sent something."""
-        if self.fetching is not None and peer in (self.fetching.donor, *self.fetching.before):
-            self.fetching.progress, self.fetching.repeats = now, 0
+    def received(self, sender: str, message: Message, now: float) -> list[Effect]:
+        """A message of catching up."""
+        match message:
+            case Fetch():
+                return self.asked(sender, message)
+            case Versions():
+                return self.told(sender, message, now)
+            case State():
+                return self.got(sender, message, now)
+        raise AssertionError(f"no such message: {message}")
 
-    # -- answering
+    def undelivered(self, to: str, message: Message, now: float) -> list[Effect]:
+        """A message has not reached its peer."""
+        return self.gone(to, now) if isinstance(message, Fetch) else []
 
     def asked(self, peer: str, request: Fetch) -> list[Effect]:
         """Send what is newer here; where lineages differ or might, say what is held instead."""
-        mine = [log.version for log in self.logs if log.version is not None]
+        mine = [log.state for log in self.logs if log.state is not None]
         if len(mine) < len(self.logs) or len(request.have) != len(self.logs):
             return []
-        relations = [
-            "ancestor" if h is None else log.relation(h) for log, h in zip(self.logs, request.have, strict=True)
-        ]
+        relations = ["ancestor" if h is None else relation(s, h) for s, h in zip(mine, request.have, strict=True)]
         if request.whole and request.shards is not None:
-            return [Send(peer, log.state()) for log in self.logs if log.shard in request.shards]
+            return [Send(peer, state) for state in mine if state.shard in request.shards]
         if request.whole:
-            return [Send(peer, log.state()) for log, r in zip(self.logs, relations, strict=True) if r != "equal"]
+            return [Send(peer, state) for state, r in zip(mine, relations, strict=True) if r != "equal"]
+        versions = tuple(state.version for state in mine)
         if "fork" in relations:
-            return [Send(peer, Versions(tuple(mine), forked=True))]
+            return [Send(peer, Versions(versions, forked=True))]
         effects: list[Effect] = [
-            Send(peer, log.news(peer, have))
-            for log, have, relation in zip(self.logs, request.have, relations, strict=True)
-            if relation == "ancestor" and (request.shards is None or log.shard in request.shards)
+            Send(peer, self.logs[state.shard].outgoing.news(state, peer, have))
+            for state, have, r in zip(mine, request.have, relations, strict=True)
+            if r == "ancestor" and (request.shards is None or state.shard in request.shards)
         ]
         if "ahead" in relations or (request.shards is not None and not effects):
-            effects.append(Send(peer, Versions(tuple(mine), forked=False)))
+            effects.append(Send(peer, Versions(versions, forked=False)))
         return effects
 
     def forked(self, peer: str) -> list[Effect]:
@@ -316,13 +286,13 @@ class CatchUp:
             return []
         if theirs < mine:
             return self.forked(peer)
-        if self.fetching is not None and self.fetching.vector is not None:
+        if self.switching is not None:
             return []
         self._abandon()
-        self.fetching = Fetching(peer, theirs, now, vector=message.versions)
+        self.switching = Switching(self.rules, self.logs, self.roster, peer, message.versions, now)
         for log in self.logs:
             log.frozen = True
-        return [Send(peer, Fetch(self.logs.versions(), whole=True))]
+        return [self.switching.ask()]
 
     def _told_more(self, peer: str, versions: tuple[Version, ...], now: float) -> list[Effect]:
         """The first donor of a gathering tells what it holds; or any, that it has nothing newer of what was asked."""
@@ -338,14 +308,16 @@ class CatchUp:
     def got(self, peer: str, state: State, now: float) -> list[Effect]:
         """A shard's state: fill it in, if it belongs to the lineage being taken or descends from what is held."""
         key = (state.shard, state.version)
-        staged = self.fetching.staged.get(state.shard) if self.fetching is not None else None
+        staged = None if self.switching is None else self.switching.staged.get(state.shard)
         known = key in self.filling or (staged is not None and staged.version == state.version)
         if known:
             return []
         if not self._wanted(peer, state):
             return self._too_old(peer, state, now)
-        if staged is None:
-            self.touch(peer, now)
+        if staged is None and self.switching is not None:
+            self.switching.touch(peer, now)
+        if self.fetching is not None and peer == self.fetching.donor:
+            self.fetching.progress = now
         self.filling[key] = (state, self.logs[state.shard].version)
         return [Fill(state, meta_of(state))]
 
@@ -358,37 +330,29 @@ class CatchUp:
             note = Note("mismatch", f"shard {shard}: a fetched state of epoch {version.epoch} has another digest")
             self._abandon()
             return [note]
-        fetching = self.fetching
-        if fetching is not None and fetching.vector is not None:
-            fetching.staged[shard] = state
-            return self._switch(fetching, now)
+        if self.switching is not None:
+            self.switching.staged[shard] = state
+            return self._switch(self.switching, now)
         log = self.logs[shard]
         follows = log.mended(now) if version == log.version else log.adopt(state, now)
         return [Accept(((shard, digest),)), *follows]
 
     def _wanted(self, peer: str, state: State) -> bool:
-        if self.fetching is None or self.fetching.vector is None:
+        if self.switching is None:
             return self._descends(state) and self._of_what_is_gathered(state)
-        if peer not in (self.fetching.donor, *self.fetching.before):
-            return False
-        told = self.fetching.vector[state.shard]
-        if _late(state, told):
-            return False
-        if self.rules.asynchronous and state.shard not in self._differing(self.fetching.vector):
-            return False
-        same_lineage = descends(state.version, dict(state.history), told)
-        if not same_lineage:
-            self._abandon()  # the donor has changed lineage itself
-        return same_lineage
+        takes = self.switching.takes(peer, state)
+        if takes is None:
+            self._abandon()
+        return bool(takes)
 
     def _of_what_is_gathered(self, state: State) -> bool:
         """A newcomer takes nothing that does not descend from what the first donor told."""
         if self.gathering is None or self.gathering.vector is None:
             return True
         told = self.gathering.vector[state.shard]
-        if _late(state, told):
+        if came_late(state, told):
             return self.logs[state.shard].version is not None  # from which it descends
-        same_lineage = descends(state.version, dict(state.history), told)
+        same_lineage = descends(state.version, state.history, told)
         if not same_lineage:
             self.gathering = None  # a lineage has been left: begin anew
         return same_lineage
@@ -396,34 +360,28 @@ class CatchUp:
     def _descends(self, state: State) -> bool:
         """Whether it may take the place of what is held: it is newer, or the same undamaged."""
         mine = self.logs[state.shard].version
-        if mine is None or (self.logs[state.shard].damaged is not None and state.version == mine):
+        if mine is None or (self.logs[state.shard].round.damaged is not None and state.version == mine):
             return True
-        return state.version != mine and descends(state.version, dict(state.history), mine)
+        return state.version != mine and descends(state.version, state.history, mine)
 
-    def _switch(self, fetching: Fetching, now: float) -> list[Effect]:
+    def _switch(self, switching: Switching, now: float) -> list[Effect]:
         """Change over to the other lineage once every shard that differs is there."""
-        assert fetching.vector is not None
-        if not self._differing(fetching.vector) <= set(fetching.staged):
+        if switching.missing():
             return []
-        staged = fetching.staged
-        theirs = [staged[log.shard].version if log.shard in staged else log.version for log in self.logs]
-        if not model_version([v for v in theirs if v is not None]) > self.logs.model():
-            self._abandon()
-            return []
-        before = self.logs.model()
+        greater, before, staged = switching.is_greater(), self.logs.model(), switching.staged
         self._abandon()
+        if not greater:
+            return []
         effects: list[Effect] = [Accept(tuple((shard, state.version.digest) for shard, state in staged.items()))]
         for shard, state in sorted(staged.items()):
             effects += self.logs[shard].adopt(state, now)
-        text = f"joined the lineage of {fetching.donor}; left behind a state of {before.epochs} epochs"
+        donor = switching.donor
+        text = f"joined the lineage of {donor}; left behind a state of {before.epochs} epochs"
         # What was taken is as old as the donor's word, and the others may wait for this peer by now: ask for the rest.
-        return [*effects, Note("fork", text), Send(fetching.donor, Fetch(self.logs.versions()))]
+        return [*effects, Note("fork", text), Send(donor, Fetch(self.logs.versions()))]
 
     def _abandon(self) -> None:
-        self.fetching = self.gathering = None
-        self._thaw()
-
-    def _thaw(self) -> None:
+        self.fetching = self.gathering = self.switching = None
         self.filling.clear()
         for log in self.logs:
             log.frozen = False

@@ -9,27 +9,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from .asynchronous import AsynchronousLog
-from .carry import Progress
+from .carry import Carried
 from .events import Contribute, Effect, Load, Loaded, Release
-from .logs import Kept, Logs
+from .logs import Logs, PerShard
 from .messages import Contribution
 from .rules import Rules
 from .schedule import fragment_by_log
 from .shard import ShardLog
-from .version import ContributionId, Version, descends, digest_of, incarnation_after
+from .state import grown_from
+from .submitting import Submitting
+from .synchronous import SynchronousLog
+from .version import ContributionId, Version, digest_of, incarnation_after
 
 
 class Contributing:
     def __init__(self, me: str, rules: Rules, logs: Logs, incarnation: int) -> None:
         self.me, self.rules, self.logs = me, rules, logs
         self.incarnation, self.sequence = incarnation, 0
-        self.carried = [Progress() for _ in logs]
+        self.carried = [Carried() for _ in logs]
         self.flight: dict[int, Version] | None = None  # the shards being exchanged, with their bases
         self.to_land: deque[int] = deque()  # the same, those that were found to be over last
         self.tolerated: dict[int, tuple[int, ...]] = {}  # fragments whose shards didn't come to one epoch in time
         self.turn = 0  # asynchronous: contributions made, which decides whose turn it is of the fragments
-        self.left = Kept(logs, self._leaves_behind)
+        self.left = PerShard(logs, self._leaves_behind)
 
     # -- questions
 
@@ -61,12 +63,13 @@ class Contributing:
         return bool(self.left.now())
 
     def _leaves_behind(self, log: ShardLog) -> bool | None:
-        version, base = log.version, self.carried[log.shard].base
-        return None if version is None or base is None or descends(version, log.history, base) else True
+        base = self.carried[log.shard].base
+        return None if log.state is None or base is None or grown_from(log.state, base) else True
 
     def counted(self, shard: int) -> ContributionId | None:
         """This peer's newest contribution that the shard's state counts."""
-        return self.logs[shard].counted.get(self.me)
+        state = self.logs[shard].state
+        return None if state is None else state.counted.get(self.me)
 
     # -- merging
 
@@ -84,7 +87,8 @@ class Contributing:
 
     def _is_awaited(self, fragment: int, epoch: int) -> bool:
         logs = (self.logs.look_at(shard) for shard in self.rules.fragments[fragment])
-        return any(log.awaits_me for log in logs if log.version is not None and log.version.epoch == epoch)
+        at_epoch = (log for log in logs if log.version is not None and log.version.epoch == epoch)
+        return any(isinstance(log, SynchronousLog) and log.awaits_me for log in at_epoch)
 
     def tolerate(self) -> None:
         """Wait no longer for these shards to come to one epoch."""
@@ -97,12 +101,12 @@ class Contributing:
         loads = []
         for log, carried in zip(self.logs, self.carried, strict=True):
             # what was refused is carried or dropped, though nothing newer has come since the last merge
-            news = log.version != carried.base or log.refusals > 0
-            if log.version is not None and news and log.loads(carried.base):
-                carried.sends, log.refusals = carried.sends + log.refusals, 0
-                given_up = log.gives_up(carried)
-                carry = carried.merge(log.version, self.counted(log.shard), given_up=given_up)
-                loads.append(Loaded(log.shard, log.version, carry))
+            own, news = log.own, log.version != carried.base or log.own.refusals > 0
+            if log.state is not None and news and own.loads(log.state, carried.base):
+                carried.sends, own.refusals = carried.sends + own.refusals, 0
+                version, given_up = log.state.version, own.gives_up(carried)
+                carry = carried.merge(version, self.counted(log.shard), given_up=given_up)
+                loads.append(Loaded(log.shard, version, carry))
         due = self.due()
         for shard in due:
             self.logs[shard].withdraw()
@@ -166,9 +170,9 @@ class Contributing:
         bases, effects = dict[int, Version](), list[Effect]()
         for shard, payload in zip(event.shards, event.payloads, strict=True):
             log, carried = self.logs[shard], self.carried[shard]
-            assert isinstance(log, AsynchronousLog)
+            assert isinstance(log.own, Submitting)
             oldest = carried.send(id)
-            base = log.submits_on(carried.base, carried.oldest_base)
+            base = log.own.base_of(log.state, carried.base, carried.oldest_base)
             if base is not None:
                 bases[shard] = carried.oldest_base = base  # refused, it stays as old as it was said to be
                 effects += log.contribute(Contribution(shard, base, id, oldest, 1.0, event.samples, payload), now)
@@ -194,7 +198,7 @@ class Contributing:
         for _ in flight:
             log = self.logs[self.to_land[0]]
             due = lowest is not None and self._stands_at(log) == lowest
-            if log.exchanging(flight[log.shard], due):
+            if log.own.goes_on(log.state, flight[log.shard], due):
                 return True
             self.to_land.rotate(-1)
         return False

@@ -1,7 +1,7 @@
 """How many inner steps a peer makes between two submissions: dynamic local updates, smoothed.
 
 Law: arithmetic on the speeds of the membership table. Every peer computes its own number, at each of its exchanges, and
-asks nobody. The formula is `schedule.dylu_steps`; here is what keeps its result from following every noise.
+asks no other. The formula is `schedule.dylu_steps`; here is what keeps its result from following every noise.
 """
 
 from __future__ import annotations

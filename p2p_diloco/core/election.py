@@ -1,4 +1,4 @@
-"""Who should aggregate which shard: weighted, balanced rendezvous hashing. Pure; it proposes, a commit decides."""
+"""Which peer should aggregate which shard: weighted, balanced rendezvous hashing. It proposes, a commit decides."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Propose the outer step of a commit that somebody else made. → Applied"""
+    """Propose the outer step of a commit that another peer made. → Applied"""
 
     commit: Commit
     meta: bytes

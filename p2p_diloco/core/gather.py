@@ -1,7 +1,7 @@
-"""Fetching a state shard by shard from several donors at once: which shard is asked of whom, and asked again.
+"""Fetching a state shard by shard from several donors at once: which shard is asked of which donor, and asked again.
 
-Law: whether a state may be taken is `catchup`'s to judge; this only keeps every donor busy with few shards at a time,
-so that a death costs those few, nobody uploads much at once, and donors that come later take their part.
+Law: whether a state may be taken is `catchup`'s to judge. This keeps every donor busy with few shards at a time, so
+that a death costs those few, no donor uploads much at once, and donors that come later take their part.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Gathering:
     target: ModelVersion
     began: float
     vector: tuple[Version, ...] | None = None
-    told_by: str | None = None  # who holds all of the vector, as long as it does not forget it
+    told_by: str | None = None  # the donor that told the vector, and so holds all of it; None once it may not
     left: list[int] = field(default_factory=list)
     asked: dict[int, Asked] = field(default_factory=dict)
     behind: set[tuple[str, int]] = field(default_factory=set)  # (donor, shard): it has sent less than was told
@@ -44,8 +44,8 @@ class Gathering:
     def ask(
         self, donors: Mapping[str, Collection[int]], have: Sequence[Version | None], now: float
     ) -> list[tuple[str, tuple[int, ...]]]:
-        """What to ask of whom now. ``donors``: each with the shards of which it is known to hold what was told; these
-        are asked of it first. Then it is tried with others, unless it was found to be behind there."""
+        """Which shards to ask of which donor now. ``donors``: each with the shards that it is known to hold as told;
+        these are asked of it first. Then it is tried with others, unless it was found to be behind there."""
         requests: dict[str, tuple[int, ...]] = {}
         for likely in (True, False):
             for donor, holds in donors.items():
@@ -57,7 +57,7 @@ class Gathering:
         return [(donor, shards) for donor, shards in requests.items() if shards]
 
     def hopeless(self, donors: Mapping[str, Collection[int]]) -> bool:
-        """Nothing is to come, and nobody may have what is left."""
+        """Nothing is to come, and no donor may have what is left."""
         tried = all((p, s) in self.behind for p, holds in donors.items() for s in self.left if s not in holds)
         return not self.asked and tried and not any(s in holds for holds in donors.values() for s in self.left)
 

@@ -1,7 +1,7 @@
 """The logs of all shards, and what they come to together.
 
-Law: whoever takes a log in hand may change it, until the event is over. Only those that were taken are looked at
-again, so that an event on one shard costs the same however many there are; who goes through all pays for all.
+Law: a log that was handed out may change until the event ends. Only logs that were handed out are looked at again, so
+that an event on one shard costs the same however many shards there are; a loop over all of them costs all of them.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar, overload
 
-from .revision import Revision
+from .messages import State
+from .revision import FOUNDED, Revision
 from .rules import Rules
 from .shard import ShardLog
+from .state import final
 from .version import ModelVersion, Version, digest_of
 
 T = TypeVar("T")
@@ -20,23 +22,22 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Logs(Sequence[ShardLog]):
-    """By shard. What is asked of all of them is kept up by counting: how many shards are at which epoch."""
+    """By shard. Questions about all shards are answered from running counts: how many shards are at which epoch."""
 
     def __init__(self, rules: Rules, logs: Iterable[ShardLog]) -> None:
-        self._logs = tuple(logs)
+        self._rules, self._logs = rules, tuple(logs)
         self._taken, self._watches = set(range(len(self._logs))), list[set[int]]()
         self._told: list[Version | None] = [None for _ in self._logs]  # when `moved` was asked last
         # each shard as it was when it was counted
+        self._states: list[State | None] = [None for _ in self._logs]
         self._versions: list[Version | None] = [None for _ in self._logs]
         self._digests = ["" for _ in self._logs]
-        self._final = [False for _ in self._logs]
-        self._at = [log.revision for log in self._logs]
         self._collected = [0 for _ in self._logs]
         # how many shards
         self._empty = len(self._logs)
         self._epochs = [Counter[int]() for _ in rules.fragments]
         self._open = [Counter[int]() for _ in rules.fragments]  # of these, whose run has not ended
-        self._generations, self._revisions = Counter[int](), Counter(self._at)
+        self._generations, self._revisions = Counter[int](), Counter({FOUNDED: len(self._logs)})
         self._samples_sum = self._epochs_sum = self._collected_sum = 0
         self._model: ModelVersion | None = None
 
@@ -132,61 +133,59 @@ class Logs(Sequence[ShardLog]):
         return self._model
 
     def _look(self) -> None:
-        """Count anew what was taken and has changed. It stays taken: who has it in hand may go on."""
+        """Count anew what was handed out and has changed. It stays marked: its holder may change it until the event
+        ends."""
         for shard in self._taken:
             log = self._logs[shard]
             if (collected := log.collected) != self._collected[shard]:
                 self._collected_sum += collected - self._collected[shard]
                 self._collected[shard] = collected
-            if log.revision is not self._at[shard]:
-                _add(self._revisions, self._at[shard], -1)
-                _add(self._revisions, log.revision, 1)
-                self._at[shard] = log.revision
-            if log.version is not self._versions[shard]:
-                self._count(log, -1)
-                self._versions[shard], self._final[shard], self._model = log.version, log.final, None
-                self._count(log, 1)
+            if log.state is not self._states[shard]:
+                self._count(log, self._states[shard], -1)
+                self._states[shard], self._versions[shard], self._model = log.state, log.version, None
+                self._count(log, log.state, 1)
 
-    def _count(self, log: ShardLog, by: int) -> None:
-        """Put a shard's version into the counts, or take it out of them."""
-        version = self._versions[log.shard]
-        if version is None:
+    def _count(self, log: ShardLog, state: State | None, by: int) -> None:
+        """Put a shard's state into the counts, or take it out of them."""
+        _add(self._revisions, FOUNDED if state is None else state.revision, by)
+        if state is None:
             self._empty += by
             return
+        version = state.version
         self._digests[log.shard] = version.digest
         _add(self._generations, version.generation, by)
         _add(self._epochs[log.fragment], version.epoch, by)
-        if not self._final[log.shard]:
+        if not final(version, self._rules):
             _add(self._open[log.fragment], version.epoch, by)
         self._samples_sum += by * version.samples
         self._epochs_sum += by * version.epoch
 
-    # -- who keeps more
+    # -- for derived values
 
     def watch(self) -> set[int]:
-        """To this set each shard is added whose log is taken; all are in it to begin with. Its owner empties it."""
+        """A set to which each shard is added when its log is handed out; it begins with all. Its owner empties it."""
         self._watches.append(set(range(len(self._logs))))
         return self._watches[-1]
 
     def look_at(self, shard: int) -> ShardLog:
-        """A log that is only read."""
+        """A log for reading only: it is not marked as handed out."""
         return self._logs[shard]
 
 
-class Kept(Generic[T]):
-    """Something that logs say of themselves, each asked again only when it was taken since. For questions between
-    events: whoever has a log in hand might still change it."""
+class PerShard(Generic[T]):
+    """A value derived from each log, computed again only for logs that were handed out since. For questions between
+    events: within one a log in hand might still change."""
 
     def __init__(self, logs: Logs, of: Callable[[ShardLog], T | None]) -> None:
         self._logs, self._of, self._taken = logs, of, logs.watch()
         self._kept: dict[int, T] = {}
 
     def forget(self) -> None:
-        """What else it hangs on has changed."""
+        """What the values depend on beside the logs has changed: compute all of them again."""
         self._taken.update(range(len(self._logs)))
 
     def now(self) -> Mapping[int, T]:
-        """By shard, of those that say something."""
+        """The values by shard, where there is one."""
         kept = self._kept
         for shard in self._taken:
             said = self._of(self._logs.look_at(shard))

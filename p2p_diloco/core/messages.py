@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ from .version import ContributionId, ModelVersion, Version
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Who takes part in a shard's next epoch; written into the commit before it (or the founding state).
+    """The peers that take part in a shard's next epoch; written into the commit before it (or the founding state).
 
     ``group`` is waited for, ``succession`` may aggregate: its first member does, the others follow in that order.
     """
@@ -59,8 +60,8 @@ class ProbeAck:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The sender leaves the run on purpose; nobody need wait for it or for a timeout. Said of one life of it, for the
-    word may come late."""
+    """The sender leaves the run on purpose: no peer need wait for it, or for a timeout. ``incarnation``: the life that
+    leaves, for the message may come late."""
 
     incarnation: int
 
@@ -70,7 +71,8 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A pseudo-gradient for one shard, sent to whoever the sender takes for the aggregator. payload: encoded bytes."""
+    """A pseudo-gradient for one shard, sent to the peer that the sender takes for the aggregator. payload: encoded
+    bytes."""
 
     shard: int
     base: Version
@@ -109,7 +111,7 @@ class Commit:
 @dataclass(frozen=True, slots=True)
 class Want:
     """The sender aggregates the epoch after ``base`` and lacks the receiver's contribution: there is none yet, or it
-    was lost, with a lineage left behind or else. Whoever has handed it over already does so again."""
+    was lost. A receiver that has handed it over already does so again."""
 
     shard: int
     base: Version
@@ -189,7 +191,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One shard's whole replicated state. payload: θ and the outer optimizer's state, filled in on sending.
+    """One shard's whole replicated state, a value. payload: θ and the outer optimizer's state, filled in on sending.
 
     ``term``: the one under which the commit that made this version was written, and ``revision`` the one that it was
     applied with. ``buffered``: submissions in the Delayed Nesterov buffer.
@@ -199,8 +201,8 @@ class State:
     version: Version
     term: int
     plan: Plan
-    counted: tuple[tuple[str, ContributionId], ...]
-    history: tuple[tuple[int, str], ...]  # (epoch, digest) of the newest ancestors
+    counted: Mapping[str, ContributionId]  # by peer: its last contribution that is counted
+    history: Mapping[int, str]  # epoch → digest of the version and its newest ancestors
     buffered: int = 0
     payload: Any = field(compare=False, repr=False, default=None)
     revision: Revision = FOUNDED

@@ -1,6 +1,6 @@
 """How long each peer trains in a round of pace="time", and when its inner steps are over.
 
-Law: arithmetic on what peers say of themselves and on elapsed time; no clock is read, and nobody is asked.
+Law: arithmetic on what peers say of themselves and on elapsed time; no clock is read, no peer is asked.
 
 A round is planned so that all contributions arrive together. With v_p the inner steps a second of peer p, and x_p the
 seconds that its link takes for the mean that it gets and the contribution that it sends, H steps of p are there

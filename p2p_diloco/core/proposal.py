@@ -1,4 +1,4 @@
-"""A computed commit that nobody may see yet: who must hold it first, who does, and to whom it goes when.
+"""A computed commit before it counts: which peers must hold it first, which do, and when it is sent to each.
 
 Law: it knows nothing of how a commit is made, nor of what follows once all hold it.
 """
@@ -15,15 +15,15 @@ from .version import Version
 @dataclass(slots=True)
 class Proposal:
     commit: Commit
-    holding: set[str] = field(default_factory=set)  # who says so
-    offered: dict[str, float] = field(default_factory=dict)  # to whom it went, and when it goes again
+    holding: set[str] = field(default_factory=set)  # the peers that say so
+    offered: dict[str, float] = field(default_factory=dict)  # the peers it went to, and when it goes again
 
     @property
     def version(self) -> Version:
         return self.commit.version
 
     def missing(self, present: Plan, me: str) -> set[str]:
-        """Who must hold it and doesn't yet: those that its plan names, or the present one."""
+        """The peers that must hold it and don't yet: those that its plan names, or the present one."""
         return {*present.succession, *self.commit.plan.succession} - {me, *self.holding}
 
     def due(self, peers: Iterable[str], now: float, again_after: float) -> list[str]:

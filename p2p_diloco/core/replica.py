@@ -8,15 +8,14 @@ peer's own trainer in `contributing`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+from . import outlook
 from .asynchronous import AsynchronousLog
 from .attendance import Attendance
 from .catchup import CatchUp
 from .contributing import Contributing
 from .events import (
     Applied,
-    Apply,
     Averaged,
     Changed,
     Closed,
@@ -36,7 +35,6 @@ from .events import (
     Note,
     Pause,
     Progress,
-    Ready,
     Received,
     Release,
     Restore,
@@ -45,42 +43,29 @@ from .events import (
     SendFailed,
     Wakeup,
 )
-from .logs import Kept, Logs
+from .logs import Logs, PerShard
+from .memory import Memory
+from .mending import Mending
 from .messages import (
-    Commit,
-    Contribution,
-    Fetch,
-    Held,
     Leave,
     Message,
-    Outdated,
-    Plan,
     Probe,
     ProbeAck,
-    Promise,
-    Stale,
     State,
     Summary,
-    TakeOver,
-    Versions,
-    Want,
 )
+from .mismatches import Mismatches
 from .revision import FOUNDED, Revision
 from .roster import Roster
+from .rounds import Rounds
 from .rules import Rules
-from .shard import ShardLog, meta
-from .shard import meta_of as meta_of
+from .state import founding
+from .state import founding_meta as founding_meta
+from .state import meta_of as meta_of
+from .submitting import Submitting
+from .synchronous import SynchronousLog
+from .training import Training
 from .version import ModelVersion, Version
-
-
-def founding_plan(founder: str, role: str) -> Plan:
-    """The first round has its founder alone by right; whoever else contributes is counted as well."""
-    return Plan((founder,) if role == "worker" else (), (founder,))
-
-
-def founding_meta(generation: int, founder: str, role: str) -> bytes:
-    """What the digest of every shard of epoch 0 covers beside θ₀."""
-    return meta(Version(generation, 0, 0, ""), 0, founding_plan(founder, role), {})
 
 
 class Replica:
@@ -92,24 +77,21 @@ class Replica:
         self.roster = Roster(me, rules, summary)
         self.attendances = [Attendance(f, rules, self.roster) for f in range(len(rules.fragments))]
         of = {shard: self.attendances[f] for f, shards in enumerate(rules.fragments) for shard in shards}
-        log = AsynchronousLog if rules.asynchronous else ShardLog
-        self.logs = Logs(rules, (log(s, me, rules, self.roster, of[s]) for s in range(rules.shards)))
+        log = AsynchronousLog if rules.asynchronous else SynchronousLog
+        self.logs = Logs(rules, (log(s, rules, self.roster, of[s]) for s in range(rules.shards)))
         self.catchup = CatchUp(rules, self.logs, self.roster)
         self.own = Contributing(me, rules, self.logs, incarnation)
-        self.step_time, self.last_step = 0.0, now
-        self.paused: float | None = None  # since when the trainer pauses
-        self.merging: float | None = None  # since when the trainer waits for the answer to a Merge
+        self.training = Training(rules, self.logs, self.roster, self.own, now)
+        self.memory = Memory(me, rules, self.logs)
+        self.mending = Mending(rules, self.logs, self.roster, self.catchup)
+        self.mismatches = Mismatches(rules, self.roster, now)
+        self.rounds = Rounds(self.logs, self.catchup, self.mending, self.mismatches, self.training)
         self.finished = self.departed = False
-        self.ready, self.whole_since = False, now  # training may start; all shards are held
         self.had_state = False  # before the last event
-        self.astray = 0  # commits in a row, of any shard, that led to another digest than they name
-        self.silent_until, self.unsaid = now, 0  # of mismatches
         self.adopted = FOUNDED  # the revision that every shard was last said to be at
         self.next_tick = self.planned = now
-        self.ends = Kept(self.logs, lambda log: log.closes_at())  # of rounds, by time alone
+        self.ends = PerShard(self.logs, lambda log: log.closes_at())  # of rounds, by time alone
         self.asked_of = self.roster.standing()  # what they hang on beside the logs
-        self.rounds = Kept(self.logs, lambda log: bool(log.inbox) or None)
-        self.passing = dict[int, None]()  # the shards whose last commit is another's, and kept; the oldest is the first
 
     # -- questions
 
@@ -133,15 +115,18 @@ class Replica:
 
     def state(self, shard: int) -> State:
         """A shard's replicated state, to be saved."""
-        return self.logs[shard].state()
+        state = self.logs[shard].state
+        assert state is not None
+        return state
 
     def behind(self, shards: Sequence[int]) -> list[int | None]:
         """Asynchronous: the staleness of this peer's last submission, for each of its shards; None: not counted."""
-        return [self.logs[shard].behind for shard in shards]
+        return [own.behind for shard in shards if isinstance(own := self.logs[shard].own, Submitting)]
 
     def uncounted(self, shards: Sequence[int]) -> list[str]:
         """The same: why it was not counted, where it wasn't."""
-        return sorted({self.logs[shard].uncounted for shard in shards} - {""})
+        own = (self.logs[shard].own for shard in shards)
+        return sorted({sent.uncounted for sent in own if isinstance(sent, Submitting)} - {""})
 
     def workers(self) -> int:
         """Live peers that train, this one included."""
@@ -149,14 +134,11 @@ class Replica:
 
     def aggregates(self) -> tuple[int, ...]:
         """The shards whose next commit this peer would write, as it sees it."""
-        return tuple(log.shard for log in self.logs if log.version is not None and log.target()[1] == self.me)
+        return tuple(log.shard for log in self.logs if log.version is not None and log.lead.target()[1] == self.me)
 
     def round(self) -> tuple[int, int, int] | None:
         """(fragment, contributions that came, contributions expected) of a round that this peer aggregates."""
-        for log in self.logs:
-            if log.inbox and log.holder == self.me:
-                return log.fragment, len(log.inbox), max(len(log.inbox) + len(log.waited_for()), log.needed)
-        return None
+        return outlook.round_now(self)
 
     @property
     def collected(self) -> int:
@@ -164,49 +146,12 @@ class Replica:
         return self.logs.collected
 
     def crowded(self, shard: int) -> bool:
-        """Whether so many wait that a contribution to this shard should come later. Never to the first of the shards
-        that wait for contributions: peers send in the order of shards, so that one makes room."""
-        if self.rules.asynchronous or self.collected < self.rules.payloads_kept:
-            return False
-        return shard > min(self.rounds.now(), default=shard)
+        """Whether so many wait that a contribution to this shard should come later."""
+        return self.memory.crowded(shard)
 
     def waiting(self) -> str:
         """What this replica waits for, in one sentence; empty when nothing."""
-        if not self.has_state:
-            donors = ", ".join(self.catchup.donors())
-            got = sum(v is not None for v in self.versions)
-            if donors:
-                return f"fetching the state of the run from {donors}: {got} of {len(self.logs)} shards"
-            return "waiting for a peer that holds the state of the run"
-        if self.rules.asynchronous:
-            return self._waiting_for_answers()
-        open_ones = [self.logs[s] for s, base in (self.own.flight or {}).items() if self.logs[s].version == base]
-        for log in open_ones:
-            if log.holder != self.me:
-                continue
-            if log.asked:
-                return f"taking over shard {log.shard}, waiting for {', '.join(sorted(log.asked))}"
-            if missing := log.waited_for():
-                return f"waiting for the contributions of {', '.join(map(self._told, missing))}"
-            if len(log.inbox) < log.needed:
-                key = "start_peers" if log.needed > self.rules.min_peers else "min_peers"
-                return f"waiting for peers: {len(log.inbox)} of {log.needed} ({key}) have contributed"
-        if open_ones:
-            _, holder = open_ones[0].target()
-            if not self.roster.may_aggregate(holder):
-                line = ", ".join(open_ones[0].line())
-                return f"waiting for a peer that may aggregate and can be reached; of {line} none can"
-            return f"waiting for the commit of {len(open_ones)} shards, the next from {holder}"
-        return ""
-
-    def _told(self, peer: str) -> str:
-        summary = self.roster.summary(peer)
-        return f"{peer} (paused)" if summary is not None and summary.paused else peer
-
-    def _waiting_for_answers(self) -> str:
-        logs = [self.logs[s] for s in self.own.flight or ()]
-        waits = (log.waiting() for log in logs if isinstance(log, AsynchronousLog) and log.mine is not None)
-        return next(filter(None, waits), "")
+        return outlook.waiting(self)
 
     def next_wakeup(self) -> float:
         """When to feed Wakeup, unless something else happens first; never, once this peer has left."""
@@ -217,8 +162,7 @@ class Replica:
             self.ends.forget()
         if [attendance for attendance in self.attendances if attendance.has_news()]:
             self.ends.forget()
-        even_by = self.merging + self.rules.even_within if self.merging is not None else self.next_tick
-        self.planned = min([self.next_tick, even_by, *self.ends.now().values()])
+        self.planned = min([self.next_tick, self.training.loads_by, *self.ends.now().values()])
         return self.planned
 
     # -- the one entry point
@@ -235,13 +179,8 @@ class Replica:
         match event:
             case Received(sender, message):
                 return self._received(sender, message, now)
-            case Delivered(to, Contribution() as contribution):
-                self.logs[contribution.shard].delivered(to, contribution, ok=True)
-                return []
-            case Delivered(to, Commit(shard=shard, version=version)):
-                self.logs[shard].reached(to, version)
-                return []
-            case Delivered():
+            case Delivered(to, message):
+                self.rounds.delivered(to, message)
                 return []
             case SendFailed(to, message, gone):
                 return self._failed(to, message, gone, now)
@@ -256,27 +195,24 @@ class Replica:
             case Discovered(peer):
                 return self._probe(peer, now) if self.roster.discovered(peer) else []
             case Measured(bandwidth):
-                self.roster.mine = replace(self.roster.mine, bandwidth=bandwidth)
+                self.roster.says(bandwidth=bandwidth)
                 return []
             case Progress(step_time):
-                self.step_time, self.last_step = step_time, now
-                self.roster.mine = replace(self.roster.mine, speed=1 / step_time if step_time > 0 else 0.0)
+                self.training.stepped(step_time, now)
                 return []
             case Pause(paused):
-                self.paused, self.last_step = now if paused else None, now
-                self.roster.mine = replace(self.roster.mine, paused=paused)
+                self.training.pauses(paused, now)
                 return self._notice_idleness(now)
             case Merge():
-                self.merging = now
-                return self._load(now)
+                return self.training.merge(now)
             case Contribute():
                 return self.own.contribute(event, now)
             case Averaged(shard, base, digest, payload):
                 return self.logs[shard].averaged(base, digest, payload, now)
             case Damaged(shard, base):
-                return self._damaged(shard, base, now)
+                return self.rounds.damaged(shard, base, now)
             case Applied(shard, base, digest):
-                return self._applied(shard, base, digest, now)
+                return self.rounds.applied(shard, base, digest, now)
             case Filled(shard, version, digest):
                 return self.catchup.filled(shard, version, digest, now)
             case Found(generation, digests):
@@ -305,31 +241,7 @@ class Replica:
                     return []
                 return [Note("left", f"{sender} left the run"), *self._lost(sender, now)]
         effects = self._probe(sender, now) if back else []
-        match message:
-            case Contribution():
-                return effects + self._contributed(sender, message, now)
-            case Commit():
-                return effects + self._committed(sender, message, now)
-            case Want(shard, base):
-                return effects + self.logs[shard].wanted(sender, base, now)
-            case Held(shard, version):
-                return effects + self.logs[shard].held(sender, version, now)
-            case Stale():
-                self.logs[message.shard].stale(message)
-                return effects
-            case TakeOver():
-                return effects + self._asked(sender, message, now)
-            case Promise():
-                return effects + self.logs[message.shard].promised(sender, message, now)
-            case Outdated():
-                return effects + self.logs[message.shard].outdated(sender, message, now)
-            case Fetch():
-                return effects + self.catchup.asked(sender, message)
-            case Versions():
-                return effects + self.catchup.told(sender, message, now)
-            case State():
-                return effects + self.catchup.got(sender, message, now)
-        raise AssertionError(f"no such message: {message}")
+        return effects + self.rounds.received(sender, message, now)
 
     def _summarized(self, peer: str, summary: Summary, back: bool, now: float) -> list[Effect]:
         before = self.roster.summary(peer)
@@ -342,95 +254,17 @@ class Replica:
                 log.forgotten_by(peer)
         for log in self.logs if summary.epochs else ():
             if log.version is not None and summary.epochs[log.fragment] >= log.version.epoch:
-                log.reached(peer, log.version)
+                log.outgoing.reached(peer)
         if back:
             effects.append(Note("joined", f"{peer} is there"))
         if back or restarted or before is None or before.idle != summary.idle or not before.epochs:
             effects += self._lead(now)
         return effects + self.catchup.seen(peer, summary.model, now)
 
-    def _contributed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        log = self.logs[contribution.shard]
-        match log.relation(contribution.base):
-            case "equal":
-                return log.collect(sender, contribution, now)
-            case "ancestor":
-                return log.passed(sender, contribution, now)
-            case "fork":
-                log.stash(sender, contribution)  # its lineage may win
-                return self.catchup.forked(sender)
-        log.stash(sender, contribution)
-        self.catchup.gap(log.shard, now)
-        return []
-
-    def _committed(self, sender: str, commit: Commit, now: float) -> list[Effect]:
-        log = self.logs[commit.shard]
-        if commit.base == log.version:
-            return log.committed(sender, commit)
-        if log.relation(commit.base) == "ahead":
-            log.keep(commit)
-            self.catchup.gap(log.shard, now)
-            missed = log.missed(sender, commit, self.versions, now)
-            if self.ready or not self.has_state or self.catchup.gathering is not None:
-                return missed
-            # Who made the commit in between may not have known of this newcomer, and then it never comes.
-            return [*missed, *self.catchup.fetch(sender, self.logs.model(), now)]
-        return log.repeated(sender, commit)
-
-    def _applied(self, shard: int, base: Version, digest: str, now: float) -> list[Effect]:
-        log = self.logs[shard]
-        wrong, effects = log.applied(base, digest, now)
-        if wrong is None:
-            self.astray = 0 if effects else self.astray
-            return effects
-        self.astray += 1
-        text = f"shard {shard}: a commit on epoch {base.epoch} led to another digest than it names"
-        return [*effects, *self._mismatch(text, now), *self.catchup.doubt(shard, wrong.aggregator, now)]
-
-    def _mismatch(self, text: str, now: float) -> list[Effect]:
-        """Say so, but what lasts not at every commit. Where nothing else comes, ask for states in place of commits."""
-        if self.astray >= self.rules.astray_max and not self.roster.mine.unlike:
-            self.roster.mine = replace(self.roster.mine, unlike=True)
-            why = (
-                f"{text}, as did all of the last {self.astray}: this machine computes the outer step unlike those that "
-                "make the commits. It is sent whole states from now on, several times the bytes, and aggregates only "
-                "where all are unlike. outer_optimizer=sgd computes alike everywhere; if it is set, test the memory"
-            )
-            return [Note("mismatch", why)]
-        if now < self.silent_until:
-            self.unsaid += 1
-            return []
-        if self.unsaid:
-            text = f"{text}, as did {self.unsaid} others since it was last said"
-        self.silent_until, self.unsaid = now + self.rules.say_again, 0
-        return [Note("mismatch", text)]
-
-    def _damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
-        if not self.logs[shard].found_damaged(base, now):
-            return []
-        text = f"shard {shard}: the state of epoch {base.epoch} was changed in memory; fetching it anew"
-        return [Note("mismatch", text), *self.catchup.mend(now)]
-
-    def _asked(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        log = self.logs[request.shard]
-        match log.relation(request.base):
-            case "ancestor":
-                return [Send(sender, log.news(sender, request.base))]
-            case "fork":
-                return self.catchup.forked(sender)
-        return log.asked_by(sender, request, now)
-
     # -- membership
 
     def _failed(self, to: str, message: Message, gone: bool, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        match message:
-            case Contribution():
-                self.logs[message.shard].delivered(to, message, ok=False)
-            case Commit() | State() | Held():
-                self.logs[message.shard].undelivered(to, message)
-            case Fetch():
-                effects += self.catchup.gone(to, now)
+        effects = self.rounds.undelivered(to, message, now)
         if not gone or not (self.roster.live(to) or self.roster.presumed(to)):
             return effects
         if self.roster.failed(to):
@@ -444,7 +278,7 @@ class Replica:
         return effects
 
     def _lead(self, now: float) -> list[Effect]:
-        return [effect for log in self.logs for effect in log.lead(now)]
+        return [effect for log in self.logs for effect in log.advance(now)]
 
     def _probe(self, peer: str, now: float) -> list[Effect]:
         self.roster.probe(peer, now)
@@ -455,15 +289,13 @@ class Replica:
         watched: set[str] = set()
         for log in self.logs:
             watched |= log.watched()
-        if self.catchup.fetching is not None:
-            watched.add(self.catchup.fetching.donor)
-        return watched - {self.me, ""}
+        return {*watched, self.catchup.donor or ""} - {self.me, ""}
 
     def _wakeup(self, now: float) -> list[Effect]:
         if now - self.planned > self.rules.frozen_after:
             self.roster.forgive(now)
         if now < self.next_tick:
-            return [*self._load(now), *(effect for log in self.logs for effect in log.close(now))]
+            return [*self.training.load(now), *(effect for log in self.logs for effect in log.close(now))]
         self.next_tick = now + self.rules.probe_every
         effects: list[Effect] = []
         for peer in self.roster.expire(now):
@@ -472,11 +304,11 @@ class Replica:
             effects += [Note("died", f"{peer} {why}"), *self._lost(peer, now)]
         for peer in self.roster.to_probe(self._watched(), now):
             effects += self._probe(peer, now)
-        effects += [*self._start(now), *self._load(now)]
+        effects += [*self.training.start(now), *self.training.load(now)]
         effects += self.catchup.tick(now)
-        effects += self.catchup.mend(now)
+        effects += self.mending.mend(now)
         for log in self.logs:
-            effects += [*log.lead(now), *log.ask(), *log.want(now), *log.send_again()]
+            effects += log.tick(now)
         return effects
 
     # -- what follows from any change
@@ -485,30 +317,29 @@ class Replica:
         return [effect for state in states for effect in self.logs[state.shard].adopt(state, now)]
 
     def _found(self, generation: int, digests: tuple[str, ...], now: float) -> list[Effect]:
-        plan = founding_plan(self.me, self.roster.mine.role)
         effects: list[Effect] = []
         for log, digest in zip(self.logs, digests, strict=True):
             version = Version(generation, 0, 0, digest)
-            effects += log.adopt(State(log.shard, version, 0, plan, (), ((0, digest),)), now)
+            effects += log.adopt(founding(log.shard, version, self.me, self.roster.mine.role), now)
         return effects
 
     def _settle(self, now: float) -> list[Effect]:
         """Tell the trainer and the others what the event has changed."""
         moved = self.logs.moved()
         if not self.rules.asynchronous:  # there they are answers, too
-            self._let_go(moved)
+            self.memory.moved(moved)
         if not moved and not self.rules.asynchronous:
             return []
         effects = self._moved(moved, now) if moved else []
-        if self.own.landed():
-            self.last_step = now
+        if self.training.landed(now):
             effects.append(Release(sent=True))
         return effects
 
     def _moved(self, moved: Sequence[int], now: float) -> list[Effect]:
         """The present state of these shards has changed."""
         had_state, self.had_state = self.had_state, self.has_state
-        effects = self.catchup.moved(now) + self._learn(*(self.logs.look_at(shard).revision for shard in moved))
+        states = (self.logs.look_at(shard).state for shard in moved)
+        effects = self.catchup.moved(now) + self._learn(*(state.revision for state in states if state is not None))
         if not self.has_state:
             return effects
         self.own.renew_incarnation(moved if had_state else range(len(self.logs)))
@@ -517,26 +348,14 @@ class Replica:
             self.adopted = self.revision
             effects.append(Note("revision", f"all shards are at {self.adopted}"))
         if not had_state:
-            self.whole_since = now
+            self.training.whole_since = now
         if not had_state or self._is_left_out(moved):
             effects += self._tell_all(now)
-        effects += [*self._start(now), Changed(), *self._load(now)]
+        effects += [*self.training.start(now), Changed(), *self.training.load(now)]
         if not self.finished and self.logs.ended:
             self.finished = True
             effects.append(Finished())
         return effects
-
-    def _let_go(self, moved: Sequence[int]) -> None:
-        """Of others' commits keep those that came last, as many as there is room for, and those of who may be gone."""
-        for shard in moved:
-            self.passing.pop(shard, None)
-            last = self.logs.look_at(shard).last
-            if last is not None and last.aggregator != self.me:
-                self.passing[shard] = None
-        while self.passing and len(self.passing) + self.logs.collected > self.rules.payloads_kept:
-            shard = next(iter(self.passing))
-            del self.passing[shard]
-            self.logs[shard].let_go()
 
     def _learn(self, *heard: Revision) -> list[Effect]:
         """Revisions that others, or this peer's own shards, know of: the highest goes into the next commits, and on."""
@@ -544,23 +363,17 @@ class Replica:
         highest = max(mine.revision, *heard)
         if highest == mine.revision:
             return []
-        self.roster.mine = replace(mine, revision=highest)
+        self.roster.says(revision=highest)
         if self.revision == highest:
             return []
         return [Note("revision", f"{highest} is known, and each shard adopts it with its next commit")]
 
     def _notice_idleness(self, now: float) -> list[Effect]:
-        """Whether this peer is waited for is its own word: an idle one is not. One that pauses is, for a while: it
-        comes back, and rounds without it would carry the model after the others' data."""
-        if self.paused is not None:
-            idle = self.rules.asynchronous or now - self.paused >= self.rules.pause_timeout
-        else:
-            exchanging = self.own.flight is not None or self.merging is not None
-            trains = self.ready and self.roster.mine.role == "worker" and not exchanging
-            idle = trains and now - self.last_step > self.rules.idle_after(self.step_time)
+        """Tell all when this peer's trainer has become idle, or has gone on."""
+        idle = self.training.is_idle(now)
         if idle == self.roster.mine.idle:
             return []
-        self.roster.mine = replace(self.roster.mine, idle=idle)
+        self.roster.says(idle=idle)
         return self._tell_all(now)
 
     def _is_left_out(self, moved: Sequence[int]) -> bool:
@@ -576,33 +389,7 @@ class Replica:
         met yet, should hear it, too."""
         return [effect for peer in self.roster.within_reach() for effect in self._probe(peer, now)]
 
-    def _start(self, now: float) -> list[Effect]:
-        """Training starts on the newest state: not while this replica has commits that lead further than it is, and
-        not at once while the shards of a fragment are at unlike epochs."""
-        if self.ready or not self.has_state:
-            return []
-        if not self.rules.asynchronous:
-            behind = any(log.kept or isinstance(log.working, Apply) for log in self.logs)
-            waits = self.rules.fetch_again if behind else 0.0 if self.logs.even else self.rules.even_within
-            if now - self.whole_since < waits:
-                return []
-        self.ready, self.last_step = True, now
-        return [Ready()]
-
-    def _load(self, now: float) -> list[Effect]:
-        """The answer to the trainer's Merge. While the shards of a fragment are at unlike epochs it waits a little, so
-        that what is merged is one state of the run; not for long, for others may wait for a contribution to those
-        that are behind."""
-        if self.merging is None:
-            return []
-        if self.own.uneven:
-            if now - self.merging < self.rules.even_within:
-                return []
-            self.own.tolerate()
-        self.merging = None
-        return [self.own.merge()]
-
     def _describe(self) -> None:
         """Keep what this peer says of its state up to date."""
         model, epochs = self.logs.model(), self.logs.epochs()
-        self.roster.mine = replace(self.roster.mine, model=model, epochs=epochs, incarnation=self.own.incarnation)
+        self.roster.says(model=model, epochs=epochs, incarnation=self.own.incarnation)

@@ -2,7 +2,7 @@
 
 Law: plain ordered data. A shard's log is at one revision, and each commit names the one that its outer step is taken
 with; along a lineage it never falls. A peer hands on the highest that it has heard of, and writes no commit with a
-lesser one. Whose word it is, is checked before anything comes in here.
+lesser one. That the founder signed it is checked before it comes here.
 """
 
 from __future__ import annotations

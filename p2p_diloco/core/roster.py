@@ -1,4 +1,4 @@
-"""Who is there: the live peers as this one sees them. Time is an argument, never read.
+"""The membership table: the live peers as this one sees them. Time is an argument, never read.
 
 Liveness comes from probes: their number per interval does not grow with the swarm, beside those that this peer waits
 for. A broken link or a refused dial is a suspicion, the next refused dial a verdict; silence is a verdict after
@@ -8,8 +8,9 @@ for. A broken link or a refused dial is a suspicion, the next refused dial a ver
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import ge
+from typing import Any
 
 from .messages import Summary
 from .rules import Rules
@@ -106,7 +107,7 @@ class Roster:
         return summary is not None and summary.eligible and bool(summary.epochs)
 
     def standing(self) -> object:
-        """Who is there, may be there, holds state, works: equal as long as all of that is as it was."""
+        """A value that changes when a peer comes, goes, gets a state, or changes its role."""
         mine, members = self.mine, self.members.items()
         others = [
             (peer, m.presumed) if m.summary is None or not m.here else (peer, m.summary.role, bool(m.summary.epochs))
@@ -129,8 +130,12 @@ class Roster:
 
     # -- what happens
 
+    def says(self, **changes: Any) -> None:
+        """What this peer says of itself from now on: fields of its Summary."""
+        self.mine = replace(self.mine, **changes)
+
     def discovered(self, peer: str) -> bool:
-        """Somebody names this peer. True when it is new, so that it should be probed."""
+        """The DHT names this peer. True when it is new, so that it should be probed."""
         if peer == self.me or peer in self.members:
             return False
         self.members[peer] = Member()

@@ -16,7 +16,7 @@ class Rules:
 
     run: str
     fragments: tuple[tuple[int, ...], ...]  # the shards of each fragment
-    mode: str = "sync"  # or "async": an outer step waits for nobody
+    mode: str = "sync"  # or "async": an outer step waits for no contribution
     min_peers: int = 1
     start_peers: int = 1
     round_timeout: float = 600.0

@@ -8,13 +8,13 @@ receives as much. So its link of b_i bytes a second, each way, is busy for
 
     t_i = P · (1 + (N − 2) s_i) / b_i
 
-(a peer that only aggregates, for no longer), and the round takes max t_i at best. Nobody is done before P / b_i: where
+(a peer that only aggregates, for no longer), and the round takes max t_i at best. No peer is done before P / b_i: where
 the others meanwhile find time for everything, this bound is the optimum; else all links are to be busy equally long:
 
     T / P = max(max 1 / b_i, (N − 2 + m) / Σ b_i)       the sum over the m peers that may aggregate
     0 ≤ s_i ≤ (T b_i / P − 1) / (N − 2)
 
-Within these limits the shares are as equal as they can be. Of two peers each sends P, whoever aggregates.
+Within these limits the shares are as equal as they can be. Of two peers each sends P, whichever aggregates.
 """
 
 from __future__ import annotations

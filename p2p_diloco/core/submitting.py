@@ -1,4 +1,4 @@
-"""One shard's log in asynchronous mode, as a peer that submits sees it: its own submission, until it is answered for.
+"""This peer's own contribution in asynchronous mode, a submission: it is counted on any version of the lineage.
 
 Law: an exchange ends when the peer's own state counts the submission, when it is refused and what is newer has come,
 or when it can't be counted any more; the trainer merges then, and at no other time. What is made of submissions is for
@@ -7,14 +7,12 @@ or when it can't be counted any more; the trainer merges then, and at no other t
 
 from __future__ import annotations
 
-from .attendance import Attendance
-from .carry import Progress
-from .events import Effect
-from .messages import Contribution, Stale
-from .roster import Roster
+from .carry import Carried
+from .messages import Contribution, Stale, State
 from .rules import Rules
-from .shard import ShardLog
-from .version import ContributionId, Version, descends
+from .sending import Sending
+from .state import final, grown_from
+from .version import ContributionId, Version
 
 ENDED = "the run has ended"
 TOO_OLD = "it was further behind than max_staleness"
@@ -30,69 +28,61 @@ def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
     return ours or counted >= contribution.id
 
 
-class SubmittingLog(ShardLog):
-    def __init__(self, shard: int, me: str, rules: Rules, roster: Roster, attendance: Attendance) -> None:
-        super().__init__(shard, me, rules, roster, attendance)
-        self.refused: Version | None = None  # where its submission was found to be too stale
-        self.over = False  # its exchange is over, and the trainer has not merged the result
+class Submitting(Sending):
+    def __init__(self, me: str, rules: Rules) -> None:
+        super().__init__(me, rules)
+        self.refused: Version | None = None  # where the submission was found to be too stale
+        self.over = False  # the exchange is over, and the trainer has not merged the result
+        self.behind: int | None = 0  # the last one's staleness as its answer told; None: it isn't counted
+        self.uncounted = ""  # why it isn't
 
-    def gives_up(self, carried: Progress) -> bool:
+    def gives_up(self, carried: Carried) -> bool:
         """What was refused is carried over once."""
         return carried.sends > 1
 
-    def exchanging(self, base: Version, due: bool) -> bool:
+    def loads(self, state: State, base: Version | None) -> bool:
+        """The trainer merges when its exchange is over, when its base is of a lineage that was left, and when the run
+        has ended: no exchange follows."""
+        over, self.over = self.over, False
+        return over or final(state.version, self.rules) or base is None or not grown_from(state, base)
+
+    def goes_on(self, state: State | None, base: Version, due: bool) -> bool:
         """Until it is answered for: counted, or refused."""
         return self.mine is not None
 
-    def loads(self, base: Version | None) -> bool:
-        """The trainer merges when its exchange is over, when its base is of a lineage that was left, and when the run
-        has ended: no exchange follows."""
-        loads = self.over or self.final or base is None or not self.descends_from(base)
-        self.over = False
-        return loads
-
-    def submits_on(self, base: Version | None, oldest: Version | None) -> Version | None:
+    def base_of(self, state: State | None, base: Version | None, oldest: Version | None) -> Version | None:
         """The base that a contribution is told to have: where the oldest progress in it began, so that old work can't
         pass as fresh. None: it can't be counted here, for its lineage was left or the run has ended."""
-        if base is None or self.final or not self.descends_from(base):
+        if base is None or state is None or final(state.version, self.rules) or not grown_from(state, base):
             return None
-        return oldest if oldest is not None and self.descends_from(oldest) else base
+        return oldest if oldest is not None and grown_from(state, oldest) else base
 
-    def contribute(self, mine: Contribution, now: float) -> list[Effect]:
-        """This peer's own pseudo-gradient is ready."""
-        self.refused, self.over, self.patience = None, False, self.rules.dead_after
-        self.wants = now + self.patience
-        return super().contribute(mine, now)
+    def begin(self, mine: Contribution) -> None:
+        """The trainer's pseudo-gradient is ready."""
+        super().begin(mine)
+        self.refused, self.over = None, False
 
-    def insist(self, now: float) -> list[Effect]:
-        """An answer stays out: submit again, ever more rarely where it is long."""
-        if self.mine is None or self.handed in (None, self.me) or now < self.wants:
-            return []
-        self.patience = min(2 * self.patience, self.rules.say_again)
-        self.wants, self.handed = now + self.patience, None
-        return self.deliver(now)
+    def sendable(self, version: Version | None) -> bool:
+        """An aggregator may count it on any version."""
+        return self.mine is not None
 
-    def stale(self, refusal: Stale) -> None:
+    def stale(self, refusal: Stale, state: State | None) -> None:
         """The aggregator refuses it. The exchange is over once what is newer has come, too."""
         if self.mine is not None and refusal.id == self.mine.id:
             self.refused = refusal.version
-            self.end_exchange()
+            if state is not None:
+                self.settle(state)
 
-    def end_exchange(self) -> None:
-        """If this peer's submission is answered for, or never will be: let the trainer go on."""
-        mine, version = self.mine, self.version
-        if mine is None or version is None:
+    def settle(self, state: State) -> None:
+        """If the submission is answered for, or never will be, the trainer goes on."""
+        mine, version = self.mine, state.version
+        if mine is None:
             return
         refused = self.refused is not None and version.epoch >= self.refused.epoch
-        counts = settled(mine, self.counted.get(self.me))
-        if refused or self.final or counts or not self.descends_from(mine.base):
+        counts = settled(mine, state.counted.get(self.me))
+        ended = final(version, self.rules)
+        if refused or ended or counts or not grown_from(state, mine.base):
             self.refusals += refused
             self.behind = version.epoch - 1 - mine.base.epoch if counts else None
-            self.uncounted = "" if counts else ENDED if self.final else TOO_OLD if refused else LEFT
+            self.uncounted = "" if counts else ENDED if ended else TOO_OLD if refused else LEFT
             self.mine, self.refused, self.over = None, None, True
-
-    def descends_from(self, base: Version) -> bool:
-        return self.version is not None and descends(self.version, self.history, base)
-
-    def _sendable(self, mine: Contribution) -> bool:
-        return True

@@ -1,7 +1,7 @@
-"""Who has a shard from one asynchronous commit to the next: its aggregator, and who succeeds it.
+"""Which peers have a shard from one asynchronous commit to the next: its aggregator, and its successors.
 
-Law: pure. It proposes the next plan to whoever writes a commit. An aggregator stays while it lives and nobody else is
-elected; who is elected is made a successor first, so that it holds the state when it takes over.
+Law: pure. It proposes the next plan to the author of a commit. An aggregator stays while it lives and no other peer is
+elected; an elected peer is made a successor first, so that it holds the state when it takes over.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .messages import Plan
 
 
 def elected(run: str, shards: tuple[int, ...], members: tuple[str, ...]) -> Mapping[int, tuple[str, ...]]:
-    """Who should have which shard, whatever the epoch; the first aggregates. All weigh alike: links are measured again
+    """Which peers should have which shard at any epoch; the first aggregates. All weigh alike: links are measured again
     and again, and a shard that followed them would be sent as a whole each time."""
     return assigned(run, 0, shards, tuple((peer, 1.0) for peer in members))
 
@@ -40,5 +40,5 @@ def succession(
 
 
 def worth_a_commit(me: str, plan: Plan, then: Sequence[str]) -> bool:
-    """Whether a succession alone is reason for a commit: it hands over, or names somebody new."""
+    """Whether a succession alone is reason for a commit: it hands over, or names a new peer."""
     return then[0] != me or not {*then} <= {me, *plan.succession}

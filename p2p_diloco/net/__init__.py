@@ -1,6 +1,12 @@
-"""How peers reach each other: one small interface, a libp2p adapter and an in-memory one.
+"""How peers reach each other: one small interface, its libp2p adapter, and an in-memory one for tests.
 
-Law: bytes only. Nothing here knows what a message means, and nothing but `net.hivemind` imports Hivemind (so
-importing this package stays cheap). Frames are sans-I/O (`framing`); streams and deadlines live in `pipe`
-and `exchange`.
+Law: bytes only; nothing here knows what a message means. Importing this package is cheap: `hivemind_library` alone
+imports Hivemind.
+
+    interface                   what the node asks of a transport, and a transport of the node
+    hivemind                    the adapter: joins the parts below
+    exchange, sending, receiving, streams      messages over streams
+    link, payload_stream, frame_stream, framing, pipe      one stream each, from messages down to bytes
+    direct, dialing, listener, offer, tls, tcp, pacing     direct connections for payloads
+    dht, daemon, records, identity, signing, hivemind_library     libp2p and the DHT
 """

@@ -1,7 +1,7 @@
 """The multiaddrs that a transport dials and listens on.
 
-Law: text in, text or an `AddressError` out; nothing is resolved or dialled. Whether an address can be used is judged
-by `p2p_diloco.addresses`; what is added here is the canonical form, and where to listen.
+Law: text in, text or an `AddressError` out; nothing is resolved or dialled. `p2p_diloco.addresses` checks addresses;
+this adds the canonical form, and where to listen.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ def parse(text: str, *, key: str = "initial_peers") -> str:
     """The canonical multiaddr of a peer to dial, ending in /p2p/<peer id>.
 
     Raises:
-        AddressError: it is none. The text says what it is, and how to mend it.
+        AddressError: it is no such address; says what is wrong, and how to mend it.
     """
     from multiaddr import Multiaddr
 
@@ -28,15 +28,14 @@ def peer_of(address: str) -> str:
 
 
 def leads_over_a_relay(address: str) -> bool:
-    """Whether a multiaddr is one at which another peer passes on what is sent (libp2p's circuit relay)."""
+    """Whether a multiaddr leads to the peer through another one (libp2p's circuit relay)."""
     return "p2p-circuit" in address.split("/")
 
 
 def listen_for(initial_peers: Sequence[str]) -> list[str]:
-    """Where to listen: on loopback if every initial peer is there, else on all interfaces; the system picks
-    the port.
+    """Where to listen: on loopback if every initial peer is there, else on all interfaces. The system picks the port.
 
-    A peer without initial peers starts a swarm of its own, and stays private: loopback.
+    A peer without initial peers founds a swarm, and listens on loopback.
     """
     if all(is_loopback(address) for address in initial_peers):
         return ["/ip4/127.0.0.1/tcp/0"]

@@ -1,12 +1,12 @@
-"""What this peer's link carries, found out from the payloads that it sends and receives anyway.
+"""What this peer's link carries, measured by the payloads that it sends and receives anyway.
 
-Law: pure; time is an argument. Only ever a lower bound is measured: a slow partner, a round's quiet end or an answer on
-its way make bytes come more slowly than the link could carry them, and nothing makes them come faster. So of many
-windows of time the best one counts, whoever the partners were.
+Law: pure; time is an argument. A measurement is a lower bound: a slow partner, the quiet end of a round or an answer on
+its way make bytes come more slowly than the link could carry them; nothing makes them come faster. So the best of many
+windows of time counts.
 
-And only the time counts in which there are two partners or more. With one alone it is often the partner's link, shared
-with others, that sets the speed: two that fetch a state from one peer would each find half of what that one finds, get
-less to reduce for it, and so never have cause to find more.
+Only time with two partners or more counts. With a single partner that one's link, shared with others, often sets the
+speed: two peers that fetch a state from the same peer would each measure half of its link, get less to reduce for it,
+and so never measure more.
 """
 
 from __future__ import annotations
@@ -15,42 +15,47 @@ from collections import deque
 from dataclasses import dataclass, field
 
 WINDOW_S = 1.0
-"""How long payloads must have been under way, with two partners or more at a time, for one more reading."""
+"""How long payloads with two partners or more must be under way to make one reading."""
 READINGS = 60
-"""How many readings are remembered: a link that has become slow is found out after a minute of transfers."""
+"""How many readings are kept: a link that has become slow shows after a minute of transfers."""
 LARGE_BYTES = 256 * 1024
-"""A payload that is shorter tells more about delays than about the link."""
+"""Shorter payloads aren't counted: their time is mostly delay."""
 FAST = float(2**27)
-"""Bytes a second (a gigabit) above which links count as equal: there the machines decide, and what is measured says
-more about what else they do."""
+"""Bytes a second (a gigabit) above which links count as equal: there the machines set the speed, and a measurement
+tells mostly what else they do."""
 CLEARLY = 1.25
-"""What is told is told anew when it is off by this factor: elections should not follow every breath."""
+"""The told bandwidth changes when the measured one differs by this factor: elections shouldn't follow each fluctuation.
+"""
 
 
 @dataclass(slots=True)
 class Meter:
-    """One direction. Its clock runs while payloads are under way with two partners or more; the bytes that one is told
-    of are spread evenly over the time since it was told of last, and a window is read once all that were under way in
-    it have told."""
+    """One direction. Its clock runs while payloads with two partners or more are under way. A payload's new bytes are
+    spread evenly over the time since its last report. A window becomes a reading once all payloads in it have reported.
+    """
 
     _readings: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
     _under_way: list[Payload] = field(default_factory=list)
     _windows: dict[int, float] = field(default_factory=dict)
-    """The bytes of those not read yet, by number."""
+    """The bytes of the windows that are no readings yet, by number."""
     _several: bool = False
-    """Whether they have two partners or more."""
+    """Whether the payloads under way have two partners or more."""
     _clock_s: float = 0.0
     _at: float = 0.0
 
     def begin(self, partner: str, now: float) -> Payload:
-        """A payload is under way, until its `end`."""
+        """A payload that is under way until its `end`."""
         payload = Payload(self, partner, self.clock(now), now)
         self._under_way.append(payload)
         self._count_partners()
         return payload
 
+    def begin_large(self, partner: str, payload_bytes: int, now: float) -> Payload:
+        """As `begin`, but a payload that is too short to say anything isn't counted."""
+        return (self if payload_bytes >= LARGE_BYTES else Meter()).begin(partner, now)
+
     def end(self, payload: Payload, now: float) -> None:
-        """It is over, for good or ill."""
+        """The payload is complete, or given up."""
         self.clock(now)
         self._under_way.remove(payload)
         self._count_partners()
@@ -60,14 +65,14 @@ class Meter:
         self._several = len({payload.partner for payload in self._under_way}) > 1
 
     def clock(self, now: float) -> float:
-        """Seconds that payloads have been under way with several, by now."""
+        """Seconds for which payloads have been under way with several partners, up to now."""
         if self._several:
             self._clock_s += now - self._at
         self._at = now
         return self._clock_s
 
     def spread(self, count: float, since: float, until: float) -> None:
-        """So many bytes have come to their end between two readings of the clock, of which the second is later."""
+        """So many bytes arrived between two times of `clock`, the second of which is later."""
         first, last = int(since / WINDOW_S), int(until / WINDOW_S)
         for window in range(first, last + 1):
             inside = min(until, (window + 1) * WINDOW_S) - max(since, window * WINDOW_S)
@@ -76,8 +81,8 @@ class Meter:
 
     @property
     def rate(self) -> float:
-        """Bytes a second that the link carries at least: the second best reading, for one may be a fluke of a clock; 0
-        while there are fewer than two."""
+        """Bytes a second that the link carries at least: the second best reading, for the best may come from a clock's
+        jump; 0 while there are fewer than two."""
         return sorted(self._readings)[-2] if len(self._readings) > 1 else 0.0
 
     def _read(self) -> None:
@@ -89,7 +94,7 @@ class Meter:
 
 @dataclass(slots=True, eq=False)
 class Payload:
-    """A payload on its way, of which a meter hears. `at`: the meter's clock when it was told last, at `told_at`."""
+    """A payload under way, which reports to a meter. `at`: the meter's clock at the last report, made at `told_at`."""
 
     meter: Meter
     partner: str
@@ -98,33 +103,33 @@ class Payload:
     _bytes: int = 0
 
     def reached(self, total_bytes: int, now: float) -> None:
-        """So much of it has come to its end by now."""
+        """So many bytes of it have arrived in all."""
         since, count, seconds = self.at, total_bytes - self._bytes, now - self.told_at
         self.at, self.told_at, self._bytes = self.meter.clock(now), now, total_bytes
         if self.at > since:
             self.meter.spread(count * (self.at - since) / seconds, since, self.at)
 
     def end(self, now: float) -> None:
-        """No more of it comes."""
+        """No more bytes of it will arrive."""
         self.meter.end(self, now)
 
 
 @dataclass(slots=True)
 class Bandwidth:
-    """Both directions."""
+    """The meters of both directions."""
 
     up: Meter = field(default_factory=Meter)
     down: Meter = field(default_factory=Meter)
 
     @property
     def rate(self) -> float:
-        """Of the slower direction, bytes a second, at most FAST; 0 while neither is known."""
+        """Bytes a second of the slower known direction, at most FAST; 0 while neither is known."""
         known = [meter.rate for meter in (self.up, self.down) if meter.rate > 0]
         return min([*known, FAST]) if known else 0.0
 
 
 def steady(told: float, found: float) -> float:
-    """What to tell of a bandwidth: what was told, unless something clearly different is found."""
+    """The bandwidth to tell: the one told before, unless the measured one clearly differs."""
     if not found or (told and told / CLEARLY < found < told * CLEARLY):
         return told
     return float(f"{found:.3g}")

@@ -1,56 +1,51 @@
-"""Direct connections to peers, for payloads: which are open, and whether it is worth trying to open one.
+"""Direct connections to peers, for payloads: which are open, and whether to try to open another.
 
-Law: never in the way. A peer that can't be reached directly gets its payloads over libp2p, and costs no more than a
-moment of one payload. Who is at the other end is proved over libp2p: an offer is told on an authenticated stream, and a
-connection is made only to whom the offer is from, and only by whom it is for.
+Law: never in the way. A peer that can't be reached directly gets its payloads over libp2p, and that costs one payload a
+moment's wait. Both ends are authenticated over libp2p: the offer comes on an authenticated stream, and holds the
+certificate that the listener must show and the ticket that the dialler must show.
 
-    over libp2p    A: MESSAGE with nothing                B: MESSAGE with an offer, or REFUSED
-    inside TLS     A, which has dialled: ticket, "S"      B: "W"; from now on A sends payloads
-    and where that fails
-    over libp2p    A: MESSAGE with an offer of its own    B: MESSAGE with nothing once it has connected, or REFUSED
-    inside TLS     B, which has dialled: ticket, "R"      A: "W"; from now on A sends payloads
+    over libp2p    A: MESSAGE, empty                      B: MESSAGE with an offer, or REFUSED
+    inside TLS     A dials: ticket, "S"                   B: "W"; from now on A sends payloads
+    if that fails
+    over libp2p    A: MESSAGE with an offer of its own    B: MESSAGE, empty, once it has connected, or REFUSED
+    inside TLS     B dials: ticket, "R"                   A: "W"; from now on A sends payloads
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from weakref import WeakSet
 
-from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.net.dialing import dial
+from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import FrameError, Message, Refused
-from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
-from p2p_diloco.net.line import Line
-from p2p_diloco.net.link import FrameStream
-from p2p_diloco.net.listener import I_SEND, YOU_SEND, Listener, pipe_over, present
+from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Refusal, Unreachable
+from p2p_diloco.net.listener import I_SEND, YOU_SEND, Listener
 from p2p_diloco.net.offer import Offer, OfferError
 from p2p_diloco.net.pacing import Pacer
+from p2p_diloco.net.payload_stream import PayloadStream
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
-from p2p_diloco.net.tls import connect
+from p2p_diloco.net.streams import Streams
 
 log = logging.getLogger(__name__)
 
 DIAL_S = 3.0
-"""How long an attempt may take, the talk over libp2p included; a second one, the other way round, as long."""
-STAGGER_S = 0.25
-"""How long an address may take before the next one is tried beside it."""
+"""How long an attempt may take, the talk over libp2p included; the attempt the other way round may take as long."""
 PATIENCE_PART = 0.1
-"""How much of the time to connect a payload waits for its direct connection before it goes over libp2p."""
-PLACES_MAX = 8
-"""Addresses of a peer that are tried."""
+"""The part of `connect_timeout_s` that a payload waits for its direct connection before it goes over libp2p."""
 PER_PEER_MAX = 2
-"""Connections to one peer. A payload that finds them all busy goes over libp2p."""
+"""Connections to one peer. If all of them are busy, a payload goes over libp2p."""
 OPEN_MAX = 256
-"""Connections to all peers. Beyond, the one that was used least lately is closed."""
+"""Connections to all peers. Beyond that, the least recently used one is closed."""
 RETRY_S, RETRY_S_MAX = 30.0, 600.0
-"""How long after a failure it is tried again; twice as long after each further one."""
+"""How long after a failure the next attempt waits; twice as long after each further failure."""
 CARRIED_BYTES_MAX = 1 << 37
-"""What a connection carries before another takes its place: AES-GCM may encrypt about 2²⁴ records of 16 KiB under one
-key (RFC 8446, 5.5), and this is half of it."""
+"""How much a connection carries before another one replaces it. AES-GCM may encrypt about 2²⁴ records of 16 KiB under
+one key (RFC 8446, 5.5); this is half of that."""
 
 _FAILURES = (
     OSError, asyncio.TimeoutError, Refusal, Unreachable, OfferError, FrameError, PipeBroken, PipeStalled,
@@ -62,38 +57,48 @@ Opened = tuple[Pipe, str]
 
 @dataclass(slots=True)
 class _Way:
-    """What is known of the way to one peer."""
+    """The direct connections to one peer, and the attempts to open one."""
 
-    free: list[Line] = field(default_factory=list)
-    """Those on which nobody writes."""
-    carried: dict[Line, int] = field(default_factory=dict)
+    free: list[PayloadStream] = field(default_factory=list)
+    """Connections on which nothing is being written, the last used one last."""
+    carried: dict[PayloadStream, int] = field(default_factory=dict)
     """The open connections, and the bytes that each has carried."""
     connecting: int = 0
     patient_until: float = 0.0
     failures: int = 0
     retry_at: float = 0.0
 
-    def pop(self) -> Line | None:
-        """A connection on which nobody writes: the one used last, for its window is widest."""
+    def pop(self) -> PayloadStream | None:
+        """A free connection: the one used last, for its TCP window is widest."""
         while self.free:
-            if (line := self.free.pop()).fit:
-                return line
-            self.drop(line)
+            if (stream := self.free.pop()).fit:
+                return stream
+            self.drop(stream)
         return None
 
-    def drop(self, line: Line) -> None:
-        """Write no more on it."""
-        self.carried.pop(line, None)
-        if line in self.free:
-            self.free.remove(line)
-        line.retire()
+    def add(self, stream: PayloadStream, carried: int = 0) -> None:
+        """Have a free connection, a new one or one that was written on."""
+        self.carried[stream] = carried
+        self.free.append(stream)
+
+    def drop(self, stream: PayloadStream) -> None:
+        """Write no more on a connection."""
+        self.carried.pop(stream, None)
+        if stream in self.free:
+            self.free.remove(stream)
+        stream.retire()
 
 
 class DirectChannel:
     """Direct connections of one peer, in both directions.
 
-    `open_stream` opens a stream to a peer's `answer`; `addresses` gives the multiaddrs at which a peer is known;
-    `serve` takes the payloads that come on a connection; `hosts` are the IP addresses to listen on.
+    Args:
+        streams: gives limits and counts.
+        open_stream: opens a libp2p stream to a peer's `answer`.
+        addresses: the multiaddrs at which a peer is known.
+        serve: takes the payloads that come on a connection.
+        hosts: the IP addresses to listen on.
+        port: the port to listen on; 0: the system chooses.
 
     Raises:
         OSError: the port can't be listened on.
@@ -101,103 +106,103 @@ class DirectChannel:
 
     def __init__(
         self,
+        streams: Streams,
         *,
-        limits: Limits,
-        traffic: Traffic,
         open_stream: Callable[[str], Awaitable[Opened]],
         addresses: Callable[[str], Sequence[str]],
         serve: Callable[[str, Pipe], Awaitable[None]],
         hosts: Sequence[str],
         port: int = 0,
     ) -> None:
-        self.limits, self._traffic = limits, traffic
+        self._streams = streams
         self._open_stream, self._addresses, self._serve = open_stream, addresses, serve
         self._clock = asyncio.get_running_loop().time
         self._ways: dict[str, _Way] = {}
         self._pacer = Pacer()
-        self._lines = WeakSet[Line]()  # also those on which no more is written, but somebody waits for an answer
-        self._dialled_back: dict[str, int] = {}
+        self._connections = WeakSet[PayloadStream]()  # retired ones too, while an answer is awaited on them
+        self._dialled_back = Counter[str]()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
         self.listener = Listener(serve=serve, lend=self._keep)
         self.listener.listen(hosts, port)
 
-    # -- for whoever sends
+    # -- for the sender of payloads
 
-    async def take(self, peer: str) -> Line | None:
+    async def take(self, peer: str) -> PayloadStream | None:
         """A connection to write a payload on, the caller's until `give_back`; None: use libp2p.
 
-        A first attempt is waited for, for a moment. What comes of it later serves later payloads.
+        Waits a moment for a first attempt to connect. If that takes longer, it serves later payloads.
         """
         way = self._way(peer)
-        if (line := way.pop()) is not None or self._closing:
-            return self._taken(peer, line)
+        stream = way.pop()
+        if stream is None and not self._closing and self._may_connect(way):
+            attempt = self._start(self._attempt(peer, way))
+            if not way.failures:
+                await asyncio.wait({attempt}, timeout=max(0.0, way.patient_until - self._clock()))
+            stream = way.pop()
+        if stream is not None and (paced := stream.frames.pipe.paced) is not None:
+            self._pacer.begin(peer, paced)
+        return stream
+
+    def _may_connect(self, way: _Way) -> bool:
+        """Whether to try to connect now; if so, the attempt counts from here on."""
         now = self._clock()
         waited_out = bool(way.connecting) and now >= way.patient_until
         if waited_out or now < way.retry_at or len(way.carried) + way.connecting >= PER_PEER_MAX:
-            return None
+            return False
         if not way.connecting:
-            way.patient_until = now + PATIENCE_PART * self.limits.connect_timeout_s
+            way.patient_until = now + PATIENCE_PART * self._streams.limits.connect_timeout_s
         way.connecting += 1
-        attempt = self._start(self._attempt(peer, way))
-        if not way.failures:
-            await asyncio.wait({attempt}, timeout=max(0.0, way.patient_until - self._clock()))
-        return self._taken(peer, way.pop())
+        return True
 
-    def _taken(self, peer: str, line: Line | None) -> Line | None:
-        if line is not None and (paced := line.stream.pipe.paced) is not None:
-            self._pacer.begin(peer, paced)
-        return line
-
-    def give_back(self, peer: str, line: Line, sent_bytes: int) -> None:
-        """Return a connection, on which so much was written."""
+    def give_back(self, peer: str, stream: PayloadStream, sent_bytes: int) -> None:
+        """Return a connection, on which so many bytes were written."""
         self._pacer.over(peer)
         way = self._way(peer)
-        carried = way.carried.get(line, 0) + sent_bytes
-        if line.fit and carried < CARRIED_BYTES_MAX:
-            way.carried[line] = carried
-            way.free.append(line)
-            self._ways[peer] = self._ways.pop(peer)  # the latest is the last
+        carried = way.carried.get(stream, 0) + sent_bytes
+        if stream.fit and carried < CARRIED_BYTES_MAX:
+            way.add(stream, carried)
+            self._used(peer)
         else:
-            way.drop(line)
+            way.drop(stream)
 
     def succeeded(self, peer: str) -> None:
-        """A payload was answered for."""
+        """A payload was answered on a direct connection: forget earlier failures."""
         way = self._way(peer)
         way.failures, way.retry_at = 0, 0.0
 
     def failed(self, peer: str, why: str) -> None:
-        """A connection broke or stood still under a payload: leave this way alone for a while."""
+        """A connection broke or stood still under a payload: use none to this peer for a while."""
         way = self._way(peer)
-        for line in list(way.carried):
-            way.drop(line)
+        for stream in list(way.carried):
+            way.drop(stream)
         self._note_failure(peer, way, why)
 
     def end(self) -> None:
-        """End every connection, and whatever is on its way to one."""
+        """End every connection, and every attempt to open one."""
         self._closing = True
         self._pacer.end()
         self.listener.end()
-        for line in list(self._lines):
-            line.stream.pipe.abort()
+        for stream in list(self._connections):
+            stream.frames.pipe.abort()
         for task in self._tasks:
             task.cancel()
 
     async def close(self) -> None:
-        """The same, and wait for it."""
+        """As `end`, and wait until the tasks have ended."""
         self.end()
         await asyncio.gather(*self._tasks, self.listener.ended(), return_exceptions=True)
 
-    # -- for whoever asks over libp2p
+    # -- for the peer that asks over libp2p
 
     async def answer(self, peer: str, pipe: Pipe, seen_at: str) -> None:
-        """Answer what a peer asks on a stream that it opened."""
-        stream, read_s = FrameStream(pipe, peer, self.limits, self._traffic), self.limits.read_timeout_s
+        """Answer the question that a peer asks on a stream that it opened."""
+        frames, read_s = self._frames(peer, pipe), self._streams.limits.read_timeout_s
         try:
-            match await stream.read(idle_s=read_s, frame_s=read_s):
+            match await frames.read(idle_s=read_s, frame_s=read_s):
                 case Message(request):
-                    stream.write(await self._answered(peer, request, seen_at))
-                    await stream.read(idle_s=read_s, frame_s=read_s)  # until it hangs up
+                    frames.write(await self._answered(peer, request, seen_at))
+                    await frames.read(idle_s=read_s, frame_s=read_s)  # until it hangs up
                 case _:
                     pass
         except _FAILURES as error:
@@ -211,13 +216,13 @@ class DirectChannel:
         if not request:
             offer = self.listener.offer(peer)
             return Refused("this peer takes no direct connections") if offer is None else Message(offer.pack())
-        if self._dialled_back.get(peer, 0) >= PER_PEER_MAX:
+        if self._dialled_back[peer] >= PER_PEER_MAX:
             return Refused("there are enough direct connections")
-        self._dialled_back[peer] = self._dialled_back.get(peer, 0) + 1
+        self._dialled_back[peer] += 1
         try:
-            pipe = await self._dial(peer, Offer.unpack(request), seen_at, YOU_SEND)
+            pipe = await dial(Offer.unpack(request), (seen_at, *self._addresses(peer)), YOU_SEND, DIAL_S)
         except BaseException as error:
-            self._leave_back(peer)
+            self._forget_dialled_back(peer)
             if not isinstance(error, _FAILURES):
                 raise
             return Refused(f"no direct connection the other way round either: {_said(error)}")
@@ -230,12 +235,11 @@ class DirectChannel:
             await self._serve(peer, pipe)
         finally:
             pipe.abort()
-            self._leave_back(peer)
+            self._forget_dialled_back(peer)
 
-    def _leave_back(self, peer: str) -> None:
+    def _forget_dialled_back(self, peer: str) -> None:
         self._dialled_back[peer] -= 1
-        if not self._dialled_back[peer]:
-            del self._dialled_back[peer]
+        self._dialled_back += Counter()  # drops zeros
 
     # -- connecting
 
@@ -251,7 +255,7 @@ class DirectChannel:
             way.connecting -= 1
 
     async def _connect(self, peer: str) -> None:
-        """Make a connection, dialled by this peer or else by the other one."""
+        """Make a connection. This peer dials; if that fails, the other one does."""
         trouble: Exception
         try:
             offer, seen_at = await asyncio.wait_for(self._ask(peer, b""), DIAL_S)
@@ -259,7 +263,7 @@ class DirectChannel:
             trouble = refusal
         else:
             try:
-                self._keep(peer, await self._dial(peer, Offer.unpack(offer), seen_at, I_SEND))
+                self._keep(peer, await dial(Offer.unpack(offer), (seen_at, *self._addresses(peer)), I_SEND, DIAL_S))
                 return
             except _FAILURES as error:
                 trouble = error
@@ -268,12 +272,12 @@ class DirectChannel:
         await asyncio.wait_for(self._ask(peer, mine.pack()), 2 * DIAL_S)
 
     async def _ask(self, peer: str, request: bytes) -> tuple[bytes, str]:
+        """The answer to a question, and the multiaddr at which the peer was found."""
         pipe, seen_at = await self._open_stream(peer)
-        stream = FrameStream(pipe, peer, self.limits, self._traffic)
-        read_s = self.limits.read_timeout_s
+        frames, read_s = self._frames(peer, pipe), self._streams.limits.read_timeout_s
         try:
-            stream.write(Message(request))
-            match await stream.read(idle_s=read_s, frame_s=read_s):
+            frames.write(Message(request))
+            match await frames.read(idle_s=read_s, frame_s=read_s):
                 case Message(answer):
                     return answer, seen_at
                 case Refused(reason):
@@ -283,45 +287,29 @@ class DirectChannel:
         finally:
             pipe.abort()
 
-    async def _dial(self, peer: str, offer: Offer, seen_at: str, role: bytes) -> Pipe:
-        """Connect to whoever made an offer, and show the ticket that came with it."""
-        places = places_of(offer.ports, (seen_at, *self._addresses(peer)))
-        if not places:
-            raise OSError("it listens nowhere that is known here")
-
-        async def attempt(host: str, port: int, family: int) -> Pipe:
-            sock = await connect(host, port, family, offer.certificate)
-            try:
-                await present(sock, offer.ticket, role)
-                return pipe_over(sock)
-            except BaseException:
-                sock.close()
-                raise
-
-        return await asyncio.wait_for(_first([partial(attempt, *place) for place in places]), DIAL_S)
-
     def _keep(self, peer: str, pipe: Pipe) -> None:
-        """Have one more connection to send payloads on, whoever of the two has dialled."""
+        """Have one more connection to send payloads on, whichever end dialled."""
         way = self._way(peer)
         if self._closing or len(way.carried) >= PER_PEER_MAX:
             pipe.abort()
             return
-        line = Line(FrameStream(pipe, peer, self.limits, self._traffic), "direct")
-        self._lines.add(line)
-        way.carried[line] = 0
-        way.free.append(line)
-        self._ways[peer] = self._ways.pop(peer)  # the latest is the last
-        self._make_room()
-
-    def _make_room(self) -> None:
-        """Close what was used least lately, as long as too much is open."""
+        stream = PayloadStream(self._frames(peer, pipe), "direct")
+        self._connections.add(stream)
+        way.add(stream)
+        self._used(peer)
         excess = sum(len(way.carried) for way in self._ways.values()) - OPEN_MAX
         for way in list(self._ways.values()):
-            for line in way.free[: max(0, excess)]:
-                way.drop(line)
+            for stream in way.free[: max(0, excess)]:
+                way.drop(stream)
                 excess -= 1
 
+    def _used(self, peer: str) -> None:
+        self._ways[peer] = self._ways.pop(peer)  # the last used way is the last
+
     # -- inside
+
+    def _frames(self, peer: str, pipe: Pipe) -> FrameStream:
+        return FrameStream(pipe, peer, self._streams.limits, self._streams.traffic)
 
     def _way(self, peer: str) -> _Way:
         way = self._ways.get(peer)
@@ -335,7 +323,7 @@ class DirectChannel:
 
     def _note_failure(self, peer: str, way: _Way, why: str) -> None:
         if self._clock() < way.retry_at:
-            return  # of several attempts at once
+            return  # another attempt, made at the same time, failed before
         way.failures += 1
         wait_s = min(RETRY_S * 2 ** (way.failures - 1), RETRY_S_MAX)
         way.retry_at = self._clock() + wait_s
@@ -347,50 +335,6 @@ class DirectChannel:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def places_of(ports: Iterable[tuple[int, int]], addresses: Iterable[str]) -> list[tuple[str, int, int]]:
-    """Where to dial, as (host, port, address family), in the order of the addresses; none that leads over a relay."""
-    ports = tuple(ports)
-    places: dict[tuple[str, int, int], None] = {}
-    for address in addresses:
-        match address.split("/"):
-            case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6" as kind, host, *_] if not leads_over_a_relay(address):
-                for version, port in ports:
-                    if not kind.startswith(("ip", "dns")) or kind[-1] in (str(version), "s"):
-                        family = socket.AF_INET if version == 4 else socket.AF_INET6
-                        places[host, port, int(family)] = None
-    return list(places)[:PLACES_MAX]
-
-
-async def _first(attempts: Sequence[Callable[[], Coroutine[object, object, Pipe]]]) -> Pipe:
-    """The first attempt that succeeds. Each next one begins when one has failed, or when the others take long.
-
-    Raises:
-        OSError: what became of the last one that failed.
-    """
-    waiting, running = list(attempts), set[asyncio.Task[Pipe]]()
-    error: BaseException = OSError("no address")
-    try:
-        while waiting or running:
-            if waiting:
-                running.add(asyncio.create_task(waiting.pop(0)()))
-            timeout_s = STAGGER_S if waiting else None
-            done, _ = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if (failure := task.exception()) is None:
-                    running.discard(task)
-                    return task.result()
-                error = failure
-            running -= done
-        raise error
-    finally:
-        for task in running:
-            task.cancel()
-        if running:
-            for outcome in await asyncio.gather(*running, return_exceptions=True):
-                if isinstance(outcome, Pipe):
-                    outcome.abort()
 
 
 def _said(error: BaseException) -> str:

@@ -1,11 +1,10 @@
-"""The bytes on a stream: frames, and how to read them from any split of them.
+"""The bytes on a stream: frames, and a decoder that takes them in pieces of any size.
 
-Law: sans-I/O. Bytes in, frames or a `FrameError` out; no socket, no clock, and no other exception whatever
-comes in.
+Law: no I/O. Bytes in, frames or a `FrameError` out, for any bytes; no socket, no clock.
 
     link     = MESSAGE* one way; ACCEPTED or REFUSED for each of them, in order, back
     payload  = BULK and then its raw bytes one way; PROGRESS*, then ACCEPTED or REFUSED back
-    payloads = payload*, each next one as soon as one is written; all that goes back is in the payloads' order
+    payloads = payload*, each as soon as the one before is written; the answers come back in the same order
     frame    = "p2d" version kind length body        3 + 1 + 1 + 4 bytes (big-endian), then `length` bytes
     body     = MESSAGE  the header
              | BULK     the payload's length (8 bytes), then the header
@@ -29,11 +28,11 @@ _COUNT = struct.Struct(">Q")
 
 
 class FrameError(Exception):
-    """What came is no frame of this protocol. Its text is the reason to give the sender."""
+    """These bytes are no frame of this protocol. The text is the reason to give the sender."""
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kinds of frames."""
 
     MESSAGE = 1
     BULK = 2
@@ -64,7 +63,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The message was not taken, and why."""
+    """The message was refused, and why."""
 
     reason: str
 
@@ -95,8 +94,7 @@ def encode(frame: Frame) -> bytes:
 
 
 class FrameDecoder:
-    """Frames out of bytes that arrive in pieces. After a `Bulk`, `take` its payload; after an error nothing
-    makes sense."""
+    """Frames out of bytes that arrive in pieces. After a `Bulk`, `take` its payload; after an error, use it no more."""
 
     def __init__(self, *, header_bytes_max: int) -> None:
         self._header_bytes_max = header_bytes_max
@@ -107,7 +105,7 @@ class FrameDecoder:
         self._buffer += data
 
     def next_frame(self) -> Frame | None:
-        """The next whole frame, or None until more has been fed. A prefix is judged as soon as it is there.
+        """The next complete frame, or None until more has been fed. A prefix is checked as soon as it is complete.
 
         Raises:
             FrameError: garbage, another version, an unknown kind, or a length over its limit.
@@ -124,14 +122,14 @@ class FrameDecoder:
         return _decoded(Kind(kind), body)
 
     def take(self, count: int) -> bytes:
-        """Of the bytes that came after the last frame so many at most, which are now the caller's."""
+        """Remove and return at most so many of the bytes after the last frame."""
         taken = bytes(self._buffer[:count])
         del self._buffer[:count]
         return taken
 
     @property
     def midway(self) -> bool:
-        """Whether a frame has begun and isn't whole: the end of a stream here is a truncation."""
+        """Whether a frame has begun and isn't complete: the stream must not end here."""
         return bool(self._buffer)
 
     def _check_magic(self) -> None:

@@ -1,7 +1,7 @@
-"""The file that holds a peer's key, and so makes it who it is.
+"""The file that holds a peer's key, and with it the peer's identity.
 
-Law: a file and nothing else; what the key looks like, and what is signed with it, is for `hivemind`. The
-file is whole or not there, readable by its owner alone, and in use by one process at a time.
+Law: a file and nothing else; `signing` reads the key. The file is complete or absent, readable by its owner alone, and
+in use by one process at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEY = "identity_path"
 
 
 class IdentityFile:
-    """A key file that this process has to itself until `release`."""
+    """A key file, locked by this process until `release`."""
 
     def __init__(self, path: Path, lock: IO[bytes] | None, ephemeral_dir: Path | None) -> None:
         self.path = path
@@ -31,8 +31,7 @@ class IdentityFile:
 
     @classmethod
     def claim(cls, path: str | None, generate: Callable[[str], None]) -> IdentityFile:
-        """The key file at the path, made by `generate(path)` if there is none; without a path, one for a
-        while.
+        """The key file at the path, made by `generate(path)` if there is none; without a path, a temporary one.
 
         Raises:
             ConfigError: it can't be read or written, or another process uses it.
@@ -58,23 +57,23 @@ class IdentityFile:
         return cls(file, lock, None)
 
     def forget_if_ephemeral(self) -> None:
-        """Delete a key that was made for a while, once the daemon has read it."""
+        """Delete a temporary key file. The daemon has read it by now."""
         if self._ephemeral_dir is not None:
             shutil.rmtree(self._ephemeral_dir, ignore_errors=True)
 
     def release(self) -> None:
-        """Let others use the file."""
+        """Unlock the file."""
         self.forget_if_ephemeral()
         if self._lock is not None:
             self._lock.close()
 
 
 def _generate_whole(file: Path, generate: Callable[[str], None]) -> None:
-    """Make the key where nobody else can look, then give it its name at once."""
+    """Make the key in a private folder, then link it to its name in one step."""
     folder = Path(tempfile.mkdtemp(prefix=".identity-", dir=file.parent))
     try:
         generate(str(folder / "identity"))
-        with contextlib.suppress(FileExistsError):  # made by another process meanwhile: take that
+        with contextlib.suppress(FileExistsError):  # another process made one meanwhile: use that
             os.link(folder / "identity", file)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

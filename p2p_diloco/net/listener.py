@@ -1,7 +1,7 @@
-"""Where others connect to directly: sockets, the certificate that they pin, and the tickets that they must show.
+"""The listening end of direct connections: sockets, the certificate that diallers pin, the tickets that they must show.
 
-Law: a connection costs next to nothing before it has proved a ticket. Nobody is listened to while no ticket is out;
-handshakes are few and short; of what an unproved connection says a fixed number of bytes is read and nothing parsed.
+Law: a connection costs next to nothing before it has shown a ticket. While no ticket is valid, none is greeted; few
+handshakes run at a time, and briefly; of an unproved connection a fixed number of bytes is read, and none is parsed.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ import asyncio
 import errno
 import logging
 import socket
-import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
 
 from p2p_diloco.net.offer import TICKET_BYTES, Offer, Tickets
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.tls import Certificate, TlsTransport, read_exactly, shake_hands, write_all
+from p2p_diloco.net.tls import Certificate, Connection
 
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 3.0
-"""Until a connection must have proved its ticket."""
+"""How long a connection may take to show its ticket."""
 HANDSHAKES_MAX = 64
-"""Connections that haven't yet."""
+"""Connections that haven't shown one yet."""
 CONNECTIONS_MAX = 256
-"""Connections that have, and on which others send."""
+"""Connections on which other peers send."""
 CONNECTIONS_PER_PEER_MAX = 8
 TELL_EVERY_S = 60.0
-"""How often the log has how many were turned away."""
+"""How often the log tells how many connections were turned away."""
 
 I_SEND, YOU_SEND = b"S", b"R"
-"""Who sends payloads on a connection: whoever dialled, or whoever was dialled."""
+"""Which end sends payloads: the dialler, or the listener."""
 WELCOME = b"W"
 
 _BACKLOG = 64
@@ -39,8 +38,8 @@ _PAUSE_S = 1.0
 
 
 class Listener:
-    """Accepts direct connections. `serve(peer, pipe)` takes payloads from those on which others send, and
-    `lend(peer, pipe)` gets those on which this peer may send.
+    """Accepts direct connections. `serve(peer, pipe)` takes payloads on a connection on which the other peer sends;
+    `lend(peer, pipe)` gets a connection on which this peer may send.
     """
 
     def __init__(self, *, serve: Callable[[str, Pipe], Awaitable[None]], lend: Callable[[str, Pipe], None]) -> None:
@@ -53,11 +52,11 @@ class Listener:
         self._serving: dict[Pipe, str] = {}
         self._told_at, self._untold = -TELL_EVERY_S, 0
         self.turned_away = 0
-        """Connections that proved no ticket, or were too many."""
+        """How many connections showed no valid ticket, or were too many."""
 
     def listen(self, hosts: Sequence[str], port: int) -> None:
-        """Listen on these IP addresses, at a port or, if that is 0, wherever the system chooses; there an address that
-        can't be used is told and left out.
+        """Listen on these IP addresses. With port 0 the system chooses ports, and an address that can't be listened on
+        is logged and left out.
 
         Raises:
             OSError: the port can't be listened on.
@@ -82,7 +81,7 @@ class Listener:
         return tuple((4 if s.family == socket.AF_INET else 6, int(s.getsockname()[1])) for s in self._sockets)
 
     def offer(self, peer: str) -> Offer | None:
-        """A way in for one connection of this peer; None if nobody can connect."""
+        """An offer for one connection of this peer; None if this end doesn't listen."""
         if not self._sockets:
             return None
         return Offer(self.ports, self._certificate.der, self._tickets.draw(peer))
@@ -99,7 +98,7 @@ class Listener:
             pipe.abort()
 
     async def ended(self) -> None:
-        """Wait until nothing is left of them."""
+        """Wait until no connection is being greeted."""
         await asyncio.gather(*self._greeting, return_exceptions=True)
 
     # -- inside
@@ -115,35 +114,26 @@ class Listener:
             return
         if not self._tickets or len(self._greeting) >= HANDSHAKES_MAX:
             sock.close()
-            self._turn_away("nobody was expected" if not self._tickets else "too many at once")
+            self._turn_away("no ticket is valid" if not self._tickets else "too many at once")
             return
         task = asyncio.ensure_future(self._greet(sock))
         self._greeting.add(task)
         task.add_done_callback(self._greeting.discard)
-        task.add_done_callback(lambda _: sock.close())  # by then TLS has taken it over, if it was ever begun
+        task.add_done_callback(lambda task: sock.close() if task.cancelled() else None)  # perhaps it never began
 
     def _listen_again(self, listening: socket.socket) -> None:
         if listening in self._sockets:
             self._loop.add_reader(listening, self._accept, listening)
 
-    async def _greet(self, plain: socket.socket) -> None:
-        """Let a connection prove its ticket, and hand it on."""
-        sock: socket.socket = plain
+    async def _greet(self, sock: socket.socket) -> None:
+        """Let a connection show its ticket, and hand it on."""
         try:
-            plain.setblocking(False)
-            sock = secured = self._certificate.take(plain)
-            peer, role = await asyncio.wait_for(self._proved(secured), HANDSHAKE_S)
-            if role == I_SEND and not self._has_room(peer):
-                raise PermissionError("too many connections")
-            await asyncio.wait_for(write_all(secured, WELCOME), HANDSHAKE_S)
-        except (OSError, asyncio.TimeoutError) as error:
+            sock.setblocking(False)
+            peer, role, pipe = await asyncio.wait_for(self._proved(sock), HANDSHAKE_S)
+        except (OSError, EOFError, asyncio.TimeoutError) as error:
             sock.close()
             self._turn_away(str(error) or "it took too long")
             return
-        except BaseException:
-            sock.close()
-            raise
-        pipe = pipe_over(secured)
         if role == YOU_SEND:
             self._lend(peer, pipe)
         else:
@@ -151,14 +141,21 @@ class Listener:
             serving = asyncio.ensure_future(self._serve(peer, pipe))
             serving.add_done_callback(lambda _: self._serving.pop(pipe, None))
 
-    async def _proved(self, sock: ssl.SSLSocket) -> tuple[str, bytes]:
-        """The peer at the other end, and who is to send."""
-        await shake_hands(sock)
-        hello = await read_exactly(sock, TICKET_BYTES + 1)
-        peer, role = self._tickets.redeem(hello[:TICKET_BYTES]), hello[TICKET_BYTES:]
-        if peer is None or role not in (I_SEND, YOU_SEND):
-            raise PermissionError("no valid ticket")
-        return peer, role
+    async def _proved(self, sock: socket.socket) -> tuple[str, bytes, Pipe]:
+        """The peer at the other end, which of the two sends, and the connection."""
+        reader, writer = await self._certificate.accept(sock)
+        try:
+            hello = await reader.readexactly(TICKET_BYTES + 1)
+            peer, role = self._tickets.redeem(hello[:TICKET_BYTES]), hello[TICKET_BYTES:]
+            if peer is None or role not in (I_SEND, YOU_SEND):
+                raise PermissionError("no valid ticket")
+            if role == I_SEND and not self._has_room(peer):
+                raise PermissionError("too many connections")
+            writer.write(WELCOME)
+            return peer, role, await Pipe.adopt(reader, writer)
+        except BaseException:
+            writer.transport.abort()
+            raise
 
     def _has_room(self, peer: str) -> bool:
         theirs = sum(other == peer for other in self._serving.values())
@@ -169,24 +166,22 @@ class Listener:
         self._untold += 1
         log.debug("a direct connection was turned away: %s", why)
         if self._loop.time() - self._told_at >= TELL_EVERY_S:
-            log.info("turned away %d direct connections that proved nothing (%s)", self._untold, why)
+            log.info("turned away %d direct connections without a valid ticket (%s)", self._untold, why)
             self._told_at, self._untold = self._loop.time(), 0
 
 
-def pipe_over(sock: ssl.SSLSocket) -> Pipe:
-    """A pipe over a connection whose handshake is over."""
-    transport = TlsTransport(sock)
-    pipe = Pipe(transport)
-    transport.set_protocol(pipe)
-    return pipe
-
-
-async def present(sock: ssl.SSLSocket, ticket: bytes, role: bytes) -> None:
-    """The dialler's part: prove the ticket, say who sends, and wait for the welcome.
+async def present(connection: Connection, ticket: bytes, role: bytes) -> Pipe:
+    """The dialler's part: show the ticket, say which of the two sends, and wait for the welcome.
 
     Raises:
         OSError: the listener didn't let this connection in.
     """
-    await write_all(sock, ticket + role)
-    if await read_exactly(sock, len(WELCOME)) != WELCOME:
-        raise PermissionError("the listener didn't let this connection in")
+    reader, writer = connection
+    try:
+        writer.write(ticket + role)
+        if await reader.read(len(WELCOME)) != WELCOME:
+            raise PermissionError("the listener didn't let this connection in")
+        return await Pipe.adopt(reader, writer)
+    except BaseException:
+        writer.transport.abort()
+        raise

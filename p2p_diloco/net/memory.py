@@ -1,7 +1,7 @@
-"""A swarm within one event loop: the same transport without sockets, for tests and rehearsals.
+"""A swarm within one event loop: the transport without sockets, for tests.
 
-Law: behaves towards the node as the libp2p adapter does, refusals, limits and hints included, and lets a
-test cut, heal and kill. Payloads are copied, so nothing is shared by accident.
+Law: behaves towards the node as the libp2p adapter does, refusals, limits and hints included. A test can cut, heal and
+kill. Payloads are copied, so sender and receiver share no memory.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 
 
 def signed(peer: str, statement: bytes) -> str:
-    """What stands for a peer's signature here."""
+    """A stand-in for a peer's signature."""
     return blake2b(peer.encode() + b"\0" + statement, digest_size=16).hexdigest()
 
 
 class MemoryNetwork:
-    """Who is there, who is cut from whom, and the DHT that they share.
+    """The peers, the cuts between them, and the DHT that they share.
 
-    `delay_s` is how long a message takes. `clock` gives the DHT its time, in seconds since 1970.
+    `delay_s`: how long a message takes. `clock`: the DHT's time, in seconds since 1970.
     """
 
     def __init__(self, *, delay_s: float = 0.0, clock: Callable[[], float] = time.time) -> None:
@@ -47,7 +47,7 @@ class MemoryNetwork:
         self._cuts: set[frozenset[str]] = set()
 
     def join(self, peer_id: str, inbox: Inbox, *, limits: Limits | None = None) -> MemoryTransport:
-        """Add a peer, or start one again under the name of one that has ended."""
+        """Add a peer. It may have the name of one that has ended."""
         assert peer_id not in self.peers, f"{peer_id} is already there"
         transport = MemoryTransport(self, peer_id, inbox, limits or Limits())
         self.peers[peer_id] = transport
@@ -55,7 +55,7 @@ class MemoryNetwork:
         return transport
 
     def cut(self, a: str, b: str) -> None:
-        """Lose, silently, whatever goes between two peers; a sender learns it by its deadline."""
+        """Lose all messages between two peers; the sender notices at its deadline."""
         self._cuts.add(frozenset((a, b)))
 
     def heal(self) -> None:
@@ -63,13 +63,11 @@ class MemoryNetwork:
         self._cuts.clear()
 
     def kill(self, peer: str) -> None:
-        """End a peer as SIGKILL does: at once, without a word; those that had a link to it are told that it
-        closed.
-        """
+        """End a peer at once, as SIGKILL does. Peers with a link to it are told that it closed."""
         self.peers[peer].end()
 
     def is_cut(self, a: str, b: str) -> bool:
-        """Whether nothing passes between two peers."""
+        """Whether messages between two peers are lost."""
         return frozenset((a, b)) in self._cuts
 
 
@@ -103,7 +101,7 @@ class MemoryTransport:
             await asyncio.sleep(self.limits.connect_timeout_s)
             raise Unreachable(f"{peer}: no answer within {self.limits.connect_timeout_s:g} s")
         if remote is None or remote is self:
-            raise Unreachable(f"{peer}: nobody is there", refused=peer in self._network.names)
+            raise Unreachable(f"{peer}: no such peer", refused=peer in self._network.names)
         if self._network.delay_s:
             with nullcontext() if payload is None else remote.traffic.receiving():
                 await asyncio.sleep(self._network.delay_s)
@@ -146,7 +144,7 @@ class MemoryTransport:
         return [f"/memory/{self.peer_id}/p2p/{self.peer_id}"]
 
     async def introduce(self, peer: str, addresses: Sequence[str]) -> None:
-        """As `Transport.introduce`: everyone can be reached here anyway."""
+        """As `Transport.introduce`; every peer can be reached here anyway."""
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
         """As `Transport.store`."""

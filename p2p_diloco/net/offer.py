@@ -1,7 +1,7 @@
-"""What two peers tell each other, over libp2p, before one connects to the other directly.
+"""The offer that a peer makes, over libp2p, to a peer that is to connect to it directly.
 
-Law: sans-I/O, but for drawing random numbers. An offer says where its maker listens, which certificate it shows there,
-and the ticket that proves, once, that whoever presents it is the peer that the offer was made to.
+Law: no I/O, except for drawing random numbers. An offer holds the ports at which its maker listens, the certificate
+that it shows there, and a ticket. The ticket proves, once, that the dialler is the peer to which the offer was made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgpack
 CERTIFICATE_BYTES_MAX = 4096
 PORTS_MAX = 8
 TICKET_LIFE_S = 30.0
-"""How long a ticket may lie unused."""
+"""How long an unused ticket is valid."""
 TICKETS_MAX = 1024
 TICKETS_PER_PEER_MAX = 8
 
@@ -25,16 +25,15 @@ TICKET_BYTES = _NUMBER_BYTES + _SECRET_BYTES
 
 
 class OfferError(ValueError):
-    """What came is no offer."""
+    """These bytes are no offer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A way in. `ports`: (IP version, TCP port), on every host that the peer is known at."""
+    """`ports`: (IP version, TCP port), on every host at which the peer is known; `certificate` in DER."""
 
     ports: tuple[tuple[int, int], ...]
     certificate: bytes
-    """In DER."""
     ticket: bytes
 
     def pack(self) -> bytes:
@@ -46,7 +45,7 @@ class Offer:
         """What `pack` wrote.
 
         Raises:
-            OfferError: it is anything else.
+            OfferError: these bytes are no offer.
         """
         try:
             content = msgpack.unpackb(data)
@@ -70,19 +69,19 @@ def _port(content: object) -> tuple[int, int]:
 
 
 class Tickets:
-    """The tickets that were handed out and not used yet. `clock` in seconds."""
+    """The tickets that were drawn and not used yet. `clock` in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._open: dict[bytes, tuple[bytes, str, float]] = {}  # by number, oldest first: secret, peer, until when
+        self._open: dict[bytes, tuple[bytes, str, float]] = {}  # number -> secret, peer, expiry; oldest first
 
     def __bool__(self) -> bool:
-        """Whether anybody may still come with one."""
+        """Whether any ticket is valid."""
         self._forget_old()
         return bool(self._open)
 
     def draw(self, peer: str) -> bytes:
-        """A new ticket for a peer; its oldest goes if it has too many."""
+        """A new ticket for a peer. If that has too many, its oldest becomes invalid."""
         self._forget_old()
         theirs = [number for number, (_, owner, _) in self._open.items() if owner == peer]
         if len(theirs) >= TICKETS_PER_PEER_MAX:
@@ -94,7 +93,7 @@ class Tickets:
         return number + secret
 
     def redeem(self, ticket: bytes) -> str | None:
-        """The peer that a ticket was drawn for, or None. It is used up, whether its secret is right or not."""
+        """The peer for which a ticket was drawn, or None. Uses the ticket up, even if its secret is wrong."""
         self._forget_old()
         number, presented = ticket[:_NUMBER_BYTES], ticket[_NUMBER_BYTES:]
         secret, peer, _ = self._open.pop(number, (bytes(_SECRET_BYTES), None, 0.0))

@@ -1,11 +1,11 @@
 """How fast payloads go to each of several peers, so that they share this peer's link evenly.
 
-TCP shares a link among connections as it happens: for seconds one has twice what another has. A round waits for the
-last one, and while that ends, the link rests. So each connection is held to an even share of what the link was seen to
-carry, and to whatever the others leave of theirs.
+TCP shares a link unevenly: for seconds one connection has twice the rate of another. A round waits for the last
+payload, and meanwhile the link is partly idle. So each connection is held to an even share of what the link was
+measured to carry, plus what the other connections leave of theirs.
 
-Law: `Shares` is pure; bytes and seconds are arguments. What a link carries is read only while the network holds up
-every connection. Nothing is held back before there is a reading, nor on a fast link.
+Law: `Shares` is pure; bytes and seconds are arguments. The link is measured only while the network holds up every
+connection. Nothing is held back before the first reading, nor on a fast link.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 TICK_S = 0.1
-"""How often the shares are looked at."""
+"""How often the shares are computed."""
 FULL = 0.9
-"""The part of a tick in which the network must have held up a connection to have decided how much went over it."""
+"""The network set a connection's rate in a tick if it held it up for this part of the tick."""
 FILLING, SPAN = 5, 10
-"""After so many such ticks in a row, in which what lies between here and there fills, each further so many make a
-reading of the link."""
+"""The first so many such ticks in a row only fill the buffers on the way. Each further so many make a reading of the
+link."""
 READINGS = 20
-"""How many are remembered: that a link has become slow is found out after as many."""
+"""How many readings are kept: a link that has become slow shows after as many."""
 ROOM, LOOK, LEAP = 1.03, 1.1, 1.3
-"""How much more than the most that was read is shared out: as a rule, when looking whether the link carries more, and
-once it did."""
+"""How much is shared out, as a multiple of the best reading: as a rule, as a probe whether the link carries more, and
+after it did."""
 LOOK_EVERY = 20
-"""It looks once in so many readings: where several hold themselves back, none of them would find out otherwise. And as
-often as readings are forgotten: connections use a little less than they may, which must not be shared out in turn."""
+"""One reading in so many is a probe: peers that hold themselves back on a shared link would else never learn that it
+carries more. It is as many as are kept: connections use a little less than their share, and without probes that would
+become the next share."""
 HIGHER = 1.02
-"""A reading that is higher than the most before by so much is no chance."""
+"""A reading that exceeds the best one by this factor is no chance."""
 GROWTH = 1.25
-"""How much more than lately is kept for a connection that took less than its share: so it may grow into that."""
+"""A connection that took less than its share keeps this multiple of its recent rate, so that it can grow."""
 LATELY = 0.2
-"""The weight of the latest tick in what a connection took lately."""
+"""The weight of the latest tick in a connection's recent rate."""
 SLOW = float(2**25)
-"""Bytes a second (a quarter of a gigabit) above which nothing is held back: there machines decide more than links."""
+"""Bytes a second (a quarter of a gigabit) above which nothing is held back: there machines set the rates."""
 
 
 class Took(NamedTuple):
-    """What went over a connection: bytes that arrived, and the seconds in which the network held it up."""
+    """What went over a connection: bytes that arrived, and the seconds for which the network held it up."""
 
     bytes: int
     held_up_s: float
@@ -55,19 +56,19 @@ class Shares:
     _readings: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
     _room: float = ROOM
     _until_look: int = 1
-    """Readings."""
+    """How many readings until the next probe."""
     _run: list[float] = field(default_factory=list)
-    """The link's rate in each of the latest ticks in which the network held up every connection."""
+    """The link's rate in each of the latest ticks in a row in which the network held up every connection."""
     _lately: dict[str, float] = field(default_factory=dict)
 
     @property
     def link(self) -> float:
-        """Bytes a second that the link carries, as far as is known: the most that was read lately; 0 before that."""
+        """Bytes a second that the link carries: the best of the kept readings; 0 before the first."""
         return max(self._readings, default=0.0)
 
     def tick(self, took: Mapping[str, Took], seconds: float) -> dict[str, float]:
-        """The bytes a second that each connection may take from now on, after a tick in which they took this; none are
-        given where they may take what they can."""
+        """The bytes a second that each connection may take from now on, after a tick in which they took `took`. Empty:
+        they are not held back."""
         self._read(took, seconds)
         rates = {name: one.bytes / seconds for name, one in took.items()}
         before = self._lately
@@ -98,27 +99,27 @@ class Shares:
 
 
 class Paced(Protocol):
-    """A connection that can be held to a pace."""
+    """A connection that can be paced."""
 
     def took(self) -> Took:
-        """What has gone over it so far."""
+        """What went over it so far."""
 
     def pace(self, rate: float | None) -> None:
-        """Take no more than so many bytes a second; None: what it can."""
+        """Take at most so many bytes a second; None: no limit."""
 
 
 @dataclass(slots=True)
 class _Writing:
-    """A connection on which something is written."""
+    """A connection on which a payload is written."""
 
     connection: Paced
     took: Took
-    """What had gone over it at the last tick."""
+    """What went over it up to the last tick."""
     over: bool = False
 
 
 class Pacer:
-    """Looks at connections while something is written on them."""
+    """Measures and paces connections while payloads are written on them."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -128,7 +129,7 @@ class Pacer:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, peer: str, connection: Paced) -> None:
-        """Something is written to a peer from now on, until `over`."""
+        """A payload is written to a peer from now on, until `over`."""
         one = self._writing.get(peer)
         if one is None or one.connection is not connection:
             one = self._writing[peer] = _Writing(connection, connection.took())
@@ -138,12 +139,12 @@ class Pacer:
             self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def over(self, peer: str) -> None:
-        """For now, nothing is."""
+        """The payload is written."""
         if (one := self._writing.get(peer)) is not None:
             one.over = True
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop the ticks."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,6 +1,6 @@
 """What the libp2p daemon's errors mean to a user.
 
-Law: text in, a few words or a verdict out. The signs are phrases of go-libp2p's messages, which carry no codes.
+Law: text in, a few words or a verdict out. go-libp2p's messages carry no codes, so phrases in them are looked for.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from p2p_diloco.errors import NoBootstrapReached
 
 _TIMED_OUT = "timed out: a firewall, or no such machine"
-_UNKNOWN = "nobody knows where it is"
-_CLOSED = "connection closed at once: who listens there is just ending, or is no p2p-diloco"
+_UNKNOWN = "its address isn't known"
+_CLOSED = "connection closed at once: the process there is just ending, or is no p2p-diloco"
 _MEANINGS = {
     "connection refused": "connection refused: nothing listens there",
     "protocols not supported": "it isn't in this run, or speaks another version",
@@ -26,9 +26,9 @@ _MEANINGS = {
     "no addresses": _UNKNOWN,
     "connection reset by peer": _CLOSED,
     "security protocol: EOF": _CLOSED,
-    "negotiate security protocol": "something else answers there, no p2p-diloco",  # after all that it may say
+    "negotiate security protocol": "something else answers there, no p2p-diloco",  # last: it comes with others
 }
-"""The first that is found counts."""
+"""Phrase -> meaning. The first one found counts."""
 
 _NOBODY = ("connection refused", "connection reset by peer", "broken pipe", "security protocol: EOF")
 _NOTHING = ("dial backoff", "connection failed")
@@ -43,7 +43,7 @@ def likely_reason(error: Exception) -> str:
 
 
 def nobody_listens(error: Exception) -> bool:
-    """Whether a failed dial was refused at every address, by a machine that is there and has no such process.
+    """Whether a failed dial was refused at every address: the machine is there, and no process listens.
 
     A process that is just dying still accepts, and resets before the first handshake is over.
     """
@@ -53,20 +53,20 @@ def nobody_listens(error: Exception) -> bool:
 
 
 def tells_nothing(error: Exception) -> bool:
-    """Whether a failed dial says nothing of the peer: after one that failed, whoever made it, the daemon dials no more
-    for 5 s ("backoff"), and to a process that just dies a connection may be made and be gone.
+    """Whether a failed dial says nothing about the peer. After any failed dial the daemon doesn't dial for 5 s
+    ("backoff"); and a connection to a dying process may be made and lost.
     """
     return any(sign in str(error) for sign in _NOTHING)
 
 
 def last_line(error: Exception) -> str:
-    """The last line of an error, which is where the daemon says what went wrong."""
+    """The last line of an error, in which the daemon says what went wrong."""
     lines = str(error).strip().splitlines() or [repr(error)]
     return lines[-1].removeprefix("Connect failed. msg=").strip(" *")
 
 
 def none_reached(reasons: Mapping[str, str | None]) -> NoBootstrapReached:
-    """The error that tells, for each initial peer's address, why it wasn't reached."""
+    """The error that says why each initial peer's address wasn't reached."""
     told = ", ".join(f"{address} ({reason})" for address, reason in reasons.items())
     mend = "look whether a bootstrap runs there, and take the address from its join line"
     return NoBootstrapReached(f"can't be reached: {told}", key="initial_peers", mend=mend)

@@ -1,35 +1,85 @@
-"""How a record is named in the DHT, and which of the records found there count.
+"""The records of the DHT: which ones are stored and believed, and which of those found count.
 
-Law: names and choices only; signatures are checked before by `hivemind`, which owns keys and sockets.
+Law: bytes in, a verdict out; no socket.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
+from functools import lru_cache
 
+import msgpack
+from cryptography.hazmat.primitives import serialization
+
+from p2p_diloco.net.hivemind_library import DHTProtocol, DHTRecord, RSAPrivateKey, RSASignatureValidator
+from p2p_diloco.net.interface import KEY_BYTES_MAX, TTL_S_MAX, VALUE_BYTES_MAX
+from p2p_diloco.net.signing import SigningKey, peer_id_of
+
+log = logging.getLogger(__name__)
+
+CLOCK_DIFFERENCE_S_MAX = 3.0
+"""How far clocks may differ: a record's expiration is set by the writer's clock and judged by the reader's."""
+
+_SIGNATURE_BYTES = 400  # of a 2048-bit RSA key in base64, with its marker
+_OWNER_BYTES = 420  # the public key in OpenSSH's form, with its marker
 _OWNED = re.compile(rb"(?P<name>.*?)\[owner:(?P<key>.+?)\]", re.DOTALL)
 _PEER_ID = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}|12D3KooW[1-9A-HJ-NP-Za-km-z]{44}")
 
 
-def newest_records(
-    found: Mapping[bytes, tuple[bytes, float]], *, now: float, peer_of_key: Callable[[bytes], str]
-) -> dict[str, tuple[bytes, float]]:
-    """The live records among those under a key: of several with one name, the one that lives longest.
+class SignedRecords(RSASignatureValidator):  # type: ignore[misc]  # Hivemind has no types
+    """Judges what this peer stores for others and believes: small, short-lived, well-formed, and signed where owned.
+
+    Plain values (without a subkey) are refused: they have no owner, and one that lives long would displace a whole key.
+    Values that don't decode are refused too: Hivemind's own reader would wait for ever over one.
+    """
+
+    @classmethod
+    def of(cls, key: SigningKey) -> SignedRecords:
+        """Signs with this key."""
+        theirs = RSAPrivateKey.__new__(RSAPrivateKey)
+        theirs.__setstate__({"_private_key": key.der})
+        return cls(theirs)
+
+    def validate(self, record: DHTRecord) -> bool:
+        """Whether the record may be stored or believed."""
+        try:
+            return self._within_limits(record) and bool(super().validate(record)) and self._decodes(record)
+        except Exception as error:  # the parsers raise anything for a stranger's bytes
+            log.debug("a record was ignored: %r", error)
+            return False
+
+    def _within_limits(self, record: DHTRecord) -> bool:
+        return (
+            record.subkey not in (DHTProtocol.IS_REGULAR_VALUE, DHTProtocol.IS_DICTIONARY)
+            and len(record.subkey) <= KEY_BYTES_MAX + _OWNER_BYTES
+            and len(record.value) <= VALUE_BYTES_MAX + _SIGNATURE_BYTES
+            and record.expiration_time <= time.time() + TTL_S_MAX + CLOCK_DIFFERENCE_S_MAX
+        )
+
+    def _decodes(self, record: DHTRecord) -> bool:
+        name, value = msgpack.unpackb(record.subkey), msgpack.unpackb(self.strip_value(record))
+        return isinstance(name, bytes) and isinstance(value, bytes) and len(value) <= VALUE_BYTES_MAX
+
+
+def newest_records(found: Mapping[bytes, tuple[bytes, float]]) -> dict[str, tuple[bytes, float]]:
+    """The live records among those under a key, as name -> (value, expiration in seconds since 1970). Of several with
+    the same name, the one that lives longest.
 
     A record whose name is a peer id, or starts with one and a slash, counts only if that peer owns it.
 
     Args:
-        found: subkey, with the owner's marker if it has one -> (value, expiration in seconds since 1970).
-        now: seconds since 1970.
-        peer_of_key: the peer id that an owner's public key makes; raises ValueError if it is no key.
+        found: subkey, with the owner's marker if it has one -> (value, expiration).
     """
     newest: dict[str, tuple[bytes, float]] = {}
+    now = time.time()
     for subkey, (value, until) in found.items():
         owned = _OWNED.fullmatch(subkey)
         try:
             name = (owned["name"] if owned else subkey).decode()
-            owner = peer_of_key(owned["key"]) if owned else ""
+            owner = _peer_of_key(owned["key"]) if owned else ""
         except ValueError:
             continue
         named = name.partition("/")[0]
@@ -37,3 +87,10 @@ def newest_records(
         if until > now and not foreign and until > newest.get(name, (b"", now))[1]:
             newest[name] = (value, until)
     return newest
+
+
+@lru_cache(maxsize=1024)
+def _peer_of_key(key: bytes) -> str:
+    """The id of the peer that a public key in OpenSSH's form belongs to."""
+    der, public = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    return peer_id_of(serialization.load_ssh_public_key(key).public_bytes(der, public))

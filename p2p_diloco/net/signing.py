@@ -1,7 +1,7 @@
-"""What a peer signs with the key that makes it who it is, so that others can hand it on and anybody can check it.
+"""Statements signed with a peer's identity. Any peer can pass a proof on, and any can check it.
 
 Law: keys and bytes; no socket, no DHT, no Hivemind. A proof is text: the public key and the signature, each in base64.
-A peer's id is a hash of its public key, so a proof needs nobody to vouch for it. (libp2p's peer-ids specification; keys
+A peer's id is a hash of its public key, so a proof needs no further authority. (libp2p's peer-ids specification; keys
 as `P2P.generate_identity` makes them, 2048-bit RSA.)
 """
 
@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPubl
 from p2p_diloco.errors import ConfigError
 
 PROOF_LETTERS_MAX = 1000
-"""A longer proof is not looked at. One of a 2048-bit key has 737."""
+"""A longer proof isn't checked. With a 2048-bit key a proof has 737."""
 
 _PADDING, _HASH = padding.PKCS1v15(), hashes.SHA256()  # the same statement gives the same proof
 _BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
@@ -30,8 +30,10 @@ class SigningKey:
     """The key of an identity file."""
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
-        """Read it, unless its `content` is known; the file may be in use by a peer. Raises `ConfigError` where there is
-        none.
+        """Read the file, unless its `content` is given. A running peer may be using it.
+
+        Raises:
+            ConfigError: the file can't be read, or holds no such key.
         """
         try:
             content = path.read_bytes() if content is None else content
@@ -40,7 +42,8 @@ class SigningKey:
             wrong = f"can't be read ({error.strerror})"
             raise ConfigError(wrong, key="identity_path", value=path, mend=mend) from None
         try:
-            key = serialization.load_der_private_key(_data_of(content), password=None)
+            self.der = _data_of(content)
+            key = serialization.load_der_private_key(self.der, password=None)
         except Exception:  # each of the parsers raises something else
             key = None
         if not isinstance(key, RSAPrivateKey):
@@ -50,17 +53,17 @@ class SigningKey:
         self._public = key.public_key().public_bytes(
             serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
         )
-        self.peer_id = _peer_id(self._public)
+        self.peer_id = peer_id_of(self._public)
 
     def sign(self, statement: bytes) -> str:
-        """The proof that this peer says so."""
+        """A proof that this peer makes the statement."""
         signature = self._key.sign(statement, _PADDING, _HASH)
         return f"{b64encode(self._public).decode()}.{b64encode(signature).decode()}"
 
 
 @lru_cache(maxsize=64)
 def signer(statement: bytes, proof: str) -> str | None:
-    """Whose proof of a statement this is, by peer id; None: nobody's."""
+    """The id of the peer that made this proof of the statement; None: it proves nothing."""
     if len(proof) > PROOF_LETTERS_MAX:
         return None
     public, _, signature = proof.partition(".")
@@ -70,13 +73,13 @@ def signer(statement: bytes, proof: str) -> str | None:
         if not isinstance(key, RSAPublicKey):
             return None
         key.verify(b64decode(signature, validate=True), statement, _PADDING, _HASH)
-    except Exception:  # a wrong signature, or whatever a stranger's bytes make the parsers raise
+    except Exception:  # a wrong signature, or anything that the parsers raise for a stranger's bytes
         return None
-    return _peer_id(encoded)
+    return peer_id_of(encoded)
 
 
 def _data_of(content: bytes) -> bytes:
-    """What libp2p's protobuf of a private key holds. Raises ValueError, or finds nothing, in what is none."""
+    """The key's DER bytes in libp2p's protobuf. For other content it raises ValueError or returns nothing useful."""
     if not content.startswith(_RSA_PRIVATE):
         raise ValueError("no RSA key")
     length = shift = 0
@@ -88,8 +91,8 @@ def _data_of(content: bytes) -> bytes:
     raise ValueError("no RSA key")
 
 
-def _peer_id(public: bytes) -> str:
-    """The id of the peer with this public key: base58 of the multihash of its protobuf."""
+def peer_id_of(public: bytes) -> str:
+    """The id of the peer with this public key (DER): base58 of the multihash of its protobuf."""
     length, digits = len(public), bytearray()
     while length >= 0x80:
         digits.append(length & 0x7F | 0x80)

@@ -1,18 +1,24 @@
 """The process that talks to the swarm: `python -m p2p_diloco.node`, one beside each trainer.
 
 Law: the only place where the core's effects are carried out. It owns the replica, the outer state and the
-transport; the trainer's process owns the model. The two share one piece of memory (`shared`) and one line
+transport; the trainer's process owns the model. The two share one piece of memory (`shared`) and one socket
 (`channel`).
 
-    __main__     begins and ends the process
-    setup        what the peer tells its node first
-    life         finds the run or founds it
-    run          what the peers of a run have agreed on
-    node         the loop: an event in, its effects out, one after another
-    work         effects on tensors
-    outbox       messages on their way out
-    inbox        messages on their way in; `wire` are their bytes
-    trainer      the trainer's requests and the answers
-    records      what a peer says of itself in the DHT
-    saving       checkpoints
+    __main__       begins and ends the process
+    setup          what the peer tells its node first
+    entry          from that to a part in the run
+    joining        finds the run or founds it
+    run            what the peers of a run have agreed on
+    participation  puts a node's parts together, and runs them side by side
+    beginning      the state that a peer begins with (`restart`, `ending`); `leaving` is its end
+    node           the loop: an event in, its effects out, one after another
+    events         the queue of events, and the log of what the replica notes
+    tensor_work    effects on tensors; `bases` keeps what a trainer measures from
+    outbox         messages on their way out
+    inbox          messages on their way in; `wire` are their bytes, `misfit` what can't be of this run
+    trainer        the trainer's requests and the answers; `submissions` and `ledger` count for it
+    status         what a peer says of itself; `reporting` makes it, `records` keep it in the DHT
+    saving         checkpoints
+    revising       changed rates; `ends` are records of a run's end
+    plain          dataclasses as plain values
 """

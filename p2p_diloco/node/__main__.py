@@ -88,7 +88,7 @@ def _end_with(parent_pid: int) -> None:
 
 
 async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
-    from p2p_diloco.node.live import live
+    from p2p_diloco.node.entry import run_node
 
     gc.freeze()  # to go through all of torch again and again would keep the loop from its probes, for 0.1 s each time
     gc.enable()
@@ -99,7 +99,7 @@ async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
     departing = asyncio.create_task(asked.wait())
     alone = asyncio.create_task(_until_left_alone(channel, messages, asked, parent_pid))
-    life = asyncio.create_task(live(channel, messages, memory_fd))
+    life = asyncio.create_task(run_node(channel, messages, memory_fd))
     await asyncio.wait({life, departing, alone}, return_when=asyncio.FIRST_COMPLETED)
     if not life.done():
         life.cancel()  # it leaves the run on its way out

@@ -10,6 +10,9 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, fields
+
+from p2p_diloco.node.status import LastRound
 
 INNER, PAUSED, MERGE, PSEUDO_GRADIENT = "inner", "paused", "merge", "pseudo_gradient"
 CODEC, GROUP, TRANSFER, OUTER_STEP = "codec", "group", "transfer", "outer_step"
@@ -86,21 +89,20 @@ class Ledger:
         self._hidden[part] += self._at - began - stood
 
 
-SHARES = ("inner", "encode", "group", "transfer", "outer_step", "merge", "hidden")
-"""What `shares_of` tells."""
-
-
-def shares_of(stood: Mapping[str, float], hidden_s: float) -> list[float]:
-    """What became of a round's time: six shares of `stood`, pauses left out, that add up to 1; and how much of the
-    exchange was hidden behind training.
+def last_round(stood: Mapping[str, float], hidden_s: float) -> LastRound:
+    """What became of a round's time: of the seconds of `stood`, pauses left out, and of the exchange's `hidden_s`. To a
+    thousandth.
     """
     spent = {**stood, "encode": stood[PSEUDO_GRADIENT] + stood[CODEC]}
-    seconds = [spent[name] for name in SHARES[:-1]]
-    exchange_s = sum(seconds[1:]) + hidden_s
-    return [*(value / max(sum(seconds), 1e-9) for value in seconds), hidden_s / max(exchange_s, 1e-9)]
+    seconds = [spent[name] for name in _SHARES]
+    whole_s, exchange_s = max(sum(seconds), 1e-9), max(sum(seconds[1:]) + hidden_s, 1e-9)
+    return LastRound(*(round(part, 3) for part in (*(value / whole_s for value in seconds), hidden_s / exchange_s)))
 
 
-def told(shares: Sequence[float]) -> str:
-    """What `shares_of` gives, for people."""
-    *spent, hidden = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in zip(SHARES, shares, strict=True))
+def told(last: LastRound) -> str:
+    """The same for people."""
+    *spent, hidden = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in asdict(last).items())
     return f"{', '.join(spent)}; of its exchange {hidden}"
+
+
+_SHARES = tuple(field.name for field in fields(LastRound))[:-1]

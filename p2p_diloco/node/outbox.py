@@ -75,6 +75,8 @@ class Outbox:
         gives_way: bool = True,
     ) -> None:
         self._transport, self._sending, self._gives_way = transport, sending, gives_way
+        self.failed = 0
+        """Messages that could not be delivered at once."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._keyed: dict[Hashable, dict[asyncio.Task[None], Answer]] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
@@ -187,8 +189,10 @@ class Outbox:
         try:
             await sending
         except (Refusal, Unreachable) as error:
+            self.failed += 1
             return error
-        except Exception as error:  # whoever put the message waits for an answer, whatever went wrong
+        except Exception as error:  # the sender waits for an answer, whatever went wrong
+            self.failed += 1
             log.exception("a message to %s could not be sent", to)
             return Unreachable(f"{to}: sending failed: {error!r}")
         return None

@@ -28,9 +28,9 @@ from p2p_diloco.core.replica import Replica, meta_of
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
+from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.run import Run, cut_of
-from p2p_diloco.node.wire import from_plain, to_plain
-from p2p_diloco.node.work import TensorWork
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import Layout
@@ -288,7 +288,7 @@ class Checkpoint:
         outer = {key.removeprefix(prefix): t for key, t in self._outer.items() if key.startswith(prefix)}
         reached = digest(self._theta[place.start : place.stop], outer, meta_of(bare))
         version = replace(state.version, digest=reached)
-        return replace(bare, version=version, history=(*state.history[:-1], (version.epoch, reached)))
+        return replace(bare, version=version, history={**state.history, version.epoch: reached})
 
     def _payloads(self, run: Run, layout: Layout) -> Iterator[memoryview]:
         """Each shard's state as it would have been sent."""

@@ -21,113 +21,125 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
-from enum import IntEnum
+from dataclasses import astuple, fields
+from itertools import count
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from p2p_diloco.node.status import LastRound
+
 _HEADER_BYTES = 4096
-_SLOT_BYTES = 8
+SLOT_BYTES = 8
 _LENT = b"m"
+_indices = count()
+"""Of the header's slots, in units of SLOT_BYTES."""
+
+N = TypeVar("N", int, float)
 
 
-class Count(IntEnum):
-    """Slots of whole numbers."""
+class Slot(Generic[N]):
+    """A number in the header, as an attribute of it."""
 
-    STEPS = 0
-    """Trainer: inner steps since the start."""
-    SAMPLES = 1
-    """Trainer: samples reported since the start."""
-    CHANGED = 2
-    """Node: grows whenever some shard's state has changed."""
-    EPOCH = 3
-    """Node: the lowest epoch over the shards; -1 while no state is held."""
-    FINISHED = 4
-    """Node: 1 once the run has ended for all."""
-    PEERS = 5
-    """Node: live peers, this one included."""
-    BYTES_SENT = 6
-    """Node: bytes of messages sent."""
-    BYTES_RECEIVED = 7
-    """Node: bytes of messages received."""
-    RETRIES = 8
-    """Node: messages that could not be delivered at once."""
-    RECONNECTIONS = 9
-    """Node: links that broke."""
-    GOAL = 10
-    """Node: the commits, summed over fragments, up to which a peer asks all to exchange at once."""
-    STANDS = 11
-    """Trainer: 1 while training stands still until an exchange is over."""
-    SAVED = 12
-    """Node: the epoch of the newest checkpoint of the outer state that is written or begun; 0: none."""
-    REVISION = 20
-    """Node: the lowest revision over the shards; 0: as the run was founded."""
+    def __init__(self, kind: type[N]) -> None:
+        self._kind: type[N] = kind
+        self.index = next(_indices)
+
+    def __get__(self, header: Header, owner: type[Header]) -> N:
+        value: N = header.views[self._kind][self.index]
+        return value
+
+    def __set__(self, header: Header, value: N) -> None:
+        header.views[self._kind][self.index] = value
 
 
-class Level(IntEnum):
-    """Slots of real numbers."""
+class RoundSlots:
+    """Seven numbers side by side, which are written one by one: one look may see two rounds' figures."""
 
-    STEP_TIME_S = 32
-    """Trainer: what an inner step usually takes; 0 until known."""
-    LOSS = 33
-    """Trainer: the loss last reported; NaN until then."""
-    WAITING_S = 34
-    """Trainer: how long it has waited for the others so far."""
-    STANDS_SINCE = 35
-    """Trainer: since when it stands still until an exchange is over, as `time.monotonic()`; 0 while it does not."""
-    ROUND = 36
-    """Trainer: the first of several, what became of its last round's time (`ledger.SHARES`); all 0 before one is over.
-    They are written one by one, for people to look at: one look may see two rounds' figures."""
-    TRAINS_FOR_S = 47
-    """Node, with pace="time": how long this peer's inner steps of a round should take; inf while that is not known."""
-    OUTER_LR = 48
-    """Node: the outer learning rate of that revision."""
-    OUTER_MOMENTUM = 49
-    """Node: its outer momentum."""
+    def __init__(self) -> None:
+        self._indices = [next(_indices) for _ in fields(LastRound)]
+
+    def __get__(self, header: Header, owner: type[Header]) -> LastRound | None:
+        shares = [header.views[float][index] for index in self._indices]
+        return LastRound(*shares) if any(shares) else None
+
+    def __set__(self, header: Header, value: LastRound) -> None:
+        for index, share in zip(self._indices, astuple(value), strict=True):
+            header.views[float][index] = share
 
 
-class SharedMemory:
-    """The header, and θ, the pseudo-gradient and what progress is measured from, [numel] each, flat fp32. What is
-    never touched of them is never taken."""
+class Header:
+    """Numbers of 8 bytes, each written by one side: first by the trainer, then by the node."""
+
+    # -- by the trainer
+
+    steps = Slot(int)
+    """Inner steps since the start."""
+    samples = Slot(int)
+    """Samples reported since the start."""
+    stands = Slot(int)
+    """1 while training stands still until an exchange is over."""
+    stands_since = Slot(float)
+    """Since when it stands still until an exchange is over, as `time.monotonic()`; 0 while it does not."""
+    step_time_s = Slot(float)
+    """What an inner step usually takes; 0 until known."""
+    loss = Slot(float)
+    """The loss last reported; NaN until then."""
+    waiting_s = Slot(float)
+    """How long it has waited for the others so far."""
+    last_round = RoundSlots()
+    """Where its last round's time went; None before one is over."""
+
+    # -- by the node
+
+    changed = Slot(int)
+    """Grows whenever some shard's state has changed."""
+    epoch = Slot(int)
+    """The lowest epoch over the shards; -1 while no state is held."""
+    finished = Slot(int)
+    """1 once the run has ended for all."""
+    leave_s = Slot(float)
+    """How long it may stay for others when it is to leave: until all have the last state of a run that has ended."""
+    goal = Slot(int)
+    """The commits, summed over fragments, up to which a peer asks all to exchange at once."""
+    saved = Slot(int)
+    """The epoch of the newest checkpoint of the outer state that is written or begun; 0: none."""
+    trains_for_s = Slot(float)
+    """With pace="time": how long this peer's inner steps of a round should take; inf while that is not known."""
+    peers = Slot(int)
+    """Live peers, this one included."""
+    bytes_sent = Slot(int)
+    bytes_received = Slot(int)
+    retries = Slot(int)
+    """Messages that could not be delivered at once."""
+    reconnections = Slot(int)
+    """Links that broke."""
+    revision = Slot(int)
+    """The lowest revision over the shards; 0: as the run was founded."""
+    outer_lr = Slot(float)
+    """The outer learning rate of that revision."""
+    outer_momentum = Slot(float)
+    """Its outer momentum."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self.views: dict[type, memoryview[Any]] = {int: memory.cast("q"), float: memory.cast("d")}
+
+
+class SharedMemory(Header):
+    """The header's numbers, and three vectors [numel] of flat fp32. Pages that are never touched take no memory."""
 
     def __init__(self, fd: int, numel: int) -> None:
         """Map what lies behind a file descriptor; it may be closed afterwards."""
         self.numel = numel
         self._map = mmap.mmap(fd, _size(numel))
-        view = memoryview(self._map)[:_HEADER_BYTES]
-        self._counts, self._levels = view.cast("q"), view.cast("d")
+        super().__init__(memoryview(self._map)[:_HEADER_BYTES])
         self.theta = self._vector(_HEADER_BYTES)
         """θ, [numel] fp32."""
         self.delta = self._vector(_HEADER_BYTES + 4 * numel)
         """The pseudo-gradient that was last sent, fragment by fragment, [numel] fp32; see `delta_in`."""
         self.base = self._vector(_HEADER_BYTES + 8 * numel)
         """What θ was when the trainer loaded it, of the shards that `bases.Bases` names, [numel] fp32."""
-
-    def count(self, slot: Count) -> int:
-        """A whole number."""
-        return self._counts[slot]
-
-    def set_count(self, slot: Count, value: int) -> None:
-        """Write a whole number."""
-        self._counts[slot] = value
-
-    def level(self, slot: Level) -> float:
-        """A real number."""
-        return self._levels[slot]
-
-    def set_level(self, slot: Level, value: float) -> None:
-        """Write a real number."""
-        self._levels[slot] = value
-
-    def levels(self, first: Level, count: int) -> list[float]:
-        """Real numbers side by side."""
-        return [self._levels[first + index] for index in range(count)]
-
-    def set_levels(self, first: Level, values: Sequence[float]) -> None:
-        """Write real numbers side by side."""
-        for index, value in enumerate(values):
-            self._levels[first + index] = value
 
     def delta_in(self, dtype: torch.dtype) -> Tensor:
         """The pseudo-gradient, [numel] of a dtype that both sides know. What a shorter one doesn't need of the memory

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.dylu import Pace
 from p2p_diloco.core.submitting import ENDED
+from p2p_diloco.node.status import Submissions
 
 STALENESS_FROM = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 """Where the bins of a staleness histogram begin, in epochs; the last one has no end."""
 
 
-class Submissions:
+class SubmissionLog:
     """One peer's, since it started."""
 
     def __init__(self, config: RunConfig) -> None:
@@ -39,15 +40,11 @@ class Submissions:
         return self._base if self._pace is None else self._pace.steps
 
     @property
-    def told(self) -> list[int]:
-        """[counted, not counted], for the peer's record."""
-        return [self.counted, self.refused]
-
-    @property
-    def bins(self) -> list[int]:
-        """The histogram, for the peer's record: without the empty bins at its end."""
+    def told(self) -> Submissions:
+        """For the peer's status: the histogram without the empty bins at its end."""
         filled = [index for index, count in enumerate(self.histogram) if count]
-        return self.histogram[: filled[-1] + 1] if filled else []
+        bins = self.histogram[: filled[-1] + 1] if filled else []
+        return Submissions(self.counted, self.refused, tuple(bins))
 
     def ended(self, behind: Sequence[int | None], why: Sequence[str] = ()) -> str:
         """A submission was answered for: the staleness of each of its shards, or None where it was not counted, and why

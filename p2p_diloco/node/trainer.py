@@ -13,21 +13,22 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from p2p_diloco.config import RunConfig
 from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Progress, Release
 from p2p_diloco.core.pace import speeds, trains_for
+from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.schedule import fragment_interval
-from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.channel import Message, NodeEnd
-from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, Ledger
-from p2p_diloco.node.node import Node
-from p2p_diloco.node.shared import Count, Level, SharedMemory
-from p2p_diloco.node.submissions import Submissions
+from p2p_diloco.node.events import EventLog, EventQueue
+from p2p_diloco.node.ledger import CODEC, Ledger
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.node.submissions import SubmissionLog
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.mean import WEIGHT_MIN
 
-HEADER_EVERY_S = 0.25
-"""How often the trainer's header is looked at."""
+PROGRESS_EVERY_S = 0.25
+"""How often the trainer's progress is looked at."""
 
 TELL_EVERY_S = 1.0
 """How often a trainer is told what it waits for, once it has waited for so long."""
@@ -45,40 +46,48 @@ log = logging.getLogger(__name__)
 
 
 class TrainerSide:
-    """`node` must be set before anything is served."""
+    """The trainer of one replica. `ledger` learns where the time of the exchange under way goes."""
 
     def __init__(
-        self, channel: NodeEnd, shared: SharedMemory, config: RunConfig, on_nudge: Callable[[int], None]
+        self,
+        channel: NodeEnd,
+        shared: SharedMemory,
+        run: Run,
+        replica: Replica,
+        work: TensorWork,
+        events: EventQueue,
+        event_log: EventLog,
+        ledger: Ledger,
+        nudge_others: Callable[[int], None],
     ) -> None:
-        self.node: Node
-        self.submissions = Submissions(config)
+        self.submissions = SubmissionLog(run.config)
         """Asynchronous: what became of them, and this peer's number of inner steps."""
-        self.sync_every = config.sync_every
+        self.sync_every = run.config.sync_every
         """Inner steps between two exchanges of the whole model, as they were last made."""
-        self._asynchronous, self._by_time = config.mode == "async", config.pace == "time"
+        self._run, self._replica, self._work, self._bases = run, replica, work, work.bases
+        self._events, self._event_log, self._ledger, self._nudge_others = events, event_log, ledger, nudge_others
+        self._asynchronous, self._by_time = run.rules.asynchronous, run.config.pace == "time"
         self._sent: tuple[int, ...] = ()  # the shards of the exchange under way
         self.ready_at: float | None = None
         self.paused = False
-        self.held_for = ""
-        """What training waits for though the state is there; see `hold` and `let_go`."""
-        self._held = self._came_ready = False
+        self._held = True  # until `let_go`: training waits, though the state may be there
+        self._held_for = ""
+        self._came_ready = False
         self._whole = -1, ""  # epoch and digest of the newest state of one epoch that was held; -1: none yet
-        self._channel, self._shared, self._on_nudge = channel, shared, on_nudge
+        self._channel, self._shared = channel, shared
         self._merging = self._contributing = 0  # the requests
-        self.ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.level(Level.STANDS_SINCE) or math.inf)
-        """Where the time of the exchange under way goes."""
         self._not_reading = asyncio.Event()
         self._not_reading.set()
 
     @property
     def commits(self) -> int:
         """Commits of the whole run, summed over fragments."""
-        return sum(self.node.replica.roster.mine.epochs)
+        return sum(self._replica.roster.mine.epochs)
 
     @property
     def stands(self) -> bool:
         """Whether training stands still until an exchange is over."""
-        return bool(self._shared.count(Count.STANDS))
+        return bool(self._shared.stands)
 
     # -- requests
 
@@ -91,36 +100,36 @@ class TrainerSide:
                     self._merging = n
                     if measures:
                         await self._mended()
-                    await self.node.feed(Merge())
+                    await self._events.feed(Merge())
                 case {"kind": "contribute"}:
                     await self._contribute(message)
                 case {"kind": "read", "n": n}:
                     self._not_reading.clear()
                     self._channel.send("readable", n=n, kept=[] if self._asynchronous else sorted(self._bases.kept))
                 case {"kind": "have read", "loaded": loaded}:
-                    if self.node.replica.merging is not None:
+                    if self._replica.training.merging is not None:
                         self._merging = GIVEN_UP
                     self._bases.loaded(loaded)
                     self._not_reading.set()
                 case {"kind": "pause", "on": on}:
                     self.paused = on
-                    self.node.post(Pause(on))
+                    self._events.post(Pause(on))
                 case {"kind": "ask", "n": n}:
                     self._channel.send("told", n=n, **self._told())
                 case {"kind": "nudge", "goal": goal}:
-                    self._on_nudge(goal)
+                    self._nudge_others(goal)
 
     async def _mended(self) -> None:
         """What the trainer is about to measure from was not changed in memory, or is mended, or can't be soon."""
-        bases, replica = self._bases, self.node.replica
+        bases, replica = self._bases, self._replica
         for shard in bases.read & set(replica.own.due()):
-            store, version = self.node.work.store, replica.logs.look_at(shard).version
+            store, version = self._work.store, replica.logs.look_at(shard).version
             was = store.accepted_theta(shard)
             if was and was != store.present_theta(shard) and version is not None:
                 bases.damaged.add(shard)
-                self.node.post(Damaged(shard, version))
+                self._events.post(Damaged(shard, version))
             await asyncio.sleep(0)  # of a large model this takes a second, in which others ask whether this peer lives
-        within_s = min(MEND_S_MAX, MEND_TIMEOUTS * self.node.run.config.heartbeat_timeout)
+        within_s = min(MEND_S_MAX, MEND_TIMEOUTS * self._run.config.heartbeat_timeout)
         give_up_at = time.monotonic() + within_s
         while bases.damaged and time.monotonic() < give_up_at:
             await asyncio.sleep(MEND_EVERY_S)
@@ -132,9 +141,9 @@ class TrainerSide:
 
     async def _contribute(self, message: Message) -> None:
         self._contributing = message["n"]
-        self.ledger.begin()
+        self._ledger.begin()
         self.sync_every = message["every"]
-        shards, replica, config = tuple(message["shards"]), self.node.replica, self.node.run.config
+        shards, replica, config = tuple(message["shards"]), self._replica, self._run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
         self._sent = shards
         if message["stands"] and not self._asynchronous:  # there a shard may stay unmerged when the trainer goes on
@@ -142,19 +151,13 @@ class TrainerSide:
         id, weighs = replica.own.next_id, message["weight"] > WEIGHT_MIN
         payloads = []
         for shard in shards:
-            with self.ledger.part(CODEC):
-                payloads.append(self.node.work.encode(shard, delta, id, weighs=weighs))
+            with self._ledger.part(CODEC):
+                payloads.append(self._work.encode(shard, delta, id, weighs=weighs))
             await asyncio.sleep(0)  # as above
-        await self.node.feed(Contribute(shards, message["weight"], message["samples"], tuple(payloads)))
-
-    @property
-    def _bases(self) -> Bases:
-        bases = self.node.work.bases
-        assert bases is not None, "a trainer reads θ"
-        return bases
+        await self._events.feed(Contribute(shards, message["weight"], message["samples"], tuple(payloads)))
 
     def _told(self) -> dict[str, Any]:
-        replica = self.node.replica
+        replica = self._replica
         return {
             "versions": [None if v is None else [v.generation, v.samples, v.epoch, v.digest] for v in replica.versions],
             "digest": self._whole[1],
@@ -180,13 +183,13 @@ class TrainerSide:
             return
         self._not_reading.clear()
         for loaded in effect.shards:
-            self.node.work.merge(loaded.shard, loaded.carry, self.node.replica.own.counted(loaded.shard))
+            self._work.merge(loaded.shard, loaded.carry, self._replica.own.counted(loaded.shard))
         shards = [[loaded.shard, loaded.carry.value] for loaded in effect.shards]
         asynchronous: dict[str, int] = {}
         if self._asynchronous:
-            replica = self.node.replica
+            replica = self._replica
             asynchronous = {"trained": replica.own.merged_samples, "workers": replica.workers()}
-        epoch, digest = self.node.replica.own.merged
+        epoch, digest = self._replica.own.merged
         counts = {"commits": self.commits, "epoch": epoch, "digest": digest, **asynchronous}
         bases = {name: sorted(getattr(self._bases, name)) for name in ("kept", "gone", "lost")}
         self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), **bases, **counts)
@@ -194,15 +197,15 @@ class TrainerSide:
     def release(self, effect: Release) -> None:
         """As `node.Trainer.release`."""
         outcome = self._submitted() if self._asynchronous and effect.sent else {}
-        spent = {"stood": self.ledger.stood, "hidden": self.ledger.hidden}
+        spent = {"stood": self._ledger.stood, "hidden": self._ledger.hidden}
         self._channel.send("release", n=self._contributing, sent=effect.sent, **spent, **outcome)
 
     def _submitted(self) -> dict[str, int]:
         """A submission was answered for: note it, and look how many inner steps this peer makes until the next."""
-        submissions, replica = self.submissions, self.node.replica
+        submissions, replica = self.submissions, self._replica
         log.info("%s", submissions.ended(replica.behind(self._sent), replica.uncounted(self._sent)))
         if text := submissions.adjust(replica.roster.mine.speed, speeds(replica.roster.summaries())):
-            self.node.note("pace", text)
+            self._event_log.note("pace", text)
         return {"steps": submissions.steps, "staleness": submissions.staleness, "refused": submissions.refused}
 
     def ready(self) -> None:
@@ -213,75 +216,68 @@ class TrainerSide:
             self.ready_at = asyncio.get_running_loop().time()
             self._channel.send("ready")
 
-    def hold(self) -> None:
-        """Let training wait, though the state may be there."""
-        self._held = True
+    def hold_for(self, text: str) -> None:
+        """Tell what training waits for until `let_go`."""
+        self._held_for = text
 
     def let_go(self) -> None:
         """Training may start once the state is there."""
-        self._held, self.held_for = False, ""
+        self._held, self._held_for = False, ""
         if self._came_ready and self.ready_at is None:
             self.ready()
 
     def changed(self) -> None:
         """As `node.Trainer.changed`. In asynchronous mode others' commits are merged with the next answer alone."""
         self._publish()
-        replica = self.node.replica
+        replica = self._replica
         if self._asynchronous and not (replica.finished or replica.own.left_behind):
             return
-        self._shared.set_count(Count.CHANGED, self._shared.count(Count.CHANGED) + 1)
+        self._shared.changed = self._shared.changed + 1
 
     def finished(self) -> None:
         """As `node.Trainer.finished`."""
         self._publish()
-        self._shared.set_count(Count.FINISHED, 1)
+        self._shared.finished = 1
 
     # -- what goes on beside
 
-    async def watch_header(self, reconnections: Callable[[], int], traffic: Callable[[], tuple[int, int]]) -> None:
-        """Tell the replica of the trainer's progress, and the trainer of the node's counts, until
-        cancelled.
-        """
+    async def watch_progress(self) -> None:
+        """Tell the replica of the trainer's progress, and the trainer of the run's, until cancelled."""
         seen = -1
         while True:
-            steps, step_time_s = self._shared.count(Count.STEPS), self._shared.level(Level.STEP_TIME_S)
-            if steps != seen and self.node.replica.has_state:
+            steps, step_time_s = self._shared.steps, self._shared.step_time_s
+            if steps != seen and self._replica.has_state:
                 seen = steps
-                self.node.post(Progress(step_time_s if math.isfinite(step_time_s) else 0.0))
+                self._events.post(Progress(step_time_s if math.isfinite(step_time_s) else 0.0))
             self._publish()
-            self._shared.set_count(Count.RECONNECTIONS, reconnections())
-            sent, received = traffic()
-            self._shared.set_count(Count.BYTES_SENT, sent)
-            self._shared.set_count(Count.BYTES_RECEIVED, received)
-            self._shared.set_count(Count.RETRIES, self.node.retries)
-            await asyncio.sleep(HEADER_EVERY_S)
+            await asyncio.sleep(PROGRESS_EVERY_S)
 
     async def tell_waiting(self) -> None:
         """While the trainer waits, say what for; of a wait as short as most are, nothing."""
         while True:
             await asyncio.sleep(TELL_EVERY_S)
             if self.ready_at is None or self._stands_long():
-                text = self.node.named(self.held_for or self.node.replica.waiting())
+                text = self._event_log.named(self._held_for or self._replica.waiting())
                 self._channel.send("waiting", text=text)
 
     def _stands_long(self) -> bool:
-        return self.stands and time.monotonic() - self._shared.level(Level.STANDS_SINCE) >= TELL_EVERY_S
+        return self.stands and time.monotonic() - self._shared.stands_since >= TELL_EVERY_S
 
     def _publish(self) -> None:
-        replica = self.node.replica
+        replica = self._replica
         if replica.has_state and (self._asynchronous or replica.logs.even):
             self._whole = replica.epoch, replica.roster.mine.model.digest
-        self._shared.set_count(Count.EPOCH, self._whole[0])
-        self._shared.set_count(Count.PEERS, 1 + len(replica.roster.alive()))
-        outer_lr, outer_momentum = self.node.run.rates(replica.revision)
-        self._shared.set_count(Count.REVISION, replica.revision.number)
-        self._shared.set_level(Level.OUTER_LR, outer_lr)
-        self._shared.set_level(Level.OUTER_MOMENTUM, outer_momentum)
+        self._shared.epoch = self._whole[0]
+        self._shared.peers = 1 + len(replica.roster.alive())
+        outer_lr, outer_momentum = self._run.rates(replica.revision)
+        self._shared.revision = replica.revision.number
+        self._shared.outer_lr = outer_lr
+        self._shared.outer_momentum = outer_momentum
         if self._by_time:
-            self._shared.set_level(Level.TRAINS_FOR_S, self._trains_for_s())
+            self._shared.trains_for_s = self._trains_for_s()
 
     def _trains_for_s(self) -> float:
-        run, roster = self.node.run, self.node.replica.roster
+        run, roster = self._run, self._replica.roster
         steps = fragment_interval(run.config.sync_every, run.config.num_fragments)
         return trains_for(steps, run.round_nbytes, roster.me, roster.summaries())
 

@@ -5,7 +5,6 @@ Law: reads, in client mode, and leaves nothing behind. An observer refuses every
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -16,7 +15,7 @@ from p2p_diloco.observe.snapshot import Snapshot, snapshot
 
 
 class DeafInbox:
-    """The inbox of somebody who only looks."""
+    """The inbox of an observer."""
 
     def admit(self, sender: str, header: bytes) -> int:
         """Refuse."""
@@ -29,11 +28,11 @@ class DeafInbox:
         """Nothing is transferred."""
 
     def closed(self, peer: str) -> None:
-        """Nobody's end matters here."""
+        """An observer talks to no peer."""
 
 
 async def open_eyes(run_id: str, initial_peers: Sequence[str]) -> Transport:
-    """A transport that reads the DHT and can't be dialled.
+    """A transport that reads the DHT, and that no peer can dial.
 
     Raises:
         NoBootstrapReached: none of the initial peers answered.
@@ -48,13 +47,11 @@ async def open_eyes(run_id: str, initial_peers: Sequence[str]) -> Transport:
 async def look(transport: Transport, run_id: str) -> Snapshot:
     """What the DHT says about a run now; what it doesn't answer is left out."""
     peers = await read_peers(transport, run_id)
-    run = await run_record(transport, run_id)
-    config = None if run is None else dataclasses.asdict(run)
-    return snapshot(run_id, config, peers.values(), time.time())
+    return snapshot(run_id, await run_record(transport, run_id), peers.values(), time.time())
 
 
 async def run_record(transport: Transport, run_id: str) -> RunRecord | None:
-    """The run's record: of several founders' the one whose name is lowest, as for joiners."""
+    """The run's record. Where several peers have founded the run, the lowest name wins, as for joiners."""
     try:
         found = await transport.fetch(f"{run_id}/config")
     except Unreachable:

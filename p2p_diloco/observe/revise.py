@@ -19,8 +19,9 @@ from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
 from p2p_diloco.net.interface import Transport
 from p2p_diloco.node import revising
 from p2p_diloco.node.revising import Founding
+from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.look import look, run_record
-from p2p_diloco.observe.snapshot import PeerStatus, Snapshot
+from p2p_diloco.observe.snapshot import Snapshot
 
 LOOK_EVERY_S = 1.0
 FOUND_S = 5.0
@@ -129,7 +130,7 @@ async def _adopted(transport: Transport, founding: Founding, revision: Revision,
     clock = asyncio.get_running_loop().time
     give_up_at, told = clock() + within_s, ""
     while True:
-        live = _live((await look(transport, founding.run_id)).peers)
+        live = _live(await look(transport, founding.run_id))
         known = tuple(p.name for p in live if (p.revision_known or 0) >= revision.number)
         adopted = tuple(p.name for p in live if (p.revision or 0) >= revision.number)
         text = f"of {len(live)} peers {len(known)} know of it, {len(adopted)} have adopted it in all shards"
@@ -150,5 +151,5 @@ async def _adopted(transport: Transport, founding: Founding, revision: Revision,
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-def _live(peers: tuple[PeerStatus, ...]) -> list[PeerStatus]:
-    return [p for p in peers if p.last_seen_s < LIVES_S and p.state not in ("leaving", "finished")]
+def _live(seen: Snapshot) -> list[PeerStatus]:
+    return [p for p in seen.peers if seen.last_seen_s(p) < LIVES_S and p.state not in ("leaving", "finished")]

@@ -1,18 +1,20 @@
-"""A `Snapshot` for people: a table on a terminal, lines anywhere else.
+"""A `Snapshot` for people: tables on a terminal, lines anywhere else.
 
-Law: draws a snapshot and knows nothing else: no DHT, no clock, no terminal of its own choosing.
+Law: draws a snapshot and knows nothing else: no DHT, no clock, no terminal of its own choosing. Both views show the
+same sections. A section is a list of columns, so a field of `PeerStatus` is shown by one line in `SECTIONS`.
 """
 
 from __future__ import annotations
 
-from dataclasses import astuple, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from p2p_diloco.observe.snapshot import LastRound, PeerStatus, RunStatus, Snapshot
+from p2p_diloco.node.status import LastRound, PeerStatus
+from p2p_diloco.observe.snapshot import RunStatus, Snapshot
 
 COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "idle": "red", "finished": "blue"}
 BAR_CELLS = 20
@@ -36,87 +38,113 @@ SHOWN_ASYNCHRONOUS = ("dn_buffer_size", "dylu", "async_grace", "max_staleness", 
 """What of it in asynchronous mode."""
 BINS = ("0", "1", "2", "3", "4–5", "6–7", "8–11", "12–15", "16–23", "24–31", "32–63", "64+")
 """Epochs behind, of a staleness histogram."""
-SHARES = tuple(field.name.replace("_", " ") for field in fields(LastRound))
-TITLES = (
-    "epoch", "step", "steps/s", "loss", "samples", "waited", "sent", "received", "link", "direct", "shards", "seen",
-)  # fmt: skip
+
+WRAPPED = ("peer", "host", "behind")
+"""Columns that take several lines where the screen is narrow."""
+TEXTS = (*WRAPPED, "state", "role")
+"""Columns that begin at the left."""
+
+Cell = Callable[[Snapshot, PeerStatus], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A table of the peers for which `shown` holds."""
+
+    title: str
+    shown: Callable[[PeerStatus], bool]
+    columns: Mapping[str, Cell]
+
+
+def _share(name: str) -> Cell:
+    return lambda _, peer: UNKNOWN if peer.last_round is None else f"{getattr(peer.last_round, name):.1%}"
+
+
+SECTIONS = (
+    Section(
+        "",
+        lambda peer: True,
+        {
+            "state": lambda _, peer: peer.state or UNKNOWN,
+            "role": lambda _, peer: peer.role or UNKNOWN,
+            "host": lambda _, peer: peer.host or UNKNOWN,
+            "epoch": lambda _, peer: _number(peer.epoch),
+            "step": lambda _, peer: _number(peer.step),
+            "steps/s": lambda _, peer: _decimals(peer.steps_per_second, 2),
+            "loss": lambda _, peer: _decimals(peer.loss, 4),
+            "seen": lambda seen, peer: _seconds(seen.last_seen_s(peer)),
+        },
+    ),
+    Section(
+        "exchanges",
+        lambda peer: peer.epoch is not None,
+        {
+            "samples": lambda _, peer: _number(peer.samples),
+            "waiting": lambda _, peer: _seconds(peer.waiting_s),
+            "sent": lambda _, peer: _bytes(peer.bytes_sent),
+            "received": lambda _, peer: _bytes(peer.bytes_received),
+            "bandwidth": lambda _, peer: UNKNOWN if peer.bandwidth is None else f"{_bytes(peer.bandwidth)}/s",
+            "direct": lambda _, peer: _direct(peer),
+            "aggregates": lambda _, peer: _aggregates(peer),
+        },
+    ),
+    Section(
+        "the last round: shares of its time, and of its exchange",
+        lambda peer: peer.last_round is not None,
+        {
+            "sync_every": lambda _, peer: _number(peer.sync_every),
+            **{field.name: _share(field.name) for field in fields(LastRound)},
+        },
+    ),
+    Section(
+        "submissions, and how many epochs behind",
+        lambda peer: peer.submissions is not None,
+        {
+            "counted": lambda _, peer: UNKNOWN if peer.submissions is None else _number(peer.submissions.counted),
+            "refused": lambda _, peer: UNKNOWN if peer.submissions is None else _number(peer.submissions.refused),
+            "buffered": lambda _, peer: _buffered(peer),
+            "behind": lambda _, peer: _behind(peer),
+        },
+    ),
+)
 
 
 def drawn(snapshot: Snapshot) -> RenderableType:
-    """The run as a table of its peers, with its round above; below, where their time went, and the newest events."""
-    table = Table(expand=True, pad_edge=False)
-    for title in ("peer", "host", "role", "state"):
-        table.add_column(title, overflow="ellipsis", no_wrap=True)
-    for title in TITLES:
-        table.add_column(title, justify="right", no_wrap=True)
-    for peer in snapshot.peers:
-        name, host, role, state, *numbers = _cells(peer)
-        table.add_row(
-            escape(name), escape(host), escape(role), Text(state, COLOURS.get(state, "dim")), *numbers
-        )
+    """The run as tables of its peers, with its round above and the newest events below."""
     settings = [Text(line, "dim") for line in _settings(snapshot.run)]
+    tables = [table for section in SECTIONS for table in _tables(section, snapshot)]
     events = [Text(line, "dim") for line in _events(snapshot.run)]
-    spent = [*_submissions(snapshot), *_last_rounds(snapshot)]
-    return Group(Text(_headline(snapshot), "bold"), *settings, *_progress(snapshot.run), table, *spent, *events)
+    return Group(Text(_headline(snapshot), "bold"), *settings, *_progress(snapshot.run), *tables, *events)
 
 
-def _last_rounds(snapshot: Snapshot) -> list[RenderableType]:
-    """A table of those that tell how many steps their last round had, and where its time went, if any do."""
-    rounds = [(peer, peer.last_round) for peer in snapshot.peers if peer.last_round is not None]
-    if not rounds:
+def _tables(section: Section, snapshot: Snapshot) -> list[Table]:
+    """The section's table, if it has a row."""
+    rows = [peer for peer in snapshot.peers if section.shown(peer)]
+    if not rows:
         return []
-    table = Table(pad_edge=False, title="the last round: shares of its time, and of its exchange", title_justify="left")
-    table.add_column("peer", overflow="ellipsis", no_wrap=True)
-    for title in ("steps", *SHARES):
-        table.add_column(title, justify="right", no_wrap=True)
-    for peer, last in rounds:
-        table.add_row(escape(peer.name), _number(peer.sync_every), *_shares(last))
+    heading = f"\n{section.title}" if section.title else None
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=heading, title_justify="left")
+    for title in ("peer", *section.columns):
+        text, wraps = title in TEXTS, title in WRAPPED
+        table.add_column(title, justify="left" if text else "right", overflow="fold", no_wrap=not wraps,
+                         min_width=9 if wraps else None)  # fmt: skip
+    for peer in rows:
+        cells = [Text(cell(snapshot, peer), COLOURS.get(peer.state, "dim") if title == "state" else "")
+                 for title, cell in section.columns.items()]  # fmt: skip
+        table.add_row(Text(peer.name), *cells)
     return [table]
-
-
-def _submissions(snapshot: Snapshot) -> list[RenderableType]:
-    """A table of what became of submissions, in asynchronous mode."""
-    told = [peer for peer in snapshot.peers if peer.submissions is not None]
-    if not told:
-        return []
-    table = Table(pad_edge=False, title="submissions, and how many epochs behind", title_justify="left")
-    table.add_column("peer", overflow="ellipsis", no_wrap=True)
-    bins = max(len(peer.submissions.staleness) for peer in told if peer.submissions is not None)
-    for title in ("steps", "counted", "refused", "buffer", *BINS[:bins]):
-        table.add_column(title, justify="right", no_wrap=True)
-    for peer in told:
-        assert peer.submissions is not None
-        subs, empty = peer.submissions, bins - len(peer.submissions.staleness)
-        counts = [_number(count) for count in (*subs.staleness, *[0] * empty)]
-        ends = _number(peer.sync_every), _number(subs.counted), _number(subs.refused), _buffer(peer)
-        table.add_row(escape(peer.name), *ends, *counts[:bins])
-    return [table]
-
-
-def _submitted(peer: PeerStatus) -> str:
-    """The same in words, if the peer tells."""
-    if (subs := peer.submissions) is None:
-        return ""
-    behind = " ".join(f"{title}:{count}" for title, count in zip(BINS, subs.staleness, strict=False) if count)
-    counts = f"counted={subs.counted} refused={subs.refused} buffer={_buffer(peer)}"
-    return f"; submissions: steps={_number(peer.sync_every)} {counts} behind={behind or UNKNOWN}"
-
-
-def _buffer(peer: PeerStatus) -> str:
-    """How full the Delayed Nesterov buffers are of the shards that it aggregates."""
-    if (found := peer.buffered) is None:
-        return UNKNOWN
-    return str(found.least) if found.least == found.most else f"{found.least}–{found.most}"
 
 
 def lines(snapshot: Snapshot) -> list[str]:
     """The run as plain text: a line for the run, one for its settings, one for each peer, then the newest events."""
     told = [_headline(snapshot), *(f"  {line}" for line in _settings(snapshot.run))]
     for peer in snapshot.peers:
-        name, host, role, state, *numbers = _cells(peer)
-        listed = " ".join(f"{title}={number}" for title, number in zip(TITLES, numbers, strict=True))
-        told.append(f"  {name} {state} {role} on {host or UNKNOWN} {listed}{_submitted(peer)}{_spent(peer)}")
+        columns = (pair for section in SECTIONS if section.shown(peer) for pair in section.columns.items())
+        told.append(" ".join([f"  {peer.name}", *(f"{title}={cell(snapshot, peer)}" for title, cell in columns)]))
     return [*told, *(f"  {line}" for line in _events(snapshot.run))]
+
+
+# -- the run
 
 
 def _headline(snapshot: Snapshot) -> str:
@@ -129,12 +157,12 @@ def _headline(snapshot: Snapshot) -> str:
     if run.round is not None:
         parts.append(f"round {run.round.got} of {run.round.want}")
     if run.config is None and not snapshot.peers:
-        parts = [f"run {run.run_id}: nobody has founded it yet"]
+        parts = [f"run {run.run_id}: no peer has founded it yet"]
     return ", ".join(parts)
 
 
 def _settings(run: RunStatus) -> list[str]:
-    """One line of what was settled when the run was founded, or since, or none if nobody tells."""
+    """One line of what was settled when the run was founded, or since; none if no peer tells."""
     now = {**(run.config or {}), "outer_lr": run.outer_lr, "outer_momentum": run.outer_momentum}
     shown = (*SETTINGS_SHOWN, *SHOWN_ASYNCHRONOUS) if run.mode == "async" else SETTINGS_SHOWN
     settings = [(key, now[key]) for key in shown if now.get(key) is not None]
@@ -154,49 +182,31 @@ def _progress(run: RunStatus) -> list[Text]:
     return [Text(f"{bar} fragment {run.round.fragment}: {run.round.got} of {run.round.want} contributions")]
 
 
-def _cells(peer: PeerStatus) -> tuple[str, ...]:
-    return (
-        peer.name,
-        peer.host,
-        peer.role,
-        peer.state,
-        _number(peer.epoch),
-        _number(peer.step),
-        _decimals(peer.steps_per_second, 2),
-        _decimals(peer.loss, 4),
-        _number(peer.samples),
-        _seconds(peer.waiting_s),
-        _bytes(peer.bytes_sent),
-        _bytes(peer.bytes_received),
-        UNKNOWN if peer.bandwidth is None else f"{_bytes(peer.bandwidth)}/s",
-        _direct(peer),
-        _shards(peer),
-        _seconds(peer.last_seen_s),
-    )
+# -- cells
 
 
-def _spent(peer: PeerStatus) -> str:
-    """Where the time of the last round went, if the peer tells."""
-    if peer.last_round is None:
-        return ""
-    cells = zip(SHARES, _shares(peer.last_round), strict=True)
-    shares = " ".join(f"{title.replace(' ', '-')}={share}" for title, share in cells)
-    return f"; last round: steps={_number(peer.sync_every)} {shares}"
+def _behind(peer: PeerStatus) -> str:
+    """How many submissions were so many epochs behind."""
+    counts = () if peer.submissions is None else peer.submissions.staleness
+    return ",".join(f"{title}:{count}" for title, count in zip(BINS, counts, strict=False) if count) or UNKNOWN
 
 
-def _shares(last: LastRound) -> tuple[str, ...]:
-    return tuple(f"{share:.1%}" for share in astuple(last))
+def _buffered(peer: PeerStatus) -> str:
+    """How full the Delayed Nesterov buffers of the shards are that it aggregates."""
+    if (found := peer.buffered) is None:
+        return UNKNOWN
+    return str(found.least) if found.least == found.most else f"{found.least}–{found.most}"
 
 
 def _direct(peer: PeerStatus) -> str:
-    """To how many of those that it sends payloads they go directly; and how many a third peer passes on."""
+    """To how many of the peers that it sends payloads they go directly; and how many a third peer passes on."""
     if (ways := peer.ways) is None or not (total := ways.direct + ways.libp2p + ways.relayed):
         return UNKNOWN
     relayed = f" ({ways.relayed} relayed)" if ways.relayed else ""
     return f"{ways.direct}/{total}{relayed}"
 
 
-def _shards(peer: PeerStatus) -> str:
+def _aggregates(peer: PeerStatus) -> str:
     """The shards that it aggregates: the first few by number, then how many there are."""
     first = ",".join(str(shard) for shard in peer.aggregates[:SHARDS_SHOWN])
     return f"{first}… ({peer.aggregates_count})" if peer.aggregates_count > SHARDS_SHOWN else first or UNKNOWN

@@ -8,14 +8,13 @@ goes on without it: what can't be saved or read is logged.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import CheckpointError
 from p2p_diloco.peer.extents import ALONE, Rank, is_sharded, local_part, sharded_as
 from p2p_diloco.tensors import checkpoint
@@ -28,29 +27,19 @@ log = logging.getLogger("p2p_diloco")
 
 
 class InnerState:
-    """Saved once for each checkpoint of the outer state. `version` tells the present one."""
+    """Saved once for each checkpoint of the outer state."""
 
-    def __init__(
-        self,
-        optimizers: Sequence[Optimizer],
-        root: Path,
-        keep: int,
-        version: Callable[[], ModelVersion],
-        rank: Rank = ALONE,
-    ) -> None:
-        self._optimizers, self._version = optimizers, version
+    def __init__(self, optimizers: Sequence[Optimizer], root: Path, keep: int, rank: Rank = ALONE) -> None:
+        self._optimizers = optimizers
         self._root, self._keep = _folder(root, rank), keep
         self._saved = 0
 
     def is_due(self, epoch: int) -> bool:
-        """After a step: whether the outer state's newest checkpoint, of this epoch (0: there is none), is a new one."""
-        return epoch not in (0, self._saved)
-
-    def aged(self, epoch: int, counters: Mapping[str, Any]) -> dict[str, Any]:
-        """What to save with, beside the checkpoint of this epoch."""
-        self._saved, version = epoch, self._version()
-        ages = {"epoch": epoch, "generation": version.generation, "samples": version.samples}
-        return {**ages, "counters": dict(counters)}
+        """After a step: whether the outer state's newest checkpoint, of this epoch (0: there is none), is a new one.
+        True once for each.
+        """
+        before, self._saved = self._saved, epoch
+        return epoch not in (0, before)
 
     def save(self, epoch: int, generation: int, samples: int, counters: Mapping[str, Any]) -> None:
         """Beside the outer state's checkpoint of this epoch and age."""

@@ -1,7 +1,7 @@
 """The model's parameters beside the global ones: loading, carrying progress over, pseudo-gradients.
 
 Law: plain arithmetic on host memory, in fp32, of what this process holds and no more; only the thread that trains may
-call it. θ is read, never written, and only while the node lets it be read. How values get here from a device, `lanes`
+call it. θ is read, never written, and only while the node lets it be read. How values get here from a device, `staging`
 knows; which values are this process's, `extents`.
 """
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from p2p_diloco.core.events import Carry
 from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of, is_sharded, reshard
-from p2p_diloco.peer.lanes import CHUNK_BYTES, Lane, lane_to
+from p2p_diloco.peer.staging import CHUNK_BYTES, Staging, staging_for
 from p2p_diloco.tensors.flat import gather, pseudo_gradient, scatter
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
@@ -60,6 +60,8 @@ class Local(Protocol):
 
     def forget_deltas(self, shards: Collection[int]) -> None: ...
 
+    def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]: ...
+
 
 class LocalModel:
     """A model's trainable parameters, as far as this process holds them, in the flat order of a layout.
@@ -84,7 +86,7 @@ class LocalModel:
         self._held = [extent for extent in self._all if extent.numel]  # of a small parameter a rank may have no row
         self._starts = [extent.start for extent in self._held]
         self._sharded = model if any(is_sharded(extent.param) for extent in self._all) else None
-        self._lanes: dict[torch.device, Lane] = {}
+        self._stagings: dict[torch.device, Staging] = {}
 
     @torch.no_grad()
     def write_theta(self) -> None:
@@ -184,19 +186,19 @@ class LocalModel:
         self, shards: Collection[int], *, fetch: bool = False, store: bool = False, spoken: bool = False
     ) -> Iterator[tuple[Tensor, Span]]:
         """What these shards hold of this process's parameters, piece by piece: flat values in host memory, of the
-        parameter's dtype, and where they belong. `fetch`, `store`: as `Lane.through`. `spoken`: only what this process
-        writes for the peer.
+        parameter's dtype, and where they belong. `fetch`, `store`: as `Staging.through`. `spoken`: only what this
+        process writes for the peer.
         """
         devices: dict[torch.device, list[tuple[Extent, list[tuple[int, int, int]]]]] = {}
         for extent, pieces in self._touched(shards):
             if extent.speaks or not spoken:
                 devices.setdefault(extent.values().device, []).append((extent, pieces))
         for device, touched in devices.items():
-            lane = self._lanes.get(device)
-            if lane is None:
-                lane = self._lanes[device] = lane_to(device)
+            staging = self._stagings.get(device)
+            if staging is None:
+                staging = self._stagings[device] = staging_for(device)
             strided: list[tuple[Tensor, Tensor]] = []
-            yield from lane.through(_chunks(touched, strided), fetch=fetch, store=store)
+            yield from staging.through(_chunks(touched, strided), fetch=fetch, store=store)
             if store:
                 for tensor, dense in strided:
                     tensor.copy_(dense)
@@ -232,8 +234,8 @@ class LocalModel:
 def _chunks(
     touched: list[tuple[Extent, list[tuple[int, int, int]]]], strided: list[tuple[Tensor, Tensor]]
 ) -> Iterator[tuple[Tensor, Span]]:
-    """These pieces as flat views of the parameters' memory, none longer than a lane takes. Of a parameter that doesn't
-    lie densely, of a dense copy: `strided` gets both.
+    """These pieces as flat views of the parameters' memory, none longer than CHUNK_BYTES. A parameter that isn't
+    contiguous is copied into a dense tensor first: `strided` gets both.
     """
     for extent, pieces in touched:
         values = extent.values()

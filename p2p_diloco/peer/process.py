@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from p2p_diloco.node import shared
 from p2p_diloco.node.channel import ChannelClosed, TrainerEnd
 from p2p_diloco.node.setup import Setup
-from p2p_diloco.peer.line import NodeLine
+from p2p_diloco.peer.node_client import NodeClient
 
 log = logging.getLogger("p2p_diloco")
 
@@ -49,9 +49,9 @@ class NodeProcess:
             theirs.close()
             os.close(fd)
         self._channel = TrainerEnd(ours)
-        self.line = NodeLine(self._channel, memory, self.how_it_ended)
+        self.client = NodeClient(self._channel, memory, self.how_it_ended)
         """How to speak with it."""
-        self.line.tell("setup", setup=setup.to_wire())
+        self.client.tell("setup", setup=setup.to_wire())
 
     @property
     def alive(self) -> bool:

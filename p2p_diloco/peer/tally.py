@@ -18,11 +18,13 @@ from p2p_diloco.tensors.mean import WEIGHT_MIN
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What went into one sending of some shards: its weight, its samples, and what had been sent before it."""
+    """What went into one sending of some shards: its weight, its samples, after which inner step it left, and what had
+    been sent of each shard before it."""
 
     shards: Sequence[int]
     weight: float
     samples: int
+    at_step: int
     before: tuple[tuple[int, int], ...]
 
 
@@ -33,9 +35,11 @@ class Tally:
         self.steps = 0
         self.samples = 0
         """Reported."""
+        self.sent_at = 0
+        """After which inner step something left last, also if it came to nothing."""
         self._weighting = config.weighting
         self._shares = [shard.numel / layout.numel for shard in layout.shards]
-        self._sent = [(0, 0)] * len(layout.shards)  # steps and samples at each shard's last sending
+        self._at_sending = [(0, 0)] * len(layout.shards)  # steps and samples at each shard's last sending
         self._uncounted = [0] * len(layout.shards)  # samples whose progress was sent, and is counted by no commit yet
         self._dropped = 0.0
 
@@ -51,7 +55,7 @@ class Tally:
 
     def idle_since_sending(self, shard: int) -> bool:
         """Whether no step was made since the shard was last sent."""
-        return self._sent[shard][0] == self.steps
+        return self._at_sending[shard][0] == self.steps
 
     # -- what happens
 
@@ -61,20 +65,21 @@ class Tally:
         Raises:
             ConfigError: it is to be weighed by samples, and none were reported.
         """
-        before = tuple(self._sent[shard] for shard in shards)
+        before = tuple(self._at_sending[shard] for shard in shards)
         steps = min(self.steps - steps for steps, _ in before)
         samples = min(self.samples - samples for _, samples in before)
         weight = self._weight(steps, samples, min(self._uncounted[shard] for shard in shards))
-        sent = Sent(shards, weight, samples or steps, before)
+        sent = Sent(shards, weight, samples or steps, self.steps, before)
+        self.sent_at = self.steps
         for shard in shards:
-            self._sent[shard] = self.steps, self.samples
+            self._at_sending[shard] = self.steps, self.samples
             self._uncounted[shard] += sent.samples
         return sent
 
     def unsend(self, sent: Sent) -> None:
         """It did not leave after all."""
         for shard, before in zip(sent.shards, sent.before, strict=True):
-            self._sent[shard] = before
+            self._at_sending[shard] = before
             self._uncounted[shard] -= sent.samples
 
     def merged(self, shard: int, carry: Carry) -> None:
@@ -92,12 +97,12 @@ class Tally:
         """All progress that no commit counts is gone."""
         for shard, share in enumerate(self._shares):
             self._dropped += share * (self._since(shard) + self._uncounted[shard])
-            self._sent[shard], self._uncounted[shard] = (self.steps, self.samples), 0
+            self._at_sending[shard], self._uncounted[shard] = (self.steps, self.samples), 0
 
     # -- inside
 
     def _since(self, shard: int) -> int:
-        steps, samples = self._sent[shard]
+        steps, samples = self._at_sending[shard]
         return self.samples - samples or self.steps - steps
 
     def _weight(self, steps: int, samples: int, carried: int) -> float:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from p2p_diloco.core.events import Merge
 from p2p_diloco.core.revision import Revision
+from p2p_diloco.core.state import final
+from p2p_diloco.core.synchronous import SynchronousLog
 from p2p_diloco.core.version import ModelVersion, Version
 
 from .model import Violation, require
@@ -33,15 +35,16 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
             require(not log.close(now), "e", f"{process.name} could commit to shard {log.shard} and waits")
             continue
         if (
-            log.version is None
+            not isinstance(log, SynchronousLog)
+            or log.waits is None
             or log.final
-            or log.working
+            or log.round.working
             or log.frozen
-            or log.damaged is not None
+            or log.round.damaged is not None
             or not log.aggregating
         ):
             continue
-        stuck = log.may_close(process.clock(world.now))
+        stuck = log.waits.may_close(process.clock(world.now))
         require(not stuck, "e", f"{process.name} has all it needs for shard {log.shard} and waits")
     if ticked:
         _blame(world, process)
@@ -49,18 +52,17 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
 
 def advanced(world: World, process: Process, shard: int, version: Version) -> None:
     """(h): along a lineage the revision never falls, and who has a shard at one knows of it."""
-    log = process.replica.logs[shard]
-    before = process.reached.get(shard)
-    if before is not None and log.history.get(before[0].epoch) == before[0].digest:
-        fell = log.revision < before[1]
-        require(not fell, "h", f"{process.name}: shard {shard} went back from {before[1]} to {log.revision}")
-    process.reached[shard] = version, log.revision
+    before, state = process.reached.get(shard), process.replica.state(shard)
+    if before is not None and state.history.get(before[0].epoch) == before[0].digest:
+        fell = state.revision < before[1]
+        require(not fell, "h", f"{process.name}: shard {shard} went back from {before[1]} to {state.revision}")
+    process.reached[shard] = version, state.revision
 
 
 def _blame(world: World, process: Process) -> None:
     """(e): nobody waits for a peer that has long been dead, cut off, or without a running trainer."""
     in_turn = world.rules.asynchronous
-    aggregated = [log for log in process.replica.logs if (log.inbox or in_turn) and log.aggregating]
+    aggregated = [log for log in process.replica.logs if (log.round.inbox or in_turn) and log.aggregating]
     waited_for = {peer for log in aggregated for peer in log.waited_for()}
     frozen = world.now < process.frozen_until + 1.0
     gone = [p for p in sorted(waited_for) if not frozen and not _at_work(world, p, process.name)]
@@ -130,8 +132,9 @@ def revised(world: World, asked: Revision) -> None:
         known = process.replica.roster.mine.revision
         require(known == highest, "h", f"{name} knows of {known}, others of {highest}")
     for shard in range(world.rules.shards):
-        log = newest(world, shard).replica.logs[shard]
-        require(log.final or log.revision == highest, "h", f"shard {shard} is at {log.revision}, not at {highest}")
+        state = newest(world, shard).replica.state(shard)
+        at_it = final(state.version, world.rules) or state.revision == highest
+        require(at_it, "h", f"shard {shard} is at {state.revision}, not at {highest}")
 
 
 def account(world: World) -> Counter[str]:

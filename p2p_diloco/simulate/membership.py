@@ -123,7 +123,7 @@ class Membership:
             self._life(process).excused_until = self.world.now
 
     def at_peace(self) -> None:
-        """(l): who has been there for long has been counted lately."""
+        """(l): a peer that has been there for long, and does not pause, has been counted lately."""
         world = self.world
         never = self.quiet_from == -math.inf
         limit = self.patience + world.settings.state_lag - (QUIET_S - JOINS_S if never else 0.0)
@@ -132,7 +132,7 @@ class Membership:
         for name, process in world.alive.items():
             life = self._life(process)
             late = world.now - max(life.counted_at, life.excused_until, life.joined, process.born)
-            counted = process.replica.finished or late < limit
+            counted = process.replica.finished or process.paused is not None or late < limit
             require(counted, "l", f"{name} started or was counted last {late:.1f} s ago")
 
     # -- inside

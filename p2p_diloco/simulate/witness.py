@@ -56,7 +56,8 @@ class Witness:
             require(most is None or behind <= most, "i", f"{peer} is {behind} epochs behind, and counted")
             for step in _bits(c.payload):
                 began = self.begun[step][log.shard]
-                here = began is not None and log.history.get(began.epoch) == began.digest
+                history = {} if log.state is None else log.state.history
+                here = began is not None and history.get(began.epoch) == began.digest
                 fresh = here and began is not None and c.base.epoch > began.epoch
                 require(not fresh, "i", f"{peer} sends work of {began} as if it were of {c.base}")
         self._steps(log.shard, work.base, len(work.contributions), work.buffered, digest)

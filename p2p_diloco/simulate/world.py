@@ -51,7 +51,7 @@ from .faults import Faults
 from .invariants import advanced, after_event
 from .membership import Membership
 from .model import Store, Tensors, Trainer, require
-from .tell import tell
+from .trace import tell
 from .witness import Witness
 
 RECORDED_S = 20.0
@@ -432,7 +432,7 @@ class World:
             return
         self.at(process.step_time, lambda: self._step(process))
         trainer = process.trainer
-        if process.paused is not None or process.replica.merging is not None:
+        if process.paused is not None or process.replica.training.merging is not None:
             return
         if self._waits(process) or process.replica.finished:
             self._land(process)

@@ -1,10 +1,9 @@
-"""Codecs of few bits: blocks of elements that share a peak, and a code for each element.
+"""Codecs of 4 or 8 bits: blocks of elements share a peak, and each element has a code.
 
-Law: all peaks first, then all codes, of equally long blocks of which the last may be shorter. A block's peak is the
-largest magnitude in it, as a bf16, rounded up so that no element exceeds it; a code stands for a share of the peak.
-So a decoded value is one product, the same on every machine, and never larger than what was encoded, rounded up to
-a bf16. Of codes of 4 bits, an element of even index is the lower half of its byte; the last half byte of an odd
-number is 0.
+Law: first the peaks of all blocks, then all codes; the last block may be shorter. A block's peak is the largest
+magnitude in it as bf16, rounded up, so that no element exceeds it; a code stands for a fraction of the peak. A decoded
+value is one product: the same on every machine, and never larger than the peak. Two codes of 4 bits share a byte, the
+first in the lower half; after an odd number of them the upper half is 0.
 """
 
 from __future__ import annotations
@@ -23,17 +22,16 @@ from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.raw import as_bytes, magnitude
 
 BLOCK = 128
-"""Elements that share a peak; see docs/decisions/0011-few-bits.md. A power of two, and a part of `flat.BLOCK`."""
+"""Elements that share a peak; see docs/decisions/0011-few-bits.md. A power of two that divides `flat.BLOCK`."""
 PEAK_BYTES = 2
 LEAST_PEAK = 2.0**-100
-"""A block of smaller values is one of zeros: a millionth of what any training moves, and far from where fp32 thins
-out."""
+"""A block with a smaller peak is encoded as zeros: far below any training signal, and far above fp32's denormals."""
 _ONE_BELOW = 1 - 2.0**-22
-"""What unit · levels, two roundings, needs so as not to exceed the peak."""
+"""Keeps unit · levels, which is rounded twice, from exceeding the peak."""
 
 
 class Shares(Protocol):
-    """Which shares of its block's peak an element may be. A code is a uint8, of which `bits` count."""
+    """The fractions of its block's peak that an element can have. A code is a uint8; its lower `bits` count."""
 
     @property
     def bits(self) -> int:
@@ -41,26 +39,26 @@ class Shares(Protocol):
 
     @property
     def unit(self) -> float:
-        """What a code point of 1 is, as a share of the peak."""
+        """The fraction of the peak that a code point of 1 stands for."""
 
     @property
     def points(self) -> tuple[float, ...]:
-        """The code points of 4 bits, in units; of 8 bits a code is its own, as an int8."""
+        """The 16 code points of 4 bits, in units. With 8 bits a code is its own point, read as int8."""
 
     def nearest(self, values: Tensor, inverse: Tensor) -> Tensor:
-        """The codes of `values` [blocks, BLOCK], of which `inverse` [blocks, 1] is 1/peak, or 0."""
+        """The codes of `values` [blocks, BLOCK]; `inverse` [blocks, 1] is 1/peak, or 0 where the peak is 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """Whole numbers, as many below 0 as above. The least two's complement is not written, and read as the one above
-    it, so that nothing exceeds its peak."""
+    """Integers from -levels to levels. The lowest two's complement is never written, and read as -levels, so that no
+    value exceeds its peak."""
 
     bits: int
 
     @property
     def levels(self) -> int:
-        """The largest."""
+        """The largest integer."""
         return (1 << (self.bits - 1)) - 1
 
     @property
@@ -93,11 +91,11 @@ class PowersOfTwo:
         return (*magnitudes, *(-value for value in magnitudes))
 
     def nearest(self, values: Tensor, inverse: Tensor) -> Tensor:
-        """As `Shares.nearest`; what lies in the middle goes up.
+        """As `Shares.nearest`; ties go up.
 
-        The uppermost bits of an fp32 are its sign, its exponent, and whether it has come to the middle between two
-        powers of two. Counted in such halves of the way from one to the next, and from just below half of the least
-        point, 2 and 3 are the least point, 4 and 5 the next, ...; and 1 is the least point as well.
+        The upper bits of an fp32 are its sign, its exponent, and whether its fraction is at least one half. `halves`
+        counts half steps between powers of two, starting just below half of the least point: 1, 2 and 3 are the least
+        point, 4 and 5 the next, and so on.
         """
         upper = (values.mul(inverse).view(torch.int32) >> 22).to(torch.int16)
         halves = (upper & 0x1FF).sub_(2 * (127 - 7) - 1).clamp_(0, 15)
@@ -107,13 +105,13 @@ class PowersOfTwo:
 
 @dataclass(frozen=True)
 class Blockwise:
-    """A codec whose elements are shares of their block's peak."""
+    """A codec whose elements are fractions of their block's peak."""
 
     shares: Shares
 
     @property
     def feeds_back(self) -> bool:
-        """So few bits lose what small elements are made of."""
+        """So few bits lose small elements altogether."""
         return True
 
     def nbytes(self, numel: int) -> int:
@@ -121,7 +119,7 @@ class Blockwise:
         return PEAK_BYTES * _blocks(numel) + (numel * self.shares.bits + 7) // 8
 
     def encode(self, flat: Tensor) -> memoryview:
-        """As `codec.Codec.encode`: first all peaks, for their few elements together, then the codes."""
+        """As `codec.Codec.encode`. The peaks of all blocks are computed together: there are few of them."""
         numel = flat.numel()
         raw = torch.empty(self.nbytes(numel), dtype=torch.uint8, device=flat.device)
         peaks, codes = self._parts(raw, numel)
@@ -140,7 +138,7 @@ class Blockwise:
         return as_bytes(raw)
 
     def peak(self, raw: Tensor, numel: int) -> float:
-        """As `codec.Codec.peak`: the largest of the blocks'."""
+        """As `codec.Codec.peak`: the largest peak of all blocks."""
         peaks, _ = self._parts(raw, numel)
         if torch.any(peaks < 0):
             raise ValueError("the peak of a block is negative")
@@ -156,7 +154,7 @@ class Blockwise:
         step = flats.BLOCK
         assert step % BLOCK == 0, "blocks of work are whole blocks of a codec"
         if not numel:
-            yield torch.empty(0)  # as there is one block of nothing
+            yield torch.empty(0)  # `flat.blocks` yields one empty block, too
         for start in range(0, numel, step):
             length = min(step, numel - start)
             here = codes[start * self.shares.bits // 8 : ((start + length) * self.shares.bits + 7) // 8]
@@ -175,12 +173,12 @@ class Blockwise:
 
     @cached_property
     def _pairs(self) -> Tensor:
-        """The two points that a byte stands for, side by side, as one element: [256] float64."""
+        """For each byte its two fp32 points, viewed as one float64: [256]."""
         points = torch.tensor(self.shares.points)
         return torch.stack((points.repeat(16), points.repeat_interleave(16)), 1).view(torch.float64).reshape(-1)
 
     def _parts(self, raw: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-        """Peaks bf16 [blocks] and codes uint8 in `raw`."""
+        """Views into `raw`: peaks bf16 [blocks] and codes uint8."""
         split = PEAK_BYTES * _blocks(numel)
         return raw[:split].view(torch.bfloat16), raw[split:]
 
@@ -190,7 +188,7 @@ def _blocks(numel: int) -> int:
 
 
 def _rows(flat: Tensor) -> Iterator[Tensor]:
-    """Views [blocks, BLOCK] of `flat`, few enough to stay in a cache (on a CPU); the last block filled up with 0."""
+    """Views [blocks, BLOCK] of `flat`, on a CPU small enough for its cache; the last block is padded with 0."""
     whole = flat.numel() // BLOCK * BLOCK
     at_once = flats.BLOCK // BLOCK if flat.device.type == "cpu" else max(whole, 1)
     yield from torch.split(flat[:whole].reshape(-1, BLOCK), at_once)
@@ -199,16 +197,16 @@ def _rows(flat: Tensor) -> Iterator[Tensor]:
 
 
 def _rounded_up(largest: Tensor) -> Tensor:
-    """Positive fp32 values as the next bf16 from there upwards; what is less than `LEAST_PEAK` as 0, NaN as NaN."""
+    """Positive fp32 values rounded up to bf16; values below `LEAST_PEAK` become 0, NaN stays NaN."""
     bits = largest.view(torch.int32).add(0xFFFF).bitwise_and_(-0x10000)
     peaks = torch.where(largest.isnan(), largest, bits.view(torch.float32)).to(torch.bfloat16)
     return peaks.masked_fill_(largest < LEAST_PEAK, 0.0)
 
 
 def _paired(codes: Tensor) -> Tensor:
-    """Two codes of 4 bits in each byte: the first is the lower half."""
+    """Two codes of 4 bits in each byte, the first in the lower half."""
     pairs = codes.view(torch.int16)
-    return ((pairs >> 4) | pairs).to(torch.uint8)  # of the sixteen bits the lower eight stay
+    return ((pairs >> 4) | pairs).to(torch.uint8)  # keeps the lower eight bits
 
 
 INT8 = Blockwise(Integers(8))

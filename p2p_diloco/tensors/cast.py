@@ -1,7 +1,6 @@
-"""Codecs that are a cast: each element by itself, one after another, to the nearest value of a dtype.
+"""Codecs that cast each element to the nearest value of a dtype.
 
-Law: what a peer may send (`mean.MAGNITUDE_MAX`) stays finite. fp16, whose exponents don't reach so far, writes what
-lies beyond its largest value, 65504, as that one.
+Law: values that a peer may send (`mean.MAGNITUDE_MAX`) stay finite. fp16 ends at 65504 and clamps to it.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from p2p_diloco.tensors.raw import all_finite, as_bytes, magnitude
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Each element as `dtype` has it."""
+    """Each element rounded to `dtype`."""
 
     dtype: torch.dtype
 
     @property
     def feeds_back(self) -> bool:
-        """A cast loses too little to be kept."""
+        """A cast loses too little to feed back."""
         return False
 
     def nbytes(self, numel: int) -> int:
@@ -32,7 +31,7 @@ class Cast:
         return numel * self.dtype.itemsize
 
     def encode(self, flat: Tensor) -> memoryview:
-        """The bytes of `flat`: one cast at most, no copy."""
+        """The bytes of `flat`; no copy if it has the dtype already."""
         cast = flat.to(self.dtype)
         if self.dtype == torch.float16 and not all_finite(cast):
             largest = torch.finfo(torch.float16).max
@@ -40,11 +39,11 @@ class Cast:
         return as_bytes(cast)
 
     def peak(self, raw: Tensor, numel: int) -> float:
-        """As `codec.Codec.peak`, and no more than it has to be."""
+        """As `codec.Codec.peak`, exactly."""
         return magnitude(raw.view(self.dtype))
 
     def decode(self, raw: Tensor) -> Tensor:
-        """The elements as fp32; without a copy where the bytes are fp32 already."""
+        """The elements as fp32; no copy if the bytes are fp32."""
         return raw.view(self.dtype).to(torch.float32)
 
     def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:

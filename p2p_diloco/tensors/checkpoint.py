@@ -1,14 +1,13 @@
 """Checkpoints: safetensors files and a manifest in `checkpoint-<epoch>/`.
 
-Law: a checkpoint is whole or it doesn't count. Everything is written into a hidden folder and flushed to the
-disk, the manifest last; then one rename gives the folder its name. The manifest holds every file's length and
-hash, so a torn, truncated or altered checkpoint is told from a whole one. No pickle. One process at a time
-saves into a root.
+Law: an incomplete checkpoint is never used. All files are written into a hidden folder and flushed to disk, the
+manifest last; then one rename gives the folder its name. The manifest holds the length and hash of every file, which
+reveal a truncated or altered one. No pickle. Only one process at a time may save into a root.
 
     checkpoint-<epoch>/
-        <stem>.safetensors ...      one for each group of tensors that the caller handed in
-        manifest.json               format, epoch, files: {name: {bytes, xxh3}}, seal; and the caller's, of which
-                                    generation and samples come before the epoch in what is newer
+        <stem>.safetensors ...      one for each group of tensors
+        manifest.json               format, epoch, files: {name: {bytes, xxh3}}, seal, and the caller's entries; of
+                                    two checkpoints, generation, samples and epoch say, in this order, which is newer
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from p2p_diloco.tensors.packing import unpack as unpack
 from p2p_diloco.tensors.raw import as_bytes
 
 FORMAT = 2
-"""Version of what is described above, digests of outer states included. A reader refuses any other."""
+"""Version of the format above and of the outer state's digests. A reader refuses any other."""
 
 MANIFEST = "manifest.json"
 
@@ -56,10 +55,10 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""safetensors' names."""
+"""The names that safetensors uses."""
 
 Age = tuple[int, int, int, bool]
-"""Generation, samples (-1: not told) and epoch, as versions compare; of one epoch the one that was not replaced."""
+"""Generation, samples (-1: unknown) and epoch, as versions compare; at last whether it is not `.replaced`."""
 
 _log = logging.getLogger(__name__)
 
@@ -73,10 +72,10 @@ def save(
 ) -> Path:
     """Write `checkpoint-<epoch>` under `root`, then remove all but the newest `keep`; return its path.
 
-    `tensors`: by file stem, then by name; any dtype, device and stride. `manifest`: what else the caller
-    wants back, as JSON; `generation` and `samples`, if they are there, come before the epoch in what counts as newest.
-    A checkpoint of the same epoch is replaced, whatever lineage it is of. Raises `CheckpointError` where it can't be
-    written (a full disk, say): what was there before is still there, untouched.
+    `tensors`: by file stem, then by name; any dtype, device and strides. `manifest`: further entries, as JSON;
+    `generation` and `samples` among them come before the epoch when the newest is chosen. A checkpoint of the same
+    epoch is replaced, whatever its lineage. Raises `CheckpointError` if it can't be written (e.g. the disk is full);
+    older checkpoints are then unchanged.
     """
     if keep < 1 or epoch < 0 or _OWN_KEYS & manifest.keys() or not all(map(_STEM.fullmatch, tensors)):
         raise ValueError(
@@ -109,12 +108,12 @@ def save(
 
 
 def latest(root: Path) -> Path | None:
-    """The newest whole checkpoint under `root`, or None. Newer ones that aren't whole are logged."""
+    """The newest complete checkpoint under `root`, or None. Newer ones that are broken are logged."""
     return next(whole(root), None)
 
 
 def whole(root: Path) -> Iterator[Path]:
-    """The whole checkpoints under `root`, newest first, each looked at when it is asked for. Others are logged."""
+    """The complete checkpoints under `root`, newest first, each verified when it is drawn. Broken ones are logged."""
     found: list[tuple[Age, Path, dict[str, object]]] = []
     for folder in _folders(Path(root)):
         try:
@@ -133,13 +132,13 @@ def whole(root: Path) -> Iterator[Path]:
 
 
 def epoch_of(path: Path) -> int:
-    """The epoch that a checkpoint's folder is named after; -1: it is named otherwise."""
+    """The epoch in the name of a checkpoint's folder; -1 for another name."""
     found = _FOLDER.fullmatch(path.name)
     return -1 if found is None else int(found[1])
 
 
 def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, object]]:
-    """A whole checkpoint's tensors, by file stem and name, and its manifest; else `CheckpointError`."""
+    """A checkpoint's tensors, by file stem and name, and its manifest. `CheckpointError` if it is broken."""
     path = Path(path)
     manifest = _read_manifest(path)
     tensors: dict[str, dict[str, Tensor]] = {}
@@ -152,11 +151,11 @@ def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, object]]:
 
 
 def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> dict[str, object]:
-    """One safetensors file, streamed from the tensors themselves, with the file's length and hash.
+    """One safetensors file, streamed from the tensors; the file's length and hash.
 
-    The library's writer would refuse slices of one flat vector and need every byte once more to hash it.
-    Layout: https://huggingface.co/docs/safetensors (8 bytes of header length, a JSON header, then the data;
-    wide types first, so that all lie aligned).
+    The library's writer refuses slices of one flat vector, and hashing would read every byte again. Layout:
+    https://huggingface.co/docs/safetensors (8 bytes of header length, a JSON header, then the data; wide types first,
+    so that all are aligned).
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, object] = {}
@@ -181,7 +180,7 @@ def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> di
 
 
 def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, object]:
-    """Write, flush to the disk, and return the length and hash."""
+    """Write, flush to disk, and return the length and hash."""
     hasher, length = xxhash.xxh3_128(), 0
     with path.open("xb") as file:
         for piece in pieces:
@@ -194,11 +193,11 @@ def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, o
 
 
 def _put_in_place(unfinished: Path, final: Path) -> None:
-    """Rename into place. A folder can't be renamed over another, so an older one steps aside, still whole."""
+    """Rename into place. A folder can't be renamed onto another, so an older one gets another name first."""
     aside = final.with_name(f"{final.name}.replaced")
     if final.exists():
         if not (final / MANIFEST).is_file():
-            raise FileExistsError(0, "a folder of that name is there and is no checkpoint")
+            raise FileExistsError(0, "a folder of that name exists and is no checkpoint")
         shutil.rmtree(aside, ignore_errors=True)
         final.rename(aside)
     unfinished.rename(final)
@@ -207,7 +206,7 @@ def _put_in_place(unfinished: Path, final: Path) -> None:
 
 
 def _prune(root: Path, newest: Path, keep: int) -> None:
-    """Remove our folders but `newest` and the keep - 1 that come next; what can't be read is left alone."""
+    """Remove all checkpoints but `newest` and the `keep` - 1 newest others; unreadable folders are left alone."""
     others: list[tuple[Age, Path]] = []
     for folder in _folders(root):
         try:
@@ -217,10 +216,10 @@ def _prune(root: Path, newest: Path, keep: int) -> None:
     others = sorted((entry for entry in others if entry[1] != newest), reverse=True)
     for _, folder in others[keep - 1 :]:
         try:
-            gone = folder.rename(root / _UNFINISHED)  # half-removed, it must not look like a torn one
+            gone = folder.rename(root / _UNFINISHED)  # a half-removed one must not look broken
             shutil.rmtree(gone)
         except OSError as error:
-            _log.warning("%s is old and could not be removed: %s", folder, error)
+            _log.warning("the old checkpoint %s could not be removed: %s", folder, error)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -230,7 +229,7 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _age(folder: Path, manifest: Mapping[str, object]) -> Age:
-    """What sorts checkpoints."""
+    """The key by which checkpoints are sorted."""
     generation, samples, epoch = (manifest.get(key) for key in ("generation", "samples", "epoch"))
     assert isinstance(epoch, int), "checked when the manifest was read"
     return (
@@ -249,7 +248,7 @@ def _read_manifest(folder: Path) -> dict[str, object]:
     except OSError as error:
         raise _broken(folder, f"{MANIFEST} can't be read: {error.strerror or error}") from error
     except ValueError as error:
-        raise _broken(folder, f"{MANIFEST} is torn or no JSON") from error
+        raise _broken(folder, f"{MANIFEST} is truncated or no JSON") from error
     match content:
         case {"format": int(version)} if version != FORMAT:
             raise _broken(folder, f"it has format {version}, and this version reads format {FORMAT}")
@@ -264,7 +263,7 @@ def _read_manifest(folder: Path) -> dict[str, object]:
 
 
 def _check_files(folder: Path, manifest: Mapping[str, object]) -> list[str]:
-    """The names of the files, once each has been found to be what the manifest says."""
+    """The names of the files, verified against the manifest. `CheckpointError` for a file that differs."""
     files = manifest["files"]
     assert isinstance(files, dict), "checked when the manifest was read"
     for name, expected in files.items():
@@ -281,12 +280,12 @@ def _check_files(folder: Path, manifest: Mapping[str, object]) -> list[str]:
         except OSError as error:
             raise _broken(folder, f"{name} can't be read: {error.strerror or error}") from error
         if hasher.hexdigest() != expected.get("xxh3"):
-            raise _broken(folder, f"{name} has been altered: its hash is another")
+            raise _broken(folder, f"{name} has been altered: its hash differs")
     return list(files)
 
 
 def _seal(content: Mapping[str, object]) -> str:
-    """Hash of the manifest's own content, in one spelling."""
+    """Hash of the manifest's own content in canonical form."""
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 

@@ -1,9 +1,8 @@
-"""Between flat fp32 vectors and the bytes that travel.
+"""Wire codecs: flat fp32 vectors to bytes and back.
 
-Law: a codec is one row of a table; whoever encodes or decodes names it and needs to know nothing else of it.
-How many bytes there are follows from the number of elements alone. Bytes are little-endian and in host memory,
-the same for the same values. What arrives from elsewhere is checked here, for its length and for bytes that mean
-nothing, and is never written to; values that aren't finite, or huge, are the caller's to refuse (`peak`).
+Law: a codec is one row of a table, and callers name it. Its length in bytes depends on the number of elements alone.
+Bytes are little-endian, in host memory, and the same for the same values. Received buffers are checked for their length
+and for invalid bytes, and never written to; refusing values that are not finite, or huge, is up to the caller (`peak`).
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from p2p_diloco.tensors.topk import TopK
 
 
 class Codec(Protocol):
-    """What a row of the table is. `raw` is uint8, as long as `nbytes` says."""
+    """One row of the table. `raw` is uint8 [nbytes]."""
 
     @property
     def feeds_back(self) -> bool:
-        """Whether so much is lost that the sender keeps it for its next contribution (`feedback`)."""
+        """Whether the sender adds what is lost to its next contribution (`feedback`)."""
 
     def nbytes(self, numel: int) -> int:
         """Bytes of `numel` elements."""
@@ -38,12 +37,12 @@ class Codec(Protocol):
         """The bytes of `flat` [numel] fp32, on any device."""
 
     def peak(self, raw: Tensor, numel: int) -> float:
-        """No value is larger in magnitude; NaN or infinite unless all are finite. ValueError for bytes that mean
-        nothing."""
+        """An upper bound of all magnitudes; NaN or infinite unless all values are finite. ValueError for invalid
+        bytes."""
 
     def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
-        """The values as fp32, cut as `flat.blocks` cuts, each good until the next is asked for. ValueError, before the
-        first, for bytes that mean nothing, which may include what isn't finite."""
+        """The values as fp32, in blocks like those of `flat.blocks`; a block is valid until the next one is drawn.
+        ValueError, before the first block, for invalid bytes, which may include values that are not finite."""
 
 
 CODECS: dict[str, Codec] = {
@@ -55,35 +54,35 @@ CODECS: dict[str, Codec] = {
     "e3m0": EXPONENTS,
     "topk": TopK(),
 }
-"""The codecs by the name that the run config gives them."""
+"""Codecs by their name in the run config."""
 
 
 def written_in(codec: str, rounding: str) -> torch.dtype:
-    """The dtype in which a pseudo-gradient is written, to be sent. But for fp32's bytes, only bf16's are those that the
-    codec would make of it: fp16 has to look at what is too large for it."""
+    """The dtype that a pseudo-gradient is computed into. bf16 is what its codec would make of it; fp16 is not, since
+    its codec clamps."""
     return torch.bfloat16 if codec == "bf16" and rounding == "nearest" else torch.float32
 
 
 def nbytes(codec: str, numel: int) -> int:
-    """Bytes that `numel` elements take. `ConfigError` for an unknown codec, here and in all that follow."""
+    """Bytes of `numel` elements. `ConfigError` for an unknown codec, here and in the functions below."""
     return _codec(codec).nbytes(numel)
 
 
 def feeds_back(codec: str) -> bool:
-    """Whether who sends in this codec keeps what it loses, and adds it to what is sent next."""
+    """As `Codec.feeds_back`."""
     return _codec(codec).feeds_back
 
 
 def encode(flat: Tensor, codec: str) -> memoryview:
-    """The bytes of a flat vector of fp32, or of the codec's own dtype (`written_in`). Where that is what it has, they
-    are the vector's own: send them before it changes."""
+    """The bytes of a flat vector of fp32, or of the codec's own dtype (`written_in`). In the latter case they are the
+    vector's own memory: send them before it changes."""
     row = _codec(codec)
     _check_flat(flat, row.dtype if isinstance(row, Cast) else torch.float32)
     return row.encode(flat)
 
 
 def encode_stochastically(flat: Tensor, codec: str, seed: int) -> memoryview:
-    """`encode`, each value rounded up or down at random, right on average; of the casts to 16 bits only bf16."""
+    """`encode` with unbiased random rounding; `ConfigError` unless the codec is bf16."""
     _check_flat(flat)
     if codec != "bf16":
         raise ConfigError("has no stochastic rounding", key="codec", value=codec, mend="use codec=bf16")
@@ -91,7 +90,7 @@ def encode_stochastically(flat: Tensor, codec: str, seed: int) -> memoryview:
 
 
 def decode(buffer: Buffer, codec: str, numel: int) -> Tensor:
-    """The fp32 vector [numel] in `buffer`; a view if fp32: don't write it. ValueError for what is none."""
+    """The fp32 vector [numel] in `buffer`; with fp32 a view: don't write to it. ValueError for an invalid buffer."""
     check_length(buffer, codec, numel)
     row, raw = _codec(codec), tensor_over(buffer)
     if isinstance(row, Cast):
@@ -103,14 +102,14 @@ def decode(buffer: Buffer, codec: str, numel: int) -> Tensor:
 
 
 def decode_blocks(buffer: Buffer, codec: str, numel: int) -> Iterator[Tensor]:
-    """`decode` in blocks of `flat.BLOCK`, each decoded as it is asked for and good until the next is. A wrong length is
-    refused at once."""
+    """`decode` in blocks of `flat.BLOCK`, each decoded when it is drawn and valid until the next one is. ValueError for
+    a wrong length, before the first."""
     check_length(buffer, codec, numel)
     return _codec(codec).decode_blocks(tensor_over(buffer), numel)
 
 
 def peak(buffer: Buffer, codec: str, numel: int) -> float:
-    """What no value in `buffer` exceeds in magnitude; NaN or infinite unless all are finite. ValueError as for
+    """An upper bound of all magnitudes in `buffer`; NaN or infinite unless all are finite. ValueError as for
     `decode`."""
     check_length(buffer, codec, numel)
     return _codec(codec).peak(tensor_over(buffer), numel)
@@ -122,7 +121,7 @@ def finite(buffer: Buffer, codec: str, numel: int) -> bool:
 
 
 def check_length(buffer: Buffer, codec: str, numel: int) -> None:
-    """ValueError unless `buffer` is as long as `numel` elements are."""
+    """ValueError unless `buffer` has the length of `numel` elements."""
     expected, found = nbytes(codec, numel), memoryview(buffer).nbytes
     if found != expected:
         raise ValueError(f"{numel} elements in {codec} are {expected} bytes, found {found}")

@@ -1,15 +1,14 @@
 """Delayed Nesterov: the outer step of the asynchronous mode, spread over N submissions. Pure functions of one shard.
 
-Law: as in `outer`: nothing is updated in place, and each line below is one operation on fp32, rounded by itself, so
-that replicas on unlike machines agree to the bit. How full the buffer is, is the log's to count, and an argument here;
-the buffer itself is state.
+Law: as in `outer`: no update in place, and each line below is one operation on fp32, rounded by itself, so that
+replicas on different machines agree to the bit. The buffer is state; the log counts how full it is and passes that in.
 
-A commit of k submissions (k = 1, or a grace window), ḡ their mean, into a buffer B of size N that holds f, f + k ≤ N.
+A commit adds k submissions with mean ḡ (k = 1, or a grace window) to a buffer B of size N that holds f; f + k ≤ N.
 Scalars are computed in double and rounded to fp32 first.
 
     1. θ' ← θ − s·ḡ       s = η·(k/N) for "paper"; η·k for "buffered", or η·(k − 1) if the N-th is among the k
     2. B' ← B + k·ḡ
-    and with the N-th:
+    and with the N-th submission:
     3. c ← B' / N
     4. m' ← μ·m, then m' ← m' + c
     5. u ← μ·m', then u ← u + c for "buffered", then u ← η·u
@@ -39,9 +38,9 @@ VARIANTS = ("paper", "buffered")
 
 @dataclass(frozen=True, slots=True)
 class DelayedNesterov:
-    """N = `size` ≥ 2 submissions to an outer step of `outer`, which must be sgd with nesterov.
+    """N = `size` ≥ 2 submissions make an outer step of `outer`, which must be sgd with nesterov.
 
-    Raises `ConfigError`, naming the key, for what can't be.
+    Raises `ConfigError`, naming the key, for settings that can't be used.
     """
 
     outer: OuterOptimizer
@@ -82,10 +81,10 @@ class DelayedNesterov:
         seen: Seen | None = None,
         like: Like = torch.empty_like,
     ) -> tuple[Tensor, State]:
-        """(θ', state') after a commit of so many `submissions`, ḡ their mean, with so many `buffered` before.
+        """(θ', state') after a commit of `submissions` with mean `grad`, on a buffer that holds `buffered`.
 
-        All flat fp32 [numel]; inputs untouched. `grad`, `seen` and `like` as in `OuterOptimizer.step`. Raises
-        ValueError for more submissions than there is room for.
+        All flat fp32 [numel]; inputs stay unchanged. `grad`, `seen` and `like` as in `OuterOptimizer.step`. Raises
+        ValueError for more submissions than the buffer has room for.
         """
         if submissions < 1 or buffered < 0 or buffered + submissions > self.size:
             raise ValueError(f"{submissions} submissions don't fit into a buffer of {self.size} that holds {buffered}")
@@ -108,7 +107,7 @@ class DelayedNesterov:
         return new_theta, {"m": new_m, "b": new_b}
 
     def _fill(self, theta: Array, m: Array, b: Array) -> None:
-        """The outer step on a full buffer, in place on what `step` has made."""
+        """The outer step on a full buffer, in place on the tensors that `step` has made."""
         momentum, lr = np.float32(self.outer.momentum), np.float32(self.outer.lr)
         np.divide(b, np.float32(self.size), out=b)
         np.multiply(m, momentum, out=m)

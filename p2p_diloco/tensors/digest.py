@@ -1,8 +1,8 @@
-"""One hash over all of a shard's outer state.
+"""One hash over a shard's outer state.
 
-Law: two replicas whose digests are equal hold the same bits: θ, every tensor of the outer optimizer's state,
-and whatever the layer above counts as state (`meta`: counts, tables, revisions). It guards against faults,
-not against forgers: xxh3 is fast, not cryptographic.
+Law: replicas with equal digests hold the same bits: θ, every tensor of the outer optimizer's state, and `meta`, the
+state that the layer above keeps (counts, tables, revisions). It detects faults, not forgery: xxh3 is fast, not
+cryptographic.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from p2p_diloco.tensors.flat import Array, blocks
 
 
 class Look:
-    """What there is to know of an outer state, from one look at each block of it: most of all while it is in a cache.
+    """Digest and finiteness of an outer state, from one pass over its blocks, while each is still in the cache.
 
-    finite: whether all values seen so far are.
+    finite: whether all values seen so far are finite.
     """
 
     def __init__(self) -> None:
@@ -28,26 +28,26 @@ class Look:
         self._lengths: dict[str, int] = {}
 
     def __call__(self, name: str, block: Array, *, follows: bool = False) -> None:
-        """The next block of a tensor: contiguous, and read in place. `follows`: were any of its values not finite, one
-        that was shown before would not be either."""
+        """Take the next block of a tensor: contiguous, read in place. `follows`: its values can only be infinite or NaN
+        if a block shown earlier was, so that check is skipped."""
         self.hash(name, block)
         if block.size and not follows:
             self.finite &= math.isfinite(block.max()) and math.isfinite(block.min())
 
     def hash(self, name: str, block: Array) -> None:
-        """The same without a look at whether it is finite."""
+        """The same without the check for finite values."""
         if name not in self._hashers:
             self._hashers[name], self._lengths[name] = xxhash.xxh3_128(), 0
         self._lengths[name] += block.nbytes
         self._hashers[name].update(block.data)
 
     def of(self, name: str) -> str:
-        """The xxh3-128 of a tensor as far as it was shown, 32 hexadecimal digits."""
+        """The xxh3-128 of the blocks of a tensor so far, 32 hexadecimal digits."""
         return self._hashers[name].hexdigest()
 
     def digest(self, meta: bytes) -> str:
-        """xxh3-128, 32 hexadecimal digits: of each tensor's name, length and own xxh3-128, in the order of names, then
-        of `meta` and its length, so that different states give different streams of bytes."""
+        """xxh3-128, 32 hexadecimal digits, of each tensor's name, length and own xxh3-128, in the order of names, then
+        of `meta` and its length. With the lengths, different states give different byte streams."""
         whole = xxhash.xxh3_128()
         for name, hasher in sorted(self._hashers.items()):
             whole.update(f"{name}:{self._lengths[name]};".encode() + hasher.digest())
@@ -56,7 +56,7 @@ class Look:
 
 
 def look(theta: Tensor, state: Mapping[str, Tensor]) -> Look:
-    """A look at all of an outer state."""
+    """One pass over a whole outer state."""
     seen = Look()
     for name, values in _named(theta, state):
         for (block,) in blocks(values):

@@ -1,15 +1,14 @@
-"""What a codec of few bits loses, kept by the sender for its next contribution: one shard's residual.
+"""Error feedback for one shard: the sender keeps what a lossy codec drops and adds it to its next contribution.
 
-Law: a residual is what counted contributions were to say and did not. Let r be the residual, Δ a pseudo-gradient and
-q what is decoded from the bytes of Δ + r, which were sent. Once these are counted the trainer takes Δ out of its
-progress, and r becomes r + Δ − q. Until then r stays, for the next Δ holds this one; and where a lineage that counted
-them gives way to one that doesn't, r is what it was. So at any time
+Law: let r be the residual, Δ a pseudo-gradient, and q the values decoded from the bytes of Δ + r, which were sent. Once
+the contribution is counted, the trainer takes Δ out of its progress, and r becomes r + Δ − q. Until then r stays, for
+the next Δ includes this one. If a lineage that counted it loses to one that did not, r goes back. So at any time
 
-    what is counted, decoded + r + uncounted progress = all progress, less what was dropped
+    decoded and counted + r + uncounted progress = all progress − dropped progress
 
-whoever aggregates. Both residuals are kept, with and without the last contribution, so that going over from one to
-the other, and back, is exact and computes nothing. Of a contribution that was given up for its age Δ − q is kept, for
-a lineage that counts it may win yet: then its Δ was not dropped after all, and r has gone out with it.
+on every aggregator. Both residuals are kept, with and without the last contribution, so that switching between them is
+exact. For a contribution that was dropped for its age Δ − q is kept: a lineage that counts it may still win, and then
+its Δ was not dropped, and r went out with it.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from p2p_diloco.tensors.flat import blocks
 
 @dataclass(slots=True)
 class GivenUp:
-    """The contributions, first to last, that took one residual along and were dropped for their age; and Δ − q of the
-    last, which is what the residual gains when one of them is counted after all.
+    """Contributions `first` to `last` took one residual along and were dropped for their age. `gain` is Δ − q of the
+    last: the residual gains it if one of them is counted after all.
     """
 
     first: ContributionId
@@ -37,8 +36,8 @@ class GivenUp:
     counted: bool = False
 
     def follow(self, counted: ContributionId | None) -> bool:
-        """Whether the lineage with this entry says otherwise than the one before. One that counts later contributions
-        says nothing: it may count these too.
+        """Whether the verdict changes with a lineage whose table has this entry. An entry beyond `last` changes
+        nothing: that lineage may or may not count these.
         """
         before = self.counted
         if counted is None or counted < self.first:
@@ -49,23 +48,23 @@ class GivenUp:
 
 
 class Feedback:
-    """The residual of one shard, [numel] fp32, which begins at 0: it lives as long as the node."""
+    """The residual of one shard, [numel] fp32. It starts at 0 and lives as long as the node."""
 
     def __init__(self, numel: int) -> None:
         self.residual = torch.zeros(numel)
-        self._other = torch.zeros(numel)  # the residual if the last contribution with it were counted, or weren't
-        self._counted = True  # whether the last contribution is
-        self._apart = True  # whether that one was sent without the residual
-        self._oldest: ContributionId | None = None  # of those whose progress, and the residual, ride in the last
-        self._newest: ContributionId | None = None  # the last of them
+        self._other = torch.zeros(numel)  # the residual if the last contribution's fate were the other one
+        self._counted = True  # the last contribution is counted
+        self._apart = True  # the last contribution was sent without the residual
+        self._oldest: ContributionId | None = None  # first contribution that included the present residual
+        self._newest: ContributionId | None = None  # last one of these
         self._given_up: GivenUp | None = None
 
     def added(self, delta: Tensor) -> Tensor:
-        """Δ + r, to be encoded; good until the next call of anything here."""
+        """Δ + r, to be encoded; valid until the next call of any method."""
         return torch.add(delta, self.residual, out=self._other)
 
     def sent(self, id: ContributionId, decoded: Iterable[Tensor]) -> None:
-        """What was `added` last has become a contribution, from whose bytes these blocks are decoded."""
+        """The last result of `added` was sent as contribution `id`; `decoded` are the blocks of its bytes."""
         for (part,), values in zip(blocks(self._other), decoded, strict=True):
             part.sub_(values)
         if self._counted or self._oldest is None:
@@ -73,13 +72,14 @@ class Feedback:
         self._newest, self._counted, self._apart = id, False, False
 
     def sent_apart(self, id: ContributionId) -> None:
-        """A contribution was sent without the residual, which stays as it is even if that is counted."""
+        """A contribution was sent without the residual, which stays the same even if that is counted."""
         if self._counted:
-            self._oldest = None  # nothing has taken the residual along since it is what it is
+            self._oldest = None  # the present residual has never been sent
         self._counted, self._apart = False, True
 
     def sent_nothing(self, id: ContributionId) -> None:
-        """What was `added` last can't be sent, and zeros are: the residual may be why, and begins anew."""
+        """Zeros were sent in place of the last result of `added`, which was not finite. The residual may be the cause,
+        so it starts again at 0."""
         self.residual.zero_()
         self._oldest = self._given_up = None
         self.sent_apart(id)
@@ -87,9 +87,9 @@ class Feedback:
     def merge(self, carry: Carry, counted: ContributionId | None) -> None:
         """Follow what the trainer does with its progress; `counted`: the table's entry for this peer.
 
-        DROP has two reasons. Nothing that was sent is counted, but it is too old: it took no part of r along, unless it
-        is counted after all. Or an older contribution than the last one is counted: r went along with that one, and
-        must not be sent twice. What the two lost is much the same, and the last one's is at hand.
+        DROP has two causes. Either the progress is not counted but too old: then r was not delivered, unless a lineage
+        counts it after all. Or an older contribution than the last one is counted: r went out with that one and must
+        not be sent twice. Its loss is nearly that of the last contribution, which is at hand.
         """
         match carry:
             case Carry.SUBTRACT | Carry.RESTORE:
@@ -103,11 +103,11 @@ class Feedback:
                     self._given_up = GivenUp(self._oldest, self._newest, self._other - self.residual)
                 self._counted = True
         if (given_up := self._given_up) is not None and given_up.follow(counted):
-            for residual in (self.residual, self._other):  # what was sent since had r in it, too
+            for residual in (self.residual, self._other):  # later contributions included r, too
                 residual.add_(given_up.gain, alpha=1 if given_up.counted else -1)
 
     def _rode_in(self, counted: ContributionId | None) -> bool:
-        """Whether what is counted is one of the contributions since `_oldest`."""
+        """Whether the counted contribution is one of those since `_oldest`."""
         oldest, newest = self._oldest, self._newest
         if counted is None or oldest is None or newest is None:
             return False

@@ -1,11 +1,10 @@
 """Between a model's parameters and the flat fp32 vector.
 
-Law: copies and one subtraction. Parameters may be of any dtype, on any device and strided in any way; the
-flat side is contiguous fp32 in host memory, and is the caller's. Only the thread that trains may call what
-touches parameters.
+Law: copies and one subtraction. Parameters have any dtype, device and strides; the flat side is contiguous fp32 in host
+memory and belongs to the caller. Only the training thread may call functions that touch parameters.
 
-Element-wise work on the flat side goes block by block, and by numpy: a call costs it a quarter of what one costs torch,
-which is a third of the work on a block. Both round the same.
+Element-wise work on flat vectors goes block by block, and through numpy: a torch call costs four times as much, which
+is a third of the work on a block. Both round the same.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ Array: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
 """Flat fp32 in host memory."""
 
 BLOCK = 1 << 17
-"""Elements that are worked on at a time: some blocks of fp32 stay in a processor's last cache. With half as many the
-calls cost a tenth more time, with eight times as many memory costs half as much again."""
+"""Elements per block of work: some blocks of fp32 fit into the last-level cache. Half as many cost a tenth more time,
+eight times as many half as much again."""
 UNDIVIDED = 1 << 15
-"""The same where torch may have threads, among which it doesn't divide so few: their waiting for one another costs
-many times the work where a trainer keeps every core busy."""
+"""The same where torch may have threads: it doesn't split so few elements among them. On busy cores, waiting threads
+cost many times the work."""
 
 
 def blocks(*tensors: Tensor, size: int | None = None) -> Iterator[tuple[Tensor, ...]]:
-    """Views of equally long flat tensors, a block at a time: element-wise work without long temporaries."""
+    """Views of equally long flat tensors, block by block, for element-wise work without long temporaries."""
     return zip(*(torch.split(tensor, size or BLOCK) for tensor in tensors), strict=True)
 
 
 def arrays(first: Iterable[Tensor], *others: Tensor) -> Iterator[tuple[Array, ...]]:
-    """The pieces of a flat vector, none longer than `BLOCK`, each with what lies beside it in `others`."""
+    """The pieces of a flat vector, none longer than `BLOCK`, each with the same range of `others`."""
     whole = [other.numpy() for other in others]
     start = 0
     for piece in first:
@@ -47,12 +46,12 @@ def arrays(first: Iterable[Tensor], *others: Tensor) -> Iterator[tuple[Array, ..
 
 
 unheeded = np.errstate(over="ignore", invalid="ignore")
-"""Decorates what goes on with values that are not finite, which somebody else looks for."""
+"""Decorates work that may meet values that are not finite, which are detected elsewhere."""
 
 
 @torch.no_grad()
 def gather(params: Sequence[Tensor], out: Tensor) -> None:
-    """Copy parameters one after another into `out` (flat fp32, exactly as long as they are together)."""
+    """Copy parameters one after another into `out` (flat fp32 of their total length)."""
     for param, part in _beside(params, out):
         part.view(param.shape).copy_(param)
 
@@ -61,8 +60,7 @@ def gather(params: Sequence[Tensor], out: Tensor) -> None:
 def scatter(flat: Tensor, params: Sequence[Tensor]) -> None:
     """Load flat fp32 values into parameters, rounded to each one's dtype.
 
-    What was loaded, to measure a pseudo-gradient from, is what `gather` reads back: a bf16 model's rounding
-    must not be taken for progress.
+    Measure a pseudo-gradient from the values that `gather` reads back: a bf16 model's rounding is not progress.
     """
     for param, part in _beside(params, flat):
         param.copy_(part.view(param.shape))
@@ -70,11 +68,11 @@ def scatter(flat: Tensor, params: Sequence[Tensor]) -> None:
 
 @torch.no_grad()
 def pseudo_gradient(base: Tensor, params: Sequence[Tensor], out: Tensor) -> None:
-    """Write base − params, in fp32, into `out`, rounded to its dtype (all flat, in the order of `params`; `out` may not
-    be `base`).
+    """Write base − params, computed in fp32, into `out`, rounded to its dtype.
 
-    `base` holds the global parameters that were loaded, be they rounded to each one's dtype or not. The sign is that
-    of a gradient: the outer optimizer descends along it (arXiv 2311.08105, Alg. 1, line 12).
+    All flat, in the order of `params`; `out` must not be `base`. `base` holds the global parameters that were loaded,
+    rounded to each parameter's dtype or not. The sign is a gradient's: the outer optimizer descends along it
+    (arXiv 2311.08105, Alg. 1, line 12).
     """
     if base.shape != out.shape:
         raise ValueError(f"base has {base.numel()} elements, out {out.numel()}")
@@ -89,12 +87,12 @@ def pseudo_gradient(base: Tensor, params: Sequence[Tensor], out: Tensor) -> None
 
 
 def _rounded(values: Tensor, param: Tensor) -> Tensor:
-    """Flat fp32 values as they are once they were loaded into a parameter."""
+    """Flat fp32 values, rounded as they are when loaded into `param`."""
     return values if param.dtype == torch.float32 else values.to(param.dtype).to(torch.float32)
 
 
 def _beside(params: Sequence[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Each parameter with its part of the flat vector."""
+    """Each parameter with its part of `flat`. ValueError unless that is flat fp32 of their total length."""
     total = sum(param.numel() for param in params)
     if flat.dtype != torch.float32 or flat.dim() != 1 or flat.numel() != total:
         raise ValueError(

@@ -1,14 +1,12 @@
-"""Which parameter sits where: the flat vector, its fragments and its shards.
+"""Where each parameter lies in the flat vector; fragments and shards.
 
-Law: names, shapes and offsets only; no tensor is read or written here. The flat vector lists the trainable
-parameters fragment by fragment, so that a fragment is one contiguous range; shards are slices of a fragment,
-cut once, at the founding of a run, by a fixed size. The founder's layout travels on the wire, so no two peers
-need to cut alike.
+Law: names, shapes and offsets only; no tensor is read or written here. The flat vector lists the trainable parameters
+fragment by fragment, so that a fragment is one contiguous range. Shards are slices of a fragment, cut once, when the
+run is founded, to a fixed size. All peers use the founder's layout, which travels on the wire.
 
-What is exchanged are trainable parameters. Buffers are not: running statistics, counters and masks describe
-what a peer has seen of its own data, many are integers, and a mean of them has no gradient to be a descent
-of. Each peer keeps its own (a BatchNorm's statistics follow the global parameters within some steps); who
-evaluates the global parameters evaluates them with local buffers.
+Only trainable parameters are exchanged. Buffers (running statistics, counters, masks) describe a peer's own data, many
+are integers, and their mean is no gradient. Each peer keeps its own; a BatchNorm's statistics follow the global
+parameters within some steps. The global parameters are evaluated with local buffers.
 """
 
 from __future__ import annotations
@@ -30,17 +28,17 @@ T = TypeVar("T")
 FragmentLayout = Literal["contiguous", "strided"]
 
 SHARD_ELEMENTS = 1 << 20
-"""Elements of the largest shard: 2 MiB of bf16, small enough to spread over peers, large enough to stream."""
+"""Most elements of a shard: 2 MiB of bf16, small enough to spread over peers, large enough to stream."""
 
 _LONGEST_NAME = 4096
-"""Characters of a parameter's name that a layout from the wire may have."""
+"""Most characters of a parameter's name in a layout from the wire."""
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are exchanged, by name, in the model's order.
 
-    A tied parameter comes once, under its first name. Frozen parameters, empty ones and buffers stay out.
-    Raises `ConfigError` when nothing is left.
+    A tied parameter comes once, under its first name. Frozen and empty parameters and buffers are left out.
+    Raises `ConfigError` if none is left.
     """
     found = {name: p for name, p in model.named_parameters() if p.requires_grad and p.numel()}
     if not found:
@@ -48,14 +46,14 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
             "has no trainable parameter",
             key="model",
             value=type(model).__name__,
-            mend="set requires_grad on what is to be trained, before the peer is made",
+            mend="set requires_grad on the parameters to train, before the peer is made",
         )
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class ParamSpec:
-    """What a layout knows of one parameter. `dtype` is torch's name without "torch.": "bfloat16"."""
+    """A parameter of a layout. `dtype` is torch's name without "torch.", e.g. "bfloat16"."""
 
     name: str
     shape: tuple[int, ...]
@@ -77,7 +75,7 @@ def specs_of(model: nn.Module) -> tuple[ParamSpec, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A slice [start, stop) of the flat vector, in elements, inside one fragment."""
+    """A slice [start, stop) of the flat vector, in elements, within one fragment."""
 
     index: int
     fragment: int
@@ -92,7 +90,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The flat vector of a run. `params` in the model's order; `fragments` hold indices in flat order."""
+    """The flat vector of a run. `params` in the model's order; `fragments` hold their indices in flat order."""
 
     params: tuple[ParamSpec, ...]
     fragments: tuple[tuple[int, ...], ...]
@@ -101,9 +99,7 @@ class Layout:
     _ranges: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Derive offsets; a layout that isn't one (a parameter twice, a gap between shards) is a
-        ValueError.
-        """
+        """Derive offsets. ValueError for an inconsistent layout (a parameter twice, a gap between shards)."""
         order = [index for fragment in self.fragments for index in fragment]
         if sorted(order) != list(range(len(self.params))) or not all(self.fragments):
             raise ValueError(
@@ -125,7 +121,7 @@ class Layout:
         fragment_layout: FragmentLayout = "contiguous",
         shard_elements: int = SHARD_ELEMENTS,
     ) -> Layout:
-        """Cut `specs` into fragments and shards. Raises `ConfigError` where they can't be cut so."""
+        """Cut `specs` into fragments and shards. Raises `ConfigError` for numbers that don't fit the model."""
         for key, value in (("num_fragments", num_fragments), ("shard_elements", shard_elements)):
             if value < 1:
                 raise ConfigError("must be at least 1", key=key, value=value, mend=f"raise {key}")
@@ -160,12 +156,8 @@ class Layout:
         """Where the parameter begins in the flat vector."""
         return self._offsets[param_index]
 
-    def fragment_range(self, fragment: int) -> tuple[int, int]:
-        """[start, stop) of a fragment in the flat vector."""
-        return self._ranges[fragment]
-
     def shards_of(self, fragment: int) -> tuple[Shard, ...]:
-        """The shards that a fragment is cut into, in flat order."""
+        """The shards of a fragment, in flat order."""
         return tuple(shard for shard in self.shards if shard.fragment == fragment)
 
     def arrange(self, named: Mapping[str, T], fragment: int | None = None) -> list[T]:
@@ -176,14 +168,14 @@ class Layout:
     def fingerprint(self) -> str:
         """Hash of the names and shapes, in the model's order.
 
-        Neither the dtype nor the cut into fragments counts: a peer may train in another precision, and the
-        cut comes from the run, not from the model.
+        The dtype and the fragments are left out: a peer may train in another precision, and the run decides on
+        fragments.
         """
         text = repr([(spec.name, spec.shape) for spec in self.params])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def difference(self, other: Sequence[ParamSpec]) -> list[str]:
-        """One line for each parameter in which a model (`other`) differs from the run's; empty if it fits."""
+        """One line for each parameter of a model (`other`) that differs from the run's; empty if it fits."""
         ours = {spec.name: spec for spec in self.params}
         theirs = {spec.name: spec for spec in other}
         lines = [
@@ -213,7 +205,7 @@ class Layout:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, object]) -> Layout:
-        """Read what `to_wire` wrote. Raises ValueError for anything that is no layout."""
+        """The layout that `to_wire` wrote. Raises ValueError for anything else."""
         try:
             params = tuple(
                 ParamSpec(_text(name), tuple(_size(n) for n in _items(shape)), _text(dtype))
@@ -248,9 +240,7 @@ class Layout:
 
 
 class FragmentPlan:
-    """Which parameters are sent together, and at which inner step. Ask it before a run, or ask
-    `peer.plan`.
-    """
+    """Which parameters are sent together, and at which inner step. In a run, `peer.plan` is its plan."""
 
     def __init__(
         self,
@@ -264,7 +254,7 @@ class FragmentPlan:
 
     @classmethod
     def of(cls, layout: Layout, sync_every: int) -> FragmentPlan:
-        """The plan of a run whose layout is known."""
+        """The plan of a run with this layout."""
         plan = cls.__new__(cls)
         plan._plan(layout, sync_every)
         return plan

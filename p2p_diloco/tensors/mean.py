@@ -1,17 +1,16 @@
-"""The weighted mean of what an averaging group contributes to one shard.
+"""The weighted mean of the contributions to one shard.
 
-Law: the result depends on who contributed what, and on nothing else: not on who came first, nor on the number
-of threads, nor on the machine. The order of operations below is the reference; each is rounded to fp32 by
-itself.
+Law: the result depends on the contributions alone, not on the order of arrival, the number of threads or the machine.
+The order of operations below is the reference; each is rounded to fp32 by itself.
 
     for peers in the order of their ids, as strings compare:
-        rᵢ ← wᵢ / w₀                   each weight beside the first
+        rᵢ ← wᵢ / w₀                   weight relative to the first one
         acc ← x₀                       the first
-        acc ← acc + (xᵢ · rᵢ)          each other: a product, then a sum, never fused
+        acc ← acc + (xᵢ · rᵢ)          the others: a product, then a sum, never fused
         total ← total + rᵢ             in fp32, the same order
     mean ← acc / total
 
-Weights that are equal, as they are as a rule, so multiply by 1: that is left out.
+Products with rᵢ = 1, the usual case, are skipped.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from p2p_diloco.tensors.flat import unheeded
 from p2p_diloco.tensors.raw import Buffer
 
 MAGNITUDE_MAX = 2.0**30
-"""The largest element of a contribution. A power of two, so that no codec rounds what is within over it."""
+"""The largest magnitude in a contribution. A power of two, so that no codec rounds a valid element beyond it."""
 WEIGHT_MIN, WEIGHT_MAX = 2.0**-40, 2.0**40
-"""What a contribution may weigh. With the limit above, any product and any sum of them stays finite in fp32;
-beside a weight of 1 the least one vanishes."""
+"""Bounds of a contribution's weight. With the limit above, all products and sums stay finite in fp32; the least weight
+vanishes beside a weight of 1."""
 
 
 @unheeded
 def weighted_mean(
     contributions: Sequence[tuple[str, float, Buffer]], codec: str, numel: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Mean [numel], in fp32 and then rounded to `dtype`, of contributions (peer id, weight, encoded pseudo-gradient).
+    """Mean [numel] of contributions (peer id, weight, encoded pseudo-gradient), in fp32, then rounded to `dtype`.
 
-    Raises ValueError for no contribution, a peer twice, a weight that isn't positive and finite in fp32, or a
-    buffer of another length. Values that aren't finite are the caller's to refuse (`codec.finite`).
+    Raises ValueError for no contribution, a peer twice, a weight that isn't positive and finite in fp32, or a buffer of
+    the wrong length. The caller refuses values that aren't finite (`codec.finite`).
     """
     ordered = sorted(contributions, key=lambda contribution: contribution[0])
     if not ordered or len({peer for peer, _, _ in ordered}) != len(ordered):

@@ -1,13 +1,12 @@
 """The outer optimizer: one step on one shard, as a pure function.
 
-Law: nothing is updated in place; a step gives new tensors, which the caller adopts or drops. Shards are flat
-slices, so only element-wise optimizers may come here. State is fp32 tensors: as long as the shard, or of one
-element for what counts once (Adam's `step`). State's names and lengths depend on the optimizer and its
-options, never on lr or momentum, which may change during a run.
+Law: no update in place; a step returns new tensors, which the caller adopts or drops. Shards are flat slices, so only
+element-wise optimizers work. State is fp32 tensors: as long as the shard, or of one element (Adam's `step`). Their
+names and lengths depend on the optimizer and its options, never on lr or momentum, which may change during a run.
 
-The order of operations of "sgd" is the reference (the formula of torch.optim.SGD; our rounding). Each line is
-one operation on fp32, rounded by itself, never fused, so that replicas on unlike machines agree to the bit; μ
-and η are rounded to fp32 first:
+The order of operations of "sgd" is the reference (the formula of torch.optim.SGD; our rounding). Each line is one
+operation on fp32, rounded by itself, never fused, so that replicas on different machines agree to the bit; μ and η are
+rounded to fp32 first:
 
     m' ← μ · m
     m' ← m' + g
@@ -16,8 +15,8 @@ and η are rounded to fp32 first:
     u  ← η · u
     θ' ← θ − u
 
-The state is {"m"}, also for μ = 0. The other optimizers are torch's own, whose rounding may differ between
-unlike machines; where digests show that it does, replicas fetch instead of computing.
+The state is {"m"}, also for μ = 0. The other optimizers are torch's own, which may round differently on different
+machines; if digests show that, replicas fetch the state instead of computing it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from p2p_diloco.tensors.flat import Array, arrays, unheeded
 
 State = dict[str, Tensor]
 Like = Callable[[Tensor], Tensor]
-"""Memory, whatever it holds, of a tensor's length."""
+"""Gives uninitialised memory of a tensor's length."""
 
 SGD = "sgd"
 
@@ -56,29 +55,29 @@ ELEMENTWISE = {
         "Rprop",
     )
 }
-"""Optimizers of torch.optim that treat each element by itself, by lower-case name."""
+"""Element-wise optimizers of torch.optim, by lower-case name."""
 
 
 class Seen(Protocol):
-    """What looks at the next piece of a new state, by its name."""
+    """Called with each piece of a new state as soon as it is made (`digest.Look`)."""
 
     def __call__(self, name: str, block: Array, *, follows: bool = False) -> None:
-        """`follows`: were any of these values not finite, one of a piece that was shown before would not be either."""
+        """`follows`: these values can only be infinite or NaN if an earlier piece was."""
 
 
 _FORCED_OFF = ("foreach", "fused", "capturable", "differentiable")
-"""Options of torch that choose another order of operations, and that a shard on the CPU has no use for."""
+"""Options of torch that change the order of operations, useless for a shard on the CPU."""
 
 _PROBE = 3
-"""Elements of the tensor by which an optimizer's state is found out; not 1, to tell it from a count."""
+"""Length of the tensor that shows which state an optimizer keeps; not 1, which is the length of a count."""
 
 
 @dataclass(frozen=True, slots=True)
 class OuterOptimizer:
     """The outer optimizer of a run: "sgd", or an element-wise class of torch.optim by name, in any case.
 
-    `lr`, `momentum` and `nesterov` are sgd's; the others take `lr` and, by `options`, keyword arguments of
-    their own. Raises `ConfigError`, naming the key, for what can't be.
+    sgd takes `lr`, `momentum` and `nesterov`; the others take `lr` and, in `options`, keyword arguments of their own.
+    Raises `ConfigError`, naming the key, for settings that can't be used.
     """
 
     name: str = SGD
@@ -89,7 +88,7 @@ class OuterOptimizer:
     _kinds: tuple[tuple[str, bool], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check every argument, and find out which state the optimizer keeps by a step on a probe."""
+        """Check every argument, and find the optimizer's state by one step on a probe."""
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError("must be 0 or more", key="outer_lr", value=self.lr, mend="0.7 is usual")
         if self._is_sgd:
@@ -117,7 +116,7 @@ class OuterOptimizer:
         return self.name.lower() == SGD
 
     def revised(self, lr: float, momentum: float) -> OuterOptimizer:
-        """The same with other rates, for the same state. Raises `ConfigError` for what can't be."""
+        """The same with other rates, for the same state. Raises `ConfigError` for invalid rates."""
         return replace(self, lr=lr, momentum=momentum)
 
     def state_lengths(self, numel: int) -> dict[str, int]:
@@ -125,9 +124,7 @@ class OuterOptimizer:
         return {name: numel if long else 1 for name, long in self._kinds}
 
     def init_state(self, numel: int) -> State:
-        """The state before the first step: zeros. (A torch optimizer at `step` 0 begins with its own initial
-        state.)
-        """
+        """The state before the first step: zeros. (At `step` 0 a torch optimizer uses its own initial state.)"""
         return {name: torch.zeros(length) for name, length in self.state_lengths(numel).items()}
 
     def step(
@@ -138,11 +135,11 @@ class OuterOptimizer:
         seen: Seen | None = None,
         like: Like = torch.empty_like,
     ) -> tuple[Tensor, State]:
-        """One outer step: (θ', state') from θ, its state and ḡ, all flat fp32 [numel]; inputs untouched.
+        """One outer step: (θ', state') from θ, its state and ḡ, all flat fp32 [numel]; inputs stay unchanged.
 
-        `grad` may come in blocks, cut as `flat.blocks` cuts, each read before the next is asked for. `seen` is shown
-        what is new, piece by piece, each as soon as it is made: "theta", and "state." with the name of a state tensor.
-        `like` gives memory for what is as long as a tensor.
+        `grad` may come in blocks like those of `flat.blocks`; each is read before the next one is drawn. `seen` gets
+        each new piece as soon as it is made, named "theta", or "state." and the name of a state tensor. `like` gives
+        memory for the result.
         """
         parts = torch.split(grad, flats.BLOCK) if isinstance(grad, Tensor) else grad
         if self._is_sgd:

@@ -1,8 +1,7 @@
-"""Nested state dicts as tensors and JSON, and back: what a checkpoint may hold, without pickle.
+"""Nested state dicts as tensors and JSON, and back, without pickle.
 
-Law: only plain data is taken (dictionaries, lists, tuples, tensors, numbers, strings, booleans, None); what
-can't be written is refused by name, at saving, never at loading. Types survive: integer keys, tuples, floats
-to the bit.
+Law: only plain data (dictionaries, lists, tuples, tensors, numbers, strings, booleans, None). Anything else is refused
+by name when it is saved, never when it is loaded. Types survive: integer keys, tuples, floats to the bit.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from torch import Tensor
 from p2p_diloco.errors import CheckpointError
 
 Json = object
-"""What `json.dumps` takes."""
+"""A value that `json.dumps` takes."""
 
 
 def pack(obj: object) -> tuple[dict[str, Tensor], Json]:
-    """Split `obj` (`optimizer.state_dict()`, say) into tensors, by path, and JSON that says where each goes.
+    """Split `obj` (e.g. `optimizer.state_dict()`) into tensors by path, and JSON that refers to them.
 
-    The tensors are the very ones of `obj`: write them before they change. Raises `CheckpointError`, naming
-    the place, for anything that isn't plain data.
+    The tensors are not copied: write them before they change. Raises `CheckpointError` with the path for anything that
+    isn't plain data.
     """
     tensors: dict[str, Tensor] = {}
     return tensors, _pack(obj, "", tensors)
 
 
 def unpack(tensors: Mapping[str, Tensor], structure: Json) -> object:
-    """What `pack` was given. Raises `CheckpointError` where tensors and structure don't fit together."""
+    """The inverse of `pack`. Raises `CheckpointError` if tensors and structure don't fit together."""
     match structure:
         case None | bool() | int() | float() | str():
             return structure

@@ -1,7 +1,7 @@
 """Cutting a list of parameters into fragments of nearly equal size.
 
-Law: pure functions on names and sizes; every peer that sees the same model cuts it alike. A fragment is made
-of whole parameters and is never empty. Indices are those of the list that was handed in.
+Law: pure functions of names and sizes, so that the same model is always cut the same. A fragment consists of whole
+parameters and is never empty. Indices refer to the list passed in.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from collections.abc import Sequence
 from p2p_diloco.errors import ConfigError
 
 _BLOCK = re.compile(r"(?:^|.*?\.)\d+\.")
-"""A parameter's block: its name up to and including the first component that is a number
-("model.layers.3.").
-"""
+"""A parameter's block: its name up to and including the first number, e.g. "model.layers.3."."""
 
 
 def contiguous(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    """Cut `sizes` into `count` runs of neighbours so that the largest run is as small as it can be.
+    """Cut `sizes` into `count` runs of neighbours so that the largest run is as small as possible.
 
-    Of the cuts that reach this optimum, one whose runs are close to the mean of what is left. Raises
-    `ConfigError` when there are fewer parameters than fragments.
+    Among such cuts, each run is as close as possible to the mean of the rest. Raises `ConfigError` if there are fewer
+    parameters than fragments.
     """
     if count > len(sizes):
         raise _too_many(count, f"the model has only {len(sizes)} trainable parameters", len(sizes))
@@ -37,10 +35,10 @@ def contiguous(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def strided(names: Sequence[str], sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    """Deal the model's blocks round: the i-th block, by order of appearance, goes to fragment i mod `count`.
+    """Deal out the model's blocks: the i-th block in order of appearance goes to fragment i mod `count`.
 
-    Parameters outside every block (embeddings, heads) then go, largest first, to the fragment that is
-    smallest. Raises `ConfigError` when some fragment would be left empty.
+    Parameters outside of blocks (embeddings, heads) then go, largest first, to the smallest fragment. Raises
+    `ConfigError` if a fragment would stay empty.
     """
     blocks: dict[str, list[int]] = {}
     loose: list[int] = []
@@ -72,7 +70,7 @@ def slices(start: int, stop: int, largest: int) -> list[tuple[int, int]]:
 
 
 def _smallest_cap(sizes: Sequence[int], count: int) -> int:
-    """The least size that the largest of `count` runs can have: bisection over the answer."""
+    """The smallest possible size of the largest of `count` runs, by bisection."""
     low, high = max(sizes), sum(sizes)
     while low < high:
         middle = (low + high) // 2
@@ -84,7 +82,7 @@ def _smallest_cap(sizes: Sequence[int], count: int) -> int:
 
 
 def _runs_needed(sizes: Sequence[int], cap: int) -> list[int]:
-    """For each start, how few runs of at most `cap` cover everything from there on; 0 past the end."""
+    """For each start, the fewest runs of at most `cap` that cover the rest; 0 past the end."""
     needed = [0] * (len(sizes) + 1)
     stop, run = len(sizes), 0
     for start in range(len(sizes) - 1, -1, -1):
@@ -99,7 +97,7 @@ def _runs_needed(sizes: Sequence[int], cap: int) -> list[int]:
 def _best_stop(
     sizes: Sequence[int], start: int, left: int, cap: int, needed: Sequence[int], target: float
 ) -> tuple[int, int]:
-    """Where the run that begins at `start` ends, and its size: nearest to `target` among cuts that fit."""
+    """Stop and size of the run that begins at `start`: closest to `target` among the cuts that fit."""
     best: tuple[float, int, int] | None = None
     run = 0
     for stop in range(start + 1, len(sizes) - left + 2):

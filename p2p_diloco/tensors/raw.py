@@ -1,7 +1,6 @@
-"""Between tensors and the bytes that they are made of.
+"""Tensors as bytes, and bytes as tensors.
 
-Law: bytes are little-endian and lie in host memory; nothing here changes a value, nothing here writes to what
-it was given.
+Law: bytes are little-endian and in host memory; no value changes, and no argument is written to.
 """
 
 from __future__ import annotations
@@ -19,26 +18,26 @@ assert sys.byteorder == "little", "tensors travel as they lie in memory, little-
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, uncopied if it is contiguous and in host memory; the view keeps them alive."""
+    """The bytes of a tensor, not copied if it is contiguous and in host memory; the view keeps it alive."""
     flat = tensor.detach().cpu().reshape(-1)
-    if flat.stride(0) != 1:  # of one element or none, too: torch takes that for contiguous and can't view it
+    if flat.stride(0) != 1:  # torch calls one element or none contiguous with any stride, and can't view it
         flat = flat.clone(memory_format=torch.contiguous_format)
     raw: memoryview = flat.view(torch.uint8).numpy().data
     return raw
 
 
 def tensor_over(buffer: Buffer) -> Tensor:
-    """A uint8 tensor over `buffer`, without a copy if it lies on a multiple of 4 bytes; not to be written."""
+    """A read-only uint8 tensor over `buffer`, copied only if that isn't aligned to 4 bytes."""
     view = memoryview(buffer)
     if not view.nbytes:
-        return torch.empty(0, dtype=torch.uint8)  # torch has no tensor over nothing
+        return torch.empty(0, dtype=torch.uint8)  # `torch.frombuffer` refuses an empty buffer
     writable = np.asarray(_Lent(np.frombuffer(view, dtype=np.uint8))) if view.readonly else view
     tensor = torch.frombuffer(writable, dtype=torch.uint8)
     return tensor if tensor.data_ptr() % 4 == 0 else tensor.clone()
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether no element is NaN or infinite: one pass, no temporaries, for extremes carry any NaN along."""
+    """Whether no element is NaN or infinite: one pass without temporaries, since the extremes propagate NaN."""
     if not values.numel():
         return True
     low, high = torch.aminmax(values)
@@ -46,7 +45,7 @@ def all_finite(values: Tensor) -> bool:
 
 
 def magnitude(values: Tensor) -> float:
-    """The largest absolute value; NaN if there is one among them, 0 of nothing."""
+    """The largest absolute value; NaN if there is one, 0 for no element."""
     if not values.numel():
         return 0.0
     low, high = torch.aminmax(values)
@@ -54,11 +53,10 @@ def magnitude(values: Tensor) -> float:
 
 
 class _Lent:
-    """Bytes of another object, offered to numpy as writable.
+    """Another object's bytes, declared writable.
 
-    `torch.frombuffer` warns about read-only memory, once per process and from whichever thread comes first.
-    Nothing here writes to such a tensor, so the memory is lent without its flag. numpy keeps this object, and
-    it the bytes.
+    `torch.frombuffer` warns about read-only memory. These tensors are never written to, so the flag is dropped. numpy
+    keeps this object alive, and it keeps the bytes.
     """
 
     def __init__(self, owner: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:

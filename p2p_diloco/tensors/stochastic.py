@@ -1,7 +1,6 @@
-"""Rounding that is right on average: up or down at random, the nearer value the likelier.
+"""Unbiased rounding to bf16: up or down at random.
 
-Law: the same values and the same seed give the same bits, on one kind of device; a value that can be written
-exactly stays as it is.
+Law: the same values and seed give the same bits on one kind of device; a value that bf16 can represent stays.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from p2p_diloco.tensors.flat import blocks
 from p2p_diloco.tensors.raw import all_finite
 
 _DROPPED = 16
-"""Bits of an fp32's fraction that a bf16 has not."""
+"""Bits of an fp32's fraction that bf16 lacks."""
 
 
 def to_bf16(flat: Tensor, seed: int) -> Tensor:
-    """`flat` [numel] fp32 with every value one that bf16 has: of the two about it, x is rounded to the upper one with
-    probability (x − lower) / (upper − lower). What isn't finite stays.
+    """`flat` [numel] fp32, each value x rounded to one of its two neighbours in bf16: to the upper one with
+    probability (x − lower) / (upper − lower). Values that aren't finite stay.
 
-    The dropped bits, as a whole number, are that probability in units of 2⁻¹⁶: a random number of as many bits is
-    added to them, and they are cut off.
+    As an integer the dropped bits are that probability in units of 2⁻¹⁶. So a random integer of 16 bits is added, and
+    the sum is cut off.
     """
     rounded = torch.empty_like(flat)
     source = torch.Generator(device=flat.device)

@@ -1,10 +1,9 @@
 """The outer state of every shard that a replica holds.
 
-Law: state changes in `accept` and nowhere else. `propose` and `load` only say what the state would be, and
-its digest, so that whoever calls can compare it with the digest that a commit names before anything has
-happened. θ may lie in memory shared with the trainer, who only reads it; it is written in place, the
-optimizer's state is swapped, and what it was before is memory for the next proposal. So who wants to keep a state
-copies it.
+Law: only `accept` changes state. `propose` and `load` return the state that would result, with its digest, so that the
+caller can first compare it with the digest of a commit. θ may lie in memory shared with the trainer, which only reads
+it; θ is written in place, the optimizer's state is swapped, and the old state's memory is reused for the next proposal.
+Copy a state to keep it.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from p2p_diloco.tensors.outer import OuterOptimizer, State
 from p2p_diloco.tensors.raw import Buffer, as_bytes
 
 SPARE = 6
-"""Pieces of memory that are kept for the next proposals: θ and two more, of two lengths."""
+"""Tensors kept for the next proposals: θ and two of the state, for two shard lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a shard's outer state would become: θ [numel], the outer optimizer's state, the digest of all, and that of θ
-    alone."""
+    """A possible next outer state of a shard: θ [numel], the outer optimizer's state, the digest of both and of the
+    `meta`, and that of θ alone."""
 
     theta: Tensor
     state: State
@@ -38,10 +37,10 @@ class Proposal:
 
 
 class ShardStore:
-    """θ and the outer optimizer's state, by shard."""
+    """θ and the outer optimizer's state of all shards."""
 
     def __init__(self, layout: Layout, outer: OuterOptimizer | DelayedNesterov, theta: Tensor) -> None:
-        """Hold `theta` (flat fp32, `layout.numel` long; not copied) with the state that precedes any step."""
+        """`theta`: flat fp32 [layout.numel], not copied. The optimizer's state is the initial one."""
         if theta.dtype != torch.float32 or theta.shape != (layout.numel,) or not theta.is_contiguous():
             raise ValueError(
                 f"expected {layout.numel} elements of flat fp32, found {theta.dtype} {tuple(theta.shape)}"
@@ -52,7 +51,7 @@ class ShardStore:
         self._revised: tuple[tuple[float, float] | None, OuterOptimizer | DelayedNesterov] = None, outer
         self._states: list[State] = [outer.init_state(shard.numel) for shard in layout.shards]
         self._spare: list[Tensor] = []
-        self._digests = [""] * len(layout.shards)  # of θ alone, as it was accepted
+        self._digests = [""] * len(layout.shards)  # of θ alone, when it was accepted
 
     def theta(self, shard: int) -> Tensor:
         """The shard's part of θ [numel], a view."""
@@ -60,19 +59,19 @@ class ShardStore:
         return self._theta[place.start : place.stop]
 
     def state(self, shard: int) -> Mapping[str, Tensor]:
-        """The shard's state of the outer optimizer; to be read only, and until the next `accept`."""
+        """The shard's state of the outer optimizer: read-only, and valid until the next `accept`."""
         return self._states[shard]
 
     def digest(self, shard: int, meta: bytes) -> str:
-        """The digest of what the shard holds now, and `meta`."""
+        """The digest of the shard's present state and `meta`."""
         return digest(self.theta(shard), self._states[shard], meta)
 
     def accepted_theta(self, shard: int) -> str:
-        """The digest of θ alone, as it was accepted; empty before anything was."""
+        """The digest of θ alone when it was accepted; empty before the first `accept`."""
         return self._digests[shard]
 
     def present_theta(self, shard: int) -> str:
-        """The same of what is there. They differ where memory was changed."""
+        """The same of θ as it is now. They differ if memory was corrupted."""
         there = Look()
         there.hash("theta", self.theta(shard).numpy())
         return there.of("theta")
@@ -89,10 +88,9 @@ class ShardStore:
     ) -> Proposal:
         """The outer step on the mean pseudo-gradient in `mean`, encoded by `codec`; nothing changes.
 
-        With Delayed Nesterov: the mean of so many `submissions`, where so many are `buffered`. `rates` are another
-        (lr, momentum) than the run began with.
-        `meta` is the rest of the state that the proposal leads to. Raises ValueError for a wrong length, for
-        values that aren't finite, and for a step whose result isn't (no replica could load it).
+        With Delayed Nesterov: the mean of `submissions`, on a buffer that holds `buffered`. `rates` are (lr, momentum)
+        if the run has revised them. `meta` is the rest of the resulting state, for the digest. Raises ValueError for a
+        wrong length, and if a value of the result isn't finite (no replica could load it).
         """
         grad = codecs.decode_blocks(mean, codec, self.layout.shards[shard].numel)
         seen = Look()
@@ -104,19 +102,19 @@ class ShardStore:
         return _proposal(theta, state, seen, meta)
 
     def _at(self, rates: tuple[float, float] | None) -> OuterOptimizer | DelayedNesterov:
-        """The outer optimizer with other rates, as a rule those of the last time."""
+        """The outer optimizer with these rates; the last one is kept."""
         if rates != self._revised[0]:
             self._revised = rates, self.outer if rates is None else self.outer.revised(*rates)
         return self._revised[1]
 
     def restate(self, shard: int, meta: bytes) -> Proposal:
-        """What the shard holds now, as a proposal with another `meta`. Raises ValueError for values that aren't
+        """The shard's present state as a proposal with another `meta`. Raises ValueError for values that aren't
         finite."""
         theta, state = self._like(self.theta(shard)).copy_(self.theta(shard)), self._states[shard]
         return _proposal(theta, state, look(theta, state), meta)
 
     def accept(self, shard: int, proposal: Proposal) -> None:
-        """Make the proposal the shard's state. Its θ, and the state before, are void then."""
+        """Make the proposal the shard's state. Its θ and the previous state must not be used any more."""
         self.theta(shard).copy_(proposal.theta)
         self._digests[shard] = proposal.theta_digest
         before, self._states[shard] = self._states[shard], proposal.state
@@ -124,27 +122,24 @@ class ShardStore:
         self._spare = [*self._spare, proposal.theta, *void][-SPARE:]
 
     def _like(self, tensor: Tensor) -> Tensor:
-        """Memory of a tensor's length: what an earlier proposal left. Fresh memory each time would leave holes between
-        what stays, as large as all of it together."""
+        """Memory of a tensor's length, from an earlier proposal if one fits: fresh memory each time would fragment the
+        heap to twice its size."""
         fitting = [index for index, spare in enumerate(self._spare) if spare.numel() == tensor.numel()]
         return self._spare.pop(fitting[-1]) if fitting else torch.empty_like(tensor)
 
     def state_nbytes(self, shard: int) -> int:
-        """Bytes that `export` gives."""
+        """Bytes of `export`."""
         numel = self.layout.shards[shard].numel
         return 4 * (numel + sum(self.outer.state_lengths(numel).values()))
 
     def export(self, shard: int) -> list[memoryview]:
-        """θ, then each state tensor in the outer optimizer's order: fp32, to be sent one after another.
-
-        They are the shard's own memory, until the next `accept`.
-        """
+        """θ, then each state tensor in the outer optimizer's order, in fp32: views, valid until the next `accept`."""
         states = self._states[shard]
         order = self.outer.state_lengths(self.layout.shards[shard].numel)
         return [as_bytes(self.theta(shard)), *(as_bytes(states[name]) for name in order)]
 
     def load(self, shard: int, buffer: Buffer, meta: bytes) -> Proposal:
-        """What `export` gave elsewhere, joined, as a proposal of its own memory; nothing changes.
+        """The joined `export` of another replica as a proposal, copied; nothing changes.
 
         Raises ValueError for a wrong length or for values that aren't finite.
         """

@@ -1,8 +1,8 @@
-"""A codec that sends few elements of many: of each chunk those of the largest magnitude.
+"""A sparse codec: of each chunk it sends the elements of the largest magnitude.
 
-Law: the same number of every chunk, one of each 64 elements that it has (rounded up), so that the length is known
-beforehand. All places first, little-endian uint16, rising within a chunk; then their values, bf16. Of equal
-magnitudes the first are sent.
+Law: every chunk sends 1 of 64 of its elements (rounded up), so that the length is known beforehand. First the places of
+all elements, little-endian uint16, rising within a chunk; then their values, bf16. Of equal magnitudes the first ones
+are sent.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.raw import as_bytes, magnitude
 
 CHUNK = 4096
-"""Elements of which some are sent; a part of `flat.BLOCK`. A place takes 12 of its 16 bits."""
+"""Elements of a chunk; divides `flat.BLOCK`. A place uses 12 of its 16 bits."""
 ONE_OF = 64
 KEPT = CHUNK // ONE_OF
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The largest elements of each chunk; all others are 0."""
+    """The largest elements of each chunk; the others decode to 0."""
 
     @property
     def feeds_back(self) -> bool:
-        """What isn't sent has to come another time."""
+        """Elements that are not sent must be sent later."""
         return True
 
     def nbytes(self, numel: int) -> int:
@@ -53,7 +53,7 @@ class TopK:
         return as_bytes(raw)
 
     def peak(self, raw: Tensor, numel: int) -> float:
-        """As `codec.Codec.peak`, and no more than it has to be."""
+        """As `codec.Codec.peak`, exactly."""
         places, values = _parts(raw)
         _check(places, numel)
         return magnitude(values)
@@ -68,7 +68,7 @@ class TopK:
 def _decoded(places: Tensor, values: Tensor, numel: int) -> Iterator[Tensor]:
     assert flats.BLOCK % CHUNK == 0, "blocks of work are whole chunks"
     if not numel:
-        yield torch.empty(0)  # as there is one block of nothing
+        yield torch.empty(0)  # `flat.blocks` yields one empty block, too
     for start in range(0, numel, flats.BLOCK):
         length = min(flats.BLOCK, numel - start)
         here = slice(_kept(start), _kept(start + length))
@@ -81,8 +81,8 @@ def _decoded(places: Tensor, values: Tensor, numel: int) -> Iterator[Tensor]:
 def _largest(chunks: Tensor) -> Tensor:
     """The places [chunks, kept] int64, rising, of the largest elements of `chunks` [chunks, length].
 
-    They are told by one whole number each, so that no two are equal: the magnitude's bits, then how far the element
-    is from the end. NaN is above all numbers.
+    Elements are compared by a key that no two share: the magnitude's bits, then the distance from the end. NaN is above
+    all numbers.
     """
     length = chunks.shape[1]
     from_end = torch.arange(length - 1, -1, -1, device=chunks.device)
@@ -92,18 +92,18 @@ def _largest(chunks: Tensor) -> Tensor:
 
 
 def _kept(numel: int) -> int:
-    """How many of so many elements are sent."""
+    """How many of `numel` elements are sent."""
     return -(-numel // ONE_OF)
 
 
 def _parts(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Places int16 and values bf16 in `raw`."""
+    """Views into `raw`: places int16 and values bf16."""
     half = len(raw) // 2
     return raw[:half].view(torch.int16), raw[half:].view(torch.bfloat16)
 
 
 def _check(places: Tensor, numel: int) -> None:
-    """ValueError unless places rise within their chunks."""
+    """ValueError unless places rise within each chunk."""
     whole = numel // CHUNK * KEPT
     for chunks, length in ((places[:whole].view(-1, KEPT), CHUNK), (places[whole:].unsqueeze(0), numel % CHUNK)):
         within = not chunks.numel() or bool((chunks[:, 0] >= 0).all() & (chunks[:, -1] < length).all())

@@ -6,6 +6,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 REAL = Path(__file__).parents[1] / "real"
 sys.path[:0] = [str(REAL), str(Path(__file__).parent)]
 _spec = importlib.util.spec_from_file_location("real_fixtures", REAL / "conftest.py")
@@ -14,3 +16,8 @@ assert _spec.loader is not None
 _real = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_real)
 swarm, shared_swarm, network = _real.swarm, _real.shared_swarm, _real.network
+
+
+@pytest.fixture(scope="session")
+def nursery() -> None:
+    """Every process begins as a user's does."""

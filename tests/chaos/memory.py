@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import numpy as np
 from swarm import Member
 
-from p2p_diloco.node.shared import _HEADER_BYTES, Count
+from p2p_diloco.node.shared import _HEADER_BYTES, SLOT_BYTES, Header
 
 CHUNK = 1 << 24
 WORD = 4
@@ -62,7 +62,8 @@ class NodeMemory:
 
     def epoch(self) -> int:
         """The epoch that the node has told its trainer."""
-        return int.from_bytes(self._read(self._shared + 8 * Count.EPOCH, 8), "little", signed=True)
+        at = self._shared + SLOT_BYTES * vars(Header)["epoch"].index
+        return int.from_bytes(self._read(at, SLOT_BYTES), "little", signed=True)
 
     def theta(self) -> np.ndarray:
         """θ [numel] fp32, as it lies there."""

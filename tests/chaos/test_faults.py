@@ -82,7 +82,7 @@ def test_a_spoilt_wire_harms_one_peer_at_most(swarm: Swarm, behind: dict[str, Pr
     assert "Traceback" not in c.log()
 
 
-def test_noise_at_the_door_harms_nobody(swarm: Swarm) -> None:
+def test_noise_on_open_ports_does_no_harm(swarm: Swarm) -> None:
     """A stranger that connects to a peer's port and talks nonsense is not noticed in the run."""
     swarm.bootstrap()
     direct, training = free_port(), {**TRAINING, "config": {**CONFIG, "start_peers": 2}}

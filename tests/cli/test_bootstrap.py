@@ -79,12 +79,8 @@ def ended(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, 
     return process.returncode, err, time.monotonic() - began
 
 
-@pytest.mark.real
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_cleanly(start: Start, number: signal.Signals) -> None:
-    """130 or 143, without a traceback, soon, and without leaving its daemon behind. It said where it
-    listens."""
-    process, printed = start()
+def check_a_clean_end(process: subprocess.Popen[str], printed: dict[str, object], number: signal.Signals) -> None:
+    """130 or 143, without a traceback, soon, and its daemon ends, too. It said where it listens."""
     daemons = psutil.Process(process.pid).children(recursive=True)
     assert daemons
     code, err, took_s = ended(process, number)
@@ -101,31 +97,27 @@ def test_a_signal_ends_it_cleanly(start: Start, number: signal.Signals) -> None:
 
 
 @pytest.mark.real
-def test_its_identity_outlives_it(start: Start, tmp_path: Path) -> None:
-    """With --identity-path, in a folder that is made if need be, the next start has the same peer id."""
+def test_a_signal_ends_it_cleanly_and_its_identity_stays(start: Start, tmp_path: Path) -> None:
+    """With --identity-path, in a folder that is made if need be, the next start has the same peer id. `status` reaches
+    it, and says that there is no run yet."""
     path = tmp_path / "new" / "identity.key"
     first, printed = start("--identity-path", str(path))
-    assert ended(first, signal.SIGTERM)[0] == 143
-    _, again = start("--identity-path", str(path))
+    check_a_clean_end(first, printed, signal.SIGTERM)
+    second, again = start("--identity-path", str(path))
     assert again["peer_id"] == printed["peer_id"]
-
-
-@pytest.mark.real
-def test_status_of_a_run_that_nobody_founded(start: Start) -> None:
-    """An observer reaches the bootstrap, and says that there is nothing to see."""
-    _, printed = start()
-    addresses = printed["maddrs"]
+    addresses = again["maddrs"]
     assert isinstance(addresses, list)
     command = [sys.executable, "-m", "p2p_diloco", "status", "--once", "--initial-peers", *addresses]
     plain = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (plain.returncode, plain.stdout) == (0, "run main: nobody has founded it yet\n"), plain.stderr
+    assert (plain.returncode, plain.stdout) == (0, "run main: no peer has founded it yet\n"), plain.stderr
     told = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
     assert json.loads(told.stdout)["schema_version"] == 1
+    check_a_clean_end(second, again, signal.SIGINT)
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("command", ["status", "bootstrap"])
-def test_nobody_there_is_code_4_within_ten_seconds(command: str) -> None:
+def test_an_unreachable_swarm_is_code_4_within_ten_seconds(command: str) -> None:
     """A wrong port is told soon, with the address and what it may be."""
     began = time.monotonic()
     result = subprocess.run(

@@ -17,17 +17,18 @@ P2P_DILOCO = [sys.executable, "-m", "p2p_diloco"]
 
 
 class Swarm:
-    """A bootstrap and the peers that a test adds."""
+    """A bootstrap and the peers that tests add, each test in a run of its own."""
 
     def __init__(self) -> None:
         self.processes: list[subprocess.Popen[str]] = []
+        self.run = ""
         self.addresses: list[str] = []
         seed = self.start("bootstrap", "--json")
         assert seed.stdout is not None
         self.addresses = json.loads(seed.stdout.readline())["maddrs"]
 
     def start(self, command: str, *flags: str) -> subprocess.Popen[str]:
-        through = ["--initial-peers", *self.addresses] if self.addresses else []
+        through = ["--initial-peers", *self.addresses, "--run-id", self.run] if self.addresses else []
         clean = {name: value for name, value in os.environ.items() if not name.startswith("P2P_DILOCO_")}
         process = subprocess.Popen(
             [*P2P_DILOCO, command, *through, *flags],
@@ -42,11 +43,21 @@ class Swarm:
             process.communicate()
 
 
-@pytest.fixture
-def swarm() -> Iterator[Swarm]:
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[Swarm]:
     swarm = Swarm()
     yield swarm
     swarm.end()
+
+
+@pytest.fixture
+def swarm(bootstrap: Swarm, request: pytest.FixtureRequest) -> Iterator[Swarm]:
+    bootstrap.run = request.node.name
+    yield bootstrap
+    for process in bootstrap.processes[:0:-1]:
+        process.kill()
+        process.communicate()
+    del bootstrap.processes[1:]
 
 
 def seen_until(looks: subprocess.Popen[str], enough: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
@@ -86,7 +97,7 @@ def test_a_run_from_its_founding_to_its_end(swarm: Swarm) -> None:
         assert peer.returncode == 0, err
 
 
-def test_nobody_founds_the_run(swarm: Swarm) -> None:
+def test_an_aggregator_gives_up_waiting_for_a_founder(swarm: Swarm) -> None:
     """An aggregator can't found a run; it gives up after `--wait-timeout`."""
     alone = swarm.start("join", "--role", "aggregator", "--wait-timeout", "2")
     _, err = alone.communicate(timeout=60)

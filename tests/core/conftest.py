@@ -85,7 +85,7 @@ class Peer:
         """A shard's state whose ancestors are d0, d1, d2 … unless another history is given."""
         version = version or cls.version(epoch)
         ancestors = (*((e, f"d{e}") for e in range(version.epoch)), (version.epoch, version.digest))
-        return State(shard, version, term, plan or cls.plan("abc"), counted, history or ancestors)
+        return State(shard, version, term, plan or cls.plan("abc"), dict(counted), dict(history or ancestors))
 
     @staticmethod
     def contribution(

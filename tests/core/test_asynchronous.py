@@ -40,7 +40,7 @@ from p2p_diloco.core.messages import (
     TakeOver,
     Versions,
 )
-from p2p_diloco.core.shard import meta_of
+from p2p_diloco.core.state import meta_of
 from p2p_diloco.core.version import ContributionId, Version, model_version
 
 
@@ -189,10 +189,10 @@ def test_who_does_not_aggregate_tells_who_does(peer: Any) -> None:
         effects = b.hear("a", b.contribution(base, 5))
         assert [commit.version.epoch for commit in commits_to(effects, "a")] == [2, 3]
         assert to(effects, "a", Outdated) == [Outdated(0, b.held, 0, "c")]
-        assert b.replica.logs[0].inbox == {}
+        assert b.replica.logs[0].round.inbox == {}
     for _ in range(2):
         assert to(b.hear("a", b.contribution(b.held, 5)), "a") == [Outdated(0, b.held, 0, "c")]
-        assert list(b.replica.logs[0].inbox) == ["a"]
+        assert list(b.replica.logs[0].round.inbox) == ["a"]
 
 
 def test_what_was_fetched_is_answered_with_as_a_whole(peer: Any) -> None:
@@ -283,7 +283,7 @@ def test_a_submission_of_a_lineage_that_was_left_is_not_counted(peer: Any) -> No
     c = running(peer, async_grace=5.0)
     assert c.averages(c.hear("a", c.contribution(c.held))) == []
     other = Version(0, 70, 6, "x6")
-    state = State(0, other, 0, Plan(tuple("abc"), tuple("cb")), (), ((0, "d0"), (6, "x6")))
+    state = State(0, other, 0, Plan(tuple("abc"), tuple("cb")), {}, {0: "d0", 6: "x6"})
     assert to(c.replica.logs[0].adopt(state, c.now), "a", State) == [], "it could not take it yet"
     for one in "ab":
         c.hear(one, Promise(0, other, 0))
@@ -356,12 +356,12 @@ def test_what_was_refused_stays_as_old_as_it_was_said_to_be(peer: Any) -> None:
     a = running(peer, "a", max_staleness=2)
     a.contribute()
     other = Version(0, 70, 6, "x6")
-    a.replica.logs[0].adopt(State(0, other, 0, Plan(tuple("abc"), tuple("cb")), (), ((0, "d0"), (6, "x6"))), a.now)
+    a.replica.logs[0].adopt(State(0, other, 0, Plan(tuple("abc"), tuple("cb")), {}, {0: "d0", 6: "x6"}), a.now)
     a.feed(Merge())
     [second] = to(a.contribute(), "c", Contribution)
     assert second.base == other
     later = Version(0, 99, 9, "x9")
-    state = State(0, later, 0, Plan(tuple("abc"), tuple("cb")), (), ((0, "d0"), (6, "x6"), (9, "x9")))
+    state = State(0, later, 0, Plan(tuple("abc"), tuple("cb")), {}, {0: "d0", 6: "x6", 9: "x9"})
     a.hear("c", state)
     a.feed(Filled(0, later, "x9"))
     a.hear("c", Stale(0, second.id, later))
@@ -814,7 +814,7 @@ def test_of_claims_on_what_is_not_reached_yet_the_greatest_is_remembered(peer: A
     a.hear("c", TakeOver(0, a.version(4), 1))
     a.hear("c", a.state(0, 4, plan=Plan(tuple("abc"), tuple("cb"))))
     a.feed(Filled(0, a.version(4), "d4"))
-    assert (a.replica.logs[0].term, a.replica.logs[0].holder) == (2, "b")
+    assert (a.replica.logs[0].lead.term, a.replica.logs[0].lead.holder) == (2, "b")
     for epoch in range(10, 60):
         a.hear("b", TakeOver(0, a.version(epoch), 1))
     assert {v.epoch for v in a.replica.logs[0].claims} == {*range(60 - a.rules.commits_kept, 60)}
@@ -903,7 +903,7 @@ def test_another_lineage_ends_the_exchange_and_is_merged(peer: Any) -> None:
     a.contribute()
     log = a.replica.logs[0]
     other = Version(0, 70, 6, "x6")
-    log.adopt(State(0, other, 0, Plan(tuple("abc"), tuple("cb")), (), ((0, "d0"), (6, "x6"))), a.now)
+    log.adopt(State(0, other, 0, Plan(tuple("abc"), tuple("cb")), {}, {0: "d0", 6: "x6"}), a.now)
     assert Release(sent=True) in a.feed(Merge())
     [load] = a.feed(Merge())
     assert [(one.version, one.carry) for one in load.shards] == [(other, Carry.KEEP)]

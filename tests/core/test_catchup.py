@@ -22,7 +22,7 @@ from p2p_diloco.core.events import (
     SendFailed,
 )
 from p2p_diloco.core.messages import Commit, Fetch, Leave, Plan, Probe, State, Versions
-from p2p_diloco.core.shard import meta
+from p2p_diloco.core.state import meta_of
 from p2p_diloco.core.version import ModelVersion, Version, model_version
 
 TWO = ((0,), (1,))
@@ -35,7 +35,7 @@ def ahead(p: Any, epoch: int) -> ModelVersion:
 
 
 def fill(p: Any, state: State) -> Fill:
-    return Fill(state, meta(state.version, state.term, state.plan, state.counted))
+    return Fill(state, meta_of(state))
 
 
 def filled(p: Any, state: State, digest: str = "") -> list[Any]:
@@ -316,7 +316,7 @@ def test_catching_up_by_the_commit_ends_the_fetch(peer: Any) -> None:
     commit = Commit(0, b.held, b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
     b.hear("c", commit)
     b.feed(Applied(0, commit.base, "d2"))
-    assert b.replica.catchup.fetching is None
+    assert b.replica.catchup.donor is None
 
 
 def test_a_state_that_descends_from_mine_is_taken_from_anybody(peer: Any) -> None:
@@ -391,7 +391,7 @@ def fetching(peer: Any) -> Any:
     n.meet("a", model=ahead(n, 7), epochs=(7, 7))
     n.now += 2.0
     assert n.said(n.meet("a", model=ahead(n, 7), epochs=(7, 7))) == [Fetch((n.version(6), n.version(6)))]
-    assert n.replica.catchup.fetching.donor == "a"
+    assert n.replica.catchup.donor == "a"
     n.meet("c", model=ahead(n, 7), epochs=(7, 7))
     return n
 
@@ -414,7 +414,7 @@ def test_a_donor_that_keeps_sending_is_kept(peer: Any) -> None:
     n.hear("a", n.state(0, 7))
     n.hear("c", n.state(0, 8))
     assert fetches(n.pass_time(29.5)) == []
-    assert n.replica.catchup.fetching.donor == "a"
+    assert n.replica.catchup.donor == "a"
     n.hear("c", n.state(0, 9))
     assert len(fetches(n.pass_time(2.0))) == 1
 
@@ -424,9 +424,9 @@ def test_a_donor_that_could_not_be_asked_is_replaced(peer: Any, gone: bool) -> N
     n = fetching(peer)
     have = (n.version(6), n.version(6))
     n.feed(SendFailed("c", Fetch(have), gone=False))
-    assert n.replica.catchup.fetching.donor == "a"
+    assert n.replica.catchup.donor == "a"
     n.feed(SendFailed("a", Fetch(have), gone=gone))
-    assert n.replica.catchup.fetching is None
+    assert n.replica.catchup.donor is None
     n.meet("c", model=ahead(n, 7), epochs=(7, 7))
     n.now += 2.0
     assert fetches(n.meet("c", model=ahead(n, 7), epochs=(7, 7))) == [("c", Fetch(have))]
@@ -761,9 +761,9 @@ def test_a_donor_of_a_lineage_is_asked_so_often(peer: Any) -> None:
     b.hear("a", one)
     filled(b, one)
     assert [m.shards for m in asked_again(b, 65.0)] == [(1,), (1,)]
-    assert b.replica.catchup.fetching is not None
+    assert b.replica.catchup.donor is not None
     assert not any(m.whole for m in asked_again(b, 30.0))
-    assert b.replica.catchup.fetching is None
+    assert b.replica.catchup.donor is None
     assert not any(log.frozen for log in b.replica.logs)
 
 
@@ -773,7 +773,7 @@ def test_a_donor_that_holds_no_more_than_this_peer_is_given_up(peer: Any) -> Non
     b.hear("a", theirs)
     b.meet("a", model=ahead(b, 3), epochs=(3, 3))
     assert fetches(b.pass_time(32.0)) == []
-    assert b.replica.catchup.fetching is None
+    assert b.replica.catchup.donor is None
 
 
 def test_the_donor_of_a_lineage_is_watched(peer: Any) -> None:
@@ -812,7 +812,7 @@ def test_nothing_is_appended_while_the_lineage_changes(peer: Any) -> None:
     assert b.feed(Applied(1, working.base, "d4")) == []
     assert b.hear("a", replace(working, shard=0)) == []
     own, theirs, _ = fork(peer)
-    own.replica.logs[0].holder = "b"
+    own.replica.logs[0].lead.holder = "b"
     own.hear("a", theirs)
     effects = [*own.contribute(0), *own.hear("a", own.contribution(own.held))]
     assert not [e for e in effects if isinstance(e, Average)]
@@ -821,7 +821,7 @@ def test_nothing_is_appended_while_the_lineage_changes(peer: Any) -> None:
 
 def test_a_mean_that_comes_back_while_the_lineage_changes_is_not_committed(peer: Any) -> None:
     b, theirs, _ = fork(peer)
-    b.replica.logs[0].holder = "b"
+    b.replica.logs[0].lead.holder = "b"
     b.contribute(0)
     effects = b.hear("a", b.contribution(b.held))
     b.hear("a", theirs)
@@ -832,7 +832,7 @@ def test_a_mean_that_comes_back_while_the_lineage_changes_is_not_committed(peer:
 def test_given_up_the_old_lineage_goes_on(peer: Any) -> None:
     """If the donor dies before the last shard came, nothing has changed, and rounds are closed again."""
     b, theirs, (one, _) = fork(peer)
-    b.replica.logs[0].holder = "b"
+    b.replica.logs[0].lead.holder = "b"
     b.hear("a", theirs)
     b.contribute(0)
     b.hear("a", one)
@@ -850,7 +850,7 @@ def test_one_lineage_is_taken_at_a_time(peer: Any) -> None:
     b.hear("a", theirs)
     greater = Versions((Version(0, 500, 9, "y"), Version(0, 500, 9, "y")), forked=True)
     assert b.hear("c", greater) == []
-    assert b.replica.catchup.fetching.donor == "a"
+    assert b.replica.catchup.donor == "a"
 
 
 def test_a_plain_fetch_gives_way_to_the_lineage(peer: Any) -> None:
@@ -864,7 +864,7 @@ def test_a_donor_that_went_on_is_taken_as_it_is(peer: Any) -> None:
     """Its states may be newer than what it told; they are greater all the same."""
     b, theirs, (one, two) = fork(peer)
     b.hear("a", theirs)
-    newer = replace(one, version=Version(0, 120, 6, "newer"), history=(*one.history, (6, "newer")))
+    newer = replace(one, version=Version(0, 120, 6, "newer"), history={**one.history, 6: "newer"})
     for state in (newer, two):
         b.hear("a", state)
         effects = filled(b, state)
@@ -887,8 +887,8 @@ def test_a_lineage_taken_must_be_greater(peer: Any) -> None:
     """Or the change is called off: more samples in one shard don't make up for what another has lost."""
     b, _, (one, _) = fork(peer)
     b.hear("a", Versions((Version(0, 99, 5, "other"), Version(1, 0, 0, "new")), forked=True))
-    assert b.replica.catchup.fetching is not None
-    b.replica.logs[1].version = Version(1, 70, 9, "newer")
+    assert b.replica.catchup.donor is not None
+    b.replica.logs[1].state = replace(b.replica.state(1), version=Version(1, 70, 9, "newer"))
     b.hear("a", one)
     filled(b, one)
     new = b.state(1, 0, version=Version(1, 0, 0, "new"))
@@ -953,7 +953,7 @@ def test_a_commit_that_leads_elsewhere_is_not_made_mine(peer: Any) -> None:
     state = b.state(1, 2, plan=b.plan("ab"))
     assert b.hear("a", state) == [fill(b, state)]
     assert filled(b, state) == [Accept(((1, "d2"),)), Send("a", Probe(b.replica.roster.mine)), Changed()]
-    assert b.replica.catchup.fetching is None
+    assert b.replica.catchup.donor is None
 
 
 def test_a_donor_that_brings_nothing_new_is_replaced(peer: Any) -> None:
@@ -965,7 +965,7 @@ def test_a_donor_that_brings_nothing_new_is_replaced(peer: Any) -> None:
     for _ in range(32):
         b.pass_time(1.0)
         b.hear("a", one)
-    assert b.replica.catchup.fetching is None or not b.replica.catchup.fetching.staged
+    assert b.replica.catchup.switching is None or not b.replica.catchup.switching.staged
 
 
 def test_when_the_author_is_gone_another_is_asked(peer: Any) -> None:
@@ -987,7 +987,7 @@ def test_after_a_mismatch_a_silent_donor_is_replaced_too(peer: Any) -> None:
     b.hear("a", commit)
     b.feed(Applied(0, commit.base, "astray"))
     b.pass_time(31.5)
-    assert b.replica.catchup.fetching is None
+    assert b.replica.catchup.donor is None
 
 
 def test_who_holds_only_a_part_compares_nothing(peer: Any) -> None:
@@ -1003,7 +1003,7 @@ def test_who_holds_only_a_part_compares_nothing(peer: Any) -> None:
 def test_a_donor_that_leaves_is_replaced(peer: Any) -> None:
     n = fetching(peer)
     n.hear("a", Leave(1))
-    assert n.replica.catchup.fetching is None
+    assert n.replica.catchup.donor is None
 
 
 def test_what_came_early_for_an_adopted_state_opens_its_round(peer: Any) -> None:
@@ -1014,7 +1014,7 @@ def test_what_came_early_for_an_adopted_state_opens_its_round(peer: Any) -> None
     b.meet("c")
     b.now += 3.0
     filled(b, b.state(0, 4))
-    assert b.replica.logs[0].deadline() == b.now + b.rules.round_timeout
+    assert b.replica.logs[0].waits.deadline == b.now + b.rules.round_timeout
 
 
 def test_who_was_ahead_and_died_hurries_nobody(peer: Any) -> None:
@@ -1041,7 +1041,7 @@ def test_a_doubt_takes_the_place_of_a_plain_fetch(peer: Any, lineage: bool) -> N
         b.hear("a", theirs)
     else:
         b.replica.catchup.fetch("c", ahead(b, 4), b.now)
-    effects = b.replica.catchup.doubt(0, "a", b.now)
+    effects = b.replica.mending.doubt(0, "a", b.now)
     assert effects == ([] if lineage else [Send("a", Fetch((None, b.version(3))))])
 
 
@@ -1049,9 +1049,9 @@ def test_a_donor_that_changed_lineage_itself_is_let_go(peer: Any) -> None:
     """What it sends then has not grown from what it told."""
     b, theirs, (one, _) = fork(peer)
     b.hear("a", theirs)
-    elsewhere = replace(one, version=Version(0, 150, 6, "y"), history=((4, "z"), (5, "else"), (6, "y")))
+    elsewhere = replace(one, version=Version(0, 150, 6, "y"), history={4: "z", 5: "else", 6: "y"})
     assert b.hear("a", elsewhere) == []
-    assert b.replica.catchup.fetching is None
+    assert b.replica.catchup.donor is None
 
 
 def test_a_newcomer_waits_a_while_for_what_the_first_donor_holds(peer: Any) -> None:

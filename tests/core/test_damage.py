@@ -49,12 +49,12 @@ def test_it_is_said_once_and_of_the_present_version(peer: Any) -> None:
     """The same damage seen again is no news, nor is what a state was like that is not held any more."""
     a = peer("a", group="ab")
     assert a.feed(Damaged(0, a.version(0))) == []
-    assert a.replica.logs[0].damaged is None
+    assert a.replica.logs[0].round.damaged is None
     assert notes(a.feed(Damaged(0, a.held))) == [FETCHING]
-    since = a.replica.logs[0].damaged
+    since = a.replica.logs[0].round.damaged
     a.now += 1.0
     assert a.feed(Damaged(0, a.held)) == []
-    assert a.replica.logs[0].damaged == since
+    assert a.replica.logs[0].round.damaged == since
 
 
 def test_a_round_that_damage_holds_open_wakes_nobody(peer: Any) -> None:
@@ -74,7 +74,7 @@ def test_another_is_asked_when_one_does_not_help(peer: Any) -> None:
     a = peer("a", group="abc")
     asked = [e.to for e in a.feed(Damaged(0, a.held)) if isinstance(e, Send)]
     a.replica.catchup.fetching = None
-    asked += [e.to for e in a.replica.catchup.mend(a.now) if isinstance(e, Send)]
+    asked += [e.to for e in a.replica.mending.mend(a.now) if isinstance(e, Send)]
     assert sorted(asked) == ["b", "c"]
 
 
@@ -86,7 +86,7 @@ def test_nothing_is_made_true_while_better_tensors_are_filled_in(peer: Any) -> N
     a.hear("b", a.state(0, 1, plan=a.plan("ab")))
     a.replica.catchup.fetching = None  # as when another shard moves on
     a.pass_time(1.1)
-    assert a.replica.logs[0].working is None
+    assert a.replica.logs[0].round.working is None
     assert a.feed(Filled(0, a.held, "d1"))[0] == Accept(((0, "d1"),))
 
 
@@ -97,18 +97,18 @@ def test_what_nobody_else_has_is_made_true(peer: Any) -> None:
     a.lose("b")
     a.contribute()
     told = a.feed(Damaged(0, a.held))
-    alone = "shard 0 was changed in memory and nobody has it as it was: going on with what is there"
+    alone = "shard 0 was changed in memory and no peer has it as it was: going on with what is there"
     assert notes(told) == [FETCHING, alone]
     average = told[-1]
     assert isinstance(average, Average)
     assert (average.contributions, average.held) == ((), None)
     assert a.feed(Damaged(0, a.held)) == []
-    term = a.replica.logs[0].term
+    term = a.replica.logs[0].lead.term
     assert term == 1
     a.averaged(told)
     assert (a.held.epoch, a.held.digest, a.held.samples) == (2, "new", 10)
-    assert a.replica.logs[0].made_term == term
-    assert not a.replica.logs[0].trusted
+    assert a.replica.logs[0].state.term == term
+    assert not a.replica.logs[0].round.trusted
     assert notes(a.feed(Damaged(0, a.held)))[0] == FETCHING.replace("epoch 1", "epoch 2")
 
 
@@ -138,12 +138,12 @@ def test_a_run_that_has_ended_ends_damaged(peer: Any) -> None:
     told = a.feed(Damaged(0, a.held))
     assert notes(told) == [
         FETCHING,
-        "shard 0 was changed in memory and nobody has it as it was: the run has ended with it damaged",
+        "shard 0 was changed in memory and no peer has it as it was: the run has ended with it damaged",
     ]
     assert not any(isinstance(effect, Average) for effect in told)
     assert a.feed(Damaged(0, a.held)) == []
     log = a.replica.logs[0]
-    assert (log.damaged, log.past_mending, log.trusted) == (None, True, False)
+    assert (log.round.damaged, log.round.past_mending, log.round.trusted) == (None, True, False)
 
 
 def test_a_mismatch_that_lasts_is_counted(peer: Any) -> None:
@@ -155,7 +155,7 @@ def test_a_mismatch_that_lasts_is_counted(peer: Any) -> None:
     assert [astray(b) for _ in range(3)] == [[], [], []]
     b.now += b.rules.say_again
     assert astray(b) == [f"{plain}, as did 3 others since it was last said"]
-    b.replica.astray = 0
+    b.replica.mismatches.in_a_row = 0
     assert astray(b) == []
     b.now += b.rules.say_again
     assert astray(b) == [f"{plain}, as did 1 others since it was last said"]
@@ -205,7 +205,7 @@ def test_who_is_unlike_gets_states_and_is_elected_last(peer: Any) -> None:
     told = committed(a)
     sent = {e.to: e.message for e in told if isinstance(e, Send) and isinstance(e.message, (Commit, State))}
     assert isinstance(sent["b"], State)
-    assert sent["b"] == a.replica.logs[0].state()
+    assert sent["b"] == a.replica.logs[0].state
     assert isinstance(sent["c"], Commit)
     assert set(sent["c"].plan.group) == set("abc")
     assert set(sent["c"].plan.succession) == set("ac")

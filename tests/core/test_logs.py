@@ -11,11 +11,13 @@ import pytest
 
 from p2p_diloco.core.attendance import Attendance
 from p2p_diloco.core.events import Averaged, Contribute, Delivered, Event, Merge, Progress, Received, Restore
-from p2p_diloco.core.logs import Kept, Logs
-from p2p_diloco.core.messages import Commit, Contribution, Held, Plan, Probe, Promise
+from p2p_diloco.core.logs import Logs, PerShard
+from p2p_diloco.core.messages import Commit, Contribution, Held, Plan, Probe, Promise, State, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.shard import ShardLog
+from p2p_diloco.core.synchronous import SynchronousLog
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
 
 RULES = Rules(run="run", fragments=((0, 2), (1, 3, 4)), stop_after_epochs=4)
@@ -24,14 +26,18 @@ ANY = Contribution(0, Version(0, 0, 0, ""), ContributionId(1, 1), ContributionId
 NEXT = Commit(0, Version(0, 0, 0, ""), Version(0, 1, 1, ""), 0, "a", (), Plan((), ("a",)))
 
 
-def five(roster: Any = None) -> Logs:
+def five() -> Logs:
     """The logs of five shards in two fragments, which end after four epochs."""
+    roster = Roster("a", RULES, Summary(1, "worker", True, ModelVersion(), (), idle=False))
     attendance = [Attendance(fragment, RULES, roster) for fragment in range(len(RULES.fragments))]
-    return Logs(RULES, [ShardLog(shard, "a", RULES, roster, attendance[f]) for shard, f in enumerate(FRAGMENT_OF)])
+    return Logs(RULES, [SynchronousLog(shard, RULES, roster, attendance[f]) for shard, f in enumerate(FRAGMENT_OF)])
 
 
-def reach(log: ShardLog, epoch: int, samples: int | None = None, generation: int = 0) -> None:
-    log.version = Version(generation, 10 * epoch if samples is None else samples, epoch, f"{log.shard}d{epoch}")
+def reach(
+    log: ShardLog, epoch: int, samples: int | None = None, generation: int = 0, revision: Revision = FOUNDED
+) -> None:
+    version = Version(generation, 10 * epoch if samples is None else samples, epoch, f"{log.shard}d{epoch}")
+    log.state = State(log.shard, version, 0, Plan((), ("a",)), {}, {}, revision=revision)
 
 
 def test_counts_are_what_a_look_at_every_log_finds() -> None:
@@ -41,22 +47,22 @@ def test_counts_are_what_a_look_at_every_log_finds() -> None:
     for _ in range(400):
         for shard in rng.choices(range(5), k=rng.randint(0, 3)):
             log = logs[shard]
-            for waiting in (log.inbox, log.early):
+            for waiting in (log.round.inbox, log.incoming.early):
                 waiting.clear()
                 waiting.update(dict.fromkeys(rng.sample("abc", k=rng.randint(0, 3)), ANY))
-            log.kept = dict.fromkeys([Version(0, 0, epoch, "") for epoch in range(rng.randint(0, 2))], NEXT)
-            log.revision = rng.choice([FOUNDED, Revision(1, 0.5, 0.9), Revision(2, 0.7, 0.0)])
+            log.incoming.commits = dict.fromkeys([Version(0, 0, epoch, "") for epoch in range(rng.randint(0, 2))], NEXT)
+            revision = rng.choice([FOUNDED, Revision(1, 0.5, 0.9), Revision(2, 0.7, 0.0)])
             if rng.random() < 0.1:
-                log.version = None
+                log.state = None
             else:
-                reach(log, rng.randint(0, 5), rng.randint(0, 50), rng.randint(0, 1))
+                reach(log, rng.randint(0, 5), rng.randint(0, 50), rng.randint(0, 1), revision)
         versions = tuple(log.version for log in plain)
         assert logs.versions() == versions
         held = [version for version in versions if version is not None]
         assert logs.whole == (len(held) == 5)
         assert logs.ended == all(log.final for log in plain)
-        assert logs.revision == min(log.revision for log in plain)
-        waiting = [len({*log.inbox} - {"a"}) + len(log.early) + len(log.kept) for log in plain]
+        assert logs.revision == min(FOUNDED if log.state is None else log.state.revision for log in plain)
+        waiting = [len({*log.round.inbox} - {"a"}) + len(log.incoming) for log in plain]
         assert logs.collected == sum(waiting)
         assert logs.model() == (model_version(held) if logs.whole else ModelVersion())
         by_fragment = [[log for log in plain if log.version is not None and log.fragment == f] for f in (0, 1)]
@@ -109,7 +115,7 @@ def test_what_is_kept_is_asked_again_of_those_that_were_taken() -> None:
         asked.append(log.shard)
         return None if log.version is None else log.version.epoch
 
-    kept = Kept(logs, epoch)
+    kept = PerShard(logs, epoch)
     assert kept.now() == {}
     assert sorted(asked) == [0, 1, 2, 3, 4]
     asked.clear()
@@ -117,7 +123,7 @@ def test_what_is_kept_is_asked_again_of_those_that_were_taken() -> None:
     assert kept.now() == {2: 7}
     assert kept.now() == {2: 7}
     assert asked == [2]
-    logs[2].version = None
+    logs[2].state = None
     assert kept.now() == {}
     kept.forget()
     asked.clear()
@@ -131,8 +137,8 @@ def test_when_a_round_ends_hangs_on_who_is_there(peer: Any) -> None:
     for name in "bc":
         a.hear(name, a.contribution(a.held))
     ends = a.replica.next_wakeup()
-    assert ends == a.replica.logs[0].deadline() < a.replica.next_tick
-    a.replica.logs[0].promised_by = set()
+    assert ends == a.replica.logs[0].waits.deadline < a.replica.next_tick
+    a.replica.logs[0].lead.promised_by = set()
     assert a.replica.next_wakeup() == a.replica.next_tick
     for name in "bc":
         a.replica.roster.members[name].dead = True

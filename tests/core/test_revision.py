@@ -10,7 +10,7 @@ import pytest
 from p2p_diloco.core.events import Accept, Applied, Apply, Average, Fill, Filled, Note, Revised, Send
 from p2p_diloco.core.messages import Commit, Counted, Fetch, Held, Plan, Probe, ProbeAck, Promise, State, Versions
 from p2p_diloco.core.revision import FOUNDED, Revision
-from p2p_diloco.core.shard import meta, meta_of
+from p2p_diloco.core.state import meta_of
 from p2p_diloco.core.version import ContributionId, Version
 
 FIRST = Revision(1, 0.5, 0.9, "signed")
@@ -41,9 +41,10 @@ def test_revisions_are_ordered_and_the_proof_says_nothing() -> None:
 
 def test_the_digest_covers_the_revision() -> None:
     """Two states that differ in nothing but their revision have different digests; without one it is as before."""
-    state = Version(0, 1, 1, ""), 0, Plan(("a",), ("a",)), {}
-    assert meta(*state, 0, FOUNDED) == meta(*state)
-    assert len({meta(*state), meta(*state, 0, FIRST), meta(*state, 0, SECOND), meta(*state, 3, FIRST)}) == 4
+    founded = State(0, Version(0, 1, 1, ""), 0, Plan(("a",), ("a",)), {}, {})
+    others = [replace(founded, buffered=b, revision=r) for b, r in ((0, FIRST), (0, SECOND), (3, FIRST))]
+    assert meta_of(founded) == b'[0,1,1,0,["a"],["a"],[]]'
+    assert len({meta_of(state) for state in (founded, *others)}) == 4
 
 
 def test_what_the_founder_asked_for_goes_into_the_next_commit(peer: Any) -> None:

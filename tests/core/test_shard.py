@@ -43,8 +43,14 @@ from p2p_diloco.core.messages import (
     Versions,
     Want,
 )
-from p2p_diloco.core.shard import meta
+from p2p_diloco.core.state import meta_of
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
+
+
+def meta(version: Version, term: int, plan: Plan, counted: dict[str, ContributionId]) -> bytes:
+    """What a digest covers beside the tensors."""
+    return meta_of(State(0, version, term, plan, counted, {}))
+
 
 # -- the replicated state's canonical bytes
 
@@ -55,7 +61,7 @@ def test_meta_is_canonical() -> None:
     plan = Plan(("a", "b"), ("b", "a"))
     expected = b'[1,50,3,4,["a","b"],["b","a"],[["a",7,1],["b",9,2]]]'
     assert meta(Version(1, 50, 3, "x"), 4, plan, table) == expected
-    assert meta(Version(1, 50, 3, "another"), 4, plan, tuple(sorted(table.items(), reverse=True))) == expected
+    assert meta(Version(1, 50, 3, "another"), 4, plan, dict(sorted(table.items(), reverse=True))) == expected
 
 
 # -- a round
@@ -135,7 +141,7 @@ def test_a_round_ends_by_time(peer: Any) -> None:
     assert a.contribute() == []
     assert a.averages(a.pass_time(5.4)) == []
     assert a.averages(a.pass_time(0.2)) == [["a", "b"]]
-    assert a.replica.logs[0].deadline() == opened + 5.5
+    assert a.replica.logs[0].waits.deadline == opened + 5.5
 
 
 def test_the_time_counts_from_the_first_contribution(peer: Any) -> None:
@@ -195,7 +201,7 @@ def test_what_is_counted_is_refused(peer: Any, sequence: int) -> None:
     assert note.kind == "refused"
     a.contribute()
     a.hear("c", a.contribution(a.held))
-    assert a.replica.logs[0].working is None
+    assert a.replica.logs[0].round.working is None
     (average,) = a.hear("b", a.contribution(a.held, 4))
     assert len(average.contributions) == 3
 
@@ -207,7 +213,7 @@ def test_a_late_contribution_is_answered_with_the_commit(peer: Any) -> None:
     a.meet("b", idle=True)
     a.meet("c", idle=True)
     a.averaged(a.contribute(), "new")
-    commit = a.replica.logs[0].last
+    commit = a.replica.logs[0].outgoing.last
     assert a.hear("b", a.contribution(base)) == [Send("b", commit)]
     a.hear("b", a.contribution(a.held, 2))
     a.hear("c", a.contribution(a.held, 2))
@@ -222,16 +228,16 @@ def test_a_commit_is_kept_as_long_as_somebody_may_lack_it(peer: Any) -> None:
     for name in "bcd":
         a.meet(name, idle=True)
     a.averaged(a.contribute(), "new")
-    commit = log.last
+    commit = log.outgoing.last
     assert commit is not None
     a.feed(Delivered("b", commit))
     a.feed(Delivered("c", replace(commit, version=base)))  # of an earlier one
     a.hear("c", a.contribution(a.held, 2))
-    assert log.last is commit
+    assert log.outgoing.last is commit
     a.meet("d", epochs=(a.held.epoch - 1,))
-    assert log.last is commit
+    assert log.outgoing.last is commit
     a.meet("d", epochs=(a.held.epoch,))
-    assert log.last is None
+    assert log.outgoing.last is None
     assert a.hear("b", a.contribution(base)) == [Send("b", a.replica.state(0))]
 
 
@@ -243,7 +249,7 @@ def test_what_nobody_else_could_lack_is_not_kept(peer: Any) -> None:
         b.hear("a", commit)
         b.feed(Applied(0, commit.base, commit.version.digest))
         assert b.held == commit.version
-        assert (b.replica.logs[0].last is not None) is kept
+        assert (b.replica.logs[0].outgoing.last is not None) is kept
 
 
 def take(b: Any, shard: int, maker: str = "a") -> Commit:
@@ -258,7 +264,7 @@ def take(b: Any, shard: int, maker: str = "a") -> Commit:
 
 def kept(b: Any) -> list[int]:
     """The shards whose last commit is there with its payload."""
-    return [log.shard for log in b.replica.logs if log.last is not None]
+    return [log.shard for log in b.replica.logs if log.outgoing.last is not None]
 
 
 def test_of_others_commits_the_newest_are_kept(peer: Any) -> None:
@@ -376,7 +382,7 @@ def test_a_contribution_goes_to_the_aggregator_once(peer: Any, life: int) -> Non
     """Sent when it is ready; again only when it wasn't delivered, at the next tick."""
     b = peer("b", group="ab")
     (send,) = b.contribute()
-    assert send == Send("a", b.replica.logs[0].mine)
+    assert send == Send("a", b.replica.logs[0].own.mine)
     assert (send.message.base, send.message.id, send.message.weight) == (b.held, ContributionId(life, 1), 2.0)
     assert (send.message.samples, send.message.payload) == (5, "Δ")
     assert b.pass_time(2.0) == []
@@ -483,10 +489,10 @@ def test_what_the_trainer_writes_over_is_not_counted_any_more(peer: Any) -> None
     from then on its memory holds the next contribution."""
     a = peer("a", fragments=((0,), (1,)))
     a.contribute(0)
-    assert (a.replica.logs[0].mine is not None, list(a.replica.logs[0].inbox)) == (True, ["a"])
+    assert (a.replica.logs[0].own.mine is not None, list(a.replica.logs[0].round.inbox)) == (True, ["a"])
     a.replica.own.flight = None  # as after the fork
     assert a.feed(Merge())[0].due == (0,)
-    assert (a.replica.logs[0].mine, a.replica.logs[0].inbox) == (None, {})
+    assert (a.replica.logs[0].own.mine, a.replica.logs[0].round.inbox) == (None, {})
 
 
 def test_a_contribution_of_a_lineage_that_wins_is_kept(peer: Any) -> None:
@@ -505,7 +511,7 @@ def test_who_is_asked_in_error_names_the_holder(peer: Any) -> None:
     """A contribution that reaches the wrong peer is kept, and answered with who should have it."""
     b = peer("b")
     assert b.hear("c", b.contribution(b.held)) == [Send("c", Outdated(0, b.held, 0, "a"))]
-    assert "c" in b.replica.logs[0].inbox
+    assert "c" in b.replica.logs[0].round.inbox
 
 
 def test_a_commit_overtaken_while_it_was_computed_is_not_made(peer: Any) -> None:
@@ -544,7 +550,7 @@ def test_no_outer_step_beyond_the_end(peer: Any) -> None:
     """When the last epoch is reached, a contribution on it is passed over in silence."""
     a = peer("a", group="a", live="b", stop_after_epochs=1)
     assert a.hear("b", a.contribution(a.held)) == []
-    assert a.replica.logs[0].inbox == {}
+    assert a.replica.logs[0].round.inbox == {}
     assert a.pass_time(10.0) == []
 
 
@@ -587,11 +593,11 @@ def test_who_misses_its_grace_is_left_out_until_it_shows_a_later_epoch_and_has_a
         a.meet("d", epochs=(shown,), eligible=False, model=model_version([a.version(shown)]))
         if shown > 3:
             waited.append(round_with(a, "b"))  # its word came after the plan
-        assert group.plan.group == ("a", "b", "d")
+        assert group.state.plan.group == ("a", "b", "d")
         waited.append(round_with(a, "b"))
-        assert group.plan.group == ("a", "b")
+        assert group.state.plan.group == ("a", "b")
         waited.append(round_with(a, "b"))
-        assert group.plan.group == ("a", "b")
+        assert group.state.plan.group == ("a", "b")
         shown = a.held.epoch - 1
     assert waited == [2.0, 0.0, 0.0, 4.0, 0.0, 0.0, 8.0, 0.0]
 
@@ -650,12 +656,12 @@ def test_who_comes_late_is_waited_for_in_the_next_round(peer: Any) -> None:
         a.meet(name, eligible=False)
     assert round_with(a, "b") == 5.0
     log = a.replica.logs[0]
-    assert "c" not in {*log.plan.group, *log.waited_for()}
+    assert "c" not in {*log.state.plan.group, *log.waited_for()}
     a.hear("c", a.contribution(a.version(1)))
     assert round_with(a, "b") == 5.0
     a.hear("c", a.contribution(a.version(2)))
     assert round_with(a, "b", "c") == 0.0
-    assert "c" in log.plan.group
+    assert "c" in log.state.plan.group
 
 
 def test_a_peer_that_began_anew_is_not_sure_to_come(peer: Any) -> None:
@@ -687,7 +693,7 @@ def test_a_quorum_is_half_of_those_that_take_part_and_two(peer: Any, names: str,
     """With less no outer step is taken, however late it is: it would follow one peer. Who is alone may."""
     for came in range(1, len(names) + 1):
         a = peer("a", group=names, round_timeout=5.0)
-        assert a.replica.logs[0].quorum(a.now) == least
+        assert a.replica.logs[0].waits.quorum(a.now) == least
         effects = []
         for name in names[1:came]:
             effects += a.hear(name, a.contribution(a.held))
@@ -728,8 +734,8 @@ def test_who_has_had_its_grace_counts_for_no_quorum(peer: Any) -> None:
 
 def test_a_quorum_is_no_less_than_min_peers(peer: Any) -> None:
     """Whoever takes part."""
-    assert peer("a", group="ab", min_peers=3).replica.logs[0].quorum(100.0) == 3
-    assert peer("a", group="abcdefgh", min_peers=3).replica.logs[0].quorum(100.0) == 4
+    assert peer("a", group="ab", min_peers=3).replica.logs[0].waits.quorum(100.0) == 3
+    assert peer("a", group="abcdefgh", min_peers=3).replica.logs[0].waits.quorum(100.0) == 4
 
 
 def test_with_a_quorum_the_others_are_waited_for_until_the_time_is_up(peer: Any) -> None:
@@ -761,7 +767,7 @@ def next_plan(a: Any, *contributors: str) -> Plan:
     for name in contributors:
         effects = a.hear(name, a.contribution(a.held, a.replica.epoch + 1))
     effects = a.averaged(effects, f"n{a.replica.epoch}")
-    return a.replica.logs[0].plan
+    return a.replica.logs[0].state.plan
 
 
 def test_a_newcomer_is_named_and_may_aggregate_one_epoch_later(peer: Any) -> None:
@@ -771,7 +777,7 @@ def test_a_newcomer_is_named_and_may_aggregate_one_epoch_later(peer: Any) -> Non
     plan = next_plan(a, "b")
     assert plan.group == ("a", "b", "d")
     assert sorted(plan.succession) == ["a", "b"]
-    a.replica.logs[0].holder = "a"  # whoever was elected: this test is about who is named next
+    a.replica.logs[0].lead.holder = "a"  # whoever was elected: this test is about who is named next
     plan = next_plan(a, "b", "d")
     assert plan.group == ("a", "b", "d")
     assert sorted(plan.succession) == ["a", "b", "d"]
@@ -784,7 +790,7 @@ def test_who_was_never_counted_is_not_elected(peer: Any) -> None:
     a.meet("z", idle=True)
     assert sorted(next_plan(a, "b").succession) == ["a", "b"]
     for contributors in ("zb", "b"):
-        a.replica.logs[0].holder = "a"  # whoever was elected: this test is about who is elected next
+        a.replica.logs[0].lead.holder = "a"  # whoever was elected: this test is about who is elected next
         a.meet("z", idle=True)
         assert sorted(next_plan(a, *contributors).succession) == ["a", "b", "z"]
 
@@ -798,7 +804,7 @@ def test_a_newcomer_that_holds_the_base_is_waited_for_in_its_round(peer: Any) ->
     effects = a.hear("d", a.contribution(a.held))
     assert a.averages(effects) == [["a", "b", "d"]]
     a.averaged(effects)
-    plan = a.replica.logs[0].plan
+    plan = a.replica.logs[0].state.plan
     assert (plan.group, sorted(plan.succession)) == (("a", "b", "d"), ["a", "b", "d"])
 
 
@@ -849,7 +855,7 @@ def test_who_is_on_another_lineage_is_not_waited_for_nor_named(peer: Any, sample
     effects = a.hear("b", a.contribution(a.held))
     assert a.averages(effects) == ([] if named else [["a", "b"]])
     a.averaged(effects or a.pass_time(a.rules.round_timeout))
-    assert ("z" in a.replica.logs[0].plan.group) == named
+    assert ("z" in a.replica.logs[0].state.plan.group) == named
 
 
 @pytest.mark.parametrize("gone", ["dead", "left"])
@@ -861,7 +867,7 @@ def test_who_is_gone_is_not_named(peer: Any, gone: str) -> None:
     plan = next_plan(a, "b")
     assert plan.group == ("a", "b")
     assert sorted(plan.succession) == ["a", "b"]
-    assert "c" in a.replica.logs[0].counted
+    assert "c" in a.replica.logs[0].state.counted
 
 
 def test_bandwidth_weighs_in_the_succession(peer: Any) -> None:
@@ -894,7 +900,7 @@ def test_the_shards_of_a_fragment_share_the_burden(peer: Any) -> None:
     for effect in a.contribute(0, 1):
         a.averaged([effect], f"n{effect.shard}")
     orders = assign("run", 2, (0, 1), {"a": 1.0})
-    assert [log.plan.succession for log in a.replica.logs[:2]] == [orders[0], orders[1]]
+    assert [log.state.plan.succession for log in a.replica.logs[:2]] == [orders[0], orders[1]]
 
 
 def test_an_unreachable_aggregator_names_itself_when_nobody_else_can(peer: Any) -> None:
@@ -972,7 +978,7 @@ def test_a_promise_that_nobody_asked_for_is_ignored(peer: Any) -> None:
     a = peer("a")
     a.contribute()
     assert a.hear("b", Promise(0, a.held, 0)) == []
-    assert a.replica.logs[0].promised_by is None
+    assert a.replica.logs[0].lead.promised_by is None
 
 
 def test_a_survivors_commit_is_adopted_not_redone(peer: Any, life: int) -> None:
@@ -1020,11 +1026,11 @@ def test_of_two_claims_the_higher_wins(peer: Any, term: int, sender: str, wins: 
     effects = b.hear(sender, TakeOver(0, b.held, term))
     log = b.replica.logs[0]
     if wins:
-        assert effects == [Send(sender, Promise(0, b.held, term)), Send(sender, log.mine)]
-        assert (log.term, log.holder, log.promised_by) == (term, sender, None)
+        assert effects == [Send(sender, Promise(0, b.held, term)), Send(sender, log.own.mine)]
+        assert (log.lead.term, log.lead.holder, log.lead.promised_by) == (term, sender, None)
     else:
         assert effects == [Send(sender, Outdated(0, b.held, 1, "b"))]
-        assert (log.term, log.holder) == (1, "b")
+        assert (log.lead.term, log.lead.holder) == (1, "b")
 
 
 def test_a_refused_claim_is_given_up(peer: Any) -> None:
@@ -1032,10 +1038,10 @@ def test_a_refused_claim_is_given_up(peer: Any) -> None:
     b = peer("b")
     b.contribute()
     b.lose("a")
-    mine = b.replica.logs[0].mine
+    mine = b.replica.logs[0].own.mine
     assert b.hear("c", Outdated(0, b.held, 2, "c")) == [Send("c", mine)]
     assert b.hear("c", Promise(0, b.held, 1)) == []
-    assert b.replica.logs[0].holder == "c"
+    assert b.replica.logs[0].lead.holder == "c"
 
 
 @pytest.mark.parametrize("refusal", [(1, 1, "a"), (1, 1, "b"), (1, 0, "c"), (2, 9, "c"), (0, 9, "c")])
@@ -1047,7 +1053,7 @@ def test_a_refusal_that_names_no_higher_claim_is_ignored(peer: Any, refusal: tup
     b.lose("a")
     assert b.hear("c", Outdated(0, b.version(epoch), term, holder)) == []
     log = b.replica.logs[0]
-    assert (log.term, log.holder, log.promised_by) == (1, "b", set())
+    assert (log.lead.term, log.lead.holder, log.lead.promised_by) == (1, "b", set())
 
 
 def test_a_commit_of_a_lower_term_is_refused(peer: Any) -> None:
@@ -1056,7 +1062,7 @@ def test_a_commit_of_a_lower_term_is_refused(peer: Any) -> None:
     c.hear("b", TakeOver(0, c.held, 1))
     commit = Commit(0, c.held, c.version(2), 0, "a", (), Plan(("a", "c"), ("a", "c")))
     assert c.hear("a", commit) == [Send("a", Outdated(0, c.held, 1, "b"))]
-    assert c.replica.logs[0].working is None
+    assert c.replica.logs[0].round.working is None
 
 
 def test_a_commit_of_a_lower_term_stands_when_the_claimant_is_gone(peer: Any) -> None:
@@ -1065,7 +1071,7 @@ def test_a_commit_of_a_lower_term_stands_when_the_claimant_is_gone(peer: Any) ->
     c.hear("b", TakeOver(0, c.held, 1))
     c.lose("b")
     log = c.replica.logs[0]
-    log.holder, log.term = "b", 1  # as before its death was noticed and c made a claim of its own
+    log.lead.holder, log.lead.term = "b", 1  # as before its death was noticed and c made a claim of its own
     commit = Commit(0, c.held, c.version(2), 0, "a", (), Plan(("a", "c"), ("a", "c")))
     assert isinstance(c.hear("a", commit)[-1], Apply)
 
@@ -1106,7 +1112,7 @@ def test_predecessors_are_passed_over_in_order(peer: Any) -> None:
     c.contribute()
     first = c.lose("a")
     assert [m for m in c.said(first) if isinstance(m, TakeOver)] == []
-    assert Send("b", c.replica.logs[0].mine) in first  # handed to the one that should take over
+    assert Send("b", c.replica.logs[0].own.mine) in first  # handed to the one that should take over
     effects = c.lose("b")
     assert Send("d", TakeOver(0, c.held, 2)) in effects
 
@@ -1134,8 +1140,8 @@ def test_the_rest_of_the_group_follows_the_succession(peer: Any) -> None:
     c.lose("a")
     effects = c.lose("b")
     assert "takeover" in [e.kind for e in effects if isinstance(e, Note)]
-    assert c.replica.logs[0].line() == ["a", "b", "c"]
-    assert c.replica.logs[0].term == 2
+    assert c.replica.logs[0].lead.candidates() == ["a", "b", "c"]
+    assert c.replica.logs[0].lead.term == 2
 
 
 def test_with_the_whole_line_gone_the_lowest_of_the_others_continues(peer: Any) -> None:
@@ -1144,11 +1150,11 @@ def test_with_the_whole_line_gone_the_lowest_of_the_others_continues(peer: Any) 
     e.meet("c", eligible=False)
     e.lose("a")
     effects = e.lose("b")
-    assert e.replica.logs[0].target() == (3, "d")
+    assert e.replica.logs[0].lead.target() == (3, "d")
     assert not [n for n in effects if isinstance(n, Note) and n.kind == "takeover"]
     effects = e.lose("d")
     assert "takeover" in [n.kind for n in effects if isinstance(n, Note)]
-    assert e.replica.logs[0].term == 3
+    assert e.replica.logs[0].lead.term == 3
 
 
 def test_who_can_not_be_reached_does_not_take_over(peer: Any) -> None:
@@ -1163,7 +1169,7 @@ def test_nobody_left_to_continue(peer: Any) -> None:
     """An unreachable peer outside the plan waits for the holder to come back, and claims nothing."""
     e = peer("e", group="a", live="a", eligible=False)
     e.lose("a")
-    assert e.replica.logs[0].target() == (0, "a")
+    assert e.replica.logs[0].lead.target() == (0, "a")
     assert e.pass_time(20.0) == []
 
 
@@ -1189,7 +1195,7 @@ def test_a_new_epoch_forgets_the_claims_of_the_last(peer: Any) -> None:
     b.hear("c", commit)
     b.feed(Applied(0, commit.base, "d2"))
     log = b.replica.logs[0]
-    assert (log.term, log.holder, log.promised_by, log.inbox) == (0, "c", None, {})
+    assert (log.lead.term, log.lead.holder, log.lead.promised_by, log.round.inbox) == (0, "c", None, {})
 
 
 def test_those_whom_a_commit_names_are_looked_for(peer: Any) -> None:
@@ -1210,9 +1216,9 @@ def test_the_state_holds_what_the_commits_said(peer: Any, life: int) -> None:
     a = peer("a", group="a", live="b", counted=(("z", ContributionId(3, 3)),))
     a.hear("b", a.contribution(a.held))
     a.averaged(a.contribute(), "new")
-    counted = (("a", ContributionId(life, 1)), ("b", ContributionId(1, 1)), ("z", ContributionId(3, 3)))
-    plan = a.replica.logs[0].plan
-    history = ((0, "d0"), (1, "d1"), (2, "new"))
+    counted = {"a": ContributionId(life, 1), "b": ContributionId(1, 1), "z": ContributionId(3, 3)}
+    plan = a.replica.logs[0].state.plan
+    history = {0: "d0", 1: "d1", 2: "new"}
     assert a.replica.state(0) == State(0, Version(0, 20, 2, "new"), 0, plan, counted, history)
 
 
@@ -1221,14 +1227,14 @@ def test_ancestors_are_remembered_up_to_a_limit(peer: Any) -> None:
     a = peer("a", group="a", live="", history=3)
     for n in range(5):
         a.averaged(a.contribute(), f"n{n}")
-        assert len(a.replica.logs[0].history) <= 3
-    assert a.replica.state(0).history == ((4, "n2"), (5, "n3"), (6, "n4"))
+        assert len(a.replica.logs[0].state.history) <= 3
+    assert a.replica.state(0).history == {4: "n2", 5: "n3", 6: "n4"}
 
 
 def test_a_state_carries_no_more_ancestors_than_the_limit(peer: Any) -> None:
     """Not even one that was fetched from a peer that remembers more."""
     a = peer("a", epoch=9, group="a", live="", history=3)
-    assert a.replica.state(0).history == ((7, "d7"), (8, "d8"), (9, "d9"))
+    assert a.replica.state(0).history == {7: "d7", 8: "d8", 9: "d9"}
 
 
 def test_relations(peer: Any) -> None:
@@ -1315,7 +1321,7 @@ def test_commits_that_come_during_a_fetch_are_applied_after_it(peer: Any) -> Non
         effects = applied(n, effects)
         assert n.held == n.version(epoch)
     assert not any(isinstance(e, Apply) for e in effects)
-    assert n.replica.logs[0].kept == {}
+    assert n.replica.logs[0].incoming.commits == {}
 
 
 def test_so_many_commits_are_kept_and_the_newest(peer: Any) -> None:
@@ -1324,10 +1330,10 @@ def test_so_many_commits_are_kept_and_the_newest(peer: Any) -> None:
     n.meet("a", model=model_version([n.version(1)]), epochs=(1,))
     for commit in commits(n, 1, 5):
         n.hear("a", commit)
-    assert sorted(n.replica.logs[0].kept) == [n.version(3), n.version(4)]
+    assert sorted(n.replica.logs[0].incoming.commits) == [n.version(3), n.version(4)]
     n.hear("a", n.state(0, 4))
     effects = n.feed(Filled(0, n.version(4), "d4"))
-    assert n.replica.logs[0].kept == {}
+    assert n.replica.logs[0].incoming.commits == {}
     applied(n, effects)
     assert n.held == n.version(5)
 
@@ -1367,7 +1373,7 @@ def test_the_one_behind_hides_nobody(peer: Any) -> None:
     b.meet("a", epochs=(0,), idle=True)
     effects = [*b.contribute(), *b.hear("c", b.contribution(b.held))]
     b.averaged(effects)
-    assert b.replica.logs[0].plan.group == ("b", "c")
+    assert b.replica.logs[0].state.plan.group == ("b", "c")
 
 
 def test_a_contributor_from_outside_the_plan_may_succeed(peer: Any) -> None:
@@ -1375,7 +1381,7 @@ def test_a_contributor_from_outside_the_plan_may_succeed(peer: Any) -> None:
     a = peer("a", group="a", live="d")
     a.hear("d", a.contribution(a.held))
     a.averaged(a.contribute())
-    assert sorted(a.replica.logs[0].plan.succession) == ["a", "d"]
+    assert sorted(a.replica.logs[0].state.plan.succession) == ["a", "d"]
 
 
 def test_after_a_claim_that_came_to_nothing_the_round_is_closed(peer: Any) -> None:
@@ -1387,7 +1393,7 @@ def test_after_a_claim_that_came_to_nothing_the_round_is_closed(peer: Any) -> No
     a.hear("c", TakeOver(0, a.held, 2))
     assert a.averaged(effects) == []
     a.lose("c")
-    assert a.averages(a.hear("b", Promise(0, a.held, a.replica.logs[0].term))) == [["a", "b", "c"]]
+    assert a.averages(a.hear("b", Promise(0, a.held, a.replica.logs[0].lead.term))) == [["a", "b", "c"]]
 
 
 def test_everyone_who_came_early_to_the_wrong_peer_is_told(peer: Any) -> None:
@@ -1437,7 +1443,7 @@ def test_who_only_aggregates_comes_into_the_succession(peer: Any) -> None:
     a = peer("a", group="a")
     a.meet("h", role="aggregator")
     (average,) = [e for e in a.contribute() if isinstance(e, Average)]
-    commit = a.replica.logs[0]._drafted
+    commit = a.replica.logs[0].round.draft
     assert average.base == commit.base
     assert set(commit.plan.succession) == {"a", "h"}
     assert commit.plan.group == ("a",)
@@ -1449,16 +1455,16 @@ def test_what_came_early_on_a_base_passed_by_is_forgotten(peer: Any) -> None:
     other, future = Version(0, 30, 3, "other"), b.version(5)
     for name, base in (("a", b.version(2, "passed")), ("c", other), ("d", future)):
         b.hear(name, b.contribution(base))
-    assert set(b.replica.logs[0].early) == {"a", "c", "d"}
+    assert set(b.replica.logs[0].incoming.early) == {"a", "c", "d"}
     b.hear("a", b.state(0, 3))
     b.feed(Filled(0, b.version(3), "d3"))
-    assert set(b.replica.logs[0].early) == {"c", "d"}
+    assert set(b.replica.logs[0].incoming.early) == {"c", "d"}
 
 
 def test_what_came_early_from_a_stranger_is_kept_until_it_is_met(peer: Any) -> None:
     """It was told that its contribution is here. A stranger that is found dead leaves nothing behind."""
     b = peer("b", group="ab", succession="ba", live="a")
-    early = b.replica.logs[0].early
+    early = b.replica.logs[0].incoming.early
     for name in "xyz":
         b.hear(name, b.contribution(b.version(2)))
     assert set(early) == {"x", "y", "z"}
@@ -1471,7 +1477,7 @@ def test_what_came_early_from_a_stranger_is_kept_until_it_is_met(peer: Any) -> N
     b.lose("x")
     b.hear("a", b.state(0, 2, plan=b.plan("bx")))
     b.feed(Filled(0, b.version(2), "d2"))
-    assert set(b.replica.logs[0].inbox) == {"x"}
+    assert set(b.replica.logs[0].round.inbox) == {"x"}
 
 
 def test_the_claimant_takes_the_old_aggregators_commit(peer: Any) -> None:
@@ -1502,5 +1508,5 @@ def test_a_refusal_tells_whose_claim_is_the_highest(peer: Any) -> None:
     b = peer("b", group="abc")
     b.hear("a", Outdated(0, b.held, 3, "c"))
     log = b.replica.logs[0]
-    assert (log.term, log.holder) == (3, "c")
+    assert (log.lead.term, log.lead.holder) == (3, "c")
     assert b.said(b.hear("a", TakeOver(0, b.held, 2))) == [Outdated(0, b.held, 3, "c")]

@@ -59,7 +59,7 @@ async def receive() -> None:
         pipe.close()
 
     transport = await join([])
-    await transport._dht.serve_streams(RAW, take)
+    await transport._dht.daemon.serve_streams(RAW, take)
     print(transport.addresses()[0], flush=True)
     await asyncio.sleep(600)
 
@@ -75,7 +75,7 @@ async def measure(other: subprocess.Popen[str], address: str) -> dict[str, dict[
     exchange, direct = transport._exchange, transport._exchange.direct
 
     async def raw() -> None:
-        pipe, _ = await transport._dht.open_stream(peer, RAW, timeout_s=5)
+        pipe, _ = await transport._dht.daemon.open_stream(peer, RAW, timeout_s=5)
         await pipe.write_view(payload)
         await pipe.read_some(20)
         pipe.abort()

@@ -13,5 +13,5 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("p2p_diloco.net.direct.DIAL_S", 30.0)
     monkeypatch.setattr("p2p_diloco.net.listener.HANDSHAKE_S", 30.0)
     if request.node.get_closest_marker("real"):
-        monkeypatch.setattr("p2p_diloco.net.hivemind.BOOTSTRAP_DIAL_S", 20.0)
-        monkeypatch.setattr("p2p_diloco.net.hivemind.DHT_RPC_S", 14.0)
+        monkeypatch.setattr("p2p_diloco.net.daemon.DIAL_S", 20.0)
+        monkeypatch.setattr("p2p_diloco.net.dht.RPC_S", 14.0)

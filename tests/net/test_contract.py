@@ -97,7 +97,7 @@ class HivemindSwarm:
         return transport, box
 
     def kill(self, transport: Transport) -> None:
-        os.kill(transport._dht._p2p._child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+        os.kill(transport._dht.daemon.p2p._child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
 
     async def close(self) -> None:
         for transport in self.peers:

@@ -11,7 +11,6 @@ import gc
 import os
 import random
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,7 +21,6 @@ import psutil
 import pytest
 
 from p2p_diloco.net import direct as direct_module
-from p2p_diloco.net import exchange as exchange_module
 from p2p_diloco.net.direct import PER_PEER_MAX, DirectChannel
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import Accepted, Bulk, FrameDecoder, Message, Refused, encode
@@ -30,7 +28,7 @@ from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.listener import I_SEND, WELCOME, Listener
 from p2p_diloco.net.offer import TICKET_BYTES, Offer
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.tls import Certificate, connect, read_exactly, write_all
+from p2p_diloco.net.tls import Certificate, Connection, connect
 from tests.net.clocks import by_hand
 
 LIMITS = Limits(
@@ -76,11 +74,10 @@ class Peer:
         self.serving: set[asyncio.Task[None]] = set()
         self.exchange = Exchange(self.box, limits=limits, traffic=self.traffic, dial=self.dial)
         self.direct = self.exchange.direct = DirectChannel(
-            limits=limits,
-            traffic=self.traffic,
+            self.exchange.streams,
             open_stream=self.ask,
             addresses=lambda peer: [world[peer].known_at],
-            serve=self.exchange.serve_direct,
+            serve=self.exchange.receiver.serve_direct,
             hosts=hosts,
         )
         world[name] = self
@@ -89,7 +86,7 @@ class Peer:
         self.libp2p_streams += 1
         near, far = await pair()
         there = self.world[peer]
-        there.start(there.exchange.serve(self.name, far))
+        there.start(there.exchange.receiver.serve(self.name, far))
         return near, there.known_at
 
     async def ask(self, peer: str) -> tuple[Pipe, str]:
@@ -215,7 +212,7 @@ def test_connections_to_a_peer_are_limited() -> None:
         await asyncio.gather(*(a.send("b", b"x") for _ in range(7)))
         assert (a.talks, a.libp2p_streams, a.connections("b"), len(b.box.got)) == (1, 0, 1, 7)
         taken = [await a.direct.take("b") for _ in range(PER_PEER_MAX + 1)]
-        assert [line is None for line in taken] == [False] * PER_PEER_MAX + [True]
+        assert [stream is None for stream in taken] == [False] * PER_PEER_MAX + [True]
         assert a.talks == PER_PEER_MAX
 
     run(test)
@@ -377,25 +374,25 @@ async def offer_of(asker: Peer, peer: str) -> Offer:
     return Offer.unpack((await asker.direct._ask(peer, b""))[0])
 
 
-async def let_in(asker: Peer, peer: str) -> ssl.SSLSocket:
+async def let_in(asker: Peer, peer: str) -> Connection:
     """A connection on which the asker may send, and a test in its place."""
     offer = await offer_of(asker, peer)
-    sock = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
-    await write_all(sock, offer.ticket + I_SEND)
-    assert await read_exactly(sock, 1) == WELCOME
-    return sock
+    reader, writer = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
+    writer.write(offer.ticket + I_SEND)
+    assert await reader.readexactly(1) == WELCOME
+    return reader, writer
 
 
 async def welcomed(offer: Offer, ticket: bytes, role: bytes = I_SEND) -> bool:
     """Whether the listener lets in who shows this ticket."""
-    sock = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
+    reader, writer = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
     try:
-        await write_all(sock, ticket + role)
-        return await read_exactly(sock, 1) == WELCOME
+        writer.write(ticket + role)
+        return await reader.read(1) == WELCOME
     except OSError:
         return False
     finally:
-        sock.close()
+        writer.transport.abort()
 
 
 def test_a_ticket_lets_in_once() -> None:
@@ -422,11 +419,11 @@ def test_a_connection_is_its_tickets_peer() -> None:
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
-        sock = await let_in(a, "b")
-        await write_all(sock, encode(Bulk(b"from somebody else", 3)) + b"abc")
+        _, writer = await let_in(a, "b")
+        writer.write(encode(Bulk(b"from somebody else", 3)) + b"abc")
         await until(lambda: b.box.got)
         assert b.box.got == [("a", b"from somebody else", b"abc")]
-        sock.close()
+        writer.transport.abort()
 
     run(test)
 
@@ -525,14 +522,14 @@ def test_a_connection_that_misbehaves_ends_alone(sent: bytes, reason: str) -> No
         impatient = replace(LIMITS, read_timeout_s=1.0, rate_bytes_per_s_min=10.0)
         a, b, c = start("a"), start("b", limits=impatient), start("c")
         await c.send("b", b"before")
-        sock = await let_in(a, "b")
-        await write_all(sock, sent)
+        reader, writer = await let_in(a, "b")
+        writer.write(sent)
         decoder, frame = FrameDecoder(header_bytes_max=1000), None
         while not isinstance(frame, Refused):
-            decoder.feed(await read_exactly(sock, 1))
+            decoder.feed(await reader.readexactly(1))
             frame = decoder.next_frame() or frame
         assert reason in frame.reason
-        sock.close()
+        writer.transport.abort()
         await c.send("b", b"after")
         assert b.traffic.peers["a"].refused == 1
         assert [payload for _, _, payload in b.box.got] == [b"before", b"after"]
@@ -679,7 +676,7 @@ def test_where_nothing_is_direct_libp2p_carries_all() -> None:
 
 def test_what_a_third_peer_passes_on_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream that was found at a relay's address is relayed; the next one may find another way."""
-    monkeypatch.setattr(exchange_module, "KEPT_S", 0.1)
+    monkeypatch.setattr("p2p_diloco.net.sending.STREAM_LIFE_S", 0.1)
     circuit = "/ip4/127.0.0.1/tcp/1/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N/p2p-circuit"
 
     async def test(start: Start) -> None:
@@ -799,7 +796,7 @@ def test_who_is_gone_is_unreachable() -> None:
         async def nobody(peer: str) -> tuple[Pipe, str]:
             raise Unreachable("nobody is there", refused=True)
 
-        a.exchange._dial = nobody
+        a.exchange.sender._dial = nobody
         with pytest.raises(Unreachable) as caught:
             await asyncio.wait_for(a.send("gone", b"x"), AT_ONCE_S)
         assert caught.value.refused
@@ -840,7 +837,7 @@ def test_a_connection_that_breaks_while_idle_is_replaced() -> None:
         await a.send("b", b"first")
         for pipe in list(b.direct.listener._serving):
             pipe.abort()
-        await until(lambda: all(line.ended for line in a.direct._way("b").carried))
+        await until(lambda: all(stream.ended for stream in a.direct._way("b").carried))
         await a.send("b", b"second")
         assert (a.libp2p_streams, a.talks, a.connections("b")) == (0, 2, 1)
         assert a.box.closed_peers == []
@@ -870,13 +867,13 @@ def test_a_dialler_that_dies_midway_is_told() -> None:
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
-        sock = await let_in(a, "b")
-        await write_all(sock, encode(Bulk(b"h", 1000)) + b"some")
+        _, writer = await let_in(a, "b")
+        writer.write(encode(Bulk(b"h", 1000)) + b"some")
         await asyncio.sleep(0.05)
-        sock.close()
+        writer.transport.abort()
         await until(lambda: b.box.closed_peers == ["a"])
         assert b.box.got == []
-        assert b.exchange._receiving._value == LIMITS.streams_max
+        assert b.exchange.receiver._receiving._value == LIMITS.streams_max
         await until(lambda: not b.direct.listener._serving)
 
     run(test)
@@ -992,7 +989,7 @@ def test_closing_ends_everything_in_bounded_time() -> None:
         gate = asyncio.Event()
         b.box.on_deliver = gate.wait  # type: ignore[assignment]
         sends = [asyncio.create_task(a.send("b", bytes(1000))) for _ in range(3)]
-        await until(lambda: any(not line.idle for line in a.direct._way("b").carried))
+        await until(lambda: any(not stream.idle for stream in a.direct._way("b").carried))
         _, writer = await asyncio.open_connection("127.0.0.1", b.port)
         began = time.monotonic()
         await asyncio.gather(a.close(), b.close())

@@ -82,7 +82,7 @@ class Rig:
     async def stranger(self, peer: str = "stranger") -> Stranger:
         """The far end of a stream that a peer opened to the exchange."""
         pipe, _ = await self.dial(peer)
-        self.serving.append(asyncio.create_task(self.exchange.serve(peer, pipe)))
+        self.serving.append(asyncio.create_task(self.exchange.receiver.serve(peer, pipe)))
         return Stranger(*self.far_ends[-1])
 
     async def dialled(self) -> Stranger:
@@ -406,7 +406,7 @@ def test_payloads_under_way_are_limited_in_number() -> None:
         for stream in streams[:2]:
             stream.write(Bulk(b"h", 10))
         with by_hand() as clock:
-            await clock.until(rig.exchange._receiving.locked)
+            await clock.until(rig.exchange.receiver._receiving.locked)
             streams[2].write(Bulk(b"h", 0))
             refusal = asyncio.create_task(streams[2].refusal())
             assert 0.4 < await clock.over(refusal, step_s=0.5) / LIMITS.read_timeout_s < 0.6

@@ -46,7 +46,7 @@ async def main():
     global transport
     transport = await HivemindTransport.create(
         Box(), run_id="real", initial_peers=[], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    print(transport.peer_id, transport.addresses()[0], transport._dht._p2p._child.pid, flush=True)
+    print(transport.peer_id, transport.addresses()[0], transport._dht.daemon.p2p._child.pid, flush=True)
     await asyncio.sleep(110)
 
 asyncio.run(main())
@@ -192,7 +192,7 @@ def test_a_daemon_that_fails_is_a_failed_lookup(monkeypatch: pytest.MonkeyPatch)
         async def fail(*_: object, **__: object) -> None:
             raise RuntimeError("the daemon speaks in riddles")
 
-        node, client = a._dht._node, a._dht._p2p
+        node, client = a._dht._node, a._dht.daemon.p2p
         with monkeypatch.context() as patch:
             for owner, name in ((node, "store"), (node, "get"), (client, "call_binary_stream_handler")):
                 patch.setattr(owner, name, fail)
@@ -232,7 +232,7 @@ def test_the_daemons_death_is_told() -> None:
     async def test() -> None:
         reasons: asyncio.Queue[str] = asyncio.Queue()
         transport = await join(on_daemon_death=reasons.put_nowait)
-        os.kill(transport._dht._p2p._child.pid, signal.SIGKILL)
+        os.kill(transport._dht.daemon.p2p._child.pid, signal.SIGKILL)
         assert "daemon" in await asyncio.wait_for(reasons.get(), AT_ONCE_S)
         with pytest.raises(Unreachable, match="daemon"):
             await transport.send(STRANGER, b"hello")
@@ -249,7 +249,7 @@ def test_closing_ends_the_daemon() -> None:
     async def test() -> None:
         reasons: list[str] = []
         transport = await join(on_daemon_death=reasons.append)
-        daemon = transport._dht._p2p._child.pid
+        daemon = transport._dht.daemon.p2p._child.pid
         await transport.close()
         assert gone(daemon)
         assert reasons == []
@@ -276,7 +276,7 @@ def test_one_initial_peer_that_lives_is_enough() -> None:
 
 def test_no_initial_peer_reached_says_why_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused, silent, somebody else, and no peer at all: each address with its reason, in less than 10 s."""
-    monkeypatch.setattr("p2p_diloco.net.hivemind.BOOTSTRAP_DIAL_S", 5.0)
+    monkeypatch.setattr("p2p_diloco.net.daemon.DIAL_S", 5.0)
 
     async def test() -> None:
         seed = await join()
@@ -331,7 +331,7 @@ def test_the_dead_are_known_though_somebody_else_dialled_before() -> None:
         from hivemind.p2p import PeerID
         from hivemind.utils.multiaddr import Multiaddr
 
-        from p2p_diloco.net.hivemind import _all_refuse as all_refuse
+        from p2p_diloco.net.daemon import all_refuse
 
         with peer_process() as (process, peer_id, address, daemon):
             transport = await join(initial_peers=[address])
@@ -346,7 +346,7 @@ def test_the_dead_are_known_though_somebody_else_dialled_before() -> None:
             async def dial_fails() -> None:
                 """Once this peer's own daemon has seen the connection break; until then it dials none."""
                 while True:
-                    await transport._dht._p2p._client.connect(PeerID.from_base58(peer_id), [Multiaddr(host)])
+                    await transport._dht.daemon.p2p._client.connect(PeerID.from_base58(peer_id), [Multiaddr(host)])
                     await asyncio.sleep(0.01)
 
             with pytest.raises(Exception, match="failed to dial"):
@@ -455,7 +455,7 @@ def test_a_client_has_direct_connections_too(sender_is_client: bool) -> None:
 
 def opened_streams(transport: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The protocols of the streams that are opened from now on."""
-    opened, client = list[str](), transport._dht._p2p
+    opened, client = list[str](), transport._dht.daemon.p2p
     call = client.call_binary_stream_handler
 
     async def noted(peer_id: Any, protocol: str) -> Any:
@@ -479,16 +479,16 @@ def test_payloads_share_a_stream_of_the_daemons(monkeypatch: pytest.MonkeyPatch)
             await a.send(b.peer_id, b"bulk", memoryview(bytes(1000)))
         await asyncio.gather(*(a.send(b.peer_id, b"bulk", memoryview(bytes(3 << 20))) for _ in range(4)))
         assert len(opened) == 1
-        (kept,) = [pipe for pipe in b._exchange._pipes if pipe.ended is None]
+        (kept,) = [pipe for pipe in b._exchange.streams.pipes if pipe.ended is None]
         kept.abort()
-        await until(lambda: all(pipe.ended for pipe in a._exchange._pipes), 30.0)
+        await until(lambda: all(pipe.ended for pipe in a._exchange.streams.pipes), 30.0)
         await a.send(b.peer_id, b"bulk", memoryview(bytes(1000)))
         assert len(opened) == 2
         assert a.traffic.ways() == {b.peer_id: "libp2p"}
         assert [there.headers.get_nowait() for _ in range(8)] == [b"bulk"] * 8
         assert box.closed_peers.empty()
         await a.close()
-        await until(lambda: all(pipe.ended for pipe in b._exchange._pipes), 30.0)
+        await until(lambda: all(pipe.ended for pipe in b._exchange.streams.pipes), 30.0)
         await b.close()
 
     run(test())
@@ -572,7 +572,7 @@ def test_payloads_over_a_relay_are_told_apart(monkeypatch: pytest.MonkeyPatch) -
         place = [circuit_over(address) for address in known]
         for _ in range(30):
             try:
-                await sender._dht._p2p._client.connect(_peer_id(hidden), place)
+                await sender._dht.daemon.p2p._client.connect(_peer_id(hidden), place)
                 break
             except Exception:  # it has no place at a relay yet
                 await asyncio.sleep(1.0)
@@ -600,7 +600,7 @@ def test_direct_connections_die_with_the_daemon() -> None:
         await a.send(b.peer_id, b"first", memoryview(bytes(1000)))
         assert a.traffic.ways() == {b.peer_id: "direct"}
         listener = b._exchange.direct.listener
-        os.kill(b._dht._p2p._child.pid, signal.SIGKILL)
+        os.kill(b._dht.daemon.p2p._child.pid, signal.SIGKILL)
         await until(lambda: not listener.ports and not listener._serving, AT_ONCE_S)
         with pytest.raises(Unreachable) as caught:
             await asyncio.wait_for(a.send(b.peer_id, b"second", memoryview(bytes(1000))), AT_ONCE_S)
@@ -662,16 +662,16 @@ def test_a_bootstrap_that_restarts_is_met_again(tmp_path: Path) -> None:
     """A seed that dies and comes back empty, under its identity and port, joins old and new peers."""
 
     async def test() -> None:
-        from p2p_diloco.net.hivemind import DhtPeer
+        from p2p_diloco.net.dht import DhtPeer
 
         path = str(tmp_path / "identity")
         seed = await DhtPeer.create(identity_path=path)
-        old = await DhtPeer.create(initial_peers=seed.addresses(), rejoin_every_s=0.2)
-        host, address = seed.addresses()[0].rpartition("/p2p/")[0], seed.addresses()
+        old = await DhtPeer.create(initial_peers=seed.daemon.addresses, rejoin_every_s=0.2)
+        host, address = seed.daemon.addresses[0].rpartition("/p2p/")[0], seed.daemon.addresses
         await seed.close()
         assert await old.store("key", "old", b"1", 600.0)  # also drops the seed from its table
         seed = await DhtPeer.create(identity_path=path, host_maddrs=[host])
-        assert seed.addresses() == address
+        assert seed.daemon.addresses == address
         new = await DhtPeer.create(initial_peers=address)
         deadline = time.monotonic() + 60
         while set(await new.fetch("key")) != {"old"}:
@@ -688,7 +688,7 @@ def test_strangers_records_are_judged() -> None:
     from hivemind.dht.validation import DHTRecord
     from hivemind.utils.crypto import RSAPrivateKey
 
-    from p2p_diloco.net.hivemind import SignedRecords
+    from p2p_diloco.net.records import SignedRecords
 
     mine, theirs = SignedRecords(RSAPrivateKey()), SignedRecords(RSAPrivateKey())
     soon = time.time() + 60
@@ -728,7 +728,7 @@ def test_importing_hivemind_leaves_logging_as_it_was() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ | _path()
     )
     assert result.returncode == 0, result.stderr
-    assert "p2p_diloco.net.hivemind|hivemind: careful" in result.stderr
+    assert "p2p_diloco.net.hivemind_library|hivemind: careful" in result.stderr
     assert "chatter" not in result.stderr
 
 
@@ -745,7 +745,7 @@ def no_daemon_is_left() -> Iterator[None]:
 @pytest.mark.parametrize("turns", range(1, 9))
 def test_a_start_that_is_broken_off_ends_and_leaves_nothing(turns: int) -> None:
     """Cancelled while its daemon's process begins, in any of the loop's first turns, it waits for nothing for ever."""
-    from p2p_diloco.net.hivemind import DhtPeer
+    from p2p_diloco.net.dht import DhtPeer
 
     before = set(psutil.Process().children(recursive=True))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.net.direct import places_of
+from p2p_diloco.net.dialing import places_of
 from p2p_diloco.net.offer import (
     CERTIFICATE_BYTES_MAX,
     PORTS_MAX,

@@ -1,4 +1,4 @@
-"""TLS on our own sockets, driven by the loop: a pipe over it behaves as over any other transport."""
+"""A pipe over TLS behaves as over any other transport; TCP's accounts and pace."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ import sys
 import threading
 import time
 import tracemalloc
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from hashlib import sha256
 
 import pytest
+import uvloop
 
-from p2p_diloco.net.listener import pipe_over
 from p2p_diloco.net.pacing import Paced
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
-from p2p_diloco.net.tls import UNSENT_BYTES, Certificate, connect, read_exactly, shake_hands, write_all
+from p2p_diloco.net.tcp import UNSENT_BYTES, TcpSocket
+from p2p_diloco.net.tls import Certificate, Connection, connect
+
+
+@pytest.fixture(autouse=True, params=["asyncio", "uvloop"])
+def loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test runs on both event loops: each has TLS of its own."""
+    asyncio.set_event_loop_policy(uvloop.EventLoopPolicy() if request.param == "uvloop" else None)
+    yield
+    asyncio.set_event_loop_policy(None)
 
 
 def run(test: Awaitable[None]) -> None:
@@ -33,8 +42,8 @@ def run(test: Awaitable[None]) -> None:
 @contextlib.asynccontextmanager
 async def ends() -> AsyncIterator[tuple[Pipe, Pipe]]:
     """The two ends of a connection, the dialler's first."""
-    near, far = await sockets()
-    pipes = pipe_over(near), pipe_over(far)
+    near, far = await connections()
+    pipes = await Pipe.adopt(*near), await Pipe.adopt(*far)
     try:
         yield pipes
     finally:
@@ -42,21 +51,15 @@ async def ends() -> AsyncIterator[tuple[Pipe, Pipe]]:
             pipe.abort()
 
 
-async def sockets(pinned: Certificate | None = None) -> tuple[ssl.SSLSocket, ssl.SSLSocket]:
+async def connections(pinned: Certificate | None = None) -> tuple[Connection, Connection]:
     """The same below a pipe; `pinned`: the dialler expects this certificate, and not the one that is shown."""
     certificate = Certificate()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
 
-        async def take() -> ssl.SSLSocket:
-            plain, _ = await asyncio.get_running_loop().sock_accept(listening)
-            sock = certificate.take(plain)
-            try:
-                await shake_hands(sock)
-            except OSError:
-                sock.close()
-                raise
-            return sock
+        async def take() -> Connection:
+            sock, _ = await asyncio.get_running_loop().sock_accept(listening)
+            return await certificate.accept(sock)
 
         taking = asyncio.create_task(take())
         expected = (pinned or certificate).der
@@ -67,6 +70,11 @@ async def sockets(pinned: Certificate | None = None) -> tuple[ssl.SSLSocket, ssl
     return near, far
 
 
+def sock_of(connection: Connection) -> socket.socket:
+    sock: socket.socket = connection[1].get_extra_info("socket")
+    return sock
+
+
 class HandshakeFailed(Exception):
     """What became of each end."""
 
@@ -75,12 +83,13 @@ def test_the_connection_is_tls_1_3() -> None:
     """Nothing older is spoken, and the dialler verified what it was shown."""
 
     async def test() -> None:
-        near, far = await sockets()
+        both = await connections()
+        near, far = (writer.get_extra_info("ssl_object") for _, writer in both)
         assert {near.version(), far.version()} == {"TLSv1.3"}
         assert near.context.verify_mode == ssl.CERT_REQUIRED
         assert near.context.check_hostname
-        near.close()
-        far.close()
+        for _, writer in both:
+            writer.transport.abort()
 
     run(test())
 
@@ -90,7 +99,7 @@ def test_only_the_certificate_agreed_on_will_do() -> None:
 
     async def test() -> None:
         with pytest.raises(HandshakeFailed) as caught:
-            await sockets(pinned=Certificate())
+            await connections(pinned=Certificate())
         near, far = caught.value.args
         assert isinstance(near, ssl.SSLCertVerificationError)
         assert isinstance(far, OSError)
@@ -111,10 +120,8 @@ def test_an_older_tls_is_turned_away() -> None:
             old.start()
             plain, _ = listening.accept()
             plain.setblocking(False)
-            sock = certificate.take(plain)
             with pytest.raises(OSError, match=r"(?i)protocol"):
-                await shake_hands(sock)
-            sock.close()
+                await certificate.accept(plain)
             await asyncio.get_running_loop().run_in_executor(None, old.join)
 
     run(test())
@@ -130,9 +137,10 @@ def test_little_waits_in_the_system() -> None:
     """At either end what is written and not sent yet is bounded: payloads are to go one after the other."""
 
     async def test() -> None:
-        for sock in await sockets():
-            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == UNSENT_BYTES
-            sock.close()
+        for connection in await connections():
+            unsent = sock_of(connection).getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+            assert unsent == UNSENT_BYTES
+            connection[1].transport.abort()
 
     run(test())
 
@@ -268,17 +276,18 @@ def test_closing_lets_go_out_what_was_written() -> None:
 
 def test_closing_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """What nobody reads is given up in the end, and the socket with it."""
-    monkeypatch.setattr("p2p_diloco.net.tls.CLOSE_S", 0.2)
+    monkeypatch.setattr("p2p_diloco.net.pipe.CLOSE_S", 0.2)
 
     async def test() -> None:
-        near, far = await sockets()
-        pipe = pipe_over(near)
+        near, far = await connections()
+        pipe, sock = await Pipe.adopt(*near), sock_of(near)
         pipe.write(bytes(64 << 20))
         pipe.close()
-        assert near.fileno() >= 0
+        await asyncio.sleep(0.1)
+        assert sock.fileno() >= 0
         await asyncio.sleep(0.3)
-        assert near.fileno() < 0
-        far.close()
+        assert sock.fileno() < 0
+        far[1].transport.abort()
 
     run(test())
 
@@ -337,7 +346,7 @@ def test_a_pace_is_one_that_the_system_knows(rate: float | None, told: set[int])
         async with ends() as (near, _):
             for one in (1e6, rate):
                 paced_end(near).pace(one)
-            assert near._transport._sock.getsockopt(socket.SOL_SOCKET, 47) in told  # type: ignore[attr-defined]
+            assert near._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, 47) in told
 
     run(test())
 
@@ -362,10 +371,6 @@ def test_a_system_that_knows_nothing_of_it_sends_as_it_did(accounts: OSError | b
     """Where the kernel has no such accounts or paces, or older and shorter ones, nothing is read or held back."""
 
     class Old:
-        def __init__(self, sock: ssl.SSLSocket) -> None:
-            self.send, self.recv_into, self.pending = sock.send, sock.recv_into, sock.pending
-            self.fileno, self.close = sock.fileno, sock.close
-
         def getsockopt(self, *_: object) -> bytes:
             if isinstance(accounts, OSError):
                 raise accounts
@@ -374,15 +379,9 @@ def test_a_system_that_knows_nothing_of_it_sends_as_it_did(accounts: OSError | b
         def setsockopt(self, *_: object) -> None:
             raise OSError("not here")
 
-    async def test() -> None:
-        async with ends() as (near, far):
-            near._transport._sock = Old(near._transport._sock)  # type: ignore[attr-defined]
-            paced_end(near).pace(1.0)
-            near.write(b"as before")
-            await far.read_into(memoryview(bytearray(9)), stall_s=20, total_s=20)
-            assert paced_end(near).took() == (0, 0.0)
-
-    run(test())
+    old = TcpSocket(Old())  # type: ignore[arg-type]
+    old.pace(1.0)
+    assert old.took() == (0, 0.0)
 
 
 def paced_end(pipe: Pipe) -> Paced:
@@ -395,13 +394,13 @@ def test_what_came_with_the_greeting_is_not_lost() -> None:
     """Bytes that TLS had decrypted before there was a pipe are its first."""
 
     async def test() -> None:
-        near, far = await sockets()
-        await write_all(near, b"hello, and more")
-        assert await read_exactly(far, 5) == b"hello"
-        pipe = pipe_over(far)
+        (_, near), (reader, far) = await connections()
+        near.write(b"hello, and more")
+        assert await reader.readexactly(5) == b"hello"
+        pipe = await Pipe.adopt(reader, far)
         assert await pipe.read_some(2) == b", and more"
         pipe.abort()
-        near.close()
+        near.transport.abort()
 
     run(test())
 
@@ -423,12 +422,12 @@ def test_garbage_in_the_stream_breaks_it() -> None:
     """Bytes that don't belong to TLS end the connection, and are given to nobody."""
 
     async def test() -> None:
-        near, far = await sockets()
-        pipe = pipe_over(far)
-        os.write(near.fileno(), os.urandom(1000))
+        near, far = await connections()
+        pipe = await Pipe.adopt(*far)
+        os.write(sock_of(near).fileno(), os.urandom(1000))
         with pytest.raises(PipeBroken, match="broke"):
             await pipe.read_into(memoryview(bytearray(10)), stall_s=20, total_s=20)
-        near.close()
+        near[1].transport.abort()
 
     run(test())
 

@@ -12,10 +12,10 @@ import pytest
 
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.net.memory import MemoryNetwork, MemoryTransport
-from p2p_diloco.node import life, restart, shared
+from p2p_diloco.node import joining, restart, shared
 from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
+from p2p_diloco.node.entry import take_part
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.live import take_part
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.tensors.layout import ParamSpec
@@ -31,8 +31,8 @@ def specs(*sizes: int) -> tuple[ParamSpec, ...]:
 def records_show_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the in-memory swarm stores is there for all at once, unlike what a DHT does: nobody looks for it as seldom,
     or waits for another founder as long."""
-    monkeypatch.setattr(life, "FOUNDERS_MEET_S", 0.1)
-    monkeypatch.setattr(life, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(joining, "FOUNDERS_MEET_S", 0.1)
+    monkeypatch.setattr(joining, "LOOK_EVERY_S", 0.1)
     monkeypatch.setattr(restart, "LOOK_EVERY_S", 0.1)
 
 

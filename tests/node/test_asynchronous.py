@@ -127,7 +127,7 @@ class Table:
     def kill_the_aggregator(self) -> None:
         """Its process is gone, and the others notice before long."""
         newest = max(self.replicas.values(), key=lambda replica: replica.versions[0].epoch)  # type: ignore[union-attr]
-        del self.replicas[newest.logs[0].plan.succession[0]]
+        del self.replicas[newest.logs[0].state.plan.succession[0]]
         self.wait(15)
 
 

@@ -12,7 +12,7 @@ from p2p_diloco.core.events import Damaged
 from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import trainer
 from p2p_diloco.node.bases import Bases
-from p2p_diloco.node.node import Node
+from p2p_diloco.node.events import EventQueue
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 
 FOUR = Layout.build([ParamSpec("w", (4,), "float32")], shard_elements=2)
@@ -176,8 +176,8 @@ def test_a_base_that_is_not_mended_in_time_is_gone_on_with_aloud(
 ) -> None:
     """Nothing waits for ever for what nobody may have, and the log says which shards."""
     monkeypatch.setattr(trainer, "MEND_S_MAX", 0.05)
-    post = Node.post
-    monkeypatch.setattr(Node, "post", lambda node, event: None if isinstance(event, Damaged) else post(node, event))
+    post = EventQueue.post
+    monkeypatch.setattr(EventQueue, "post", lambda self, event: isinstance(event, Damaged) or post(self, event))
 
     async def story() -> None:
         peer = memory_peer(MemoryNetwork(), "a", {**quick, "heartbeat_timeout": 20.0}, sizes=(3,))

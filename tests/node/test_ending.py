@@ -24,7 +24,6 @@ from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.restart import GoesOn
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import RunRecord
-from p2p_diloco.node.shared import Count
 from p2p_diloco.tensors import checkpoint
 
 STOP = 3
@@ -52,7 +51,7 @@ async def to_the_end(
     peers = [memory_peer(network, name, config, **disk(folder, name)) for name in names]
     for peer in peers:
         await peer.enter(theta=1.0)
-    while not all(peer.memory.count(Count.FINISHED) for peer in peers):
+    while not all(peer.memory.finished for peer in peers):
         await asyncio.gather(*(peer.exchange(1.0) for peer in peers))
     last: list[float] = peers[0].memory.theta.tolist()
     for peer in peers:
@@ -71,8 +70,8 @@ def step_back(folder: Path, name: str) -> None:
 async def its_end(peer: Any) -> list[float]:
     """θ of a peer that starts and finds the run over as soon as it may train; it leaves."""
     await peer.enter()
-    assert peer.memory.count(Count.FINISHED) == 1
-    assert peer.memory.count(Count.EPOCH) == STOP
+    assert peer.memory.finished == 1
+    assert peer.memory.epoch == STOP
     theta: list[float] = peer.memory.theta.tolist()
     await peer.stop()
     return theta
@@ -258,7 +257,7 @@ def test_a_newcomer_does_not_found_a_run_that_ends_while_it_waits(
         network.cut("a", "new")
         new = memory_peer(network, "new", wait_timeout=2 * quick["heartbeat_timeout"] + 1.0)
         sentence = asyncio.create_task(gives_up(new))
-        while not a.memory.count(Count.FINISHED):
+        while not a.memory.finished:
             await a.exchange(1.0)
             await asyncio.sleep(0.02)
         await a.stop()
@@ -372,7 +371,7 @@ def test_a_record_does_not_end_a_run_that_goes_on(
 
         training = asyncio.create_task(train())
         await b.enter()
-        assert b.memory.count(Count.FINISHED) == 0
+        assert b.memory.finished == 0
         training.cancel()
         await asyncio.wait({training})
         for peer in (b, a):
@@ -394,14 +393,14 @@ def test_a_newer_generation_is_bound_by_no_older_end(memory_peer: Any, quick: di
         b = memory_peer(network, "b", **disk(tmp_path, "b"))
         await a.enter()
         await b.enter()
-        assert [p.memory.count(Count.EPOCH) for p in (a, b)] == [0, 0]
+        assert [p.memory.epoch for p in (a, b)] == [0, 0]
         for _ in range(2):
             await asyncio.gather(*(peer.exchange(1.0) for peer in (a, b)))
         for peer in (a, b):
             await peer.stop()
         again = memory_peer(network, "a", **disk(tmp_path, "a", restart_wait=0.2))
         await again.enter()
-        assert again.memory.count(Count.FINISHED) == 0
+        assert again.memory.finished == 0
         await again.stop()
 
     asyncio.run(asyncio.wait_for(life(), 60.0))
@@ -418,7 +417,7 @@ def test_who_sets_a_run_back_is_bound_by_no_record(memory_peer: Any, quick: dict
         local = disk(tmp_path, "a", from_checkpoint=tmp_path / "a", new_generation=True, wait_timeout=0.3)
         a = memory_peer(network, "a", **local)
         await a.enter()
-        assert a.memory.count(Count.EPOCH) == 0
+        assert a.memory.epoch == 0
         await a.exchange(1.0)
         await a.stop()
 
@@ -439,7 +438,7 @@ def test_a_run_goes_on_with_a_greater_stop(memory_peer: Any, quick: dict[str, An
         await asyncio.sleep(0.3)
         await b.enter()
         await entering
-        assert [p.memory.count(Count.EPOCH) for p in (a, b)] == [STOP, STOP]
+        assert [p.memory.epoch for p in (a, b)] == [STOP, STOP]
         await asyncio.gather(*(peer.exchange(1.0) for peer in (a, b)))
         for peer in (a, b):
             await peer.stop()

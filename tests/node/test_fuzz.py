@@ -53,7 +53,7 @@ from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.node import wire
-from p2p_diloco.node.inbox import misfit
+from p2p_diloco.node.misfit import misfit
 
 SHARDS, FRAGMENTS, STEPS = 3, 2, 12
 TOKEN = b"t" * wire.TOKEN_BYTES
@@ -76,16 +76,16 @@ summaries = st.builds(
 )  # fmt: skip
 
 
-def leading_to(version: Version) -> st.SearchStrategy[tuple[tuple[int, str], ...]]:
+def leading_to(version: Version) -> st.SearchStrategy[dict[int, str]]:
     """Histories of a version, true ones and others."""
     older = [epoch for epoch in range(3) if epoch < version.epoch]
     ancestors = st.lists(st.sampled_from(older), unique=True).map(sorted) if older else st.just([])
-    true = ancestors.map(lambda before: (*((e, f"d{e}") for e in before), (version.epoch, version.digest)))
-    return true | st.lists(st.tuples(st.integers(-1, 3), digests), max_size=2).map(tuple)
+    true = ancestors.map(lambda before: {**{e: f"d{e}" for e in before}, version.epoch: version.digest})
+    return true | st.dictionaries(st.integers(-1, 3), digests, max_size=2)
 
 
 def states() -> st.SearchStrategy[State]:
-    counted = st.lists(st.tuples(names, ids), max_size=3).map(tuple)
+    counted = st.dictionaries(names, ids, max_size=3)
     return versions.flatmap(lambda v: st.builds(State, shards, st.just(v), counts, plans, counted, leading_to(v)))
 
 

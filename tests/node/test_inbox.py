@@ -30,7 +30,9 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import inbox as inbox_module
 from p2p_diloco.node import wire
-from p2p_diloco.node.inbox import REMEMBERED_BYTES_MAX, Inbox, misfit
+from p2p_diloco.node.inbox import REMEMBERED_BYTES_MAX, Inbox, RunInbox
+from p2p_diloco.node.joining import DescriptionInbox
+from p2p_diloco.node.misfit import misfit
 
 V, NEXT, PLAN = Version(0, 0, 0, "d"), Version(0, 1, 1, "e"), Plan(("a",), ("a",))
 ID = ContributionId(1, 1)
@@ -42,6 +44,11 @@ def contribution(shard: int = 0, weight: float = 1.0, samples: int = 1) -> Contr
 
 def summary(epochs: tuple[int, ...] = (), **values: float) -> Summary:
     return Summary(1, "worker", True, ModelVersion(), epochs, idle=False, **values)  # type: ignore[arg-type]
+
+
+def token_of(peer: Any) -> bytes:
+    token: bytes = peer.inbox.handler._token
+    return token
 
 
 def floats(*values: float) -> memoryview:
@@ -67,15 +74,15 @@ def floats(*values: float) -> memoryview:
         (Held(0, Version(0, 0, -1, "d")), "epoch"),
         (Stale(-1, ID, V), "no shard -1"),
         (Stale(0, ContributionId(2**62 + 1, 0), V), "incarnation"),
-        (State(0, V, 0, PLAN, (), ((0, "d"),), 2**41), "buffered"),
+        (State(0, V, 0, PLAN, {}, {0: "d"}, 2**41), "buffered"),
         (Fetch((None, None, Version(-1, 0, 0, "d"))), "generation"),
         (Probe(summary(epochs=(1, -1))), "epochs"),
         (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 2**41),), PLAN), "samples of a Counted"),
         (Commit(0, V, V, 0, "a", (Counted("a", ID, 1.0, 1),), PLAN), "next epoch"),
-        (State(0, V, 0, PLAN, (), ()), "history"),
-        (State(0, V, 0, PLAN, (), ((0, "e"),)), "history"),
-        (State(0, V, 0, PLAN, (), ((1, "x"), (0, "d"))), "history"),
-        (State(0, NEXT, 0, PLAN, (("a", ContributionId(-1, 0)),), ((0, "d"), (1, "e"))), "incarnation"),
+        (State(0, V, 0, PLAN, {}, {}), "history"),
+        (State(0, V, 0, PLAN, {}, {0: "e"}), "history"),
+        (State(0, V, 0, PLAN, {}, {0: "d", 1: "x"}), "history"),
+        (State(0, NEXT, 0, PLAN, {"a": ContributionId(-1, 0)}, {0: "d", 1: "e"}), "incarnation"),
         (Fetch((None,)), "lists 1 shards"),
         (Versions((V, V, V, V), True), "lists 4 shards"),
         (Outdated(7, V, 1, "x"), "no shard 7"),
@@ -85,8 +92,8 @@ def floats(*values: float) -> memoryview:
         (ProbeAck(summary(bandwidth=2.0**51)), "bandwidth"),
         (Probe(summary(speed=-1.0)), "speed"),
         (Probe(summary(speed=2.0**41)), "speed"),
-        (State(0, V, 0, Plan(("a",), ()), (), ((0, "d"),)), "nobody to aggregate"),
-        (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 1),), Plan((), ())), "nobody to aggregate"),
+        (State(0, V, 0, Plan(("a",), ()), {}, {0: "d"}), "no aggregator"),
+        (Commit(0, V, NEXT, 0, "a", (Counted("a", ID, 1.0, 1),), Plan((), ())), "no aggregator"),
     ],
 )
 def test_messages_of_another_shape_than_the_run(message: Any, reason: str) -> None:
@@ -95,7 +102,7 @@ def test_messages_of_another_shape_than_the_run(message: Any, reason: str) -> No
 
 
 def test_messages_of_the_runs_shape_fit() -> None:
-    states = State(0, NEXT, 3, PLAN, (("a", ID),), ((0, "d"), (1, "e"))), State(0, V, 0, PLAN, (), ((0, "d"),))
+    states = State(0, NEXT, 3, PLAN, {"a": ID}, {0: "d", 1: "e"}), State(0, V, 0, PLAN, {}, {0: "d"})
     for message in (
         *states,
         contribution(),
@@ -107,14 +114,24 @@ def test_messages_of_the_runs_shape_fit() -> None:
 
 
 def test_before_the_run_is_known_everything_is_refused() -> None:
-    inbox = Inbox()
-    with pytest.raises(Refusal, match="not in a run yet"):
-        inbox.admit("stranger", wire.pack(Probe(summary()), b"t" * 16))
-    inbox.token = b"t" * 16
-    with pytest.raises(Refusal, match="not ready yet"):
-        inbox.admit("stranger", wire.pack(Probe(summary()), inbox.token))
-    with pytest.raises(Refusal, match="nobody asked"):
-        inbox.admit("stranger", wire.pack(wire.Description(5), inbox.token))
+    """While a description of its model is waited for, that alone is let in, from the peer that was asked."""
+
+    async def life() -> None:
+        inbox, token = Inbox(), b"t" * 16
+        with pytest.raises(Refusal, match="not in a run yet"):
+            inbox.admit("stranger", wire.pack(Probe(summary()), token))
+        inbox.handler = DescriptionInbox(token, "friend")
+        with pytest.raises(Refusal, match="not ready yet"):
+            inbox.admit("friend", wire.pack(Probe(summary()), token))
+        with pytest.raises(Refusal, match="no description of that length"):
+            inbox.admit("friend", wire.pack(wire.Description(2**40), token))
+        header = wire.pack(wire.Description(1), token)
+        with pytest.raises(Refusal, match="no description was asked for"):
+            await inbox.deliver("stranger", header, memoryview(b"\x80"))
+        with pytest.raises(Refusal, match="describes no model"):
+            await inbox.deliver("friend", header, memoryview(b"\x80"))
+
+    asyncio.run(life())
 
 
 def test_a_header_is_read_once(memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,14 +150,14 @@ def test_a_header_is_read_once(memory_peer: Any, quick: dict[str, Any], monkeypa
         stranger = network.join("stranger", Inbox())
         base = Version(*(await peer.ask("ask", "told"))["versions"][0])
         headers = [
-            wire.pack(Contribution(0, base, ContributionId(1, n), ContributionId(1, n), 7.25, 1), peer.inbox.token)
+            wire.pack(Contribution(0, base, ContributionId(1, n), ContributionId(1, n), 7.25, 1), token_of(peer))
             for n in range(5)
         ]
         monkeypatch.setattr(wire, "unpack", counting)
         await asyncio.gather(*(stranger.send("a", header, floats(1, 2, 3, 4)) for header in headers))
         assert sorted(seen) == sorted(headers)
-        peer.inbox.token = b"x" * 16
-        with pytest.raises(Refusal, match="another run"):
+        peer.inbox.handler._token = b"x" * 16
+        with pytest.raises(Refusal, match="wrong run token"):
             await stranger.send("a", headers[0], floats(1, 2, 3, 4))
         await peer.stop()
 
@@ -149,8 +166,8 @@ def test_a_header_is_read_once(memory_peer: Any, quick: dict[str, Any], monkeypa
 
 def test_a_long_header_is_not_remembered() -> None:
     """What strangers send takes no memory for longer than it is looked at."""
-    inbox = Inbox()
-    inbox.token = b"t" * 16
+    inbox, handler = Inbox(), RunInbox.__new__(RunInbox)
+    handler._token, handler._shape, inbox.handler = b"t" * 16, (1, 1), handler
     for header, asked in ((b"x" * REMEMBERED_BYTES_MAX, 1), (b"x" * (REMEMBERED_BYTES_MAX + 1), 0)):
         before = inbox_module._read_once.cache_info().misses
         with pytest.raises(Refusal):
@@ -167,7 +184,7 @@ def test_payloads_of_strangers(memory_peer: Any, quick: dict[str, Any]) -> None:
         await peer.enter()
         stranger = network.join("stranger", Inbox())
         base = Version(*(await peer.ask("ask", "told"))["versions"][0])
-        header = wire.pack(Contribution(0, base, ID, ID, 1.0, 1), peer.inbox.token)
+        header = wire.pack(Contribution(0, base, ID, ID, 1.0, 1), token_of(peer))
         for payload, reason in [
             (floats(1, 2, 3), "carries 16 bytes, 12 came"),
             (floats(1, 2, 3, 4, 5), "at most 16"),
@@ -178,7 +195,7 @@ def test_payloads_of_strangers(memory_peer: Any, quick: dict[str, Any]) -> None:
         ]:
             with pytest.raises(Refusal, match=reason):
                 await stranger.send("a", header, payload)
-        with pytest.raises(Refusal, match="another run"):
+        with pytest.raises(Refusal, match="wrong run token"):
             await stranger.send("a", wire.pack(Probe(summary()), b"x" * 16))
         assert peer.transport.traffic.refused == 7
         before = peer.memory.theta.clone()
@@ -198,7 +215,7 @@ def test_an_honest_strangers_contribution_counts(memory_peer: Any, quick: dict[s
         await peer.enter()
         stranger = network.join("stranger", Inbox())
         base = Version(*(await peer.ask("ask", "told"))["versions"][0])
-        await stranger.send("a", wire.pack(Contribution(0, base, ID, ID, 3.0, 1), peer.inbox.token), floats(1, 2, 3, 4))
+        await stranger.send("a", wire.pack(Contribution(0, base, ID, ID, 3.0, 1), token_of(peer)), floats(1, 2, 3, 4))
         await peer.exchange(0.0, weight=1.0)
         assert peer.memory.theta.tolist() == [-0.75, -1.5, -2.25, -3.0]
         await peer.stop()

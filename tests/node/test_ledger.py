@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_diloco.net.memory import MemoryNetwork
-from p2p_diloco.node.ledger import OF_EXCHANGE, OF_TRAINING, SHARES, Ledger, shares_of, told
-from p2p_diloco.node.shared import Level
+from p2p_diloco.node.ledger import OF_EXCHANGE, OF_TRAINING, Ledger, last_round, told
+from p2p_diloco.node.status import LastRound
 
 
 class Clock:
@@ -130,7 +130,7 @@ def test_a_node_tells_where_the_time_of_an_exchange_went(memory_peer: Any, quick
             await peer.enter()
         early = peers[0]
         if stands:
-            early.memory.set_level(Level.STANDS_SINCE, time.monotonic())
+            early.memory.stands_since = time.monotonic()
         began = time.monotonic()
         release, _ = await asyncio.gather(early.exchange(1.0), late(peers[1]))
         took_s = time.monotonic() - began
@@ -151,9 +151,8 @@ def test_shares() -> None:
     """Six shares of the time without pauses, and what of the exchange was hidden."""
     stood = dict.fromkeys(OF_TRAINING, 0.0)
     stood |= {"inner": 6.0, "pseudo_gradient": 1.0, "codec": 0.5, "group": 1.5, "transfer": 0.5, "merge": 0.5}
-    shares = shares_of({**stood, "paused": 99.0}, hidden_s=4.0)
-    assert shares == pytest.approx([0.6, 0.15, 0.15, 0.05, 0.0, 0.05, 0.5])
-    assert len(shares) == len(SHARES)
+    last = last_round({**stood, "paused": 99.0}, hidden_s=4.0)
+    assert last == LastRound(0.6, 0.15, 0.15, 0.05, 0.0, 0.05, 0.5)
     six = "inner 60.0%, encode 15.0%, group 15.0%, transfer 5.0%, outer step 0.0%, merge 5.0%"
-    assert told(shares) == f"{six}; of its exchange hidden 50.0%"
-    assert shares_of(dict.fromkeys(OF_TRAINING, 0.0), 0.0) == [0.0] * 7
+    assert told(last) == f"{six}; of its exchange hidden 50.0%"
+    assert last_round(dict.fromkeys(OF_TRAINING, 0.0), 0.0) == LastRound(*[0.0] * 7)

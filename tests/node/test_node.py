@@ -34,17 +34,18 @@ from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import wire
+from p2p_diloco.node.events import EventLog, EventQueue
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.work import TensorWork
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 
 PLAN = Plan(("a",), ("a",))
 
 
 def state(epoch: int) -> State:
-    return State(0, Version(0, 0, epoch, f"d{epoch}"), 0, PLAN, (), ((epoch, f"d{epoch}"),))
+    return State(0, Version(0, 0, epoch, f"d{epoch}"), 0, PLAN, {}, {epoch: f"d{epoch}"})
 
 
 class Script:
@@ -127,12 +128,14 @@ class Table:
         self.theta = torch.zeros(2)
         self.replica, self.wires, self.trainer = Script(), Wires(), Reader()
         self.work = self.replica.work = TensorWork(run, self.theta)
-        self.node = Node(run, self.replica, self.work, Outbox(self.wires), self.trainer)  # type: ignore[arg-type]
+        self.run, self.events, self.outbox = run, EventQueue(), Outbox(self.wires)  # type: ignore[arg-type]
+        parts = self.replica, self.work, self.outbox, self.trainer, self.events, EventLog("me")
+        self.node = Node(run, *parts)  # type: ignore[arg-type]
         self.loop = asyncio.create_task(self.node.consume())
 
     async def carry_out(self, *effects: Effect) -> None:
         self.replica.effects.append([*effects])
-        await self.node.feed(Pause(True))
+        await self.events.feed(Pause(True))
 
     async def answered(self, kind: type[Event], count: int = 1) -> list[Any]:
         while len(found := self.replica.answers(kind)) < count:
@@ -142,7 +145,7 @@ class Table:
     def states(self) -> list[tuple[int, list[float]]]:
         """Epoch and θ of the states that have left."""
         return [
-            (wire.unpack(header, self.node.run.token).version.epoch, [*memoryview(payload).cast("f")][:2])
+            (wire.unpack(header, self.run.token).version.epoch, [*memoryview(payload).cast("f")][:2])
             for _, header, payload in self.wires.sent
             if payload is not None
         ]  # fmt: skip
@@ -193,7 +196,7 @@ def test_it_wakes_as_soon_as_the_replica_asks(run: Callable[..., Any], ahead_s: 
         now = asyncio.get_running_loop().time()
         for table.replica.due in (now + 1000.0, now + ahead_s):
             for _ in range(3):
-                table.node.post(Pause(True))
+                table.events.post(Pause(True))
             await table.carry_out()
         await table.answered(Wakeup)
         table.replica.due = math.inf
@@ -219,8 +222,8 @@ def test_a_wakeup_that_waits_for_its_turn_is_not_doubled() -> None:
         replica = table.replica
         replica.next_wakeup = lambda: math.inf if len(replica.answers(Wakeup)) == 2 else 0.0  # type: ignore[method-assign]
         for _ in range(20):
-            table.node.post(Progress(0.1))
-        await table.node.feed(Progress(0.1))
+            table.events.post(Progress(0.1))
+        await table.events.feed(Progress(0.1))
         for _ in range(60):
             await asyncio.sleep(0.0)
         assert len(replica.answers(Progress)) == 21
@@ -237,7 +240,7 @@ def test_a_state_leaves_as_it_is_then() -> None:
     async def test(table: Table) -> None:
         table.wires.gate.clear()
         await table.carry_out(*(Send("b", Leave(1)) for _ in range(9)))  # no payloads: they hold nothing up
-        table.node._outbox._rounds.__enter__()  # a payload of a round is under way
+        table.outbox._rounds.__enter__()  # a payload of a round is under way
         await table.carry_out(Send("b", state(0)), Send("b", state(0)))
         assert await table.answered(SendFailed) == [SendFailed("b", state(0), gone=False)]
         proposal = table.work.store.propose(0, torch.ones(2).numpy().tobytes(), "fp32", b"")
@@ -245,7 +248,7 @@ def test_a_state_leaves_as_it_is_then() -> None:
         table.replica.epoch = 1
         accepting = asyncio.create_task(table.carry_out(Accept(((0, "new"),))))
         await asyncio.sleep(0.01)
-        table.node._outbox._rounds.__exit__()
+        table.outbox._rounds.__exit__()
         await asyncio.sleep(0.01)
         assert table.states() == []
         table.trainer.reading.set()
@@ -289,7 +292,7 @@ def test_no_more_commits_wait_for_a_slow_peer_than_it_would_keep() -> None:
     """The oldest is given up for the newest, shard by shard, and the replica told; so is a commit put in twice."""
 
     async def test(table: Table) -> None:
-        kept = table.node.run.rules.commits_kept
+        kept = table.run.rules.commits_kept
         table.wires.gate.clear()
         commits = [
             Commit(0, state(n).version, state(n + 1).version, 0, "me", (), PLAN, memoryview(b"%d" % n))
@@ -349,7 +352,7 @@ def test_a_contribution_is_handed_on_once_there_is_room() -> None:
     async def test(table: Table) -> None:
         id = ContributionId(1, 1)
         contribution = Contribution(0, state(0).version, id, id, 1.0, 1, memoryview(bytes(8)))
-        table.node._room._patience_s = 60.0
+        table.node._backpressure._patience_s = 60.0
         table.replica.collected = table.replica.room = 3
         waiting = asyncio.create_task(table.node.receive("b", contribution))
         await table.node.receive("b", Leave(1))
@@ -357,7 +360,7 @@ def test_a_contribution_is_handed_on_once_there_is_room() -> None:
         assert [r.message for r in table.replica.answers(Received)] == [Leave(1)]
         assert not waiting.done()
         table.replica.collected = 2
-        await table.node.feed(Progress(0.1))
+        await table.events.feed(Progress(0.1))
         await waiting
         assert [r.message for r in table.replica.answers(Received)] == [Leave(1), contribution]
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from p2p_diloco.config import RunConfig
 from p2p_diloco.core.messages import Commit, Plan, Probe, State, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.net.memory import MemoryNetwork, signed
 from p2p_diloco.node import revising, wire
-from p2p_diloco.node.inbox import Inbox, misfit
+from p2p_diloco.node.inbox import Inbox, RunInbox
+from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import RunRecord
-from p2p_diloco.node.shared import Count, Level
+from p2p_diloco.node.run import Run, RunRecord
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.delayed import DelayedNesterov
+from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.outer import OuterOptimizer
 
 
@@ -81,12 +86,12 @@ def test_the_rates_of_a_run_change_while_it_goes_on(memory_peer: Any, quick: dic
                 break
         assert revised == 4
         for peer in (a, b):
-            assert peer.memory.count(Count.REVISION) == 1
-            assert peer.memory.level(Level.OUTER_LR) == 0.25
-            assert peer.memory.level(Level.OUTER_MOMENTUM) == 0.75
+            assert peer.memory.revision == 1
+            assert peer.memory.outer_lr == 0.25
+            assert peer.memory.outer_momentum == 0.75
         await a.stop()
         await c.enter()
-        assert c.memory.count(Count.REVISION) == 1
+        assert c.memory.revision == 1
         await asyncio.gather(b.stop(), c.stop())
 
     asyncio.run(life())
@@ -111,9 +116,9 @@ def test_nobody_elses_word_counts(
             await asyncio.sleep(0.01)
         for _ in range(3):
             await a.exchange(1.0)
-        assert a.memory.count(Count.REVISION) == 0
+        assert a.memory.revision == 0
         await ask(network, 1, 0.5, 0.0)
-        while a.memory.count(Count.REVISION) == 0:
+        while a.memory.revision == 0:
             await a.exchange(1.0)
         await a.stop()
 
@@ -138,7 +143,7 @@ def test_one_peer_that_knows_is_enough(
         monkeypatch.setattr(revising, "read", only_a)
         await asyncio.gather(a.enter(), b.enter())
         asked = await ask(network, 1, 0.5, 0.0)
-        while b.memory.count(Count.REVISION) == 0:
+        while b.memory.revision == 0:
             await both([a, b])
         network.records["r/revisions"].clear()
         while (await read(a.transport, founding_in(network))) != asked:
@@ -176,17 +181,15 @@ def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCapt
         heard.append(message)
 
     async def life() -> None:
+        run = Run("r", RunConfig(), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
+        receiver: Any = SimpleNamespace(
+            receive=take, proven=lambda revision: revision.proof == "good", closed=None, moving=None
+        )
         inbox = Inbox()
-        inbox.token, inbox.proven = b"t" * 16, lambda revision: revision.proof == "good"
-        work: Any = type("Work", (), {"nbytes": lambda self, message: 0, "store": Shards()})()
-        inbox.open(work, 1, take)
+        inbox.handler = RunInbox(run, TensorWork(run, torch.zeros(2)), receiver, nullcontext)
         for proof in ("bad", "bad", "good"):
             summary = Summary(1, "worker", True, ModelVersion(), (), False, revision=Revision(1, 0.5, 0.0, proof))
-            await inbox.deliver("b", wire.pack(Probe(summary), inbox.token), None)
-
-    class Shards:
-        class layout:  # noqa: N801
-            shards = (0,)
+            await inbox.deliver("b", wire.pack(Probe(summary), run.token), None)
 
     asyncio.run(life())
     assert [message.summary.revision for message in heard] == [FOUNDED, FOUNDED, Revision(1, 0.5, 0.0)]
@@ -202,14 +205,14 @@ def test_messages_carry_revisions_that_can_be_used() -> None:
     for revision, fits in ((good, True), (Revision(1, -0.1, 0.9), False), (Revision(1, 0.5, 1.0), False)):
         for message in (
             Commit(0, Version(0, 0, 0, ""), v, 0, "a", (), plan, revision=revision),
-            State(0, v, 0, plan, (), ((1, "d"),), revision=revision),
+            State(0, v, 0, plan, {}, {1: "d"}, revision=revision),
             Probe(Summary(1, "worker", True, ModelVersion(), (), False, revision=revision)),
         ):
             back: Any = wire.unpack(wire.pack(message, token), token)
             assert back == message
             held = back.summary.revision if isinstance(back, Probe) else back.revision
             assert (held, held.proof) == (revision, revision.proof)
-            assert ("rates that nobody can use" in misfit(back, 1, 1)) is not fits
+            assert ("rates that can't be used" in misfit(back, 1, 1)) is not fits
 
 
 def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
@@ -222,7 +225,7 @@ def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tm
         a = memory_peer(network, "a", {**quick, "outer_momentum": 0.0}, **disk)
         await a.enter()
         await ask(network, 1, 0.25, 0.0)
-        while a.memory.count(Count.REVISION) == 0:
+        while a.memory.revision == 0:
             await a.exchange(1.0)
         await a.stop()
         return a.memory.theta[0].item()
@@ -231,12 +234,12 @@ def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tm
         network = MemoryNetwork()
         b = memory_peer(network, "b", {}, **disk)
         await b.enter()
-        assert b.memory.count(Count.REVISION) == 1
+        assert b.memory.revision == 1
         assert founding_in(network).founder == "a"
         await b.exchange(1.0)
         assert b.memory.theta[0].item() == theta - 0.25
         await ask(network, 2, 0.5, 0.0)
-        while b.memory.count(Count.REVISION) == 1:
+        while b.memory.revision == 1:
             await b.exchange(1.0)
         await b.stop()
 
@@ -245,8 +248,8 @@ def test_a_revision_survives_on_disk(memory_peer: Any, quick: dict[str, Any], tm
         c = memory_peer(network, "c", {}, from_checkpoint=tmp_path)
         c.setup = dataclasses.replace(c.setup, local=c.setup.local.model_copy(update={"run_id": "other"}))
         await c.enter()
-        assert c.memory.count(Count.REVISION) == 0
-        assert c.memory.level(Level.OUTER_LR) == 0.5
+        assert c.memory.revision == 0
+        assert c.memory.outer_lr == 0.5
         before = c.memory.theta[0].item()
         await c.exchange(1.0)
         assert c.memory.theta[0].item() == before - 0.5
@@ -290,7 +293,7 @@ def test_delayed_nesterov_goes_on_with_other_rates(memory_peer: Any, quick: dict
             assert submission < 200
         while b.memory.theta[0].item() != theta.item():
             await asyncio.sleep(0.01)
-        assert a.memory.count(Count.REVISION) == b.memory.count(Count.REVISION) == 1
+        assert a.memory.revision == b.memory.revision == 1
         await asyncio.gather(a.stop(), b.stop())
 
     asyncio.run(asyncio.wait_for(life(), 100.0))

@@ -23,8 +23,7 @@ from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import saving
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.saving import Saving
-from p2p_diloco.node.shared import Count
-from p2p_diloco.node.work import TensorWork
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 
@@ -60,7 +59,7 @@ class Moving:
 
     async def reach(self, epoch: int, samples: int, *, finished: bool = False, flip: bool = False) -> None:
         """Be at another version, with memory that has changed since if `flip`; wait for what is saved of it."""
-        state = State(0, Version(0, samples, epoch, ""), 0, Plan(("a",), ("a",)), (), ())
+        state = State(0, Version(0, samples, epoch, ""), 0, Plan(("a",), ("a",)), {}, {})
         digest = self.work.store.digest(0, meta_of(state))
         self.state = replace(state, version=replace(state.version, digest=digest))
         model = model_version([self.state.version])
@@ -233,9 +232,9 @@ def test_the_trainer_is_told_of_checkpoints_that_others_commits_bring_on(
             await peer.enter()
         for _ in range(7):
             await busy.exchange(1.0)
-        while other.memory.count(Count.EPOCH) < 7:
+        while other.memory.epoch < 7:
             await asyncio.sleep(0.01)
-        told: int = other.memory.count(Count.SAVED)
+        told: int = other.memory.saved
         for peer in (busy, other):
             await peer.stop()
         return told

@@ -8,16 +8,17 @@ import sys
 
 import torch
 
-from p2p_diloco.node.shared import Count, Level, SharedMemory, create
+from p2p_diloco.node.shared import Header, SharedMemory, Slot, create
+from p2p_diloco.node.status import LastRound
 
 CHILD = """
 import sys
-from p2p_diloco.node.shared import Count, Level, SharedMemory
+from p2p_diloco.node.shared import SharedMemory
 memory = SharedMemory(int(sys.argv[1]), 5)
 assert memory.theta.tolist() == [1, 2, 3, 4, 5], memory.theta
-assert memory.count(Count.STEPS) == 2**40
+assert memory.steps == 2**40
 memory.delta.fill_(-1.5)
-memory.set_level(Level.LOSS, 0.25)
+memory.loss = 0.25
 """
 
 
@@ -26,11 +27,11 @@ def test_two_processes_see_the_same_memory() -> None:
     fd = create(5)
     memory = SharedMemory(fd, 5)
     memory.theta.copy_(torch.arange(1.0, 6.0))
-    memory.set_count(Count.STEPS, 2**40)
+    memory.steps = 2**40
     subprocess.run([sys.executable, "-c", CHILD, str(fd)], pass_fds=(fd,), check=True, timeout=60)
     os.close(fd)
     assert memory.delta.tolist() == [-1.5] * 5
-    assert memory.level(Level.LOSS) == 0.25
+    assert memory.loss == 0.25
     assert memory.theta.tolist() == [1, 2, 3, 4, 5]
 
 
@@ -39,16 +40,16 @@ def test_slots_and_vectors_do_not_overlap() -> None:
     fd = create(3)
     memory = SharedMemory(fd, 3)
     assert memory.theta.tolist() == memory.delta.tolist() == [0, 0, 0]
-    assert all(memory.count(slot) == 0 for slot in Count)
-    assert all(memory.level(slot) == 0 for slot in Level)
-    for slot in Count:
-        memory.set_count(slot, -slot - 1)
-    for level in Level:
-        memory.set_level(level, level + 0.5)
+    slots = [name for name, slot in vars(Header).items() if isinstance(slot, Slot)]
+    assert all(getattr(memory, name) == 0 for name in slots)
+    assert memory.last_round is None
+    for number, name in enumerate(slots):
+        setattr(memory, name, type(getattr(memory, name))(number))
+    memory.last_round = last = LastRound(*(share / 10 for share in range(7)))
     memory.theta.fill_(7)
     memory.delta.fill_(8)
-    assert [memory.count(slot) for slot in Count] == [-slot - 1 for slot in Count]
-    assert [memory.level(level) for level in Level] == [level + 0.5 for level in Level]
+    assert [getattr(memory, name) for name in slots] == list(range(len(slots)))
+    assert memory.last_round == last
     assert memory.theta.tolist() == [7, 7, 7]
     assert memory.delta.tolist() == [8, 8, 8]
     os.close(fd)
@@ -57,7 +58,7 @@ def test_slots_and_vectors_do_not_overlap() -> None:
 def test_a_peer_without_a_model_shares_the_header_alone() -> None:
     fd = create(0)
     memory = SharedMemory(fd, 0)
-    memory.set_count(Count.FINISHED, 1)
+    memory.finished = 1
     assert memory.theta.numel() == memory.delta.numel() == 0
-    assert SharedMemory(fd, 0).count(Count.FINISHED) == 1
+    assert SharedMemory(fd, 0).finished == 1
     os.close(fd)

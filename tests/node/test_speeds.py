@@ -12,16 +12,15 @@ from typing import Any
 import pytest
 
 from p2p_diloco.net.memory import MemoryNetwork
-from p2p_diloco.node import live, records
-from p2p_diloco.node.shared import Count, Level
+from p2p_diloco.node import participation, records
 
 WITHIN_S = 10.0
 
 
 def trains(peer: Any, step_time_s: float) -> None:
     """It makes another step, which takes so long."""
-    peer.memory.set_level(Level.STEP_TIME_S, step_time_s)
-    peer.memory.set_count(Count.STEPS, peer.memory.count(Count.STEPS) + 1)
+    peer.memory.step_time_s = step_time_s
+    peer.memory.steps = peer.memory.steps + 1
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -32,7 +31,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def planned_s(peer: Any) -> float:
-    return float(peer.memory.level(Level.TRAINS_FOR_S))
+    return float(peer.memory.trains_for_s)
 
 
 def test_every_peer_plans_by_the_fastest(memory_peer: type[Any], quick: dict[str, Any]) -> None:
@@ -66,7 +65,7 @@ def test_a_slow_link_takes_its_time_off_the_training(
     memory_peer: type[Any], quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fragment of two elements in fp32 is 8 bytes there and 8 back: a second on one link, 8 on the other."""
-    monkeypatch.setattr(live, "MEASURE_EVERY_S", 0.05)
+    monkeypatch.setattr(participation, "MEASURE_EVERY_S", 0.05)
 
     async def scenario() -> None:
         network, config = MemoryNetwork(), {**quick, "pace": "time", "sync_every": 40, "num_fragments": 2}
@@ -117,7 +116,7 @@ def test_a_peers_record_tells_the_steps_it_has_made(
 
         async def tells(steps: int) -> None:
             while not told or told[-1] != steps:
-                told.append((await records.read_peers(peer.transport, "r")).get("anna", {}).get("h"))
+                told.append(getattr((await records.read_peers(peer.transport, "r")).get("anna"), "sync_every", None))
                 await asyncio.sleep(0.01)
 
         await asyncio.wait_for(tells(20), WITHIN_S)

@@ -18,8 +18,7 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.core.submitting import ENDED, LEFT
 from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import trainer
-from p2p_diloco.node.shared import Count, Level
-from p2p_diloco.node.submissions import STALENESS_FROM, Submissions
+from p2p_diloco.node.submissions import STALENESS_FROM, SubmissionLog
 
 ASYNC = {
     "mode": "async", "heartbeat_interval": 0.2, "heartbeat_timeout": 20.0, "codec": "fp32", "sync_every": 1,
@@ -77,12 +76,12 @@ def test_others_commits_are_no_reason_to_merge(memory_peer: type[Any]) -> None:
     async def scenario() -> None:
         one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", ASYNC)
         await one.exchange(1.0)
-        before = [peer.memory.count(Count.CHANGED) for peer in peers]
+        before = [peer.memory.changed for peer in peers]
         for _ in range(3):
             release = await other.exchange(1.0)
         assert release["staleness"] <= 1  # one that counts nothing may have named a successor
         assert (await one.merge())["shards"] == []
-        assert [peer.memory.count(Count.CHANGED) for peer in peers] == before
+        assert [peer.memory.changed for peer in peers] == before
         release = await one.exchange(1.0)
         assert release["staleness"] == 3
         load = await one.merge()
@@ -168,11 +167,11 @@ def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatch: pyt
     async def scenario() -> None:
         (one,) = peers = await entered(MemoryNetwork(), memory_peer, ("QmX",), {**ASYNC, "min_peers": 2})
         due = (await one.merge())["due"]
-        one.memory.set_level(Level.STANDS_SINCE, time.monotonic() + 1.0)
-        one.memory.set_count(Count.STANDS, 1)
+        one.memory.stands_since = time.monotonic() + 1.0
+        one.memory.stands = 1
         one.tell("contribute", n=99, shards=due, weight=1.0, samples=1, stands=True, every=1)
         told = await one.hear("waiting")
-        assert time.monotonic() >= one.memory.level(Level.STANDS_SINCE) + 0.2
+        assert time.monotonic() >= one.memory.stands_since + 0.2
         assert told["text"] == "waiting for peers: 1 of 2 (min_peers) are there"
         await stopped(peers)
 
@@ -182,7 +181,7 @@ def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatch: pyt
 def test_staleness_is_counted_by_bins() -> None:
     """Each submission that was counted is in one bin, by the greatest staleness of its shards; one that was not is
     among the refused, unless the run ended before it came."""
-    submissions = Submissions(RunConfig(mode="async"))
+    submissions = SubmissionLog(RunConfig(mode="async"))
     for behind in ([0, 0], [1, 5], [7, 64], [1000]):
         submissions.ended(behind)
     assert submissions.ended([2, None], [LEFT]).endswith("not counted in 1 of its 2 shards: " + LEFT)
@@ -195,10 +194,10 @@ def test_staleness_is_counted_by_bins() -> None:
 
 def test_slower_peers_make_fewer_steps() -> None:
     """With dylu a peer's number of steps follows the table of speeds; without, it is the run's."""
-    plain = Submissions(RunConfig(mode="async", sync_every=500))
+    plain = SubmissionLog(RunConfig(mode="async", sync_every=500))
     assert plain.adjust(1.0, {"b": 10.0}) == ""
     assert plain.steps == 500
-    submissions = Submissions(RunConfig(mode="async", sync_every=500, dylu=True))
+    submissions = SubmissionLog(RunConfig(mode="async", sync_every=500, dylu=True))
     assert submissions.adjust(0.0, {"b": 10.0}) == ""
     assert submissions.steps == 500
     assert "100 inner steps to an exchange instead of 500" in submissions.adjust(2.0, {"b": 10.0, "c": 5.0})

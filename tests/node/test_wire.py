@@ -15,6 +15,7 @@ from p2p_diloco.core.messages import Contribution, Fetch, Leave, Probe, State, S
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
+from p2p_diloco.node.plain import from_plain, to_plain
 
 TOKEN = b"t" * wire.TOKEN_BYTES
 
@@ -88,7 +89,7 @@ def forged(message: wire.AnyMessage, change: dict[int, object]) -> bytes:
 @pytest.mark.parametrize(
     ("header", "reason"),
     [
-        (wire.pack(PROBE, b"x" * 16), "another run"),
+        (wire.pack(PROBE, b"x" * 16), "wrong run token"),
         (msgpack.packb([wire.PROTOCOL + 1, TOKEN, "Probe", []]), "protocol"),
         (msgpack.packb([wire.PROTOCOL, TOKEN, "Eval", ["1"]]), "unknown kind"),
         (msgpack.packb([wire.PROTOCOL, TOKEN, "Leave", [1, 2]]), "no list of 1"),
@@ -125,16 +126,16 @@ def test_payloads_are_left_out_of_headers() -> None:
 def test_plain_forms_come_back_and_misfits_are_value_errors() -> None:
     """What a checkpoint holds of a state is read back; anything else is a ValueError."""
     plan = messages.Plan(("a", "b"), ("a",))
-    state = State(1, Version(0, 5, 2, "d"), 1, plan, (("a", ContributionId(3, 4)),), ((1, "c"), (2, "d")))
-    assert wire.from_plain(State, wire.to_plain(state)) == state
+    state = State(1, Version(0, 5, 2, "d"), 1, plan, {"a": ContributionId(3, 4)}, {1: "c", 2: "d"})
+    assert from_plain(State, to_plain(state)) == state
     with pytest.raises(ValueError, match="no State"):
-        wire.from_plain(State, [1, 2])
-    assert wire.from_plain(Leave, [7]) == Leave(7)
+        from_plain(State, [1, 2])
+    assert from_plain(Leave, [7]) == Leave(7)
 
 
 def test_a_state_tells_how_full_the_buffer_is() -> None:
     """One that doesn't is none."""
-    state = State(1, Version(0, 5, 2, "d"), 1, messages.Plan(("a",), ("a",)), (), ((2, "d"),), buffered=3)
-    assert wire.from_plain(State, wire.to_plain(state)) == state
+    state = State(1, Version(0, 5, 2, "d"), 1, messages.Plan(("a",), ("a",)), {}, {2: "d"}, buffered=3)
+    assert from_plain(State, to_plain(state)) == state
     with pytest.raises(ValueError, match="no list of 8"):
-        wire.from_plain(State, wire.to_plain(state)[:-1])
+        from_plain(State, to_plain(state)[:-1])

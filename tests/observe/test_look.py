@@ -11,41 +11,29 @@ import pytest
 from p2p_diloco.config import RunConfig
 from p2p_diloco.net.interface import Limits, Refusal
 from p2p_diloco.net.memory import MemoryNetwork
-from p2p_diloco.node.records import PeerRecord, key_of
+from p2p_diloco.node.records import key_of
 from p2p_diloco.node.run import RunRecord, name_of
+from p2p_diloco.node.status import Event, PeerStatus, RoundProgress, Ways
 from p2p_diloco.observe.look import DeafInbox, look
-from p2p_diloco.observe.snapshot import Ways
 
-ALICE = PeerRecord(
-    v=1,
+ALICE = PeerStatus(
     peer_id="alice-id",
     name="alice",
     host="box",
     role="worker",
     state="waiting",
     epoch=7,
-    step=70,
-    sps=2.0,
+    steps_per_second=2.0,
     loss=1.5,
-    samples=700,
-    sent=10,
-    recv=20,
-    wait_s=3.0,
-    bw=11_900_000,
-    spent=[900, 20, 40, 30, 8, 2, 250],
-    ways={"direct": 2},
-    rev=[0, 0.7, 0.9, 0],
-    agg=[0],
-    agg_n=1,
-    round=[0, 1, 2],
-    h=500,
-    subs=[],
-    stale=[],
-    fill=[],
-    addrs=["/ip4/1.2.3.4"],
-    life=7,
+    bytes_sent=10,
+    bytes_received=20,
+    waiting_s=3.0,
+    ways=Ways(2, 0, 0),
+    aggregates=(0,),
+    aggregates_count=1,
+    round=RoundProgress(0, 1, 2),
     time=time.time(),
-    events=[[time.time(), "founded the run"]],
+    events=(Event(time.time(), "founded the run"),),
 )
 RUN = RunRecord(RunConfig(sync_every=10).to_wire(), "model", "cut", 3, 100, 4, "alice-id", 0.0)
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import msgpack
 import pytest
 
 from p2p_diloco.config import RunConfig
@@ -19,12 +18,14 @@ from p2p_diloco.node import revising
 from p2p_diloco.node.records import key_of
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import RunRecord, name_of
+from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe import revise as module
 from p2p_diloco.observe.look import DeafInbox
 from p2p_diloco.observe.revise import Outcome, revise
 from tests.net.clocks import by_hand
 
-ALICE = {"peer_id": "alice-id", "name": "alice", "role": "worker", "state": "training", "epoch": 7}
+ALICE: dict[str, Any] = {"peer_id": "alice-id", "name": "alice", "role": "worker", "state": "training", "epoch": 7}
+RATES = ("revision", "outer_lr", "outer_momentum", "revision_known")
 
 
 @pytest.fixture(autouse=True)
@@ -59,8 +60,8 @@ class Swarm:
             await self.publish(rev)
 
     async def publish(self, rev: list[float]) -> None:
-        value = msgpack.packb({**ALICE, "rev": rev, "time": time.time()})
-        await self.alice.store(key_of("main", "alice-id"), "alice-id", value, 30.0)
+        status = PeerStatus(**ALICE, time=time.time(), **dict(zip(RATES, rev, strict=True)))
+        await self.alice.store(key_of("main", "alice-id"), "alice-id", status.pack(), 30.0)
 
     async def ask(self, rates: Mapping[str, float], who: str = "alice-id", within_s: float = 30.0) -> Outcome:
         return await revise(self.eyes, "main", Identity(who), rates, within_s)
@@ -131,7 +132,7 @@ def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
         ({"outer_optimizer": "adam"}, {"outer_momentum": 0.5}, "alice-id", ConfigError, "no meaning for outer_opt"),
     ],
 )
-def test_who_may_not_or_can_not_is_told_so(
+def test_a_forbidden_or_failed_change_says_why(
     config: dict[str, Any], rates: dict[str, float], who: str, error: type[Exception], told: str
 ) -> None:
     """In one sentence, and nothing is left in the DHT."""

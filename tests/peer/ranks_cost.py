@@ -13,9 +13,9 @@ import statistics
 import sys
 import time
 
-from p2p_diloco.peer.follow import FollowingHook, Leader
 from p2p_diloco.peer.hook import Standing
-from p2p_diloco.peer.lead import LeadingHook, Ranks
+from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook
+from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
 
 STEPS, TIMES = 2000, 5
 
@@ -36,12 +36,12 @@ def main(count: int) -> None:
     for rank, (_, theirs) in enumerate(pairs, start=1):
         child = os.fork()
         if not child:
-            following = FollowingHook(Leader(rank, theirs), None, lambda told: None)  # type: ignore[arg-type]
+            following = RankNHook(Rank0Client(rank, theirs), None, lambda told: None)  # type: ignore[arg-type]
             for _ in range(STEPS * TIMES):
                 following.step()
             os._exit(0)
         children.append(child)
-    leading = LeadingHook(Still(), Ranks([ours for ours, _ in pairs]), lambda: None)  # type: ignore[arg-type]
+    leading = Rank0Hook(Still(), OtherRanks([ours for ours, _ in pairs]), lambda: None)  # type: ignore[arg-type]
     took_us = []
     for _ in range(TIMES):
         began = time.perf_counter()

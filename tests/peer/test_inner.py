@@ -25,10 +25,13 @@ def trained(steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, optimizer
 
 
-def save(inner: InnerState, epoch: int, counters: dict[str, Any] | None = None) -> None:
+def save(
+    inner: InnerState, epoch: int, counters: dict[str, Any] | None = None, version: ModelVersion | None = None
+) -> None:
     """After a step, at which the outer state's newest checkpoint is of this epoch."""
     if inner.is_due(epoch):
-        inner.save(**inner.aged(epoch, counters or {}))
+        version = version or ModelVersion()
+        inner.save(epoch, version.generation, version.samples, counters or {})
 
 
 def saved_in(root: Path) -> list[str]:
@@ -38,7 +41,7 @@ def saved_in(root: Path) -> list[str]:
 def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
     """Moments, step counts and random numbers come back: the next steps are the same to the bit. Counters too."""
     model, optimizer = trained(3)
-    save(InnerState([optimizer], tmp_path, 2, ModelVersion), 1, {"local_step": 3})
+    save(InnerState([optimizer], tmp_path, 2), 1, {"local_step": 3})
     weights = {name: value.clone() for name, value in model.state_dict().items()}
 
     def go_on(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
@@ -59,7 +62,7 @@ def test_training_goes_on_as_if_nothing_had_been(tmp_path: Path) -> None:
 def test_it_is_saved_at_the_epochs_of_the_outer_state(tmp_path: Path) -> None:
     """Once beside each of its checkpoints, whichever that is, and not before there is one; the newest are kept."""
     _, optimizer = trained(1)
-    inner = InnerState([optimizer], tmp_path, 2, ModelVersion)
+    inner = InnerState([optimizer], tmp_path, 2)
     save(inner, 0)
     assert not (tmp_path / "inner").exists()
     for epoch in (6, 6, 9, 9, 12, 12, 13):
@@ -72,7 +75,7 @@ def test_the_last_one_before_is_taken_where_there_is_none_beside(tmp_path: Path)
     """Others' commits may bring on a checkpoint while this peer makes a step, in which it dies. What was saved later
     is of no use to who goes back."""
     _, optimizer = trained(1)
-    inner = InnerState([optimizer], tmp_path, 3, ModelVersion)
+    inner = InnerState([optimizer], tmp_path, 3)
     for epoch in (4, 8, 12):
         save(inner, epoch, {"epoch": epoch})
     assert restore([optimizer], tmp_path / "checkpoint-11") == {"epoch": 8}
@@ -82,13 +85,11 @@ def test_the_last_one_before_is_taken_where_there_is_none_beside(tmp_path: Path)
 def test_a_lineage_of_fewer_epochs_is_saved_too(tmp_path: Path) -> None:
     """After a switch to it what was left behind goes first, though of more epochs."""
     _, optimizer = trained(1)
-    version = [ModelVersion(0, 6000)]
-    inner = InnerState([optimizer], tmp_path, 2, lambda: version[0])
+    inner = InnerState([optimizer], tmp_path, 2)
     for epoch in (598, 600):
-        save(inner, epoch)
+        save(inner, epoch, version=ModelVersion(0, 6000))
     for epoch in (112, 114):
-        version[0] = ModelVersion(0, 400 * epoch)
-        save(inner, epoch)
+        save(inner, epoch, version=ModelVersion(0, 400 * epoch))
     assert saved_in(tmp_path) == ["checkpoint-112", "checkpoint-114"]
 
 
@@ -97,7 +98,7 @@ def test_what_is_not_there_or_does_not_fit_starts_anew(tmp_path: Path, caplog: p
     _, optimizer = trained(1)
     with caplog.at_level(logging.WARNING):
         assert restore([optimizer], tmp_path / "checkpoint-1") == {}
-        save(InnerState([optimizer], tmp_path, 1, ModelVersion), 1, {"local_step": 1})
+        save(InnerState([optimizer], tmp_path, 1), 1, {"local_step": 1})
         other = torch.optim.AdamW([nn.Parameter(torch.zeros(1))])
         assert restore([other], tmp_path / "checkpoint-1") == {}
     assert caplog.text.count("starts anew") == 2

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from p2p_diloco.node.shared import Count, Level
 from p2p_diloco.peer.hook import Hook
-from tests.peer.test_hook import ScriptedLine, hooked, step, taking
+from tests.peer.test_hook import ScriptedNode, hooked, step, taking
 
 H, ROUND_S = 20, 20.0
 
@@ -23,15 +22,15 @@ class Paced:
     def __init__(self, step_s: float, planned_s: float = ROUND_S, **settings: Any) -> None:
         self.clock, self.step_s = SimpleNamespace(now=0.0), step_s
         values = {"sync_every": H, "pace": "time", **settings}
-        made: tuple[Hook, ScriptedLine, nn.Module] = hooked(clock=lambda: self.clock.now, **values)
-        self.hook, self.line, self.model = made
+        made: tuple[Hook, ScriptedNode, nn.Module] = hooked(clock=lambda: self.clock.now, **values)
+        self.hook, self.node, self.model = made
         step(self.hook, self.model)  # of which nobody knows how long it takes
         self.hook.synchronise()
-        self.line.log.clear()
+        self.node.log.clear()
         self.plan(planned_s)
 
     def plan(self, seconds: float) -> None:
-        self.line.memory.set_level(Level.TRAINS_FOR_S, seconds)
+        self.node.memory.trains_for_s = seconds
 
     def step(self, times: int = 1) -> None:
         for _ in range(times):
@@ -40,15 +39,15 @@ class Paced:
 
     def round(self) -> int:
         """Steps until the next contribution, and how many these were."""
-        before, sent = self.hook.steps, len(self.line.contributed())
-        while len(self.line.contributed()) == sent:
+        before, sent = self.hook.standing.metrics.local_step, len(self.node.contributed())
+        while len(self.node.contributed()) == sent:
             self.step()
-        return self.hook.steps - before
+        return self.hook.standing.metrics.local_step - before
 
     def waiting(self, seconds: Callable[[], float]) -> None:
         """Each commit comes so late."""
-        wait_for = self.line.wait_for
-        self.line.wait_for = lambda *a, **b: taking(self.clock, seconds(), wait_for)(*a, **b)  # type: ignore[method-assign]
+        wait_for = self.node.wait_for
+        self.node.wait_for = lambda *a, **b: taking(self.clock, seconds(), wait_for)(*a, **b)  # type: ignore[method-assign]
 
 
 def test_unlike_speeds_end_together() -> None:
@@ -60,9 +59,9 @@ def test_unlike_speeds_end_together() -> None:
     for number in range(1, 6):
         assert [peer.round() for peer in peers] == [20, 10, 4]
         assert {peer.clock.now for peer in peers} == {number * (ROUND_S + 7.0)}
-    assert [peer.line.contributed()[-1]["weight"] for peer in peers] == [20.0, 10.0, 4.0]
-    assert [peer.line.contributed()[-1]["every"] for peer in peers] == [20, 10, 4]
-    assert [peer.hook.standing.sync_every for peer in peers] == [20, 10, 4]
+    assert [peer.node.contributed()[-1]["weight"] for peer in peers] == [20.0, 10.0, 4.0]
+    assert [peer.node.contributed()[-1]["every"] for peer in peers] == [20, 10, 4]
+    assert [peer.hook.standing.metrics.sync_every for peer in peers] == [20, 10, 4]
 
 
 def test_steps_that_vary_a_little_change_no_number() -> None:
@@ -126,11 +125,10 @@ def test_a_pause_takes_time_of_the_round() -> None:
     """The others' steps go on meanwhile, so the next one here may be the last; it is no step's time."""
     peer = Paced(2.0)
     peer.step(2)
-    with peer.hook.beside():
-        peer.hook.rest()
+    with peer.hook.pause():
         peer.clock.now += 12.0
     assert peer.round() == 2  # rather than eight
-    assert peer.hook.step_time_s == 2.0
+    assert peer.hook._rhythm.step_time_s == 2.0
 
 
 def test_a_round_that_was_missed_gives_way_to_the_next() -> None:
@@ -138,11 +136,11 @@ def test_a_round_that_was_missed_gives_way_to_the_next() -> None:
     with the others' next."""
     peer = Paced(2.0)
     peer.step(6)
-    peer.line.epochs[0] += 1
-    peer.line.fresh = {0: "keep"}
-    peer.line.memory.set_count(Count.CHANGED, peer.line.memory.count(Count.CHANGED) + 1)
+    peer.node.epochs[0] += 1
+    peer.node.fresh = {0: "keep"}
+    peer.node.memory.changed = peer.node.memory.changed + 1
     assert 6 + peer.round() == 7 + 10
-    assert peer.line.contributed()[-1]["weight"] == 17.0
+    assert peer.node.contributed()[-1]["weight"] == 17.0
 
 
 @pytest.mark.parametrize("before_s", [0.0, 1000.0])
@@ -150,14 +148,14 @@ def test_the_first_round_begins_with_the_first_step(before_s: float) -> None:
     """A peer that has entered may wait for others, or compile, before it trains: that is no part of its round, and no
     step's time."""
     clock = SimpleNamespace(now=0.0)
-    hook, line, model = hooked(clock=lambda: clock.now, sync_every=H, pace="time")
-    line.memory.set_level(Level.TRAINS_FOR_S, ROUND_S)
+    hook, node, model = hooked(clock=lambda: clock.now, sync_every=H, pace="time")
+    node.memory.trains_for_s = ROUND_S
     clock.now += before_s
-    while not line.contributed():
+    while not node.contributed():
         clock.now += 2.0
         step(hook, model)
-    assert hook.steps == 1 + 10
-    assert hook.step_time_s == 2.0
+    assert hook.standing.metrics.local_step == 1 + 10
+    assert hook._rhythm.step_time_s == 2.0
 
 
 def test_an_exchange_without_steps_tells_no_number() -> None:
@@ -165,16 +163,16 @@ def test_an_exchange_without_steps_tells_no_number() -> None:
     peer = Paced(2.0)
     peer.round()
     peer.hook.synchronise()
-    assert [sent["every"] for sent in peer.line.contributed()] == [10, 10]
+    assert [sent["every"] for sent in peer.node.contributed()] == [10, 10]
 
 
 def test_fragments_are_sent_by_time_in_turn() -> None:
     """Each in its share of the time; what is told is of the whole model."""
     peer = Paced(2.0, planned_s=10.0, fragments=2)
     assert [peer.round() for _ in range(4)] == [5, 5, 5, 5]
-    assert [sent["shards"] for sent in peer.line.contributed()] == [[0], [1], [0], [1]]
-    assert [sent["weight"] for sent in peer.line.contributed()] == [5.0, 10.0, 10.0, 10.0]
-    assert peer.line.contributed()[-1]["every"] == 10
+    assert [sent["shards"] for sent in peer.node.contributed()] == [[0], [1], [0], [1]]
+    assert [sent["weight"] for sent in peer.node.contributed()] == [5.0, 10.0, 10.0, 10.0]
+    assert peer.node.contributed()[-1]["every"] == 10
 
 
 @pytest.mark.parametrize("step_s", [1.0, 2.0, 5.0])
@@ -183,7 +181,7 @@ def test_overlap_is_a_share_of_the_rounds_time(step_s: float) -> None:
     as long as without."""
     peer = Paced(step_s, overlap_steps=5, merge="rebase")
     assert peer.round() == ROUND_S / step_s
-    while peer.hook.sync_count == 1:
+    while peer.hook.standing.metrics.sync_count == 1:
         peer.step()
     assert peer.clock.now == ROUND_S + 5.0 // step_s * step_s
     for _ in range(3):
@@ -207,17 +205,17 @@ def test_the_runs_step_follows_the_fastest_and_never_falls() -> None:
     def go(times: int) -> None:
         for _ in range(times):
             peer.step()
-            seen.append(peer.hook.global_step)
+            seen.append(peer.hook.standing.global_step)
 
     go(12)
-    assert peer.hook.global_step == 4 * H
+    assert peer.hook.standing.global_step == 4 * H
     go(2)
-    peer.line.epochs[0] += 1  # a round without this peer
-    peer.line.memory.set_count(Count.CHANGED, peer.line.memory.count(Count.CHANGED) + 1)
+    peer.node.epochs[0] += 1  # a round without this peer
+    peer.node.memory.changed = peer.node.memory.changed + 1
     go(1)
-    peer.line.releases = [False, True]
+    peer.node.releases = [False, True]
     go(6)
-    peer.line.memory.set_count(Count.GOAL, 8)
+    peer.node.memory.goal = 8
     go(8)
     assert seen == sorted(seen)
-    assert peer.hook.global_step >= H * sum(peer.line.epochs)
+    assert peer.hook.standing.global_step >= H * sum(peer.node.epochs)

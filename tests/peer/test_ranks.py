@@ -16,15 +16,15 @@ from torch import nn
 from p2p_diloco.core.events import Carry
 from p2p_diloco.errors import ConfigError, NodeDied, P2PDilocoError, RankDied
 from p2p_diloco.node import shared
-from p2p_diloco.peer import lead
+from p2p_diloco.peer import rank0
 from p2p_diloco.peer.extents import Rank
-from p2p_diloco.peer.follow import FollowingHook, Leader
-from p2p_diloco.peer.hook import Standing
-from p2p_diloco.peer.lead import LeadingHook, LedModel, Ranks
 from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.metrics import Metrics, Standing
+from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
+from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
 from p2p_diloco.tensors.layout import Layout, specs_of
 
-BEGIN = Standing(0, "", False, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0)
+BEGIN = Standing()
 WITHIN_S = 20.0
 
 
@@ -41,9 +41,8 @@ class PlayedHook:
 
     def step(self) -> None:
         self.does()
-        self.standing = replace(self.standing, steps=self.standing.steps + 1, global_step=3)
-
-    def rest(self) -> None: ...
+        steps = self.standing.metrics.local_step + 1
+        self.standing = replace(self.standing, metrics=Metrics(local_step=steps), global_step=3)
 
     def synchronise(self) -> None:
         self.standing = replace(self.standing, epoch=7, finished=True)
@@ -54,9 +53,9 @@ class Pair:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        self.ranks, self.leader = Ranks([ours]), Leader(1, theirs)
+        self.ranks, self.rank0 = OtherRanks([ours]), Rank0Client(1, theirs)
         self.played, self.saved, self.then = PlayedHook(), [], lambda: None
-        self.leading = LeadingHook(self.played, self.ranks, lambda: self.then())  # type: ignore[arg-type]
+        self.leading = Rank0Hook(self.played, self.ranks, lambda: self.then())  # type: ignore[arg-type]
         self.theta, self.base, self.delta = torch.zeros(4), torch.zeros(4), torch.zeros(4)
         self.models = [self._model() for _ in range(2)]
         self.layout = Layout.build(specs_of(self.models[0]), shard_elements=2)
@@ -64,9 +63,8 @@ class Pair:
             LocalModel(model, self.layout, self.theta, self.base, self.delta, rank=Rank(index, 2))
             for index, model in enumerate(self.models)
         ]
-        self.led = LedModel(self.locals[0], self.ranks)
-        self.following = FollowingHook(self.leader, self.locals[1], self.saved.append)
-        self.following.standing = BEGIN
+        self.led = Rank0Model(self.locals[0], self.ranks)
+        self.rank_n = RankNHook(self.rank0, self.locals[1], lambda **told: self.saved.append(told))
         self.pool = ThreadPoolExecutor(1)
 
     @staticmethod
@@ -81,7 +79,7 @@ class Pair:
 
     def close(self) -> None:
         self.ranks.close()
-        self.leader.close()
+        self.rank0.close()
         self.pool.shutdown()
 
 
@@ -94,16 +92,16 @@ def pair() -> Iterator[Pair]:
 
 def test_all_ranks_stand_where_rank_0_does(pair: Pair) -> None:
     """After a call every rank tells the same of the run, though rank 0's hook may know more by then."""
-    step = pair.other(pair.following.step)
+    step = pair.other(pair.rank_n.step)
     pair.leading.step()
     step.result(WITHIN_S)
-    assert pair.following.standing == pair.leading.standing == replace(BEGIN, steps=1, global_step=3)
+    assert pair.rank_n.standing == pair.leading.standing == replace(BEGIN, metrics=Metrics(local_step=1), global_step=3)
     pair.played.standing = replace(BEGIN, finished=True)
     assert not pair.leading.standing.finished
-    asked = pair.other(pair.following.synchronise)
+    asked = pair.other(pair.rank_n.synchronise)
     pair.leading.synchronise()
     asked.result(WITHIN_S)
-    assert pair.following.standing == pair.leading.standing
+    assert pair.rank_n.standing == pair.leading.standing
     assert (pair.leading.standing.epoch, pair.leading.standing.finished) == (7, True)
 
 
@@ -111,13 +109,13 @@ def test_reports_are_the_sum_of_all_ranks(pair: Pair) -> None:
     """Samples add up, losses are averaged over the ranks that tell one, and a report counts for one step."""
     for ours, theirs in (((1.0, 3), (2.0, 4)), ((None, None), (2.0, 4)), ((None, None), (None, None))):
         pair.leading.report(*ours)
-        pair.following.report(*theirs)
-        step = pair.other(pair.following.step)
+        pair.rank_n.report(*theirs)
+        step = pair.other(pair.rank_n.step)
         pair.leading.step()
         step.result(WITHIN_S)
     assert pair.played.reports == [(1.5, 7), (2.0, 4), (None, None)]
     with pytest.raises(ConfigError, match="samples=-1"):
-        pair.following.report(None, -1)
+        pair.rank_n.report(None, -1)
 
 
 def test_every_rank_does_its_part_of_an_exchange(pair: Pair) -> None:
@@ -133,7 +131,7 @@ def test_every_rank_does_its_part_of_an_exchange(pair: Pair) -> None:
         assert pair.led.may_be_sent([0, 1])
 
     pair.played.does = exchange
-    step = pair.other(pair.following.step)
+    step = pair.other(pair.rank_n.step)
     pair.leading.step()
     step.result(WITHIN_S)
     assert [model.w.tolist() for model in pair.models] == [[5.0] * 4] * 2
@@ -151,7 +149,7 @@ def test_every_rank_hears_where_progress_is_measured_from(pair: Pair) -> None:
         pair.led.merge({0: Carry.KEEP, 1: Carry.KEEP}, kept=[1], gone=[0])
 
     pair.played.does = exchange
-    step = pair.other(pair.following.step)
+    step = pair.other(pair.rank_n.step)
     pair.leading.step()
     step.result(WITHIN_S)
     assert [model.w.tolist() for model in pair.models] == [[4.0, 3.0, 4.0, 4.0]] * 2
@@ -164,7 +162,7 @@ def test_one_ranks_doubt_is_enough(pair: Pair) -> None:
     for own, theirs in ((True, True), (True, False), (False, True)):
         pair.locals[0].may_be_sent = lambda shards, own=own: own  # type: ignore[method-assign]
         pair.locals[1].may_be_sent = lambda shards, theirs=theirs: theirs  # type: ignore[method-assign]
-        step = pair.other(pair.following.step)
+        step = pair.other(pair.rank_n.step)
         pair.leading.step()
         step.result(WITHIN_S)
     assert answers == [True, False, False]
@@ -173,15 +171,15 @@ def test_one_ranks_doubt_is_enough(pair: Pair) -> None:
 def test_all_ranks_save_at_one_step(pair: Pair) -> None:
     """What rank 0 keeps after a step the others keep too, before any goes on."""
     pair.then = lambda: pair.ranks.together("save", lambda: None, epoch=2) and None
-    step = pair.other(pair.following.step)
+    step = pair.other(pair.rank_n.step)
     pair.leading.step()
     step.result(WITHIN_S)
-    assert pair.saved == [{"kind": "save", "epoch": 2}]
+    assert pair.saved == [{"epoch": 2}]
 
 
 def test_ranks_out_of_step_are_told_so(pair: Pair) -> None:
     """Another call on another rank ends both with a sentence that names the two, and doesn't hang."""
-    asked = pair.other(pair.following.synchronise)
+    asked = pair.other(pair.rank_n.synchronise)
     said = r"rank 1 calls force_sync\(\) where rank 0 calls optimizer.step\(\)"
     with pytest.raises(RankDied, match=said):
         pair.leading.step()
@@ -190,8 +188,8 @@ def test_ranks_out_of_step_are_told_so(pair: Pair) -> None:
 
 
 def test_a_rank_that_does_not_come_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lead, "RANK_S", 0.2)
-    monkeypatch.setattr(lead, "TELL_EVERY_S", 0.05)
+    monkeypatch.setattr(rank0, "RANK_S", 0.2)
+    monkeypatch.setattr(rank0, "TELL_EVERY_S", 0.05)
     with pytest.raises(RankDied, match="rank 1 has not come"):
         pair.leading.step()
 
@@ -203,7 +201,7 @@ def test_what_ends_rank_0_ends_the_others_alike(pair: Pair) -> None:
         raise NodeDied("the node was killed", mend="start it again")
 
     pair.played.does = fail
-    step = pair.other(pair.following.step)
+    step = pair.other(pair.rank_n.step)
     with pytest.raises(NodeDied) as ours:
         pair.leading.step()
     with pytest.raises(NodeDied) as theirs:
@@ -219,7 +217,7 @@ def test_what_ends_another_rank_ends_rank_0(pair: Pair) -> None:
 
     pair.locals[1].write_theta = fail  # type: ignore[method-assign]
     pair.played.does = pair.led.write_theta
-    step = pair.other(pair.following.step)
+    step = pair.other(pair.rank_n.step)
     with pytest.raises(P2PDilocoError, match=r"rank 1 failed: MemoryError\('no room'\)"):
         pair.leading.step()
     with pytest.raises(MemoryError):
@@ -227,8 +225,8 @@ def test_what_ends_another_rank_ends_rank_0(pair: Pair) -> None:
 
 
 def test_a_rank_that_is_gone_is_noticed(pair: Pair) -> None:
-    """Whichever it is, and whenever: the end of the line is an error, and no wait."""
-    pair.leader.close()
+    """Whichever it is, and whenever: the end of the connection is an error, and no wait."""
+    pair.rank0.close()
     with pytest.raises(RankDied, match="rank 1 of this peer has ended"):
         pair.leading.step()
     with pytest.raises(RankDied, match="rank 1 of this peer has ended"):
@@ -236,12 +234,12 @@ def test_a_rank_that_is_gone_is_noticed(pair: Pair) -> None:
 
 
 def test_rank_0s_end_is_noticed(pair: Pair) -> None:
-    step = pair.other(pair.following.step)
+    step = pair.other(pair.rank_n.step)
     pair.ranks.close()
     with pytest.raises(RankDied, match="rank 0, which speaks for this peer, has ended"):
         step.result(WITHIN_S)
     with pytest.raises(RankDied):
-        pair.leader.memory(4)
+        pair.rank0.memory(4)
 
 
 def test_lent_memory_is_the_same_memory() -> None:
@@ -252,7 +250,7 @@ def test_lent_memory_is_the_same_memory() -> None:
         mine = shared.SharedMemory(fd, 3)
         shared.lend(fd, ours)
         os.close(fd)
-        other = Leader(1, theirs).memory(3)
+        other = Rank0Client(1, theirs).memory(3)
         mine.theta.fill_(2.0)
         other.delta.fill_(3.0)
         assert other.theta.tolist() == [2.0] * 3

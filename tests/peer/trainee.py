@@ -69,7 +69,7 @@ def main(options: dict[str, Any]) -> int:
             config=options["config"], local=local,
         )  # fmt: skip
         with peer:
-            pids = [] if peer._node is None else [peer._node.pid]
+            pids = [] if peer._entered.node is None else [peer._entered.node.pid]
             say(
                 "in",
                 peer_id=peer.peer_id,

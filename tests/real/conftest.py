@@ -10,15 +10,27 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import warm
 from swarm import Swarm
 
 from p2p_diloco.cli.bench.network import Network, NoNetwork
 
 
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[warm.Nursery | None]:
+    """The process that all peers of these tests are forked from."""
+    if not warm.AVAILABLE:
+        yield None
+        return
+    made = warm.Nursery.start(tmp_path_factory.mktemp("nursery") / "log")
+    yield made
+    made.end()
+
+
 @pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[Swarm]:
+def swarm(tmp_path: Path, nursery: warm.Nursery | None) -> Iterator[Swarm]:
     """A swarm of this test alone; that it leaves no process behind is part of every test."""
-    made = Swarm(tmp_path)
+    made = Swarm(tmp_path, nursery)
     try:
         yield made
     finally:
@@ -26,9 +38,9 @@ def swarm(tmp_path: Path) -> Iterator[Swarm]:
 
 
 @pytest.fixture(scope="module")
-def shared_swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+def shared_swarm(tmp_path_factory: pytest.TempPathFactory, nursery: warm.Nursery | None) -> Iterator[Swarm]:
     """A swarm that the tests of a module use one after another."""
-    made = Swarm(tmp_path_factory.mktemp("swarm"))
+    made = Swarm(tmp_path_factory.mktemp("swarm"), nursery)
     try:
         yield made
     finally:

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from attendance import Attendance, attendance, commits, looks, rounds, shared, unlike
 from swarm import Member, Swarm, stall_s, usual_round_s
+from warm import Nursery
 
 PEERS = 3
 FREE_EXCHANGES = 1
@@ -198,12 +199,14 @@ class Played:
         )
 
 
-def plays(case: Case, times: int, rng: random.Random, folder: Path) -> Iterator[Played]:
+def plays(
+    case: Case, times: int, rng: random.Random, folder: Path, nursery: Nursery | None = None
+) -> Iterator[Played]:
     """So many plays; after one that breaks a law, in a run of its own."""
     done = 0
     while done < times:
         (place := folder / f"from-{done}").mkdir()
-        swarm = Swarm(place)
+        swarm = Swarm(place, nursery)
         try:
             run = Run(swarm, case, PEERS + times - done, rng)
             run.begin()

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import warm
 
 PROGRAMS = Path(__file__).with_name("programs")
 ROOT = PROGRAMS.parent.parent.parent
@@ -39,19 +40,24 @@ Line = dict[str, Any]
 class Member:
     """One process with its JSON lines on stdout and its log in a file."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: dict[str, str],
+        log: Path,
+        nursery: warm.Nursery | None = None,
+    ) -> None:
         self.name, self.log_path = name, log
         self.said: list[Line] = []
         self._news = threading.Condition()
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process: subprocess.Popen[str] | warm.Warm
         with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=out,
-                text=True,
-                env=environment,
-            )
+            if nursery is not None:
+                self.process = warm.member(nursery, command, environment, out.fileno())
+            else:
+                self.process = subprocess.Popen(command, **pipes, stderr=out, text=True, env=environment)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -148,20 +154,22 @@ class Member:
 class Swarm:
     """The members of a test. Their processes, and all that these start, carry a mark in their environment."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, nursery: warm.Nursery | None = None) -> None:
+        """`nursery` forks the processes; without one each begins as a user's does."""
+        self.folder, self.nursery = folder, nursery
         self.members: list[Member] = []
         self.addresses: list[str] = []
         self.mark = uuid.uuid4().hex
 
-    def launch(self, name: str, command: Sequence[str], on: Sequence[str] = ()) -> Member:
+    def launch(self, name: str, command: Sequence[str], on: Sequence[str] = (), fresh: bool = False) -> Member:
         """Start a process of ours; `on` begins a command line that runs on another machine."""
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         environment |= {"OMP_NUM_THREADS": "1"}  # many processes share few cores
         environment |= {"XDG_STATE_HOME": str(self.folder / "state")}  # no swarm remembers another's peers
         log = self.folder / f"{name}-{len(self.members)}.log"
-        member = Member(name, [*on, sys.executable, *command], environment, log)
+        nursery = None if fresh or on else self.nursery
+        member = Member(name, [*on, sys.executable, *command], environment, log, nursery)
         self.members.append(member)
         return member
 
@@ -177,14 +185,16 @@ class Swarm:
         assert self.addresses, f"the bootstrap announced nothing: {member.log()}"
         return member
 
-    def start(self, name: str, program: str = "train.py", on: Sequence[str] = (), **options: Any) -> Member:
+    def start(
+        self, name: str, program: str = "train.py", on: Sequence[str] = (), fresh: bool = False, **options: Any
+    ) -> Member:
         """Start a peer; see the program for its options."""
         values = {"name": name, "run_id": "test", "initial_peers": self.addresses, **options}
-        return self.launch(name, [str(PROGRAMS / program), json.dumps(values)], on)
+        return self.launch(name, [str(PROGRAMS / program), json.dumps(values)], on, fresh)
 
     def left(self) -> list[psutil.Process]:
-        """Every living process that carries the mark."""
-        found = []
+        """Every living process that carries the mark, and what forked members have left behind."""
+        found = self.nursery.left() if self.nursery is not None else []
         for process in psutil.process_iter():
             try:
                 if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
@@ -210,6 +220,7 @@ class Swarm:
                 kill(process)
             for member in self.members:
                 member.process.wait(GONE_S)
+            for member in self.members:
                 for pipe in (member.process.stdin, member.process.stdout):
                     if pipe is not None:
                         pipe.close()

@@ -39,13 +39,13 @@ def judged(story: Sequence[Step], first: int = 0) -> Attendance:
     return attendance(told(story, first), 2, 1, commits([told(story)]))
 
 
-def test_who_is_in_every_commit_missed_none() -> None:
+def test_a_peer_in_every_commit_missed_none() -> None:
     one = judged([ALL] * 5)
     assert one == Attendance(5, (), in_part=0, rounds_at_once=1, lost=0, said=5, counted=(5, 5))
     assert one.first == 1
 
 
-def test_who_comes_later_is_judged_from_then_on() -> None:
+def test_a_late_peer_is_judged_from_its_join_on() -> None:
     """Epochs before it came are no misses of its, and the first that counts it is its first exchange."""
     one = judged([NOT_THE_LAST] * 3 + [ALL] * 4, first=3)
     assert (one.exchanges, one.missed, one.lost, one.counted) == (4, (), 0, (4, 4))
@@ -76,7 +76,7 @@ def test_steps_that_come_at_once_are_seen() -> None:
     assert (one.missed, one.first, one.rounds_at_once, one.lost, one.counted) == ((1, 2, 3), 4, 4, 0, (2, 2))
 
 
-def test_outer_steps_that_nobody_saw_apart_are_taken_together() -> None:
+def test_outer_steps_between_two_looks_are_taken_together() -> None:
     """Of two, one that counts the peer is enough; whether both did is not known, and that is said."""
     story = [ALL, NOT_THE_LAST, ALL, ALL]
     seen = [line for line in told(story) if line["epoch"] != 2]

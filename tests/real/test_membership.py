@@ -35,11 +35,14 @@ LEAVE_S = 25.0
 """One ^C: gone after so long, which is less than a node that has a checkpoint to write is given."""
 
 
-def started(swarm: Swarm, names: str, step_s: float = 0.02, disks: Path | None = None, **config: Any) -> list[Member]:
+def started(
+    swarm: Swarm, names: str, step_s: float = 0.02, disks: Path | None = None, fresh: str = "", **config: Any
+) -> list[Member]:
     """Peers named by letters, each with a pseudo-gradient of 1, in rounds of all of them."""
     settings = {**CONFIG, "start_peers": len(names), **config}
     kept = {name: {"checkpoint_dir": str(disks / name), "save_every": 10_000} if disks else {} for name in names}
-    members = [swarm.start(name, config=settings, step_s=step_s, local=kept[name]) for name in names]
+    options = {"config": settings, "step_s": step_s}
+    members = [swarm.start(name, fresh=name in fresh, local=kept[name], **options) for name in names]
     for member in members:
         until(lambda member=member: len(member.lines("epoch", synced=True)) > 3, START_S, f"rounds of {member.name}")
     return members
@@ -92,7 +95,7 @@ def test_joiners_and_the_death_of_the_bootstrap(swarm: Swarm) -> None:
     for peer, epoch in later.items():
         peer.epoch(epoch)
         assert stall_s(peer, died_at) <= BOUND_S
-    assert not any(text in peer.log() for peer in (a, b, c) for text in ("INFO p2p_diloco.node.node: died", "fork:"))
+    assert not any(text in peer.log() for peer in (a, b, c) for text in ("INFO p2p_diloco.node.events: died", "fork:"))
     c.die()
     until(lambda: a.last("epoch")["peers"] == b.last("epoch")["peers"] == 2, 60.0, "the death of c is noticed")
     dead, swarm.addresses = swarm.addresses, b.wait_for("in")["addresses"]
@@ -142,7 +145,7 @@ def test_the_end_is_one_for_all(swarm: Swarm) -> None:
 def test_leaving_by_interrupt(swarm: Swarm, tmp_path: Path) -> None:
     """One ^C leaves the run, fast, and nobody waits for who has left; a second one ends a slow leaving at once."""
     swarm.bootstrap()
-    a, b, c = started(swarm, "abc", disks=tmp_path)
+    a, b, c = started(swarm, "abc", disks=tmp_path, fresh="c")
     left_at = a.signal(signal.SIGINT)
     assert a.status(LEAVE_S) == 130
     swarm.gone()

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from newcomers import CASES, Case, plays
+from warm import Nursery
 
 SHORT = {
     "tiny": replace(CASES["tiny"], exchanges=150),
@@ -18,20 +19,20 @@ SHORT = {
 pytestmark = [pytest.mark.real, pytest.mark.slow]
 
 
-def check(case: Case, times: int, seed: int, folder: Path) -> None:
+def check(case: Case, times: int, seed: int, folder: Path, nursery: Nursery | None = None) -> None:
     """Every law holds in each of so many plays."""
-    for number, played in enumerate(plays(case, times, Random(seed), folder), 1):
+    for number, played in enumerate(plays(case, times, Random(seed), folder, nursery), 1):
         if played.broken:
             pytest.fail("\n".join([f"play {number}: {played}", *played.broken]), pytrace=False)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", SHORT)
-def test_a_newcomer_is_counted(name: str, tmp_path: Path) -> None:
+def test_a_newcomer_is_counted(name: str, tmp_path: Path, nursery: Nursery | None) -> None:
     """From its second exchange on, in all shards, in rounds of some ms, in rounds shorter than a heartbeat of a model
     of many shards, and beside a peer that is three times slower; its `sync_count` is the number of outer steps that
     counted it, and two looks at one epoch show one digest and one θ."""
-    check(SHORT[name], 1, 1, tmp_path)
+    check(SHORT[name], 1, 1, tmp_path, nursery)
 
 
 @pytest.mark.chaos

@@ -13,7 +13,7 @@ ROUNDS, RUNS = 6, 3
 DELTAS = {"a": 1.0, "b": 2.0, "c": 6.0}
 
 
-def test_nobody_named_by_a_commit_is_passed_over(swarm: Swarm) -> None:
+def test_every_peer_that_a_commit_names_is_waited_for(swarm: Swarm) -> None:
     """Rounds shorter than it takes peers to meet: a peer that a commit names is waited for, and aggregates, whether or
     not this one has met it; θ goes down by the mean of all three each round."""
     swarm.bootstrap()

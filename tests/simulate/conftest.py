@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import pytest
 
@@ -25,14 +26,14 @@ def kinds() -> dict[str, Callable[[int], None]]:
 
 
 @pytest.fixture
-def sabotage() -> Iterator[Callable[[type, str, str, str], None]]:
+def sabotage() -> Iterator[Callable[[type | ModuleType, str, str, str], None]]:
     """``sabotage(owner, method, old, new)``: the method as if its source said ``new`` for ``old``, until the test ends.
 
     The old text must be there exactly once, so that a sabotage can't silently miss after a change of the code.
     """
     undo: list[Callable[[], None]] = []
 
-    def rewrite(owner: type, name: str, old: str, new: str) -> None:
+    def rewrite(owner: type | ModuleType, name: str, old: str, new: str) -> None:
         before = inspect.getattr_static(owner, name)
         function = before.fget if isinstance(before, property) else before
         source = textwrap.dedent(inspect.getsource(function))
@@ -40,6 +41,10 @@ def sabotage() -> Iterator[Callable[[type, str, str, str], None]]:
         made: dict[str, object] = {}
         code = compile("from __future__ import annotations\n" + source.replace(old, new), f"<{name}>", "exec")
         exec(code, function.__globals__, made)
+        if isinstance(owner, ModuleType):  # others have imported the function: change it where it is
+            code_before, function.__code__ = function.__code__, made[name].__code__
+            undo.append(lambda: setattr(function, "__code__", code_before))
+            return
         setattr(owner, name, made[name])
         undo.append(lambda: setattr(owner, name, before))
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.events import Apply, Average
+from p2p_diloco.core.leadership import Leadership
 from p2p_diloco.core.messages import Commit, Message, State
-from p2p_diloco.core.shard import ShardLog
 from p2p_diloco.simulate import invariants
 from p2p_diloco.simulate.model import Tensors
 from p2p_diloco.simulate.world import Process, Settings, World
@@ -64,7 +64,7 @@ class LastWords(World):
     def send(self, sender: Process, to: str, message: Message) -> None:
         if isinstance(message, Commit) and self.commit is None and self.now > self.after:
             others = [p for p in sorted(self.alive) if p != sender.name]
-            successor = self.alive[others[0]].replica.logs[0].line()[1]
+            successor = self.alive[others[0]].replica.logs[0].lead.candidates()[1]
             self.hearer = self.hearer or next(p for p in others if p != successor)
             if self.hearer in (sender.name, successor):
                 self.after = self.now + 1.0  # not this one
@@ -87,7 +87,7 @@ def last_words(seed: int, idle: bool) -> None:
     assert world.commit is not None
     assert len(world.alive) == 3
     for process in world.alive.values():
-        assert process.replica.logs[0].history[world.commit.version.epoch] == world.commit.version.digest
+        assert process.replica.logs[0].state.history[world.commit.version.epoch] == world.commit.version.digest
         assert process.replica.epoch > world.commit.version.epoch
     settle(world)
 
@@ -104,7 +104,7 @@ def test_a_commit_that_one_peer_got_before_the_aggregator_died(seed: int, idle: 
 
 def test_without_promises_that_commit_would_be_lost(sabotage: Callable[..., None]) -> None:
     """The story above bites: a successor that asks nobody writes a commit of its own."""
-    sabotage(ShardLog, "asked", "if self.promised_by is None:", "if True:")
+    sabotage(Leadership, "unpromised", "if self.promised_by is None:", "if True:")
     lost = 0
     for seed in range(6):
         try:
@@ -120,7 +120,7 @@ def test_survivors_of_a_kill_commit_again_soon(seed: int) -> None:
     world = calm(seed, peers=4, interval=1)
     moment = 8.0 + seed * 0.13
     world.run(moment)
-    world.crash(next(iter(world.alive.values())).replica.logs[0].holder)
+    world.crash(next(iter(world.alive.values())).replica.logs[0].lead.holder)
     world.run(moment + 10.0)
     for name in world.alive:
         assert longest_gap(times(world, name), moment, moment + 10.0) < 3.0 + world.settings.interval * 0.5
@@ -133,7 +133,7 @@ def test_survivors_of_a_silent_cut_commit_again_within_the_heartbeat_timeout(see
     world = calm(seed, peers=4, interval=1)
     moment = 8.0 + seed * 0.27
     world.run(moment)
-    gone = next(iter(world.alive.values())).replica.logs[0].holder
+    gone = next(iter(world.alive.values())).replica.logs[0].lead.holder
     cut(world, gone)
     world.run(moment + 15.0)
     limit = world.rules.heartbeat_timeout + 2.0 + world.settings.interval * 0.5
@@ -168,14 +168,14 @@ def test_restart_from_a_checkpoint_older_than_what_is_counted(seed: int) -> None
     world = calm(seed)
     world.faults.save("p1")
     world.run(12.0)
-    counted = world.alive["p0"].replica.logs[0].counted["p1"]
+    counted = world.alive["p0"].replica.logs[0].state.counted["p1"]
     world.crash("p1")
     world.run(16.0)
     process = world.start("p1", from_disk=True)
     assert process.replica.epoch < world.alive["p0"].replica.epoch
     world.run(40.0)
     settle(world)
-    now = world.alive["p0"].replica.logs[0].counted["p1"]
+    now = world.alive["p0"].replica.logs[0].state.counted["p1"]
     assert now > counted
     assert now.incarnation == process.replica.own.incarnation
     assert world.alive["p0"].store.present[0].steps & process.trainer.taken
@@ -196,7 +196,7 @@ def test_a_restarted_peer_of_three_with_three_fragments(seed: int) -> None:
     settle(world)
 
 
-def test_everybody_restarts_from_disk() -> None:
+def test_all_peers_restart_from_disk() -> None:
     """After a power cut the newest state on any disk is where the run goes on."""
     world = calm(peers=3)
     for name in ("p0", "p1"):
@@ -232,7 +232,7 @@ def test_a_power_cut_with_the_newest_disk_back_last() -> None:
     world.start("p2", from_disk=True)
     world.run(40.0)
     for process in world.alive.values():
-        assert process.replica.logs[0].history[newest.epoch] == newest.digest
+        assert process.replica.logs[0].state.history[newest.epoch] == newest.digest
         assert process.replica.epoch > newest.epoch
     settle(world)
 
@@ -256,7 +256,7 @@ def test_one_fast_against_four_slow(fast: float, wins: str) -> None:
     world.cut = set()
     world.run(60.0)
     settle(world)
-    kept = world.alive["p2"].replica.logs[0].history
+    kept = world.alive["p2"].replica.logs[0].state.history
     assert kept[before[wins].epoch] == before[wins].digest
     loser = "p1" if wins == "p0" else "p0"
     assert kept.get(before[loser].epoch) != before[loser].digest
@@ -277,7 +277,7 @@ def test_a_split_longer_ago_than_ancestors_are_remembered(shape: tuple[int, int]
         assert mine.samples < theirs.samples
     world.cut = set()
     world.run(world.now + 6.0)
-    kept = [log.history for log in world.alive["p0"].replica.logs]
+    kept = [log.state.history for log in world.alive["p0"].replica.logs]
     assert all(history[v.epoch] == v.digest for history, v in zip(kept, four, strict=True))
     world.run(world.now + 20.0)
     settle(world)
@@ -294,7 +294,7 @@ def test_two_against_two(seed: int) -> None:
     world.cut = set()
     world.run(45.0)
     settle(world)
-    histories = [log.history for log in world.alive["p0"].replica.logs]
+    histories = [log.state.history for log in world.alive["p0"].replica.logs]
     winners = {side == (left[s].digest == histories[s].get(left[s].epoch)) for s in range(4) for side in (True,)}
     assert len(winners) == 1
 
@@ -362,13 +362,13 @@ class SlowState(World):
             super().send(sender, to, message)
 
 
-def test_a_joiner_makes_nobody_wait() -> None:
+def test_a_joiner_delays_no_round() -> None:
     """While it fetches, and until a commit names it, rounds take as long as ever; then it takes part."""
     world = calm(world=SlowState, peers=1, interval=6)
     world.names += ["p1", "p2"]
     world.start("p1")
     world.run(40.0)
-    assert "p1" in world.alive["p0"].replica.logs[0].counted
+    assert "p1" in world.alive["p0"].replica.logs[0].state.counted
     usual = longest_gap(times(world, "p0"), 20.0, 40.0)
     joiner = world.start("p2")
     world.run(60.0, stop=lambda: joiner.replica.has_state)
@@ -378,7 +378,7 @@ def test_a_joiner_makes_nobody_wait() -> None:
     assert longest_gap(times(world, "p0"), 40.0, joined) <= usual + 0.2
     world.run(joined + 20.0)
     assert longest_gap(times(world, "p0"), joined, world.now) <= usual + world.settings.interval * 0.5 + 0.2
-    assert "p2" in world.alive["p0"].replica.logs[0].counted
+    assert "p2" in world.alive["p0"].replica.logs[0].state.counted
     settle(world)
 
 
@@ -388,7 +388,7 @@ def test_a_joiner_whose_state_takes_longer_than_an_epoch() -> None:
     world.names.append("p1")
     world.start("p1")
     world.run(120.0)
-    assert "p1" in world.alive["p0"].replica.logs[0].counted
+    assert "p1" in world.alive["p0"].replica.logs[0].state.counted
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -414,10 +414,10 @@ def test_a_trainer_that_stops_while_its_node_lives() -> None:
     patience = world.rules.idle_after(0.5) + world.rules.heartbeat_interval + 2 * world.settings.interval * 0.5
     assert longest_gap(times(world, "p0"), 5.0, 40.0) < patience + 1.0
     assert longest_gap(times(world, "p0"), 15.0, 40.0) < 2.0
-    assert "p1" not in world.alive["p0"].replica.logs[0].plan.group
-    before = world.alive["p0"].replica.logs[0].counted["p1"]
+    assert "p1" not in world.alive["p0"].replica.logs[0].state.plan.group
+    before = world.alive["p0"].replica.logs[0].state.counted["p1"]
     world.run(60.0)
-    assert world.alive["p0"].replica.logs[0].counted["p1"] > before
+    assert world.alive["p0"].replica.logs[0].state.counted["p1"] > before
     settle(world)
 
 
@@ -470,21 +470,21 @@ def noted(world: World, name: str, text: str) -> int:
 
 @pytest.mark.parametrize("role", [0, 1, 2], ids=["aggregator", "successor", "contributor"])
 @pytest.mark.parametrize("seed", range(4))
-def test_who_has_a_bit_flipped_mends_itself(seed: int, role: int) -> None:
+def test_a_peer_with_a_flipped_bit_repairs_itself(seed: int, role: int) -> None:
     """Whoever it is: the others never take the damage over, the damaged one fetches, says so once, and goes on."""
     world = calm(seed, peers=4, trace=True)
     logs = [process.replica.logs[0] for process in world.alive.values()]
-    world.run(FOR_EVER, stop=lambda: all(len(log.line()) == 4 and log.working is None for log in logs))
-    line = logs[0].line()
+    world.run(FOR_EVER, stop=lambda: all(len(log.lead.candidates()) == 4 and log.round.working is None for log in logs))
+    line = logs[0].lead.candidates()
     victim = line[role]
     healthy = next(p for p in line if p != victim)
-    good = {name: list(p.replica.logs[0].history.items()) for name, p in world.alive.items()}[healthy]
+    good = {name: list(p.replica.logs[0].state.history.items()) for name, p in world.alive.items()}[healthy]
     flip(world, victim)
     before, flipped = world.alive[healthy].replica.epoch, world.now
     world.run(world.now + 20.0)
     assert world.alive[healthy].replica.epoch > before + 5
     assert longest_gap(times(world, healthy), flipped, world.now) < 3.0
-    assert good[-1] in world.alive[healthy].replica.logs[0].history.items()
+    assert good[-1] in world.alive[healthy].replica.logs[0].state.history.items()
     assert noted(world, victim, "mismatch") == 1
     assert not any(noted(world, name, "mismatch") for name in world.names if name != victim)
     settle(world)
@@ -500,9 +500,9 @@ def test_a_flipped_bit_that_only_one_peer_holds(seed: int) -> None:
     flip(world, "p0")
     newcomer = world.start("p1")
     world.run(world.now + 20.0)
-    assert noted(world, "p0", "nobody has it as it was") == 1
+    assert noted(world, "p0", "no peer has it as it was") == 1
     assert newcomer.replica.has_state
-    assert "p1" in world.alive["p0"].replica.logs[0].counted
+    assert "p1" in world.alive["p0"].replica.logs[0].state.counted
     settle(world)
     invariants.intact(world)
 
@@ -553,7 +553,7 @@ def test_a_machine_unlike_the_others(seed: int) -> None:
     assert world.alive[odd].replica.epoch > epoch + 30
     later = (world.lines or [])[lines:]
     assert not any("Fetch" in line or "another digest" in line for line in later)
-    assert not any(odd in log.plan.succession for log in world.alive["p0"].replica.logs)
+    assert not any(odd in log.state.plan.succession for log in world.alive["p0"].replica.logs)
     settle(world)
     invariants.intact(world)
 

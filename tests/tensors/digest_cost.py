@@ -19,7 +19,7 @@ from p2p_diloco.core.events import Average
 from p2p_diloco.core.messages import Contribution
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.node.run import Run
-from p2p_diloco.node.work import TensorWork
+from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 
 NUMEL, PEERS, TURNS = 25_000_000, 2, 9

@@ -201,8 +201,8 @@ def older_format(path: Path) -> None:
     ("damage", "why"),
     [
         (lambda p: (p / "manifest.json").unlink(), "it has no manifest.json"),
-        (lambda p: (p / "manifest.json").write_text('{"format": 1, "ep'), "manifest.json is torn or no JSON"),
-        (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json is torn or no JSON"),
+        (lambda p: (p / "manifest.json").write_text('{"format": 1, "ep'), "manifest.json is truncated or no JSON"),
+        (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json is truncated or no JSON"),
         (lambda p: (p / "manifest.json").write_text('{"model": "gpt"}'), "manifest.json is not one of ours"),
         (lambda p: (p / "manifest.json").write_text("[]"), "manifest.json is not one of ours"),
         (newer_format, "it has format 3, and this version reads format 2"),
@@ -276,7 +276,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path):
 def test_a_folder_of_someone_elses_is_not_replaced(tmp_path):
     (tmp_path / "checkpoint-3").mkdir()
     (tmp_path / "checkpoint-3" / "model.bin").write_text("mine")
-    with pytest.raises(CheckpointError, match="a folder of that name is there and is no checkpoint"):
+    with pytest.raises(CheckpointError, match="a folder of that name exists and is no checkpoint"):
         save(tmp_path, 3)
     assert names(tmp_path) == ["checkpoint-3"]
     assert (tmp_path / "checkpoint-3" / "model.bin").read_text() == "mine"

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from p2p_diloco.core.carry import Progress
+from p2p_diloco.core.carry import Carried
 from p2p_diloco.core.events import Carry
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.peer.local import LocalModel
@@ -47,7 +47,7 @@ class Shard:
         self.theta, self.base, self.delta = torch.zeros(NUMEL), torch.zeros(NUMEL), torch.zeros(NUMEL)
         self.local = LocalModel(self.model, layout, self.theta, self.base, self.delta)
         self.local.write_theta()
-        self.progress, self.feedback = Progress(base=self.version(0)), Feedback(NUMEL)
+        self.progress, self.feedback = Carried(base=self.version(0)), Feedback(NUMEL)
         self.epoch = self.sequence = 0
         self.sent: dict[int, Tensor] = {}  # what was decoded, by sequence
         self.held: dict[int, Tensor] = {}  # the pseudo-gradients of it, by sequence

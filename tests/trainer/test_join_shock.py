@@ -49,7 +49,7 @@ def test_each_option_changes_what_it_says(shock: ModuleType) -> None:
     assert len({losses[2] for losses in found.values()}) == 4
 
 
-def test_who_leaves_has_no_say_any_more(shock: ModuleType) -> None:
+def test_a_peer_that_left_no_longer_contributes(shock: ModuleType) -> None:
     """The oldest leave: at a join where there are too many, or in a round that says so; and one may work alone."""
     ways = ({}, {"at_most": 2}, {"leaves": {2: 1}}, {"alone": {1: 0}}, {"alone": {1: -1}}, {"first_steps": 1})
     assert len({tuple(_losses(shock, ["plain"], **way)["plain"]) for way in ways}) == len(ways)

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from p2p_diloco.cli.bench.member import EXCHANGE, Clock, Line, Member
-from p2p_diloco.net.hivemind import DhtPeer
+from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.pipe import Pipe
 
 PROTOCOL = "/p2p-diloco/bench"
@@ -32,10 +32,11 @@ class Contender(Member):
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def open(self, first: Line) -> Line:
-        self._dht = self._done(DhtPeer.create(host_maddrs=self.asked["host_maddrs"]))
-        self.leaving.callback(lambda: self._done(self._dht.close()))
-        self._done(self._dht.serve_streams(PROTOCOL, self._opened))
-        return {"peer_id": self._dht.peer_id, "addresses": self._dht.addresses()}
+        dht = self._done(DhtPeer.create(host_maddrs=self.asked["host_maddrs"]))
+        self.leaving.callback(lambda: self._done(dht.close()))
+        self._daemon = dht.daemon
+        self._done(self._daemon.serve_streams(PROTOCOL, self._opened))
+        return {"peer_id": self._daemon.peer_id, "addresses": self._daemon.addresses}
 
     def build(self, everyone: list[Line], sent_bytes: int) -> Line:
         self._out, self._in = (memoryview(bytearray(sent_bytes)) for _ in range(2))
@@ -54,8 +55,8 @@ class Contender(Member):
 
     async def _meet(self, after: Line) -> None:
         within_s = self.asked["round_s_max"]
-        self._dht.introduce(after["peer_id"], after["addresses"])
-        self._next, _ = await self._dht.open_stream(after["peer_id"], PROTOCOL, timeout_s=within_s)
+        self._daemon.introduce(after["peer_id"], after["addresses"])
+        self._next, _ = await self._daemon.open_stream(after["peer_id"], PROTOCOL, timeout_s=within_s)
         self._next.write(b"!")  # the other end sees the stream with its first byte
         await asyncio.wait_for(asyncio.shield(self._before), within_s)
 

@@ -20,7 +20,7 @@ from torch import nn
 from train import say
 
 from p2p_diloco import Peer, PeerConfig
-from p2p_diloco.peer import peer as peer_module
+from p2p_diloco.peer import session
 from p2p_diloco.peer.hook import Flight, Hook
 
 BETWEEN, UNDER_WAY = threading.Event(), threading.Event()
@@ -53,15 +53,15 @@ ALONE, BESIDE = Pace(), Pace()
 class TellingHook(Hook):
     """A hook that tells when its exchange is in the node's hands."""
 
-    def _flown(self, flight: Flight) -> float | None:
+    def _wait_for_commits(self, flight: Flight) -> float | None:
         UNDER_WAY.set()
         try:
-            return super()._flown(flight)
+            return super()._wait_for_commits(flight)
         finally:
             UNDER_WAY.clear()
 
 
-peer_module.Hook = TellingHook
+session.Hook = TellingHook
 
 
 def train(options: dict[str, Any], doing: list[str], entered: threading.Event) -> None:

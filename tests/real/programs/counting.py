@@ -53,7 +53,7 @@ def main(options: dict[str, Any]) -> None:
                 shard.grad[2 * life], shard.grad[2 * life + 1] = amounts(number)
             optimizer.step()
             if (done := peer.metrics.sync_count) > sent:
-                told = peer._running.line.ask("ask", "told")
+                told = peer._running.client.ask("ask", "told")
                 refused = peer.metrics.refused_submissions
                 say("answered", number=number, aggregates=told["aggregates"], peers=len(told["peers"]), refused=refused)
                 number, sent = number + 1, done

@@ -27,7 +27,7 @@ from p2p_diloco.core.events import Average, Delivered, Effect, Event, Load, Merg
 from p2p_diloco.core.messages import Commit, Contribution
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.node import __main__ as program
-from p2p_diloco.node import live
+from p2p_diloco.node import participation
 
 PLAN = json.loads(sys.argv.pop(1))
 SENDING_S = 0.01
@@ -49,9 +49,9 @@ class DoomedReplica(Replica):
         return effects
 
     def roles_now(self) -> tuple[str, ...]:
-        if any(log.holder == self.me for log in self.logs):
+        if any(log.lead.holder == self.me for log in self.logs):
             return ("aggregator",)
-        successor = any(log.line()[1:2] == [self.me] for log in self.logs)
+        successor = any(log.lead.candidates()[1:2] == [self.me] for log in self.logs)
         return ("contributor", "successor" if successor else "bystander")
 
     def watch(self, event: Event, effects: list[Effect]) -> list[Effect]:
@@ -61,7 +61,7 @@ class DoomedReplica(Replica):
                     self.die_in(TRAINING_S)
             case "sending", "aggregator":
                 log = self.logs[event.message.shard] if self.came(event) else None
-                if log is not None and log.holder == self.me and log.waited_for():
+                if log is not None and log.lead.holder == self.me and log.waited_for():
                     self.die()
             case "sending", "contributor":
                 if any(isinstance(e, Send) and isinstance(e.message, Contribution) for e in effects):
@@ -70,9 +70,9 @@ class DoomedReplica(Replica):
                 if any(isinstance(e, Average) for e in effects):
                     self.die()
             case "sent", "contributor":
-                mine = [log for log in self.logs if log.mine is not None and log.mine.base == log.version]
+                mine = [log for log in self.logs if log.own.mine is not None and log.own.mine.base == log.version]
                 delivered = isinstance(event, Delivered) and isinstance(event.message, Contribution)
-                if delivered and mine and all(log.handed for log in mine):
+                if delivered and mine and all(log.own.handed for log in mine):
                     self.die()
             case "committing", "aggregator":
                 commits = [e for e in effects if isinstance(e, Send) and isinstance(e.message, Commit)]
@@ -110,7 +110,7 @@ class DoomedReplica(Replica):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-live.Replica = DoomedReplica
+participation.Replica = DoomedReplica
 
 if __name__ == "__main__":
     status = program.main()

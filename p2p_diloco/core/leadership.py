@@ -1,0 +1,89 @@
+"""The right to write the commit that follows one version of a shard: it belongs to the holder of the highest term.
+
+Law: term 0 is the plan's; a higher one is claimed, and every live peer that holds a state must promise it. Of equal
+terms the claim of the greater id wins. It sees other peers only through the roster, and dies with its version.
+"""
+
+from __future__ import annotations
+
+from .events import Effect, Send
+from .messages import Outdated, Plan, Promise, State, TakeOver
+from .roster import Roster
+
+
+class Leadership:
+    def __init__(self, roster: Roster, state: State | None) -> None:
+        self.me, self.roster, self.state = roster.me, roster, state
+        self.plan = Plan((), ()) if state is None else state.plan
+        self.term, self.holder = 0, self.plan.succession[0] if self.plan.succession else ""
+        self.promised_by: set[str] | None = None  # set while this peer has the term by a claim, not by the plan
+
+    # -- questions
+
+    def candidates(self) -> list[str]:
+        """All that the plan lets aggregate, in order: the succession, then the rest of the group."""
+        return [*self.plan.succession, *(p for p in self.plan.group if p not in self.plan.succession)]
+
+    def target(self) -> tuple[int, str]:
+        """Which peer should aggregate now, and under which term, as this peer sees it: the holder while it lives, else
+        the next candidate, else (all candidates being gone) the lowest of the others that hold state."""
+        if self.roster.may_aggregate(self.holder):
+            return self.term, self.holder
+        candidates = self.candidates()
+        for step in range(1, len(candidates) + 1):
+            peer = candidates[(self.term + step) % len(candidates)]
+            if self.roster.may_aggregate(peer):
+                return self.term + step, peer
+        others = [p for p in self.roster.summaries() if self.roster.may_aggregate(p)]
+        return (self.term + len(candidates) + 1, others[0]) if others else (self.term, self.holder)
+
+    def unpromised(self) -> list[str]:
+        """The peers that must still promise before this peer, having claimed the term, may write the commit."""
+        if self.promised_by is None:
+            return []
+        return [p for p in self.roster.alive() if self.roster.holds_state(p) and p not in self.promised_by]
+
+    def is_claimed_by_another(self, sender: str, fragment: int) -> bool:
+        """Whether a live third peer holds the term, and has not moved on to a later epoch itself."""
+        summary = self.roster.summary(self.holder) if self.holder not in (self.me, sender) else None
+        if summary is None or self.state is None:
+            return False
+        return not summary.epochs or summary.epochs[fragment] <= self.state.version.epoch
+
+    # -- claims
+
+    def claim(self, term: int) -> None:
+        """This peer claims the term."""
+        self.term, self.holder, self.promised_by = term, self.me, set()
+
+    def concede(self, term: int, holder: str) -> None:
+        """Another claim wins."""
+        self.term, self.holder, self.promised_by = term, holder, None
+
+    def ask(self) -> list[Effect]:
+        """Ask for promises. This is repeated until the commit is made, for a peer that adopts the version later knows
+        of no claim."""
+        if self.state is None or self.promised_by is None:
+            return []
+        request = TakeOver(self.state.shard, self.state.version, self.term)
+        return [Send(p, request) for p in self.roster.alive() if self.roster.holds_state(p)]
+
+    def refusal(self) -> Outdated:
+        """What a peer is told that takes another for the aggregator."""
+        assert self.state is not None
+        return Outdated(self.state.shard, self.state.version, self.term, self.holder)
+
+    def promised(self, sender: str, promise: Promise) -> bool:
+        """A peer promises; whether that is for the present claim."""
+        mine = self.state is not None and promise.base == self.state.version and promise.term == self.term
+        if not mine or self.holder != self.me or self.promised_by is None:
+            return False
+        self.promised_by.add(sender)
+        return True
+
+    def is_overruled(self, sender: str, refusal: Outdated) -> bool:
+        """Whether a refusal names a greater claim, or the holder itself knows nothing of its own."""
+        if self.state is None or refusal.base != self.state.version:
+            return False
+        greater = (refusal.term, refusal.holder) > (self.term, self.holder)
+        return greater or sender == self.holder != refusal.holder

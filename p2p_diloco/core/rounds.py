@@ -1,0 +1,119 @@
+"""What comes for one shard: messages of its rounds, the answers of tensor work, and which of them show a gap or a fork.
+
+Law: a message is sorted by how its base relates to the shard's version. What is on that version is for the shard's log;
+what is on another one may show that this replica has missed something, or is on another lineage: that is `catchup`'s.
+"""
+
+from __future__ import annotations
+
+from .catchup import CatchUp
+from .events import Effect, Note, Send
+from .logs import Logs
+from .mending import Mending
+from .messages import Commit, Contribution, Held, Message, Outdated, Promise, Stale, State, TakeOver, Want
+from .mismatches import Mismatches
+from .training import Training
+from .version import Version
+
+
+class Rounds:
+    def __init__(
+        self, logs: Logs, catchup: CatchUp, mending: Mending, mismatches: Mismatches, training: Training
+    ) -> None:
+        self.logs, self.catchup, self.mending = logs, catchup, mending
+        self.mismatches, self.training = mismatches, training
+
+    def received(self, sender: str, message: Message, now: float) -> list[Effect]:
+        """A message of one shard's round, or of catching up."""
+        match message:
+            case Contribution():
+                return self._contributed(sender, message, now)
+            case Commit():
+                return self._committed(sender, message, now)
+            case Want(shard, base):
+                return self.logs[shard].wanted(base, now)
+            case Held(shard, version):
+                return self.logs[shard].held(sender, version, now)
+            case Stale(shard):
+                log = self.logs[shard]
+                log.own.stale(message, log.state)
+                return []
+            case TakeOver():
+                return self._asked(sender, message, now)
+            case Promise(shard):
+                return self.logs[shard].promised(sender, message, now)
+            case Outdated(shard):
+                return self.logs[shard].outdated(sender, message, now)
+        return self.catchup.received(sender, message, now)
+
+    def delivered(self, to: str, message: Message) -> None:
+        """A message has reached its peer."""
+        match message:
+            case Contribution(shard):
+                self.logs[shard].own.delivered(to, message, ok=True)
+            case Commit(shard, version=version) if version == self.logs[shard].version:
+                self.logs[shard].outgoing.reached(to)
+
+    def undelivered(self, to: str, message: Message, now: float) -> list[Effect]:
+        """A message has not reached its peer."""
+        match message:
+            case Contribution(shard):
+                self.logs[shard].own.delivered(to, message, ok=False)
+            case Commit(shard) | State(shard) | Held(shard):
+                self.logs[shard].undelivered(to, message)
+        return self.catchup.undelivered(to, message, now)
+
+    def applied(self, shard: int, base: Version, digest: str, now: float) -> list[Effect]:
+        """The outer step of another peer's commit has been computed."""
+        wrong, effects = self.logs[shard].applied(base, digest, now)
+        if wrong is None:
+            if effects:
+                self.mismatches.agreed()
+            return effects
+        text = f"shard {shard}: a commit on epoch {base.epoch} led to another digest than it names"
+        effects += self.mismatches.found(text, now)
+        return effects + self.mending.doubt(shard, wrong.aggregator, now)
+
+    def damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
+        """The shard's tensors were changed in memory."""
+        if not self.logs[shard].found_damaged(base, now):
+            return []
+        text = f"shard {shard}: the state of epoch {base.epoch} was changed in memory; fetching it anew"
+        return [Note("mismatch", text), *self.mending.mend(now)]
+
+    def _contributed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
+        log = self.logs[contribution.shard]
+        match log.relation(contribution.base):
+            case "equal":
+                return log.collect(sender, contribution, now)
+            case "ancestor":
+                return log.passed(sender, contribution, now)
+            case "fork":
+                log.incoming.stash(sender, contribution)  # its lineage may win
+                return self.catchup.forked(sender)
+        log.incoming.stash(sender, contribution)
+        self.catchup.gap(log.shard, now)
+        return []
+
+    def _committed(self, sender: str, commit: Commit, now: float) -> list[Effect]:
+        log = self.logs[commit.shard]
+        if commit.base == log.version:
+            return log.committed(sender, commit)
+        if log.relation(commit.base) != "ahead":
+            return log.repeated(sender, commit)
+        log.incoming.keep(commit)
+        self.catchup.gap(log.shard, now)
+        missed = log.missed(sender, commit, self.logs.versions(), now)
+        if self.training.ready or not self.logs.whole or self.catchup.gathering is not None:
+            return missed
+        # The author of the commit in between may not have known of this newcomer, and then it never comes.
+        return [*missed, *self.catchup.fetch(sender, self.logs.model(), now)]
+
+    def _asked(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
+        log = self.logs[request.shard]
+        match log.relation(request.base):
+            case "ancestor" if log.state is not None:
+                return [Send(sender, log.outgoing.news(log.state, sender, request.base))]
+            case "fork":
+                return self.catchup.forked(sender)
+        return log.asked_by(sender, request, now)

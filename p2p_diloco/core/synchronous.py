@@ -1,0 +1,154 @@
+"""One shard's log in synchronous mode: a round is for one version, and waits for all that take part in it.
+
+Law: a contribution counts on the version that it was made on. A commit counts as soon as it is computed, for if its
+author dies before any other peer has it, the contributors still have all that it was made of.
+"""
+
+from __future__ import annotations
+
+from .attendance import Attendance
+from .election import assigned
+from .events import Accept, Effect, Note, Send
+from .messages import Commit, Contribution, Held, Plan, State, Want
+from .proposal import Proposal
+from .roster import Roster
+from .rules import Rules
+from .sending import Sending
+from .shard import ShardLog
+from .waits import Waits
+
+
+class SynchronousLog(ShardLog):
+    def __init__(self, shard: int, rules: Rules, roster: Roster, attendance: Attendance) -> None:
+        super().__init__(shard, rules, roster, attendance, Sending(roster.me, rules))
+
+    # -- questions
+
+    @property
+    def waits(self) -> Waits | None:
+        """The round's waits; None while no state is held."""
+        if self.state is None:
+            return None
+        return Waits(self.rules, self.roster, self.attendance, self.state, self.round)
+
+    @property
+    def needed(self) -> int:
+        return self.rules.min_peers if self.waits is None else self.waits.needed
+
+    def waited_for(self) -> list[str]:
+        return [] if self.waits is None else self.waits.missing()
+
+    def watched(self) -> set[str]:
+        watched = {self.lead.target()[1]} if self.own.sendable(self.version) else set()
+        waits = self.lead.holder == self.me and self.round.inbox
+        return {*watched, *self.unpromised(), *(self.waited_for() if waits else ())}
+
+    def closes_at(self) -> float | None:
+        waits = self.waits
+        open = self.state is not None and not self.frozen and self.round.working is None
+        if waits is None or not open or self.round.damaged is not None or not self.aggregating or not self.round.inbox:
+            return None
+        return waits.closes_at()
+
+    @property
+    def awaits_me(self) -> bool:
+        """Whether this round waits for this peer, which has contributed nothing to it yet."""
+        return self.waits is not None and not self.own.sendable(self.version) and self.waits.awaits(self.me)
+
+    # -- contributions
+
+    def collect(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
+        if self.final or self.state is None:
+            return []
+        known, counted = self.round.inbox.get(sender), self.state.counted.get(sender)
+        elsewhere = sender != self.me and self.lead.target()[1] != self.me
+        effects: list[Effect] = [Send(sender, self.lead.refusal())] if elsewhere else []
+        if known is not None and known.id >= contribution.id:
+            return effects
+        if counted is not None and contribution.id <= counted:
+            return [Note("refused", f"{sender} sent contribution {contribution.id} again after it was counted")]
+        if not self.round.inbox:
+            self.round.open(now, self.rules.settle)
+        self.outgoing.reached(sender)
+        self.attendance.shows(sender, contribution.base.epoch)
+        self.round.inbox[sender] = contribution
+        return effects + self.close(now)
+
+    def passed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
+        """It comes too late, and its author will soon stand on a later version."""
+        assert self.state is not None
+        self.attendance.shows(sender, contribution.base.epoch + 1)
+        return [Send(sender, self.outgoing.news(self.state, sender, contribution.base))]
+
+    # -- writing the next commit
+
+    def close(self, now: float) -> list[Effect]:
+        if not self._able():
+            return []
+        if self.round.trusted:
+            return self.work((), now)
+        closes = self.waits is not None and self.waits.may_close(now)
+        return self.work(tuple(sorted(self.round.inbox.items())), now) if closes else []
+
+    def next_plan(self, contributors: set[str], now: float) -> Plan:
+        """Wait for every live worker that holds a state; let those aggregate that already took part."""
+        assert self.state is not None
+        epoch, present = self.state.version.epoch, self.state.plan
+        group, members, unlike = dict[str, float](), dict[str, float](), dict[str, float]()
+        for peer, s in self.roster.summaries().items():
+            if peer not in contributors and (not s.epochs or self.roster.elsewhere(s)):
+                continue
+            attends = s.role == "worker" and not s.idle
+            if attends and self.attendance.names(peer, present, epoch, contributors):
+                group[peer] = s.bandwidth
+            took_part = peer in present.succession or self.attendance.has_counted(peer)
+            near = (s.role == "aggregator" or took_part) and self.attendance.is_near(peer, epoch)
+            if s.eligible and (near or peer in contributors or peer == self.me):
+                (unlike if s.unlike else members)[peer] = s.bandwidth
+        shards, able = self.rules.fragments[self.fragment], members or unlike or {self.me: 0.0}
+        plan = assigned(self.rules.run, epoch + 1, shards, tuple(able.items()), tuple(group.items()))
+        return Plan(tuple(group), plan[self.shard])
+
+    def publish(self, proposed: Proposal, now: float) -> list[Effect]:
+        """All live peers are told, those that still fetch, too: see `Incoming.keep`."""
+        commit = proposed.commit
+        self.append(commit, now)
+        assert self.state is not None
+        news = [Send(p, self.outgoing.news(self.state, p, commit.base)) for p in self.roster.alive()]
+        return [Accept(((self.shard, commit.version.digest),)), *news, *self.begin(now)]
+
+    # -- a new version
+
+    def append(self, commit: Commit, now: float) -> None:
+        if self.state is not None:
+            self.attendance.appended(self.state.plan, commit, now)
+        super().append(commit, now)
+
+    def begin(self, now: float) -> list[Effect]:
+        """Nothing is collected but what had come early."""
+        self.renew(now)
+        assert self.state is not None
+        self.attendance.planned(self.state.plan, self.state.version.epoch)
+        effects, early = self.take_kept(), self.incoming.early
+        for peer, contribution in sorted(early.items()):
+            if contribution.base == self.version:
+                del early[peer]
+                effects += self.collect(peer, contribution, now)
+            elif contribution.base.epoch < self.state.version.epoch:
+                del early[peer]  # passed by; should its lineage come back, it is asked for again
+        return effects
+
+    # -- lost messages, and time
+
+    def undelivered(self, to: str, message: Commit | State | Held) -> None:
+        if message.version == self.version and not isinstance(message, Held):
+            self.outgoing.undelivered(to, message)
+
+    def insist(self, now: float) -> list[Effect]:
+        """Ask for the contributions that are missing: once the round has lasted a while, then ever more rarely; most
+        peers have none to give yet."""
+        if self.state is None or self.final or not self.aggregating or now < self.round.asks_at:
+            return []
+        self.round.ask_later(now, self.rules.dead_after)
+        peers = [] if self.waits is None else self.waits.to_ask()
+        return [Send(peer, Want(self.shard, self.state.version)) for peer in peers if peer != self.me]

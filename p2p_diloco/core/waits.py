@@ -1,0 +1,88 @@
+"""Which peers a synchronous round waits for, for how long, and when it may close.
+
+Law: questions about one round, answered from the shard's state, the round's inbox, the fragment's attendance and the
+roster; nothing is changed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .attendance import Attendance
+from .messages import State
+from .roster import Roster
+from .round import Round
+from .rules import Rules
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    rules: Rules
+    roster: Roster
+    attendance: Attendance
+    state: State
+    round: Round
+
+    @property
+    def epoch(self) -> int:
+        """Of the round's base."""
+        return self.state.version.epoch
+
+    def missing(self) -> list[str]:
+        """Members of the averaging group that work, and whose contribution is missing."""
+        group = self.attendance.group(self.state.plan, self.epoch)
+        return [p for p in group if p not in self.round.inbox and self._expected(p)]
+
+    def awaits(self, peer: str) -> bool:
+        """Whether a plan names the peer for this round."""
+        return self.attendance.is_named(peer, self.state.plan, self.epoch)
+
+    @property
+    def needed(self) -> int:
+        """Contributions without which no outer step is ever taken."""
+        rules = self.rules
+        return rules.min_peers if self.epoch else max(rules.min_peers, rules.start_peers)
+
+    def quorum(self, now: float) -> int:
+        """Contributions without which no outer step is taken as long as others take part: half of all, and two. The
+        outer momentum would carry the model after one peer's data."""
+        taking_part = len(self.round.inbox) + len(self._taking_part(now))
+        return max(self.needed, min(taking_part, max(2, math.ceil(taking_part / 2))))
+
+    def may_close(self, now: float) -> bool:
+        """Whether the round may end with the contributions that came."""
+        if len(self.round.inbox) < max(1, self.quorum(now)):
+            return False
+        return now >= self.deadline or not self._taking_part(now)
+
+    def closes_at(self) -> float | None:
+        """When time alone will end the round, if it will."""
+        moments = {self.deadline, *(self._given_up_at(p) for p in self.missing())} - {math.inf}
+        return next(filter(self.may_close, sorted(moments)), None)
+
+    @property
+    def deadline(self) -> float:
+        """When the round ends with the contributions that came, if they are a quorum."""
+        return self.round.opened + self.rules.round_timeout
+
+    def to_ask(self) -> list[str]:
+        """The peers whose contributions would help: those waited for; if there are none and more are needed, all that
+        work."""
+        if (missing := self.missing()) or len(self.round.inbox) >= self.needed:
+            return missing
+        working = [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs and not s.idle]
+        return [p for p in working if p not in self.round.inbox]
+
+    def _taking_part(self, now: float) -> list[str]:
+        """The missing ones that are not given up: they take part for sure, or their grace has not ended."""
+        return [p for p in self.missing() if now < self._given_up_at(p)]
+
+    def _given_up_at(self, peer: str) -> float:
+        """When a member that works is given up, if its contribution does not come; never if it is sure to come."""
+        sure = self.roster.presumed(peer) or self.attendance.sure(peer, self.epoch)
+        return math.inf if sure else self.attendance.waits_until(peer, self.round.opened)
+
+    def _expected(self, peer: str) -> bool:
+        summary = self.roster.summary(peer)
+        return self.roster.presumed(peer) if summary is None else summary.role == "worker" and not summary.idle

@@ -1,0 +1,213 @@
+"""libp2p's daemon, p2pd: a child process that dials, listens and encrypts for this peer, and ends with it.
+
+Law: streams by protocol name, addresses and dials; neither the DHT nor messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from p2p_diloco.addresses import by_reach
+from p2p_diloco.errors import ConfigError, P2PDilocoError
+from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, PeerID, StreamInfo
+from p2p_diloco.net.interface import Unreachable
+from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.reasons import last_line, likely_reason, nobody_listens, tells_nothing
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 3.0
+"""How long the daemon may take to end before it is killed."""
+REAP_S = 0.1
+"""How long asyncio may take to notice that a daemon which failed to start has ended."""
+DIAL_S = 5.0
+"""How long an initial peer may take to be dialled; with the question for its clock, below 10 s in all."""
+ADDRESSES_PER_PEER_MAX = 16
+
+
+class Daemon:
+    """A running p2pd. Made by `start`, ended by `close`. `on_death` is told why it ended, unless `close` ended it."""
+
+    def __init__(self, p2p: Any, on_death: Callable[[str], None] | None) -> None:
+        self.p2p = p2p
+        self.peer_id = str(p2p.peer_id)
+        self.addresses: list[str] = []
+        """The full multiaddrs, with /p2p/<peer id>, under which others may reach this peer, public ones first."""
+        self._known: dict[str, tuple[Multiaddr, ...]] = {}
+        self._died: str | None = None
+        self._watching = asyncio.create_task(self._watch(on_death))
+
+    @classmethod
+    async def start(
+        cls,
+        *,
+        identity_path: str,
+        host_maddrs: Sequence[str],
+        announce_maddrs: Sequence[str],
+        client_mode: bool,
+        timeout_s: float,
+        on_death: Callable[[str], None] | None,
+    ) -> Daemon:
+        """Start a daemon that listens at `host_maddrs`, or nowhere in client mode.
+
+        Raises:
+            ConfigError: it can't listen there, or can't announce these addresses.
+            P2PDilocoError: it doesn't start.
+        """
+        starting = asyncio.ensure_future(
+            P2P.create(
+                host_maddrs=None if client_mode else list(host_maddrs),
+                announce_maddrs=list(announce_maddrs) or None,
+                identity_path=identity_path,
+                dht_mode="client" if client_mode else "server",
+                no_listen=client_mode,
+                use_relay=False,
+                nat_port_map=False,
+                auto_nat=False,
+                startup_timeout=timeout_s,
+            )
+        )
+        try:
+            self = cls(await asyncio.shield(starting), on_death)
+        except asyncio.CancelledError:  # to cancel the start of a process may make asyncio wait for ever
+            await asyncio.wait([starting])
+            if not starting.cancelled() and starting.exception() is None:
+                await cls(starting.result(), None).close()
+            raise
+        except ValueError:  # the only thing that Hivemind checks itself
+            mend = "give the port that others dial"
+            wrong, value = "can't have port 0", list(announce_maddrs)
+            raise ConfigError(wrong, key="announce_maddrs", value=value, mend=mend) from None
+        except P2PDaemonError as error:
+            traceback.clear_frames(error.__traceback__)  # drops the half-made P2P while the loop runs,
+            await asyncio.sleep(REAP_S)  # and lets asyncio see its process end
+            if "address" in str(error) or "listen" in str(error):
+                mend = "choose another port, or 0 to let the system choose"
+                wrong = f"can't be listened on ({last_line(error)})"
+                raise ConfigError(wrong, key="host_maddrs", value=list(host_maddrs), mend=mend) from None
+            mend = "look whether this machine lets p2pd run"
+            raise P2PDilocoError(f"the libp2p daemon doesn't start: {last_line(error)}", mend=mend) from None
+        await self.look_up_addresses()
+        return self
+
+    async def _watch(self, on_death: Callable[[str], None] | None) -> None:
+        status = await self.p2p._child.wait()
+        self._died = f"the libp2p daemon ended with status {status}"
+        log.error("%s; this peer can't be reached any more", self._died)
+        if on_death is not None:
+            on_death(self._died)
+
+    async def look_up_addresses(self) -> None:
+        """Ask the daemon for its addresses anew."""
+        try:
+            visible = await self.p2p.get_visible_maddrs(latest=True)
+        except ValueError:  # none: it doesn't listen
+            visible = []
+        self.addresses = by_reach([str(address) for address in visible])
+
+    @property
+    def runs(self) -> bool:
+        """Whether the daemon's process is alive."""
+        return self.p2p._child.returncode is None
+
+    # -- other peers
+
+    def introduce(self, peer: str, addresses: Sequence[str]) -> None:
+        """Learn where a peer can be dialled. Addresses that can't be read, or name another peer, are ignored."""
+        known = []
+        for address in list(addresses)[:ADDRESSES_PER_PEER_MAX]:
+            host, _, named = address.rpartition("/p2p/")
+            if named == peer and host:
+                with contextlib.suppress(Exception):  # each of its parsers raises something else
+                    known.append(Multiaddr(host))
+        if known:
+            self._known[peer] = tuple(known)
+
+    def known_at(self, peer: str) -> list[str]:
+        """The multiaddrs at which a peer was said to be."""
+        return [str(address) for address in self._known.get(peer, ())]
+
+    async def greet(self, address: str) -> str | None:
+        """Connect to the peer at a full multiaddr; why that failed, or None."""
+        host, _, peer = address.rpartition("/p2p/")
+        if peer == self.peer_id:
+            return "that is this peer itself"
+        try:
+            connecting = self.p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(host)] if host else [])
+            await asyncio.wait_for(connecting, DIAL_S)
+        except asyncio.TimeoutError:
+            return f"timed out after {DIAL_S:g} s: a firewall, or no such machine"
+        except (P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
+            return likely_reason(error)
+        return None
+
+    async def open_stream(self, peer: str, protocol: str, *, timeout_s: float) -> tuple[Pipe, str]:
+        """A stream to a peer that serves the protocol, and the multiaddr at which the peer was found.
+
+        Raises:
+            Unreachable: there is none in time; says why.
+        """
+        if self._died is not None:
+            raise Unreachable(self._died)
+        try:
+            return await asyncio.wait_for(self._open_stream(peer, protocol), timeout_s)
+        except asyncio.TimeoutError:
+            raise Unreachable(f"{peer}: no answer within {timeout_s:g} s") from None
+        except Unreachable:
+            raise
+        except Exception as error:  # Hivemind raises anything for what its daemon answers
+            raise Unreachable(f"{peer}: {likely_reason(error)}") from None
+
+    async def _open_stream(self, peer: str, protocol: str) -> tuple[Pipe, str]:
+        peer_id = PeerID.from_base58(peer)
+        known = self._known.get(peer)
+        try:
+            if known is not None:
+                await self.p2p._client.connect(peer_id, known)  # returns at once if connected
+            stream, reader, writer = await self.p2p.call_binary_stream_handler(peer_id, protocol)
+        except P2PDaemonError as error:
+            refused = nobody_listens(error) or (tells_nothing(error) and await all_refuse(known or ()))
+            raise Unreachable(f"{peer}: {likely_reason(error)}", refused=refused) from None
+        return await Pipe.adopt(reader, writer), str(stream.addr)
+
+    async def serve_streams(self, protocol: str, serve: Callable[[str, Pipe, str], Any]) -> None:
+        """Call `serve(peer id, pipe, the peer's multiaddr)`, a coroutine function, for every stream that another peer
+        opens for the protocol.
+        """
+
+        async def take(stream: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await serve(str(stream.peer_id), await Pipe.adopt(reader, writer), str(stream.addr))
+
+        await self.p2p.add_binary_stream_handler(protocol, take)
+
+    async def close(self) -> None:
+        """End the daemon, in bounded time."""
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+        try:
+            await asyncio.wait_for(self.p2p.shutdown(), CLOSE_S)
+        except asyncio.TimeoutError:
+            self.p2p._child.kill()
+        self.p2p._child._transport.close()  # or asyncio complains when it is collected after the loop
+        await asyncio.sleep(0)
+
+
+async def all_refuse(addresses: Sequence[Multiaddr]) -> bool:
+    """Whether at each of these addresses a machine refuses a plain TCP connection. False without addresses."""
+
+    async def refuses(address: Multiaddr) -> bool:
+        match str(address).split("/"):
+            case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, *_]:
+                try:
+                    _, writer = await asyncio.open_connection(host, int(port))
+                except OSError as error:
+                    return isinstance(error, ConnectionRefusedError)
+                writer.close()
+        return False
+
+    return bool(addresses) and all(await asyncio.gather(*map(refuses, addresses)))

@@ -1,0 +1,205 @@
+"""A peer of the DHT that belongs to no run: a daemon and Hivemind's DHT node. `bootstrap` serves one.
+
+Law: joins, stays joined, stores and fetches records; knows no messages. All of it runs in the caller's event loop: no
+fork, no thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from p2p_diloco.errors import Refused
+from p2p_diloco.net.addresses import parse, peer_of
+from p2p_diloco.net.daemon import Daemon
+from p2p_diloco.net.hivemind_library import P2P, DHTNode, P2PDaemonError, PeerID, dht_pb2
+from p2p_diloco.net.identity import IdentityFile
+from p2p_diloco.net.interface import Unreachable, check_record
+from p2p_diloco.net.reasons import none_reached
+from p2p_diloco.net.records import CLOCK_DIFFERENCE_S_MAX, SignedRecords, newest_records
+from p2p_diloco.net.signing import SigningKey
+
+log = logging.getLogger(__name__)
+
+RPC_S = 3.0
+"""How long one peer of the DHT may take to answer. After that it isn't asked for a while."""
+CALL_S = 15.0
+"""How long a whole `store` or `fetch` may take."""
+REJOIN_EVERY_S = 15.0
+"""How often initial peers that the DHT has lost are greeted again."""
+CLOSE_S = 3.0
+"""How long the DHT node may take to end."""
+
+
+class DhtPeer:
+    """A member of the DHT. Made by `create`, ended by `close`."""
+
+    def __init__(
+        self, daemon: Daemon, node: Any, key: SigningKey, records: SignedRecords, made: contextlib.AsyncExitStack
+    ) -> None:
+        self.daemon = daemon
+        self.peer_id = daemon.peer_id
+        self._node = node
+        self._key = key
+        self._records = records
+        self._made = made
+
+    @classmethod
+    async def create(
+        cls,
+        *,
+        initial_peers: Sequence[str] = (),
+        host_maddrs: Sequence[str] = ("/ip4/127.0.0.1/tcp/0",),
+        announce_maddrs: Sequence[str] = (),
+        identity_path: str | None = None,
+        client_mode: bool = False,
+        startup_timeout_s: float = 60.0,
+        rejoin_every_s: float = REJOIN_EVERY_S,
+        on_daemon_death: Callable[[str], None] | None = None,
+    ) -> DhtPeer:
+        """Start a daemon and join the DHT of the initial peers, one of which must answer; without any, found a DHT.
+
+        Raises:
+            as `HivemindTransport.create`.
+        """
+        initial_peers = [parse(address) for address in initial_peers]
+        async with contextlib.AsyncExitStack() as made:
+            identity = IdentityFile.claim(identity_path, P2P.generate_identity)
+            made.callback(identity.release)
+            key = SigningKey(identity.path, identity.content)
+            daemon = await Daemon.start(
+                identity_path=str(identity.path),
+                host_maddrs=host_maddrs,
+                announce_maddrs=announce_maddrs,
+                client_mode=client_mode,
+                timeout_s=startup_timeout_s,
+                on_death=on_daemon_death,
+            )
+            made.push_async_callback(daemon.close)
+            identity.forget_if_ephemeral()
+            reached = await _greet(daemon, initial_peers)
+            records = SignedRecords.of(key)
+            node = await DHTNode.create(
+                p2p=daemon.p2p,
+                initial_peers=reached or None,
+                client_mode=client_mode,
+                record_validator=records,
+                wait_timeout=RPC_S,
+                ensure_bootstrap_success=False,  # judged below, in our words
+                strict=False,
+                cache_locally=False,  # every `fetch` asks for the latest, and would never read a cache
+                cache_nearest=0,
+                cache_on_store=False,
+                cache_refresh_before_expiry=0,
+            )
+            made.push_async_callback(_end_node, node, daemon)
+            if reached:
+                await _check_clocks(node, reached)
+            staying = asyncio.create_task(_stay_joined(daemon, node, initial_peers, rejoin_every_s))
+            made.push_async_callback(_cancel, staying)
+            return cls(daemon, node, key, records, made.pop_all())
+
+    def sign(self, statement: bytes) -> str:
+        """As `Transport.sign`."""
+        return self._key.sign(statement)
+
+    async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
+        """As `Transport.store`."""
+        check_record(key, subkey, value, ttl_s)
+        name = subkey.encode() + (self._records.local_public_key if owned else b"")
+        storing = self._node.store(key, value, expiration_time=time.time() + ttl_s, subkey=name)
+        try:
+            return bool(await asyncio.wait_for(storing, CALL_S))
+        except Exception as error:  # a timeout, or anything that Hivemind raises
+            log.warning("the record %s/%s was not stored: %r", key, subkey, error)
+            return False
+
+    async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
+        """As `Transport.fetch`."""
+        try:
+            found = await asyncio.wait_for(self._node.get(key, latest=True), CALL_S)
+        except asyncio.TimeoutError:
+            raise Unreachable(f"the DHT didn't answer within {CALL_S:g} s") from None
+        except Exception as error:  # Hivemind raises anything for what its daemon or strangers answer
+            raise Unreachable(f"the DHT can't be asked: {error!r}") from None
+        return newest_records(found.value) if found is not None and isinstance(found.value, dict) else {}
+
+    async def close(self) -> None:
+        """End the node and the daemon, in bounded time."""
+        await self._made.aclose()
+
+
+async def _greet(daemon: Daemon, initial_peers: Sequence[str]) -> list[str]:
+    """The initial peers' addresses that answer.
+
+    Raises:
+        NoBootstrapReached: none does.
+    """
+    for address in initial_peers:
+        daemon.introduce(peer_of(address), [address])
+    outcomes = dict(zip(initial_peers, await asyncio.gather(*map(daemon.greet, initial_peers)), strict=True))
+    reached = [address for address, reason in outcomes.items() if reason is None]
+    if outcomes and not reached:
+        raise none_reached(outcomes)
+    return reached
+
+
+async def _check_clocks(node: Any, reached: Sequence[str]) -> None:
+    """Compare this clock with those of the initial peers.
+
+    Raises:
+        NoBootstrapReached: none of them answers as a peer of the DHT.
+        Refused: even the nearest clock differs too much.
+    """
+    differences = await asyncio.gather(*(_clock_difference_s(node, peer_of(address)) for address in reached))
+    known = [difference for difference in differences if difference is not None]
+    if not known:
+        raise none_reached(dict.fromkeys(reached, "something answers there, but no DHT of Hivemind"))
+    least = min(known, key=abs)
+    if abs(least) > CLOCK_DIFFERENCE_S_MAX:
+        mend = f"set the clocks (NTP): at most {CLOCK_DIFFERENCE_S_MAX:g} s may lie between them"
+        side = "behind" if least > 0 else "ahead of"
+        raise Refused(f"this machine's clock is {abs(least):.1f} s {side} the initial peers'", mend=mend)
+
+
+async def _clock_difference_s(node: Any, peer: str) -> float | None:
+    """How far a DHT peer's clock is ahead of this one; None if it doesn't answer as one."""
+    request = dht_pb2.PingRequest(peer=node.protocol.node_info)
+    asked_at = time.time()
+    try:
+        answer = await node.protocol.get_stub(PeerID.from_base58(peer)).rpc_ping(request, timeout=2.0)
+    except Exception as error:  # Hivemind raises anything for a stranger's answer
+        log.debug("%s doesn't tell its clock: %s", peer, error)
+        return None
+    return float(answer.dht_time) - (asked_at + time.time()) / 2
+
+
+async def _stay_joined(daemon: Daemon, node: Any, initial_peers: Sequence[str], every_s: float) -> None:
+    """Look up addresses again and again, and greet initial peers that the DHT has lost: they restart, and partitions
+    heal.
+    """
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            present = {str(peer) for peer in node.protocol.routing_table.peer_id_to_uid}
+            for address in initial_peers:
+                if peer_of(address) not in present and await daemon.greet(address) is None:
+                    await node.protocol.call_ping(PeerID.from_base58(peer_of(address)))
+            await daemon.look_up_addresses()
+        except Exception as error:  # Hivemind raises anything for what its daemon answers; the next turn may succeed
+            log.debug("the DHT can't be looked after now: %r", error)
+
+
+async def _end_node(node: Any, daemon: Daemon) -> None:
+    if daemon.runs:  # else the node would wait for answers
+        with contextlib.suppress(asyncio.TimeoutError, P2PDaemonError, OSError):
+            await asyncio.wait_for(node.shutdown(), CLOSE_S)
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

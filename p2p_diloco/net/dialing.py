@@ -1,0 +1,83 @@
+"""How a peer dials another one directly: at which addresses, and in which order.
+
+Law: takes an offer, gives a connection that the listener let in. It neither asks for offers nor keeps connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
+
+from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.net.listener import present
+from p2p_diloco.net.offer import Offer
+from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.tls import connect
+
+STAGGER_S = 0.25
+"""How long an address may take before the next one is tried beside it."""
+PLACES_MAX = 8
+"""How many addresses of a peer are tried."""
+
+
+async def dial(offer: Offer, addresses: Iterable[str], role: bytes, timeout_s: float) -> Pipe:
+    """Connect to the peer that made the offer, at one of these multiaddrs, and show the ticket in it.
+
+    Raises:
+        OSError: no address let this peer in; what became of the last one.
+        asyncio.TimeoutError: none did in time.
+    """
+    places = places_of(offer.ports, addresses)
+    if not places:
+        raise OSError("it listens nowhere that is known here")
+
+    async def attempt(host: str, port: int, family: int) -> Pipe:
+        return await present(await connect(host, port, family, offer.certificate), offer.ticket, role)
+
+    return await asyncio.wait_for(_first([partial(attempt, *place) for place in places]), timeout_s)
+
+
+def places_of(ports: Iterable[tuple[int, int]], addresses: Iterable[str]) -> list[tuple[str, int, int]]:
+    """Where to dial, as (host, port, address family), in the order of the addresses. Relays are left out."""
+    ports = tuple(ports)
+    places: dict[tuple[str, int, int], None] = {}
+    for address in addresses:
+        match address.split("/"):
+            case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6" as kind, host, *_] if not leads_over_a_relay(address):
+                for version, port in ports:
+                    if kind == "dns" or kind.endswith(str(version)):
+                        family = socket.AF_INET if version == 4 else socket.AF_INET6
+                        places[host, port, int(family)] = None
+    return list(places)[:PLACES_MAX]
+
+
+async def _first(attempts: Sequence[Callable[[], Coroutine[object, object, Pipe]]]) -> Pipe:
+    """The result of the first attempt that succeeds. The next attempt begins when one has failed, or after `STAGGER_S`.
+
+    Raises:
+        OSError: what became of the last attempt.
+    """
+    waiting, running = list(attempts), set[asyncio.Task[Pipe]]()
+    error: BaseException = OSError("no address")
+    try:
+        while waiting or running:
+            if waiting:
+                running.add(asyncio.create_task(waiting.pop(0)()))
+            timeout_s = STAGGER_S if waiting else None
+            done, _ = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if (failure := task.exception()) is None:
+                    running.discard(task)
+                    return task.result()
+                error = failure
+            running -= done
+        raise error
+    finally:
+        for task in running:
+            task.cancel()
+        if running:
+            for outcome in await asyncio.gather(*running, return_exceptions=True):
+                if isinstance(outcome, Pipe):
+                    outcome.abort()

@@ -1,0 +1,57 @@
+"""All that this package uses of Hivemind. It loads torch, which takes seconds: import it only where a swarm is needed.
+
+Law: the only file that imports Hivemind; it leaves this process's logging as it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType
+
+# Hivemind's averager imports scipy.optimize. It isn't used here, and is a sixth of the import and 36 MB of memory: so
+# Hivemind gets an empty module. Code that imports scipy.optimize later gets the real one.
+_EMPTY = ModuleType("scipy.optimize")
+sys.modules.setdefault(_EMPTY.__name__, _EMPTY)
+try:
+    from hivemind.dht import DHTNode
+    from hivemind.dht.crypto import RSASignatureValidator
+    from hivemind.dht.protocol import DHTProtocol
+    from hivemind.dht.validation import DHTRecord
+    from hivemind.p2p import P2P, PeerID
+    from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
+    from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+    from hivemind.proto import dht_pb2
+    from hivemind.utils.crypto import RSAPrivateKey
+    from hivemind.utils.logging import use_hivemind_log_handler
+    from hivemind.utils.multiaddr import Multiaddr
+finally:
+    if sys.modules.get(_EMPTY.__name__) is _EMPTY:
+        del sys.modules[_EMPTY.__name__]
+
+__all__ = [
+    "P2P", "DHTNode", "DHTProtocol", "DHTRecord", "Multiaddr", "P2PDaemonError", "PeerID", "RSAPrivateKey",
+    "RSASignatureValidator", "StreamInfo", "dht_pb2",
+]  # fmt: skip
+
+log = logging.getLogger(__name__)
+
+
+class _Relay(logging.Handler):
+    """Writes Hivemind's warnings to our own log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log.log(record.levelno, "hivemind: %s", record.getMessage())
+
+
+def _restore_logging() -> None:
+    """Undo what importing Hivemind does to this process's logging."""
+    use_hivemind_log_handler("nowhere")
+    logging.addLevelName(logging.WARNING, "WARNING")
+    theirs = logging.getLogger("hivemind")
+    theirs.setLevel(logging.WARNING)
+    theirs.propagate = False
+    theirs.addHandler(_Relay())
+
+
+_restore_logging()

@@ -1,0 +1,64 @@
+"""One object for each peer, opened on first use and kept: its link, its stream for payloads.
+
+Law: knows nothing of what it keeps. Callers that ask while an object is being opened wait for it, and fail with it; the
+next call tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Generic, TypeVar
+
+from p2p_diloco.net.interface import Unreachable
+
+T = TypeVar("T")
+
+
+class OnePerPeer(Generic[T]):
+    """What `open` opens to a peer, or raises `Unreachable` for."""
+
+    def __init__(self, open: Callable[[str], Coroutine[object, object, T]]) -> None:
+        self._open = open
+        self._opened: dict[str, T] = {}
+        self._opening: dict[str, asyncio.Task[T]] = {}
+        self._ended = False
+
+    async def to(self, peer: str) -> T:
+        """The object of this peer.
+
+        Raises:
+            Unreachable: it can't be opened.
+        """
+        if peer in self._opened:
+            return self._opened[peer]
+        if self._ended:
+            raise Unreachable("this peer is closing")
+        opening = self._opening.get(peer)
+        if opening is None:
+            opening = self._opening[peer] = asyncio.create_task(self._open_to(peer))
+            opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # every caller may be gone
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if opening.cancelled():
+                raise Unreachable("this peer is closing") from None
+            raise
+
+    async def _open_to(self, peer: str) -> T:
+        try:
+            one = self._opened[peer] = await self._open(peer)
+            return one
+        finally:
+            del self._opening[peer]
+
+    def drop(self, peer: str, one: T) -> None:
+        """Keep this object no longer."""
+        if self._opened.get(peer) is one:
+            del self._opened[peer]
+
+    def end(self) -> None:
+        """Open no more objects, and cancel those that are being opened."""
+        self._ended = True
+        for opening in self._opening.values():
+            opening.cancel()

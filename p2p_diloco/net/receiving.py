@@ -1,0 +1,252 @@
+"""The receiver's side: judge what comes, give it to the inbox, and answer.
+
+Law: knows frames and pipes, not libp2p. What a remote does wrong is answered with a reason, counted, and ends that
+stream alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import numpy as np
+
+from p2p_diloco.net.frame_stream import FrameStream
+from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameError, Message, Progress, Refused
+from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Refusal, check_announced
+from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
+from p2p_diloco.net.streams import Streams
+
+log = logging.getLogger(__name__)
+
+PROGRESS_EVERY_S = 0.25
+"""How often a receiver tells how far a payload has come: so a sender tells a slow peer from a frozen one."""
+LINGER_S = 2.0
+"""How long a sender may take to hang up after its answer. To close at once could destroy the answer on its way."""
+NEXT_PAYLOAD_S = 120.0
+"""How long a stream over libp2p may wait for its next payload: twice as long as a sender uses one."""
+REFUSALS_EVERY_S = 60.0
+"""How often the log names a peer whose messages are refused."""
+SLACK_BYTES = 256
+"""How much longer a payload's memory is than the payload. A tensor of its length, aligned, then fits into the hole that
+it leaves in the heap."""
+
+Following = Callable[[FrameStream], Awaitable[Frame | None]]
+
+
+class Receiver:
+    """Serves the streams that other peers open."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams = streams
+        self._links: dict[str, Pipe] = {}
+        self._awaiting_payloads = 0
+        self._receiving = asyncio.Semaphore(streams.limits.streams_max)
+        self._refused_at: dict[str, float] = {}
+
+    async def serve(self, peer: str, pipe: Pipe) -> None:
+        """Take what a peer sends on a stream over libp2p, until that ends."""
+        read_s = self._streams.limits.read_timeout_s
+        async with self._served(peer, pipe) as frames:
+            match await frames.read(idle_s=read_s, frame_s=read_s):
+                case Message(header):
+                    await self._serve_link(frames, header)
+                case frame:
+                    await self._serve_payloads(frames, frame, self._next_on_libp2p)
+
+    async def serve_direct(self, peer: str, pipe: Pipe) -> None:
+        """Take payloads, one after the other, on a direct connection, until that ends."""
+        async with self._served(peer, pipe) as frames:
+            await self._serve_payloads(frames, await self._next_on_direct(frames), self._next_on_direct)
+
+    @contextlib.asynccontextmanager
+    async def _served(self, peer: str, pipe: Pipe) -> AsyncIterator[FrameStream]:
+        """Frames of a peer. A frame that breaks the protocol is refused; at the end the stream is closed."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._streams.tasks.add(task)
+        frames = self._streams.frames(peer, pipe)
+        try:
+            yield frames
+        except (FrameError, PipeStalled) as error:
+            await self._refuse_and_linger(frames, str(error))
+        except PipeBroken:
+            self._streams.lost(peer)
+        finally:
+            self._streams.tasks.discard(task)
+            pipe.close()
+
+    # -- links
+
+    async def _serve_link(self, frames: FrameStream, header: bytes) -> None:
+        """Take the messages of a link one after the other. A newer link of the same peer ends this one."""
+        peer, pipe, limits = frames.peer, frames.pipe, self._streams.limits
+        if peer not in self._links and len(self._links) >= limits.links_max:
+            reason = f"this peer allows {limits.links_max} links, and all are taken"
+            await self._refuse_and_linger(frames, reason)
+            return
+        if (older := self._links.get(peer)) is not None:
+            older.abort()
+        self._links[peer] = pipe
+        frame: Frame | None = Message(header)
+        try:
+            while frame is not None:
+                if not isinstance(frame, Message):
+                    raise FrameError(f"a {type(frame).__name__} frame has no place on a link")
+                await self._take(frames, frame.header, None)
+                await pipe.drain(self._streams.limits.write_timeout_s)
+                await asyncio.sleep(0)  # many small frames may have come: let other tasks run between them
+                frame = await frames.read(idle_s=None, frame_s=self._streams.limits.read_timeout_s)
+        except PipeBroken:
+            pass
+        finally:
+            if self._links.get(peer) is pipe:
+                del self._links[peer]
+                self._streams.lost(peer)
+
+    # -- payloads
+
+    async def _serve_payloads(self, frames: FrameStream, frame: Frame | None, following: Following) -> None:
+        """Take payloads. One comes while the inbox takes the one before; the answers keep the order."""
+        before: asyncio.Task[None] | None = None
+        try:
+            while frame is not None:
+                if not isinstance(frame, Bulk):
+                    raise FrameError(f"a {type(frame).__name__} frame has no place before a payload")
+                payload = await self._payload(frames, frame, before)
+                if payload is not None:
+                    before = self._streams.start(self._take(frames, frame.header, payload))
+                    del payload  # only the inbox holds it now, however long the next one takes to come
+                elif not await frames.discard(frame.payload_bytes, LINGER_S):
+                    return
+                with contextlib.suppress(PipeBroken):  # reading finds out
+                    await frames.pipe.drain(self._streams.limits.write_timeout_s)
+                frame = await following(frames)
+        finally:
+            if before is not None:
+                await before
+
+    async def _next_on_direct(self, frames: FrameStream) -> Frame | None:
+        return await frames.read(idle_s=None, frame_s=self._streams.limits.read_timeout_s)
+
+    async def _next_on_libp2p(self, frames: FrameStream) -> Frame | None:
+        """The frame after a payload. None also if too many streams wait for one already."""
+        if self._awaiting_payloads >= self._streams.limits.links_max:
+            await frames.discard(None, LINGER_S)
+            return None
+        self._awaiting_payloads += 1
+        try:
+            return await frames.read(idle_s=NEXT_PAYLOAD_S, frame_s=self._streams.limits.read_timeout_s)
+        finally:
+            self._awaiting_payloads -= 1
+
+    async def _payload(
+        self, frames: FrameStream, bulk: Bulk, before: asyncio.Task[None] | None
+    ) -> memoryview | None:
+        """Receive one payload, or refuse it unread and return None. Memory is set aside only once header, size and turn
+        are granted. Nothing is said of it until the payload before it is answered.
+        """
+        reason = self._objection(frames.peer, bulk.header, bulk.payload_bytes)
+        if reason is None and not await self._granted():
+            reason = f"busy: {self._streams.limits.streams_max} payloads are under way"
+        elif reason is None:
+            try:
+                payload = np.empty(bulk.payload_bytes + SLACK_BYTES, dtype=np.uint8)[: bulk.payload_bytes].data
+                with self._streams.traffic.receiving():
+                    await self._receive(frames, payload, before)
+            finally:
+                self._receiving.release()
+        if before is not None:
+            await before
+        if reason is not None:
+            self._refuse(frames, reason)
+            return None
+        return payload
+
+    async def _granted(self) -> bool:
+        """Wait for a turn to receive a payload; False if none comes soon."""
+        if not self._receiving.locked():
+            return await self._receiving.acquire()
+        try:
+            return await asyncio.wait_for(self._receiving.acquire(), self._streams.limits.read_timeout_s / 2)
+        except asyncio.TimeoutError:
+            return False
+
+    async def _receive(self, frames: FrameStream, payload: memoryview, before: asyncio.Task[None] | None) -> None:
+        """Fill the payload, and tell the sender now and then how far it has come."""
+        loop, limits, told_bytes = asyncio.get_running_loop(), self._streams.limits, 0
+        timer: asyncio.TimerHandle
+        measured = self._streams.traffic.bandwidth.down.begin_large(frames.peer, len(payload), loop.time())
+
+        def tell() -> None:
+            nonlocal told_bytes, timer
+            if (count := frames.payload_bytes) > told_bytes:
+                if before is None or before.done():  # else it would be taken for the progress of that payload
+                    frames.write(Progress(count))
+                told_bytes = count
+                measured.reached(count, loop.time())
+                self._streams.inbox.moving(frames.peer)
+            timer = loop.call_later(PROGRESS_EVERY_S, tell)
+
+        timer = loop.call_later(PROGRESS_EVERY_S, tell)
+        try:
+            total_s = limits.transfer_timeout_s(len(payload))
+            await frames.read_payload(payload, stall_s=limits.read_timeout_s, total_s=total_s)
+        finally:
+            timer.cancel()
+            measured.reached(frames.payload_bytes, loop.time())
+            if before is None or before.done():
+                measured.end(loop.time())
+            else:  # nothing is read until then: what comes meanwhile waits in the kernel, and that time counts
+                before.add_done_callback(lambda _: measured.end(loop.time()))
+
+    # -- judging and answering
+
+    async def _take(self, frames: FrameStream, header: bytes, payload: memoryview | None) -> None:
+        """Let the inbox judge and take a message, and answer it."""
+        inbox = self._streams.inbox
+        try:
+            if payload is None:
+                inbox.admit(frames.peer, header)
+            await inbox.deliver(frames.peer, header, payload)
+        except Refusal as refusal:
+            self._refuse(frames, refusal.reason)
+        except Exception:
+            log.exception("a message of %s could not be taken", frames.peer)
+            self._refuse(frames, "the receiver failed on this message")
+        else:
+            frames.write(Accepted())
+
+    def _objection(self, peer: str, header: bytes, payload_bytes: int) -> str | None:
+        """Why a payload may not come, or None."""
+        try:
+            check_announced(self._streams.limits, payload_bytes, self._streams.inbox.admit(peer, header))
+        except Refusal as refusal:
+            return refusal.reason
+        except Exception:
+            log.exception("a header of %s could not be judged", peer)
+            return "the receiver failed on this header"
+        return None
+
+    def _refuse(self, frames: FrameStream, reason: str) -> None:
+        log.log(self._level_of_refusal(frames.peer), "refused a message of %s: %s", frames.peer, reason)
+        self._streams.traffic.refuse(frames.peer)
+        frames.write(Refused(reason))
+
+    def _level_of_refusal(self, peer: str) -> int:
+        """INFO at most once in `REFUSALS_EVERY_S` for each peer, else DEBUG: a refused peer may ask on and on."""
+        now = asyncio.get_running_loop().time()
+        if now - self._refused_at.get(peer, -math.inf) < REFUSALS_EVERY_S:
+            return logging.DEBUG
+        if len(self._refused_at) >= PEERS_COUNTED_MAX:
+            self._refused_at.clear()
+        self._refused_at[peer] = now
+        return logging.INFO
+
+    async def _refuse_and_linger(self, frames: FrameStream, reason: str) -> None:
+        """Refuse the message that ends the stream, and let the sender read the answer and hang up."""
+        self._refuse(frames, reason)
+        await frames.discard(None, LINGER_S)

@@ -1,0 +1,195 @@
+"""The sender's side: a link to each peer for small messages, and streams for payloads.
+
+Law: knows frames and pipes, not libp2p. The peer that opens a stream sends messages on it; the answers come back on the
+same stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
+
+from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.net.direct import DirectChannel, Opened
+from p2p_diloco.net.frame_stream import FrameStream
+from p2p_diloco.net.framing import Refused
+from p2p_diloco.net.interface import Refusal, Unreachable, check_outgoing
+from p2p_diloco.net.link import Link
+from p2p_diloco.net.payload_stream import PayloadStream, Verdict
+from p2p_diloco.net.per_peer import OnePerPeer
+from p2p_diloco.net.streams import Streams
+
+STREAM_LIFE_S = 60.0
+"""How long a stream over libp2p takes new payloads. By then there may be a better way than over a relay; and no stream
+stays open for ever to a peer that left without a word."""
+
+
+class Sender:
+    """Sends messages. `dial` opens a stream to a peer and tells the multiaddr at which it was found, or raises
+    `Unreachable`. `direct`: where payloads go first, if there is such a channel.
+    """
+
+    def __init__(self, streams: Streams, dial: Callable[[str], Awaitable[Opened]]) -> None:
+        self.direct: DirectChannel | None = None
+        self._streams = streams
+        self._dial = dial
+        self._links = OnePerPeer(self._open_link)
+        self._payload_streams = OnePerPeer(self._open_payload_stream)
+        self._sending = asyncio.Semaphore(streams.limits.streams_max)
+        self._writing = WeakValueDictionary[str, asyncio.Lock]()
+
+    async def send(self, peer: str, header: bytes, payload: memoryview | None) -> None:
+        """As `Transport.send`."""
+        check_outgoing(self._streams.limits, header, payload)
+        if self._streams.closing:
+            raise Unreachable("this peer is closing")
+        if payload is None:
+            link = await self._links.to(peer)
+            await link.send(header)
+        else:
+            async with self._sending:
+                await self._send_payload(peer, header, payload.cast("B"))
+
+    def end(self) -> None:
+        """Open no more streams."""
+        self._links.end()
+        self._payload_streams.end()
+
+    # -- opening
+
+    async def _open(self, peer: str) -> tuple[FrameStream, str]:
+        pipe, found_at = await self._dial(peer)
+        if self._streams.closing:
+            pipe.abort()
+            raise Unreachable("this peer is closing")
+        return self._streams.frames(peer, pipe), found_at
+
+    async def _open_link(self, peer: str) -> Link:
+        frames, _ = await self._open(peer)
+        link = Link(frames, self._streams.limits)
+        self._streams.start(self._read_link(peer, link))
+        return link
+
+    async def _read_link(self, peer: str, link: Link) -> None:
+        why = "this peer is closing"
+        try:
+            why = await link.read_answers()
+        finally:
+            self._links.drop(peer, link)
+            link.fail(why)
+            self._streams.lost(peer)
+
+    async def _open_payload_stream(self, peer: str) -> PayloadStream:
+        frames, found_at = await self._open(peer)
+        stream = PayloadStream(frames, "relayed" if leads_over_a_relay(found_at) else "libp2p")
+        asyncio.get_running_loop().call_later(STREAM_LIFE_S, self._retire, peer, stream)
+        return stream
+
+    def _retire(self, peer: str, stream: PayloadStream) -> None:
+        self._payload_streams.drop(peer, stream)
+        stream.retire()
+
+    # -- payloads
+
+    async def _send_payload(self, peer: str, header: bytes, payload: memoryview) -> None:
+        """Over a direct connection if there is one, else, or if that breaks, over libp2p.
+
+        Payloads to one peer are written one after the other: each arrives as early as it can, and the link carries the
+        next one while the answer comes. Written together they would all arrive last, and all wait for answers at once.
+        """
+        turns = self._writing.setdefault(peer, asyncio.Lock())
+        verdict = await self._over_direct(turns, peer, header, payload)
+        if verdict is None:
+            verdict = await self._over_libp2p(turns, peer, header, payload)
+        if isinstance(verdict, Refused):
+            raise Refusal(verdict.reason)
+
+    async def _over_direct(self, turns: asyncio.Lock, peer: str, header: bytes, payload: memoryview) -> Verdict:
+        """The answer over a direct connection; None if there is no connection, or it broke."""
+        if (direct := self.direct) is None:
+            return None
+        async with _Turn(turns) as turn:
+            stream = await direct.take(peer)
+            if stream is None:
+                return None
+
+            def over() -> None:
+                direct.give_back(peer, stream, len(payload))
+                turn.over()
+
+            try:
+                verdict = await self._transfer(stream, header, payload, over)
+            except Unreachable as error:
+                direct.failed(peer, str(error))
+                raise
+        if verdict is not None:
+            direct.succeeded(peer)
+            return verdict
+        self._streams.lost(peer)
+        direct.failed(peer, "the direct connection broke")
+        if self._streams.closing:
+            raise Unreachable("this peer is closing")
+        return None
+
+    async def _over_libp2p(self, turns: asyncio.Lock, peer: str, header: bytes, payload: memoryview) -> Verdict:
+        """The answer over the peer's stream. If that breaks after it carried other payloads, it may have been broken
+        before, unseen: then the payload goes once more, on a new stream.
+        """
+        once_more = True
+        while True:
+            stream = await self._payload_streams.to(peer)  # opened before any deadline runs
+            async with _Turn(turns) as turn:
+                fresh = stream.fresh
+                if not fresh and not stream.fit:
+                    self._retire(peer, stream)
+                    continue
+                verdict = await self._transfer(stream, header, payload, turn.over)
+            if verdict is not None:
+                return verdict
+            self._streams.lost(peer)
+            if fresh or self._streams.closing or not once_more:
+                raise Unreachable(f"{peer}: the stream ended before the payload was accepted")
+            once_more = False
+
+    async def _transfer(
+        self, stream: PayloadStream, header: bytes, payload: memoryview, over: Callable[[], None]
+    ) -> Verdict:
+        """As `PayloadStream.send`, counted and measured. Calls `over` when the next payload may be written."""
+        peer, clock, traffic = stream.frames.peer, asyncio.get_running_loop().time, self._streams.traffic
+        traffic.went(peer, stream.way)
+        measured = traffic.bandwidth.up.begin_large(peer, len(payload), clock())
+
+        def ended(written: asyncio.Future[None]) -> None:
+            if not written.cancelled() and written.exception() is None:  # a break is noticed by reading the answer
+                traffic.sent(peer, len(payload))
+            over()
+
+        def reached(count: int) -> None:
+            measured.reached(count, clock())
+            self._streams.inbox.moving(peer)
+
+        try:
+            return await stream.send(header, payload, limits=self._streams.limits, over=ended, reached=reached)
+        finally:
+            measured.end(clock())
+
+
+class _Turn:
+    """A payload's turn to be written. It may be over before the answer comes."""
+
+    def __init__(self, turns: asyncio.Lock) -> None:
+        self._turns, self._held = turns, False
+
+    async def __aenter__(self) -> _Turn:
+        self._held = await self._turns.acquire()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.over()
+
+    def over(self) -> None:
+        """Let the next payload be written."""
+        if self._held:
+            self._held = False
+            self._turns.release()

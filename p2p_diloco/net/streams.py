@@ -1,0 +1,54 @@
+"""What all streams of one peer share: limits, counts, the inbox, and the end.
+
+Law: opens no stream and reads none; that is for `sending` and `receiving`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from weakref import WeakSet
+
+from p2p_diloco.net.frame_stream import FrameStream
+from p2p_diloco.net.interface import Inbox, Limits, Traffic
+from p2p_diloco.net.pipe import Pipe
+
+CLOSE_S = 1.0
+"""How long streams may take to end before their tasks are cancelled."""
+
+
+class Streams:
+    """The open streams of a peer and the tasks that serve them."""
+
+    def __init__(self, inbox: Inbox, limits: Limits, traffic: Traffic) -> None:
+        self.inbox, self.limits, self.traffic = inbox, limits, traffic
+        self.pipes = WeakSet[Pipe]()  # the code that uses a pipe holds it
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.closing = False
+
+    def frames(self, peer: str, pipe: Pipe) -> FrameStream:
+        """Frames over a pipe, which `close` ends."""
+        self.pipes.add(pipe)
+        return FrameStream(pipe, peer, self.limits, self.traffic)
+
+    def start(self, coroutine: Coroutine[object, object, None]) -> asyncio.Task[None]:
+        """Run a coroutine; `close` waits for it."""
+        task = asyncio.create_task(coroutine)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
+
+    def lost(self, peer: str) -> None:
+        """Tell the inbox that a stream of this peer broke, unless this peer ended it itself."""
+        if not self.closing:
+            self.inbox.closed(peer)
+
+    async def close(self) -> None:
+        """End every stream and task."""
+        self.closing = True
+        for pipe in list(self.pipes):
+            pipe.abort()
+        if tasks := self.tasks - {asyncio.current_task()}:
+            _, unfinished = await asyncio.wait(tasks, timeout=CLOSE_S)
+            for task in unfinished:
+                task.cancel()

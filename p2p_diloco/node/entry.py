@@ -1,0 +1,153 @@
+"""From a node's first message to its part in the run: transport, checkpoint, run, tensors.
+
+Law: each step is made once, in order; what an earlier step has made is complete when the next one begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied
+from p2p_diloco.net.addresses import listen_for
+from p2p_diloco.net.hivemind import HivemindTransport
+from p2p_diloco.net.interface import Limits, Transport
+from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.joining import find_run
+from p2p_diloco.node.participation import Participation
+from p2p_diloco.node.saving import Checkpoint, read_checkpoint
+from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.node.tensor_work import TensorWork
+from p2p_diloco.remembered import remembered
+
+CLOSE_S = 2.0
+"""How long the transport may take to end."""
+LIMITS = Limits(header_bytes_max=2**20)
+"""Longer headers than usual: a fetch lists every shard."""
+
+log = logging.getLogger(__name__)
+
+
+async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd: int) -> None:
+    """Take part in a run until cancelled.
+
+    Raises:
+        P2PDilocoError: this peer can't take part, or can't go on.
+    """
+    setup = Setup.from_wire((await messages.get())["setup"])
+    shared = SharedMemory(memory_fd, sum(spec.numel for spec in setup.specs or ()))
+    inbox = Inbox()
+    dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    transport = await _open_transport(setup.local, inbox, channel, dead)
+    try:
+        channel.send("transport", peer_id=transport.peer_id, addresses=transport.addresses())
+        part = asyncio.create_task(take_part(setup, channel, messages, shared, transport, inbox))
+        try:
+            await asyncio.wait({part, dead}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            part.cancel()
+            outcome = (await asyncio.gather(part, return_exceptions=True))[0]
+        if dead.done():
+            dead.result()
+        if isinstance(outcome, BaseException):
+            raise outcome
+    finally:
+        if dead.done():
+            dead.exception()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(transport.close(), CLOSE_S)
+
+
+async def _open_transport(
+    local: PeerConfig, inbox: Inbox, channel: NodeEnd, dead: asyncio.Future[None]
+) -> HivemindTransport:
+    """A transport through the initial peers, or else through addresses met in this run before. `dead` fails if its
+    daemon dies.
+
+    Raises:
+        NoBootstrapReached: none of them answers.
+    """
+
+    def daemon_died(why: str) -> None:
+        if not dead.done():
+            dead.set_exception(NodeDied(why, mend="start this peer again"))
+
+    async def through(initial_peers: Sequence[str]) -> HivemindTransport:
+        return await HivemindTransport.create(
+            inbox,
+            run_id=local.run_id,
+            initial_peers=initial_peers,
+            host_maddrs=local.host_maddrs or listen_for(initial_peers),
+            announce_maddrs=local.announce_maddrs,
+            identity_path=None if local.identity_path is None else str(local.identity_path),
+            client_mode=local.client_mode,
+            direct=local.direct,
+            direct_port=local.direct_port,
+            limits=LIMITS,
+            on_daemon_death=daemon_died,
+        )
+
+    channel.send("progress", text="reaching for the swarm" if local.initial_peers else "starting a swarm of its own")
+    try:
+        return await through(local.initial_peers)
+    except NoBootstrapReached as error:
+        if not (known := remembered(local.run_id, local.initial_peers)):
+            raise
+        log.warning("none of the initial peers answers; trying %d addresses met in this run before", len(known))
+        try:
+            return await through(known)
+        except NoBootstrapReached:
+            raise error from None  # the user can mend only the addresses that the user gave
+
+
+async def take_part(
+    setup: Setup,
+    channel: NodeEnd,
+    messages: asyncio.Queue[Message],
+    shared: SharedMemory,
+    transport: Transport,
+    inbox: Inbox,
+) -> None:
+    """Find the run or found it, and be one of its peers until cancelled."""
+    saved = await _read_checkpoint(setup.local)
+    founding, founded = setup.asked, None
+    if saved is not None:
+        founding = RunConfig(**{**saved.config_for(setup.local.run_id), **setup.asked.given})
+        founded = saved.founded if saved.run_id == setup.local.run_id else None
+    joined = await find_run(
+        setup, founding, transport, inbox, lambda text: channel.send("progress", text=text), founded
+    )
+    run = joined.run
+    checkpoint = None if saved is None else str(saved.path)
+    channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
+    if setup.specs is None:
+        work = TensorWork(run, torch.zeros(run.layout.numel))
+    else:
+        answer = await messages.get()
+        assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"
+        work = TensorWork(run, shared.theta, shared.base)
+    await Participation(setup.local, joined, saved, channel, shared, transport, inbox, work).live(messages)
+
+
+async def _read_checkpoint(local: PeerConfig) -> Checkpoint | None:
+    """The checkpoint to start from, if there is one."""
+    saved = await asyncio.get_running_loop().run_in_executor(None, read_checkpoint, local)
+    if saved is None:
+        return None
+    if local.from_checkpoint is None and saved.run_id != local.run_id:
+        mend = f"name another folder, or run_id={saved.run_id}"
+        raise ConfigError(
+            f"holds checkpoints of the run {saved.run_id}",
+            key="checkpoint_dir",
+            value=local.checkpoint_dir,
+            mend=mend,
+        )
+    log.info("starting from %s", saved.path)
+    return saved

@@ -1,0 +1,328 @@
+"""How a peer finds the run that it names, or founds it.
+
+Law: decided once, at the start, from what the DHT and one other peer say; afterwards the replica decides. A
+run's record is content-addressed and unowned, so every peer can keep it alive; of several (two founders at
+once) the one whose name is lowest wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgpack
+
+from p2p_diloco.config import LIVE_KEYS, RunConfig
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
+from p2p_diloco.net.interface import Refusal, Transport, Unreachable
+from p2p_diloco.node import wire
+from p2p_diloco.node.inbox import Handler, Inbox
+from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
+from p2p_diloco.node.run import Run, RunRecord, cut_of, name_of, token
+from p2p_diloco.node.setup import Setup
+from p2p_diloco.tensors.layout import Layout
+
+RECORD_TTL_S = 60.0
+RECORD_EVERY_S = 15.0
+FOUNDERS_MEET_S = 0.7
+"""How long a founder waits for another one's record to show."""
+HOLDS_FOR_S = 2 * PUBLISH_AT_LEAST_EVERY_S
+"""So long after its last record a peer is believed to hold the state that it told of."""
+LOOK_EVERY_S = 1.0
+DESCRIPTION_BYTES_MAX = 16 * 2**20
+"""A longer description of a model is not read."""
+DESCRIBE_S = 3.0
+"""How long one peer may take to describe the run's model."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A run that was found, and its record. `founder`: this peer has just founded it, and its model is epoch 0."""
+
+    run: Run
+    record: bytes
+    founder: bool
+
+
+async def find_run(
+    setup: Setup,
+    founding: RunConfig,
+    transport: Transport,
+    inbox: Inbox,
+    tell: Callable[[str], None],
+    founded: tuple[str, float] | None = None,
+) -> Joined:
+    """Find the run, or found it with the settings `founding` if this peer brings a model and nobody else has.
+
+    `founded` is who founded it before, and when: it comes back from a disk, and stays that peer's.
+
+    Raises:
+        GaveUpWaiting: nobody founded it in time.
+        ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit.
+        ConfigError: the run's shards are too large or too many to be sent.
+    """
+    run_id, local = setup.local.run_id, setup.local
+    give_up_at = time.monotonic() + local.wait_timeout
+    own: bytes | None = None
+    while True:
+        found = await _records(transport, run_id)
+        if found:
+            break
+        if setup.specs is not None and local.role == "worker":
+            own = await _publish_own(setup, founding, transport, founded or (transport.peer_id, time.time()))
+            await asyncio.sleep(FOUNDERS_MEET_S)
+            found = await _records(transport, run_id) or {name_of(own): own}
+            break
+        if time.monotonic() >= give_up_at:
+            raise _gave_up(setup, f"nobody has founded the run {run_id}")
+        tell(f"waiting for a worker to found the run {run_id}")
+        await asyncio.sleep(LOOK_EVERY_S)
+    value = found[min(found)]
+    if value == own:
+        log.info("founded the run %s", run_id)
+    run = await _fit(setup, RunRecord.unpack(value), transport, inbox, give_up_at, tell)
+    run.check(transport.limits)
+    return Joined(run, value, founder=value == own)
+
+
+async def keep_record(transport: Transport, joined: Joined) -> None:
+    """Keep the run's record alive until cancelled; every peer does, so it lives as long as any of them."""
+    while True:
+        try:
+            await store_record(transport, joined.run.run_id, joined.record)
+        except Exception:  # the other peers keep it as well
+            log.warning("the run's record can't be stored", exc_info=True)
+        await asyncio.sleep(RECORD_EVERY_S)
+
+
+async def store_record(transport: Transport, run_id: str, value: bytes) -> None:
+    """Put a run's record into the DHT. An older one of the same content that lives longer is as good."""
+    await transport.store(f"{run_id}/config", name_of(value), value, RECORD_TTL_S, owned=False)
+
+
+async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:
+    """Who has lately said in the DHT that it holds the run's state, with its addresses; not this peer."""
+    holders = {}
+    for peer, status in (await read_peers(transport, run_id)).items():
+        recent = time.time() - status.time < HOLDS_FOR_S
+        gone = status.state in ("leaving", "finished")
+        if status.epoch is not None and recent and not gone and peer != transport.peer_id:
+            holders[peer] = list(status.addresses)
+    return holders
+
+
+async def found_if_nobody_has(
+    replica: Replica,
+    patience_s: float,
+    give_up_s: float,
+    found: Callable[[], None],
+    holders: Callable[[], Awaitable[dict[str, list[str]]]],
+    ended: Callable[[], Awaitable[bool]],
+) -> None:
+    """Found the run after all, if its record is there but nobody with its state: its founder died too soon,
+    or all did.
+
+    Of the peers that wait, the one with the lowest id does it; what each sees of the others comes from
+    probes, so the patience must outlast a peer that is just being discovered. Whoever says in the DHT that it
+    holds the state is only out of reach from here: then nothing is founded, or there would be two runs. Nor is it where
+    the run has `ended`; how long its last state is waited for is `ending`'s.
+
+    Raises:
+        GaveUpWaiting: no state came in `give_up_s`.
+    """
+    began = alone_since = time.monotonic()
+    while not replica.has_state:
+        now = time.monotonic()
+        roster = replica.roster
+        alive = roster.alive()
+        if any(roster.holds_state(peer) for peer in alive):
+            alone_since = now
+        waiting = [peer for peer in alive if (s := roster.summary(peer)) is not None and s.role == "worker"]
+        mine = roster.mine.role == "worker" and all(replica.me < peer for peer in waiting)
+        late = now - began >= give_up_s
+        if late or (mine and now - alone_since >= patience_s):
+            over, known = await ended(), _told(await holders())
+            if None not in replica.versions:  # it has come meanwhile
+                return
+            if late and not over:
+                mend = "look whether its peers can be reached from here, or raise wait_timeout"
+                whose = f"; they hold it: {known}" if known else ""
+                raise GaveUpWaiting(f"no peer handed over the run's state in {give_up_s:g} s{whose}", mend=mend)
+            if not known and not over:
+                log.warning("nobody holds the state of the run any more: founding it anew with this peer's model")
+                found()
+                return
+            if known:
+                log.warning("the run's state is held by peers that can't be reached from here: %s", known)
+            alone_since = now
+        await asyncio.sleep(0.2)
+
+
+def _told(holders: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{peer} ({' '.join(addresses) or 'no address'})" for peer, addresses in sorted(holders.items()))
+
+
+class DescriptionInbox(Handler):
+    """The inbox while one peer's description of the run's model is waited for; every other message is refused."""
+
+    def __init__(self, token: bytes, peer: str) -> None:
+        self._token, self._peer = token, peer
+        self.layout: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
+
+    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+        """As `inbox.Handler.read`."""
+        message = wire.unpack(header, self._token)
+        if not isinstance(message, wire.Description):
+            raise Refusal("this peer is not ready yet")
+        if not 0 < message.nbytes <= DESCRIPTION_BYTES_MAX:
+            raise Refusal("no description of that length was asked for")
+        return message, message.nbytes
+
+    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
+        """As `inbox.Handler.check`."""
+        if sender != self._peer or self.layout.done():
+            raise Refusal("no description was asked for")
+        try:
+            self.layout.set_result(Layout.from_wire(msgpack.unpackb(payload)))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise Refusal(f"that describes no model: {error}") from None
+        return message
+
+
+async def ask_for_layout(transport: Transport, inbox: Inbox, token: bytes, peer: str) -> Layout | None:
+    """A peer's description of the run's model, or None if it has none in time."""
+    before, waiting = inbox.handler, DescriptionInbox(token, peer)
+    inbox.handler = waiting
+    try:
+        await transport.send(peer, wire.pack(wire.Describe(), token))
+        return await asyncio.wait_for(waiting.layout, DESCRIBE_S)
+    except (Refusal, Unreachable, asyncio.TimeoutError) as error:
+        log.debug("%s didn't describe the run's model: %r", peer, error)
+        return None
+    finally:
+        inbox.handler = before
+
+
+class Describer:
+    """Answers the peers that ask what model the run trains."""
+
+    def __init__(self, transport: Transport, run: Run) -> None:
+        self._transport = transport
+        self._payload = memoryview(msgpack.packb(run.layout.to_wire()))
+        self._header = wire.pack(wire.Description(self._payload.nbytes), run.token)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def describe_to(self, peer: str) -> None:
+        """Begin to answer."""
+        task = asyncio.create_task(self._send(peer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, peer: str) -> None:
+        try:
+            await self._transport.send(peer, self._header, self._payload)
+        except (Refusal, Unreachable) as error:
+            log.debug("%s didn't take the model's description: %s", peer, error)
+
+
+# -- inside
+
+
+async def _records(transport: Transport, run_id: str) -> dict[str, bytes]:
+    """The records of the run, by name; what isn't named by its content, or isn't one, is left out."""
+    try:
+        found = await transport.fetch(f"{run_id}/config")
+    except Unreachable as error:
+        log.debug("no answer about the run: %s", error)
+        return {}
+    records: dict[str, bytes] = {}
+    reason = ""
+    for name, (value, _) in found.items():
+        if name != name_of(value):
+            continue
+        try:
+            RunRecord.unpack(value)
+        except ValueError as error:
+            reason = str(error)
+        else:
+            records[name] = value
+    if reason and not records:
+        raise Refused(f"has a record that can't be used ({reason})", key="run_id", value=run_id, mend="choose another")
+    return records
+
+
+async def _publish_own(
+    setup: Setup, config: RunConfig, transport: Transport, founded: tuple[str, float]
+) -> bytes:
+    run = Run(setup.local.run_id, config, layout_for(setup, config))
+    run.check(transport.limits)
+    value = RunRecord.founding(run, *founded).pack()
+    await store_record(transport, run.run_id, value)
+    return value
+
+
+def layout_for(setup: Setup, config: RunConfig) -> Layout:
+    """The layout that these settings give this peer's model."""
+    assert setup.specs is not None
+    return Layout.build(setup.specs, config.num_fragments, config.fragment_layout, config.shard_elements)
+
+
+async def _fit(
+    setup: Setup,
+    record: RunRecord,
+    transport: Transport,
+    inbox: Inbox,
+    give_up_at: float,
+    tell: Callable[[str], None],
+) -> Run:
+    """The run, once this peer is found to fit into it."""
+    run_id = setup.local.run_id
+    config = RunConfig.from_wire(record.config)
+    if differences := setup.asked.difference(config, setup.asked.given):
+        raise ConfigMismatch(differences, run_id=run_id)
+    for key in LIVE_KEYS & setup.asked.given.keys():
+        if (theirs := getattr(config, key)) != (mine := getattr(setup.asked, key)):
+            log.warning("%s=%s is the run's, and is used in place of %s", key, shown(theirs), shown(mine))
+    own = None if setup.specs is None else layout_for(setup, config)
+    if own is not None and cut_of(own) == record.cut:
+        return Run(run_id, config, own)
+    run_token = token(run_id, config.fingerprint(), record.model)
+    while True:
+        theirs = await _described(transport, inbox, run_id, run_token)
+        if own is not None and own.fingerprint() != record.model:
+            lines = theirs.difference(own.params) if theirs is not None else []
+            raise ModelMismatch(lines or [_totals(record, own)], run_id=run_id)
+        if theirs is not None and cut_of(theirs) == record.cut:
+            return Run(run_id, config, theirs)
+        if time.monotonic() >= give_up_at:
+            raise _gave_up(setup, f"no peer of the run {run_id} described its model")
+        tell(f"waiting for a peer of the run {run_id} to describe its model")
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+async def _described(transport: Transport, inbox: Inbox, run_id: str, run_token: bytes) -> Layout | None:
+    """What the first peer that answers says of the run's model."""
+    for peer, status in (await read_peers(transport, run_id)).items():
+        if peer != transport.peer_id:
+            await transport.introduce(peer, status.addresses)
+            if (layout := await ask_for_layout(transport, inbox, run_token, peer)) is not None:
+                return layout
+    return None
+
+
+def _totals(record: RunRecord, own: Layout) -> str:
+    return (
+        f"{record.params} parameters of {record.numel} elements in all in the run, "
+        f"{len(own.params)} of {own.numel} here"
+    )
+
+
+def _gave_up(setup: Setup, why: str) -> GaveUpWaiting:
+    waited = setup.local.wait_timeout
+    return GaveUpWaiting(why, key="wait_timeout", value=waited, mend="look whether its peers are up, or wait longer")

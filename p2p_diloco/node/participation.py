@@ -1,0 +1,247 @@
+"""One peer's part in a run: its node's parts, put together and run side by side until the peer leaves.
+
+Law: every part is complete when it is made. What a part needs of a later one it gets through `EventQueue`, or, as the
+inbox does, through this class.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from functools import partial
+
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.core.events import Closed, Discovered, Measured, Moving, Revised
+from p2p_diloco.core.messages import Message as ReplicaMessage
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.revision import Revision
+from p2p_diloco.core.version import SALT_BITS, incarnation
+from p2p_diloco.errors import Refused
+from p2p_diloco.net.bandwidth import steady
+from p2p_diloco.net.interface import Transport
+from p2p_diloco.node import records, revising, wire
+from p2p_diloco.node.beginning import Beginning
+from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.ending import Ending
+from p2p_diloco.node.events import EventLog, EventQueue
+from p2p_diloco.node.inbox import Inbox, RunInbox
+from p2p_diloco.node.joining import Describer, Joined, keep_record
+from p2p_diloco.node.leaving import say_goodbye
+from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, OUTER_STEP, TRANSFER, Ledger
+from p2p_diloco.node.node import Node
+from p2p_diloco.node.outbox import Outbox
+from p2p_diloco.node.reporting import Reporter
+from p2p_diloco.node.restart import GoesOn
+from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.saving import Checkpoint, Saving
+from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.node.tensor_work import TensorWork
+from p2p_diloco.node.trainer import TrainerSide, until_one_ends
+from p2p_diloco.remembered import remember
+
+TELL_S = 5.0
+"""How long a peer that knows of the run's end may take to tell it, before others see this peer."""
+MEASURE_EVERY_S = 1.0
+"""How often what is measured of the link is looked at."""
+LIVES_ON_S = 6.0
+"""A record that an earlier process with this identity has written so long after this one's start was not left behind:
+clocks in a DHT agree within half of that."""
+
+log = logging.getLogger(__name__)
+
+
+class Participation:
+    """What exists while a peer takes part in a run. It is also the inbox's `Receiver`."""
+
+    def __init__(
+        self,
+        local: PeerConfig,
+        joined: Joined,
+        saved: Checkpoint | None,
+        channel: NodeEnd,
+        shared: SharedMemory,
+        transport: Transport,
+        inbox: Inbox,
+        work: TensorWork,
+    ) -> None:
+        self._local, self._joined, self._run = local, joined, joined.run
+        self._shared, self._transport, self._inbox, self._work = shared, transport, inbox, work
+        self._started_at = time.time()
+        self._incarnation = incarnation(int(self._started_at * 1000), secrets.randbits(SALT_BITS))
+        self._ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
+        transferring = partial(self._ledger.part, TRANSFER)
+        transport.limits = self._run.timed(transport.limits)
+        transport.traffic.receiving = transferring
+        self._outbox = Outbox(transport, transferring, gives_way=not self._run.rules.asynchronous)
+        self._replica = Replica(
+            transport.peer_id,
+            self._run.rules,
+            role=local.role,
+            eligible=not local.client_mode,
+            incarnation=self._incarnation,
+            now=asyncio.get_running_loop().time(),
+        )
+        self._events, self._event_log = EventQueue(), EventLog(transport.peer_id)
+        self._beginning = Beginning(local, joined, saved, self._replica, work)
+        self._founding = revising.Founding.of(self._run.run_id, RunRecord.unpack(joined.record))
+        self._goes_on = GoesOn(self._replica, partial(records.who_takes_part, transport, self._run.run_id))
+        self._ending = Ending(transport, self._founding, self._replica, self._goes_on, local.checkpoint_dir)
+        founded = self._founding.founder, self._founding.time
+        self._saving = Saving(self._run, local, self._replica, work, self._events.post, founded)
+        self._trainer = TrainerSide(
+            channel,
+            shared,
+            self._run,
+            self._replica,
+            work,
+            self._events,
+            self._event_log,
+            self._ledger,
+            self._nudge_others,
+        )
+        self._node = Node(
+            self._run,
+            self._replica,
+            work,
+            self._outbox,
+            self._trainer,
+            self._events,
+            self._event_log,
+            settled=self._settled,
+            stepping=partial(self._ledger.part, OUTER_STEP),
+        )
+        self._describer = Describer(transport, self._run)
+        self._reporter = Reporter(
+            local, self._run, self._replica, transport, shared, self._trainer, self._event_log
+        )
+
+    async def live(self, messages: asyncio.Queue[Message]) -> None:
+        """Until cancelled; then leave."""
+        self._inbox.handler = RunInbox(self._run, self._work, self, partial(self._ledger.part, CODEC))
+        await self._ending.begin(TELL_S)
+        for event in self._beginning.events:
+            self._events.post(event)
+        run_id, transport, roster = self._run.run_id, self._transport, self._replica.roster
+        consuming = asyncio.create_task(self._node.consume())
+        beside = (
+            self._trainer.serve(messages),
+            self._trainer.watch_progress(),
+            self._trainer.tell_waiting(),
+            self._measure(),
+            self._beginning.find_state(transport, self._ending, self._events),
+            self._beginning.wait_to_train(self._trainer, self._ending, self._goes_on),
+            self._ending.keep(),
+            keep_record(transport, self._joined),
+            revising.watch(
+                transport,
+                self._founding,
+                lambda: roster.mine.revision,
+                lambda revision: self._events.post(Revised(revision)),
+            ),
+            records.publish(transport, run_id, self._reporter.status),
+            records.look_around(
+                transport,
+                run_id,
+                self._discovered,
+                lambda: len(roster.alive()),
+                lambda addresses: remember(run_id, addresses),
+                self._check_identity,
+            ),
+        )
+        try:
+            await until_one_ends([asyncio.create_task(task) for task in beside], consuming)
+        finally:
+            await self._leave(consuming)
+
+    async def _leave(self, consuming: asyncio.Task[None]) -> None:
+        """Stop, in bounded time; tell the others if the replica is still fed."""
+        self._reporter.leaving = True
+        self._trainer.departs()
+        if not consuming.done():
+            status = self._reporter.status()
+            await say_goodbye(
+                self._run, self._transport, self._replica, self._events, self._outbox, self._ending, status
+            )
+        consuming.cancel()
+        await asyncio.gather(consuming, return_exceptions=True)
+        self._outbox.close()
+        await self._saving.finish()
+
+    # -- what the inbox tells (`inbox.Receiver`)
+
+    async def receive(self, sender: str, message: ReplicaMessage) -> None:
+        """A message for the replica. Returns once it is handled."""
+        await self._node.receive(sender, message)
+
+    def describe_to(self, peer: str) -> None:
+        """A peer asks what model the run trains."""
+        self._describer.describe_to(peer)
+
+    def nudged(self, goal: int) -> None:
+        """A peer asks for an exchange of the whole model: once, and not of what lies far ahead."""
+        if goal <= self._trainer.commits + 2 * len(self._run.layout.fragments):
+            self._shared.goal = max(goal, self._shared.goal)
+
+    def closed(self, peer: str) -> None:
+        """A link broke."""
+        self._shared.reconnections += 1
+        self._events.post(Closed(peer))
+
+    def moving(self, peer: str) -> None:
+        """A transfer with a peer goes on."""
+        self._events.post(Moving(peer))
+
+    def proven(self, revision: Revision) -> bool:
+        """Whether the run's founder has asked for this revision."""
+        return self._founding.proven(self._transport, revision)
+
+    # -- what the parts tell
+
+    def _settled(self) -> None:
+        """Look whether the run has ended, save the outer state if it is time, and tell the trainer: it saves its own
+        state beside a checkpoint.
+        """
+        self._ending.settled()
+        self._saving.settled()
+        shared, traffic = self._shared, self._transport.traffic
+        shared.saved = self._saving.epoch
+        shared.leave_s = self._run.config.heartbeat_timeout if self._replica.finished else 0.0
+        shared.bytes_sent, shared.bytes_received = traffic.bytes_sent, traffic.bytes_received
+        shared.retries = self._outbox.failed
+
+    def _nudge_others(self, goal: int) -> None:
+        header = wire.pack(wire.Nudge(goal), self._run.token)
+        for peer in self._replica.roster.alive():
+            self._outbox.put(peer, header, None, lambda outcome: None)
+
+    def _discovered(self, peer: str, name: str) -> None:
+        self._event_log.name(peer, name)
+        self._events.post(Discovered(peer))
+
+    def _check_identity(self, record: PeerStatus) -> None:
+        """Look at the record under this peer's id.
+
+        Raises:
+            Refused: an earlier process with this identity goes on.
+        """
+        earlier = record.incarnation is not None and record.incarnation < self._incarnation
+        if earlier and record.time > self._started_at + LIVES_ON_S:
+            raise Refused(
+                f"is the identity of a peer that is in the run already, on the machine {record.host[:64]}",
+                key="identity_path",
+                value=self._local.identity_path,
+                mend="give each peer an identity of its own: a copied file is none",
+            )
+
+    async def _measure(self) -> None:
+        """Tell the others what this peer's link carries, for their elections."""
+        while True:
+            told = self._replica.roster.mine.bandwidth
+            if (found := steady(told, self._transport.traffic.bandwidth.rate)) != told:
+                log.info("this peer's link carries %.3g MB/s", found / 1e6)
+                self._events.post(Measured(found))
+            await asyncio.sleep(MEASURE_EVERY_S)

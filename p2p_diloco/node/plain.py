@@ -1,0 +1,206 @@
+"""Dataclasses as plain values (lists, numbers, text), and back: what a field may be is read off its type.
+
+Law: whatever comes, the result is a value of the asked type or an `Unfit`. Nothing can be sent that isn't a dataclass.
+Never pickle. A dataclass is a list of its fields, in order; at the top of a record (`Record`) it is a map of them by
+name, which versions may read that have other fields.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from types import NoneType, UnionType
+from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
+
+Reader = Callable[[object], Any]
+"""Turns a plain value into one of its type, or raises `Unfit`."""
+
+T = TypeVar("T")
+
+_INT_MAX = 2**63 - 1
+_TEXT_MAX = 1024
+_ITEMS_MAX = 1 << 20
+
+
+class Unfit(Exception):
+    """A value isn't what its type says. The text continues "a field that is ..."."""
+
+
+# -- to plain values
+
+_NAMES: dict[type[Any], tuple[str, ...]] = {}
+"""What `names` has found so far."""
+
+
+def names(kind: type[Any]) -> tuple[str, ...]:
+    """The fields of a dataclass, in order, but for its payload. Raises TypeError for any other type."""
+    if kind not in _NAMES:
+        if not dataclasses.is_dataclass(kind):
+            raise TypeError(f"a {kind.__name__} can't be written as plain values, or is too large for it")
+        _NAMES[kind] = tuple(f.name for f in dataclasses.fields(kind) if f.name != "payload")
+    return _NAMES[kind]
+
+
+def fields_of(value: object) -> list[Any]:
+    """The values of a dataclass's fields, in order, but for its payload."""
+    return [getattr(value, name) for name in names(type(value))]
+
+
+def to_plain(value: object) -> Any:
+    """A value as lists, numbers and text; a mapping as its sorted pairs, so that equal ones have equal bytes."""
+    if isinstance(value, tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return [[key, to_plain(item)] for key, item in sorted(value.items())]
+    return [to_plain(field) for field in fields_of(value)] if dataclasses.is_dataclass(value) else value
+
+
+# -- from plain values
+
+
+def reader(hint: Any, scalars: Mapping[Any, Reader] | None = None) -> Reader:
+    """What reads a plain value of this type. `scalars`: how numbers and text are read, `SCALARS` by default."""
+    scalars = SCALARS if scalars is None else scalars
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _dataclass_reader(hint, scalars)
+    match get_origin(hint), get_args(hint):
+        case (origin, (kind, other)) if origin in (Union, UnionType) and other is NoneType:
+            read = reader(kind, scalars)
+            return lambda value: None if value is None else read(value)
+        case (origin, (item, last)) if origin is tuple and last is Ellipsis:
+            return _list_reader(reader(item, scalars))
+        case (origin, items) if origin is tuple:
+            return _row_reader([reader(item, scalars) for item in items])
+        case (origin, (key, item)) if origin is Mapping:
+            return _mapping_reader(_list_reader(_row_reader([reader(key, scalars), reader(item, scalars)])))
+    return scalars[hint]
+
+
+def from_plain(kind: type[T], value: object) -> T:
+    """The `kind` that `to_plain` was given. Raises ValueError for anything else."""
+    try:
+        found: T = _reader_of(kind)(value)  # type: ignore[arg-type]
+    except Unfit as error:
+        raise ValueError(f"no {kind.__name__}: a field is {error}") from None
+    return found
+
+
+@lru_cache
+def _reader_of(kind: type[Any]) -> Reader:
+    return reader(kind)
+
+
+class Record(Generic[T]):
+    """A dataclass as a map of its fields by name. Unknown names are passed over. A field that is missing, or that isn't
+    what its type says, has its default.
+    """
+
+    def __init__(self, kind: type[T], scalars: Mapping[Any, Reader] | None = None) -> None:
+        hints = get_type_hints(kind)
+        self._kind = kind
+        self._readers = {name: reader(hints[name], scalars) for name in names(kind)}
+        fields = {field.name: field.default for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+        self._defaults = {name: default for name, default in fields.items() if default is not dataclasses.MISSING}
+
+    def write(self, value: T) -> dict[str, Any]:
+        """The fields that don't have their defaults."""
+        fields = {name: getattr(value, name) for name in self._readers}
+        return {
+            name: to_plain(field)
+            for name, field in fields.items()
+            if name not in self._defaults or field != self._defaults[name]
+        }
+
+    def read(self, value: object) -> T:
+        """What `write` wrote, whatever version wrote it.
+
+        Raises:
+            Unfit: it is no map, or a field that has no default is missing.
+        """
+        if not isinstance(value, dict):
+            raise Unfit("no map")
+        fields = {}
+        for name, read in self._readers.items():
+            try:
+                fields[name] = read(value[name])
+            except (KeyError, Unfit):
+                if name not in self._defaults:
+                    raise Unfit(f"no {name}") from None
+        return self._kind(**fields)
+
+
+def _dataclass_reader(kind: type[Any], scalars: Mapping[Any, Reader]) -> Reader:
+    hints = get_type_hints(kind)
+    row = _row_reader([reader(hints[name], scalars) for name in names(kind)])
+    everything = [f.name for f in dataclasses.fields(kind)]
+    at = everything.index("payload") if "payload" in everything else None
+
+    def read(value: object) -> Any:
+        fields = row(value)
+        try:
+            return kind(*fields) if at is None else kind(*fields[:at], None, *fields[at:])
+        except ValueError as error:
+            raise Unfit(str(error)) from None
+
+    return read
+
+
+def _row_reader(readers: list[Reader]) -> Reader:
+    def read(value: object) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) != len(readers):
+            raise Unfit(f"no list of {len(readers)}")
+        return tuple([read(item) for read, item in zip(readers, value, strict=True)])
+
+    return read
+
+
+def _list_reader(read_item: Reader) -> Reader:
+    def read(value: object) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) > _ITEMS_MAX:
+            raise Unfit("no list, or too long")
+        return tuple(map(read_item, value))
+
+    return read
+
+
+def _mapping_reader(read_pairs: Reader) -> Reader:
+    def read(value: object) -> dict[Any, Any]:
+        pairs = read_pairs(value)
+        if len(mapping := dict(pairs)) != len(pairs):
+            raise Unfit("no mapping: a key comes twice")
+        return mapping
+
+    return read
+
+
+def read_int(value: object) -> int:
+    """-1 is the one negative number with a meaning: the generation of a peer that holds no state."""
+    if type(value) is not int or not -1 <= value <= _INT_MAX:
+        raise Unfit("no whole number, or out of range")
+    return value
+
+
+def read_float(value: object) -> float:
+    """A finite number."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+        raise Unfit("no finite number")
+    return float(value)
+
+
+def read_text(value: object) -> str:
+    """Text of bounded length."""
+    if type(value) is not str or len(value) > _TEXT_MAX:
+        raise Unfit("no text, or too long")
+    return value
+
+
+def read_bool(value: object) -> bool:
+    """True or false, and no number."""
+    if type(value) is not bool:
+        raise Unfit("neither true nor false")
+    return value
+
+
+SCALARS: dict[Any, Reader] = {int: read_int, float: read_float, str: read_text, bool: read_bool}

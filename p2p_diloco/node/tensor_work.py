@@ -1,0 +1,206 @@
+"""The core's effects on tensors: means, outer steps, fetched states.
+
+Law: proposals change nothing; `accept` is the one way in which the outer state changes. What can't be
+computed from what others sent gives a digest that nothing has, and the core does what it does about any
+wrong digest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from functools import partial
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from p2p_diloco.core.events import Applied, Apply, Average, Averaged, Carry, Damaged, Fill, Filled
+from p2p_diloco.core.messages import Commit, Contribution, Message, State
+from p2p_diloco.core.replica import meta_of
+from p2p_diloco.core.version import ContributionId
+from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.node.bases import Bases
+from p2p_diloco.node.run import Run
+from p2p_diloco.tensors import codec as codecs
+from p2p_diloco.tensors.feedback import Feedback
+from p2p_diloco.tensors.mean import MAGNITUDE_MAX, weighted_mean
+from p2p_diloco.tensors.store import Proposal, ShardStore
+
+NO_DIGEST = ""
+FINITE_MAX = torch.finfo(torch.float32).max
+
+log = logging.getLogger(__name__)
+
+
+class TensorWork:
+    """The outer state of one replica, and the proposals for its future."""
+
+    def __init__(self, run: Run, theta: Tensor, base: Tensor | None = None) -> None:
+        """`theta` [numel] fp32, kept where it is. `base` [numel] fp32: memory for the bases of a trainer that reads
+        θ; without a trainer nothing is ever written there.
+        """
+        self._run = run
+        self.bases = Bases(run.layout, theta, theta if base is None else base)
+        self.store = ShardStore(run.layout, run.outer, theta)
+        self._proposals: dict[tuple[int, str], Proposal] = {}
+        self._feedback: dict[int, Feedback] = {}  # by shard, where something was sent that needs it
+
+    # -- what the core asks for
+
+    def average(self, effect: Average) -> Averaged | Damaged:
+        """The weighted mean, rounded to the wire, and the outer step on exactly those bytes."""
+        if effect.held is not None and self.store.digest(effect.shard, effect.held) != effect.base.digest:
+            return Damaged(effect.shard, effect.base)
+        if not effect.contributions:
+            return self._restated(effect)
+        try:
+            return self._averaged(effect, effect.contributions)
+        except ValueError as error:
+            log.error("the contributions to shard %d can't be averaged, and count as none: %s", effect.shard, error)
+        try:
+            return self._averaged(effect, ())
+        except ValueError as error:
+            mend = "start it again from a checkpoint, with a lower outer_lr"
+            raise P2PDilocoError(f"the run has diverged: {error}", mend=mend) from None
+
+    def _averaged(self, effect: Average, contributions: Sequence[tuple[str, Contribution]]) -> Averaged:
+        shard, codec, numel = effect.shard, self._run.reply_codec, self._numel(effect.shard)
+        parts = [(peer, c.weight, c.payload) for peer, c in contributions]
+        dtype = codecs.written_in(codec, "nearest")
+        mean = weighted_mean(parts, self._run.config.codec, numel, dtype) if parts else torch.zeros(numel)
+        payload = codecs.encode(mean, codec)
+        submissions = len(effect.contributions)  # as the log counts them, be it as nothing
+        rates = effect.revision.rates
+        proposal = self.store.propose(shard, payload, codec, effect.meta, submissions, effect.buffered, rates)
+        self._proposals[shard, proposal.digest] = proposal
+        return Averaged(shard, effect.base, proposal.digest, payload)
+
+    def _restated(self, effect: Average) -> Averaged:
+        """Another version of the same tensors: what nobody has contributed to is no outer step."""
+        proposal = self.store.restate(effect.shard, effect.meta)
+        self._proposals[effect.shard, proposal.digest] = proposal
+        zeros = torch.zeros(self._numel(effect.shard))
+        return Averaged(effect.shard, effect.base, proposal.digest, codecs.encode(zeros, self._run.reply_codec))
+
+    def damaged(self, state: State) -> bool:
+        """Whether a present state's tensors are not what its version says."""
+        return self.store.digest(state.shard, meta_of(state)) != state.version.digest
+
+    def apply(self, effect: Apply) -> Applied:
+        """The outer step of a commit that another peer made."""
+        commit = effect.commit
+        try:
+            if commit.contributions:
+                codec, submissions, rates = self._run.reply_codec, len(commit.contributions), commit.revision.rates
+                proposal = self.store.propose(
+                    commit.shard, commit.payload, codec, effect.meta, submissions, effect.buffered, rates
+                )
+            else:
+                proposal = self.store.restate(commit.shard, effect.meta)
+        except ValueError as error:
+            log.warning("a commit on shard %d can't be applied: %s", commit.shard, error)
+            return Applied(commit.shard, commit.base, NO_DIGEST)
+        self._proposals[commit.shard, proposal.digest] = proposal
+        return Applied(commit.shard, commit.base, proposal.digest)
+
+    def fill(self, effect: Fill) -> Filled:
+        """A state that was fetched."""
+        state = effect.state
+        try:
+            proposal = self.store.load(state.shard, state.payload, effect.meta)
+        except ValueError as error:
+            log.warning("a fetched state of shard %d can't be used: %s", state.shard, error)
+            return Filled(state.shard, state.version, NO_DIGEST)
+        self._proposals[state.shard, proposal.digest] = proposal
+        return Filled(state.shard, state.version, proposal.digest)
+
+    def accept(self, proposals: Iterable[tuple[int, str]]) -> None:
+        """Make proposals (shard, digest) the present state; the shard's others are void."""
+        for shard, digest in proposals:
+            proposal = self._proposals[shard, digest]
+            was, present = self.store.accepted_theta(shard), partial(self.store.present_theta, shard)
+            self.bases.before(shard, was, proposal.theta_digest, present)
+            self.store.accept(shard, proposal)
+            for key in [key for key in self._proposals if key[0] == shard]:
+                del self._proposals[key]
+
+    # -- payloads
+
+    def nbytes(self, message: Message) -> int:
+        """How long a message's payload is; 0: it has none."""
+        match message:
+            case Contribution(shard=shard):
+                return codecs.nbytes(self._run.config.codec, self._numel(shard))
+            case Commit(shard=shard):
+                return codecs.nbytes(self._run.reply_codec, self._numel(shard))
+            case State(shard=shard):
+                return self.store.state_nbytes(shard)
+            case _:
+                return 0
+
+    def objection(self, message: Message, payload: memoryview) -> str:
+        """Why a payload can't be taken, or nothing: a value in it is not finite, or so large for a contribution
+        that sums of it won't be.
+        """
+        match message:
+            case Contribution(shard=shard):
+                return _unfit(payload, self._run.config.codec, self._numel(shard), MAGNITUDE_MAX)
+            case Commit(shard=shard):
+                return _unfit(payload, self._run.reply_codec, self._numel(shard))
+            case _:
+                return _unfit(payload, "fp32", payload.nbytes // 4)
+
+    def export(self, shard: int) -> memoryview:
+        """The payload of a shard's state that leaves now."""
+        return memoryview(b"".join(self.store.export(shard)))
+
+    def encode(self, shard: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
+        """A shard's pseudo-gradient out of `delta` [numel], as it travels under `id`: that memory itself, if it is
+        written so already.
+
+        What a codec of few bits loses is added to what is sent next, unless that weighs nothing. What no peer would
+        take leaves as zeros: refused, it would be sent again for ever.
+        """
+        place, codec, numel = self._run.layout.shards[shard], self._run.config.codec, self._numel(shard)
+        values, feedback = delta[place.start : place.stop], None
+        if codecs.feeds_back(codec):
+            feedback = self._feedback[shard] = self._feedback.get(shard) or Feedback(numel)
+            values = feedback.added(values) if weighs else values
+        payload = self._encoded(values, shard, id)
+        if objection := _unfit(payload, codec, numel, MAGNITUDE_MAX):
+            log.error("this peer's contribution to shard %d is sent as zeros: %s", shard, objection)
+            payload = memoryview(bytearray(codecs.encode(torch.zeros(numel), codec)))
+            if feedback is not None:
+                feedback.sent_nothing(id)
+        elif feedback is not None and weighs:
+            feedback.sent(id, codecs.decode_blocks(payload, codec, numel))
+        elif feedback is not None:
+            feedback.sent_apart(id)
+        return payload
+
+    def merge(self, shard: int, carry: Carry, counted: ContributionId | None) -> None:
+        """The trainer merges a shard, and carries its progress over so; `counted` is its contribution that is."""
+        if (feedback := self._feedback.get(shard)) is not None:
+            feedback.merge(carry, counted)
+
+    def _encoded(self, values: Tensor, shard: int, id: ContributionId) -> memoryview:
+        """In the run's codec and rounding. A contribution's id is nobody else's, and so is what is drawn for it."""
+        config = self._run.config
+        if config.rounding == "nearest":
+            return codecs.encode(values, config.codec)
+        drawn = blake2b(repr((id.incarnation, id.sequence, shard)).encode(), digest_size=8).digest()
+        return codecs.encode_stochastically(values, config.codec, int.from_bytes(drawn, "little", signed=True))
+
+    def _numel(self, shard: int) -> int:
+        return self._run.layout.shards[shard].numel
+
+
+def _unfit(payload: memoryview, codec: str, numel: int, magnitude_max: float = FINITE_MAX) -> str:
+    """Why the values in a payload can't be used, or nothing."""
+    try:
+        if codecs.peak(payload, codec, numel) <= magnitude_max:  # NaN compares as false
+            return ""
+    except ValueError as error:
+        return f"its payload means nothing: {error}"
+    return "its payload holds values that are not finite, or huge"

@@ -1,0 +1,218 @@
+"""Rank 0 of a group that is one peer: it decides, and the other ranks do the same with their part.
+
+Law: what happens at a step is `hook`'s alone, and is worked out once, here. Each call of the trainer (a step, say) is
+made by every rank; the others then carry out what they are told until they are told to go on. A rank that has ended,
+or that makes another call, ends the peer, and nobody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict
+
+from torch import Tensor
+
+from p2p_diloco import errors
+from p2p_diloco.core.events import Carry
+from p2p_diloco.errors import P2PDilocoError, RankDied
+from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
+from p2p_diloco.peer.hook import Hook
+from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.metrics import Standing
+
+RANK_S = 600.0
+"""How long a rank may take to come to the call that the others have come to; torch's collectives wait as long."""
+TELL_EVERY_S = 30.0
+"""How often it is logged that a rank is waited for."""
+
+log = logging.getLogger("p2p_diloco")
+
+
+class OtherRanks:
+    """Rank 0's lines to the other ranks, in order."""
+
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self._connections = [TrainerEnd(sock) for sock in sockets]
+
+    def tell(self, kind: str, **values: object) -> None:
+        """A message to all.
+
+        Raises:
+            RankDied: one of them has ended.
+        """
+        for rank, connection in enumerate(self._connections, start=1):
+            try:
+                connection.send({"kind": kind, **values})
+            except ChannelClosed:
+                raise _died(rank) from None
+
+    def answers(self) -> list[Message]:
+        """The next message of each.
+
+        Raises:
+            RankDied: one of them has ended, or says nothing.
+            P2PDilocoError: what one of them failed with.
+        """
+        return [self._answer(rank, connection) for rank, connection in enumerate(self._connections, start=1)]
+
+    def _answer(self, rank: int, connection: TrainerEnd) -> Message:
+        began = time.monotonic()
+        while time.monotonic() - began < RANK_S:
+            try:
+                message = connection.receive(TELL_EVERY_S)
+            except ChannelClosed:
+                raise _died(rank) from None
+            match message:
+                case None:
+                    log.info("rank 0 waits for rank %d", rank)
+                case {"kind": "error", "error": wire}:
+                    raise errors.from_wire(wire)
+                case _:
+                    return message
+        mend = "every rank makes the same calls of the peer"
+        raise RankDied(f"rank {rank} has not come to rank 0's call in {RANK_S:g} s", mend=mend)
+
+    def together(self, kind: str, own: Callable[[], None], **values: object) -> list[Message]:
+        """Have all ranks do something, this one too; what the others answer."""
+        self.tell(kind, **values)
+        own()
+        return self.answers()
+
+    @contextmanager
+    def call(self, name: str, standing: Callable[[], Standing]) -> Iterator[list[Message]]:
+        """A call that every rank makes; what they say with it. At the end all go on from there.
+
+        Raises:
+            RankDied: a rank has ended, or makes another call.
+        """
+        with self.told_of_errors():
+            said = self.answers()
+            for rank, message in enumerate(said, start=1):
+                if message["call"] != name:
+                    raise RankDied(
+                        f"rank {rank} calls {message['call']} where rank 0 calls {name}",
+                        mend="every rank makes the same calls of the peer, in the same order",
+                    )
+            yield said
+            self.tell("go on", standing=asdict(standing()))
+
+    @contextmanager
+    def told_of_errors(self) -> Iterator[None]:
+        """What ends this rank's call ends the others' with the same words."""
+        try:
+            yield
+        except P2PDilocoError as error:
+            for connection in self._connections:
+                with suppress(ChannelClosed):
+                    connection.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
+            raise
+
+    def close(self) -> None:
+        """The others notice at their next call."""
+        for connection in self._connections:
+            connection.close()
+
+
+class Rank0Model:
+    """The parameters of all ranks as one model's: each rank does its part. See `LocalModel`."""
+
+    def __init__(self, own: LocalModel, ranks: OtherRanks) -> None:
+        self._own, self._ranks = own, ranks
+
+    def write_theta(self) -> None:
+        """As `LocalModel.write_theta`."""
+        self._ranks.together("write theta", self._own.write_theta)
+
+    def merge(
+        self,
+        loads: Mapping[int, Carry],
+        mixed: Collection[int] = (),
+        kept: Collection[int] = (),
+        gone: Collection[int] = (),
+    ) -> None:
+        """As `LocalModel.merge`."""
+        if loads:
+            told = {"mixed": list(mixed), "kept": list(kept), "gone": list(gone)}
+            shards = [[shard, carry.value] for shard, carry in loads.items()]
+            self._ranks.together("merge", lambda: self._own.merge(loads, mixed, kept, gone), loads=shards, **told)
+
+    def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None:
+        """As `LocalModel.write_delta`."""
+        told = {"shards": list(shards), "kept": list(kept)}
+        self._ranks.together("write delta", lambda: self._own.write_delta(shards, kept), **told)
+
+    def may_be_sent(self, shards: Collection[int]) -> bool:
+        """As `LocalModel.may_be_sent`: of every rank's part."""
+        own: list[bool] = []
+        looked = self._ranks.together(
+            "look at delta", lambda: own.append(self._own.may_be_sent(shards)), shards=list(shards)
+        )
+        return all(own) and all(message["fine"] for message in looked)
+
+    def forget_deltas(self, shards: Collection[int]) -> None:
+        """As `LocalModel.forget_deltas`; they share the memory."""
+        self._own.forget_deltas(shards)
+
+    def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
+        """As `LocalModel.global_values`: this rank's part, while each other rank reads its own."""
+        read: dict[str, Tensor] = {}
+        self._ranks.together("read", lambda: read.update(self._own.global_values(kept)), kept=list(kept))
+        return read
+
+
+class Rank0Hook:
+    """A hook whose calls every rank makes. Between two of them all ranks are told the same of where they stand, though
+    the run goes on meanwhile: a loop that ends when the run has ended must end at the same step everywhere. `after`
+    follows each step, before all go on.
+    """
+
+    def __init__(self, hook: Hook, ranks: OtherRanks, after: Callable[[], None]) -> None:
+        self._hook, self._ranks, self._after = hook, ranks, after
+        self._loss: float | None = None
+        self._samples: int | None = None
+        self.standing = hook.standing
+        """Where all ranks stood when the last call ended."""
+
+    def report(self, loss: float | None, samples: int | None) -> None:
+        """As `Hook.report`, of this rank's share of the step; the peer's is the sum of samples, and the mean loss."""
+        self._loss = loss if loss is not None else self._loss
+        self._samples = samples if samples is not None else self._samples
+
+    def step(self) -> None:
+        """As `Hook.step`."""
+        with self._ranks.call("optimizer.step()", lambda: self.standing) as said:
+            losses = [one for one in (self._loss, *(message["loss"] for message in said)) if one is not None]
+            samples = [one for one in (self._samples, *(message["samples"] for message in said)) if one is not None]
+            self._loss = self._samples = None
+            self._hook.report(sum(losses) / len(losses) if losses else None, sum(samples) if samples else None)
+            self._hook.step()
+            self.standing = self._hook.standing
+            self._after()
+
+    def pause(self) -> AbstractContextManager[None]:
+        """As `Hook.pause`."""
+        return self._hook.pause()
+
+    def synchronise(self) -> None:
+        """As `Hook.synchronise`."""
+        with self._ranks.call("force_sync()", lambda: self.standing):
+            self._hook.synchronise()
+            self.standing = self._hook.standing
+
+    def global_values(self) -> dict[str, Tensor]:
+        """As `Hook.global_values`: this rank's part."""
+        with self._ranks.call("global_state_dict()", lambda: self.standing):
+            return self._hook.global_values()
+
+    def count_on(self, totals: Mapping[str, float]) -> None:
+        """As `Hook.count_on`."""
+        self._hook.count_on(totals)
+        self.standing = self._hook.standing
+
+
+def _died(rank: int) -> RankDied:
+    return RankDied(f"rank {rank} of this peer has ended", mend="see its log, and start the group again")

@@ -1,0 +1,171 @@
+"""A rank other than 0: it does with its part of the model what rank 0 says, and decides nothing.
+
+Law: it speaks to rank 0 alone. Each call of the trainer is announced there; then what comes back is carried out until
+it is to go on. The end of the connection is the end of this peer.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
+
+from torch import Tensor
+
+from p2p_diloco import errors
+from p2p_diloco.core.events import Carry
+from p2p_diloco.errors import ConfigError, P2PDilocoError, RankDied
+from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
+from p2p_diloco.node.shared import SharedMemory, borrow
+from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.metrics import Standing
+
+WAIT_S = 60.0
+"""A wait for rank 0 is as long as rank 0's own; it is looked at after so long."""
+
+
+class Rank0Client:
+    """The connection to rank 0."""
+
+    def __init__(self, rank: int, sock: socket.socket) -> None:
+        self._rank, self._socket, self._connection = rank, sock, TrainerEnd(sock)
+
+    def memory(self, numel: int) -> SharedMemory:
+        """What rank 0 and its node share; the first that comes over the connection.
+
+        Raises:
+            RankDied: it has ended.
+        """
+        try:
+            fd = borrow(self._socket)
+        except OSError:
+            raise _rank_0_died() from None
+        try:
+            return SharedMemory(fd, numel)
+        finally:
+            os.close(fd)
+
+    def say(self, kind: str, **values: object) -> None:
+        """A message to it.
+
+        Raises:
+            RankDied: it has ended.
+        """
+        try:
+            self._connection.send({"kind": kind, **values})
+        except ChannelClosed:
+            raise _rank_0_died() from None
+
+    def next(self) -> Message:
+        """Its next message, whenever it comes: rank 0 may wait for other peers.
+
+        Raises:
+            RankDied: it has ended.
+            P2PDilocoError: what it ended its call with.
+        """
+        while True:
+            try:
+                message = self._connection.receive(WAIT_S)
+            except ChannelClosed:
+                raise _rank_0_died() from None
+            match message:
+                case None:
+                    continue
+                case {"kind": "error", "error": wire}:
+                    raise errors.from_wire(wire)
+                case _:
+                    return message
+
+    def failed(self, error: BaseException) -> None:
+        """Tell that this rank can't go on, if rank 0 still listens."""
+        if not isinstance(error, P2PDilocoError):
+            error = P2PDilocoError(f"rank {self._rank} failed: {error!r}", mend="see its log")
+        with suppress(ChannelClosed):
+            self._connection.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
+
+    def close(self) -> None:
+        """Rank 0 notices at its next call."""
+        self._connection.close()
+
+
+class RankNHook:
+    """What `Peer` asks of the hook, answered from what rank 0 told last. `save` is `InnerState.save`,
+    if this peer keeps checkpoints."""
+
+    def __init__(self, rank0: Rank0Client, local: LocalModel, save: Callable[..., None] | None) -> None:
+        self._rank0, self._local, self._save = rank0, local, save
+        self._loss: float | None = None
+        self._samples: int | None = None
+        self.standing = Standing()
+        """Where all ranks stood when the last call ended."""
+
+    def report(self, loss: float | None, samples: int | None) -> None:
+        """Note this rank's share of the step that is about to be made."""
+        if samples is not None and samples < 0:
+            raise ConfigError("must be 0 or more", key="samples", value=samples, mend="report what was trained on")
+        self._loss = float(loss) if loss is not None else self._loss
+        self._samples = int(samples) if samples is not None else self._samples
+
+    def step(self) -> None:
+        """After each inner step."""
+        loss, self._loss = self._loss, None
+        samples, self._samples = self._samples, None
+        self._call("optimizer.step()", loss=loss, samples=samples)
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Rank 0 tells the node."""
+        return nullcontext()
+
+    def count_on(self, totals: Mapping[str, float]) -> None:
+        """Rank 0 counts."""
+
+    def synchronise(self) -> None:
+        """As the others do."""
+        self._call("force_sync()")
+
+    def global_values(self) -> dict[str, Tensor]:
+        """This rank's part of the global parameters, read while rank 0 sees to it that nobody writes them."""
+        read: dict[str, Tensor] = {}
+        self._call("global_state_dict()", into=read)
+        return read
+
+    def serve(self, into: dict[str, Tensor] | None = None) -> None:
+        """Do what rank 0 says until all go on; what is read goes into `into`."""
+        while (message := self._rank0.next())["kind"] != "go on":
+            try:
+                answer = self._carried_out(message, into)
+            except BaseException as error:
+                self._rank0.failed(error)
+                raise
+            self._rank0.say("done", **answer)
+        self.standing = Standing.from_wire(message["standing"])
+
+    def _call(self, name: str, *, into: dict[str, Tensor] | None = None, **values: object) -> None:
+        self._rank0.say("call", call=name, **values)
+        self.serve(into)
+
+    def _carried_out(self, message: Message, into: dict[str, Tensor] | None) -> Mapping[str, Any]:
+        match message:
+            case {"kind": "write theta"}:
+                self._local.write_theta()
+            case {"kind": "merge", "loads": loads, "mixed": mixed, "kept": kept, "gone": gone}:
+                self._local.merge({shard: Carry(carry) for shard, carry in loads}, mixed, kept, gone)
+            case {"kind": "write delta", "shards": shards, "kept": kept}:
+                self._local.write_delta(shards, kept)
+            case {"kind": "look at delta", "shards": shards}:
+                return {"fine": self._local.may_be_sent(shards)}
+            case {"kind": "read", "kept": kept}:
+                assert into is not None, "rank 0 has what to read only where all ranks ask for it"
+                into.update(self._local.global_values(kept))
+            case {"kind": "save", **values}:
+                if self._save is not None:
+                    self._save(**values)
+            case _:
+                raise AssertionError(f"rank 0 says {message}")
+        return {}
+
+
+def _rank_0_died() -> RankDied:
+    return RankDied("rank 0, which speaks for this peer, has ended", mend="see its log, and start the group again")

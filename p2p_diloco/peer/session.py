@@ -1,0 +1,213 @@
+"""A peer that is in its run: made on entering, as rank 0 or alone with a node of its own, or as another rank.
+
+Law: starts everything in order, and each part is complete when it is made. What has begun is ended by the caller's
+`ExitStack`, in reverse order, also if a later step fails.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.core.version import Version, model_version
+from p2p_diloco.errors import NodeDied
+from p2p_diloco.node.channel import Message
+from p2p_diloco.node.saving import SAVE_S_MAX
+from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.peer.extents import Rank
+from p2p_diloco.peer.hook import Hook, Stepping
+from p2p_diloco.peer.inner import InnerState, restore
+from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.process import NodeProcess
+from p2p_diloco.peer.rank0 import OtherRanks, Rank0Hook, Rank0Model
+from p2p_diloco.peer.rank_n import Rank0Client, RankNHook
+from p2p_diloco.tensors.codec import written_in
+from p2p_diloco.tensors.layout import FragmentPlan, Layout, specs_of
+
+START_S = 90.0
+"""How long a node may take to start, beside what it waits for others."""
+LEAVE_S = 5.0
+"""How long a node may take to leave, beside what it says itself and a checkpoint."""
+RUN_KEYS = ("config", "layout", "checkpoint", "peer_id", "addresses")
+"""What the other ranks are told of the run."""
+
+log = logging.getLogger("p2p_diloco")
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """What a peer brings: its settings, and a model with its optimizers or neither."""
+
+    asked: RunConfig
+    local: PeerConfig
+    model: nn.Module | None
+    optimizers: Sequence[Optimizer]
+    rank: Rank
+
+
+@dataclass(frozen=True)
+class Session:
+    """What exists while a peer is in its run. `node`: None on other ranks than 0. `hook`: None without a model."""
+
+    peer_id: str
+    addresses: tuple[str, ...]
+    config: RunConfig
+    plan: FragmentPlan
+    memory: SharedMemory
+    node: NodeProcess | None
+    hook: Stepping | None
+
+
+def enter_with_node(trainee: Trainee, sockets: Sequence[socket.socket], stack: ExitStack) -> Session:
+    """As the one process of this peer, or as its rank 0 with `sockets` to the other ranks.
+
+    Raises:
+        P2PDilocoError: this peer can't take part.
+    """
+    specs = None if trainee.model is None else specs_of(trainee.model)
+    node = NodeProcess(Setup(trainee.asked, trainee.local, specs), sockets)
+    memory = node.client.memory
+    stack.callback(lambda: node.end(LEAVE_S + memory.leave_s + (SAVE_S_MAX if trainee.local.checkpoint_dir else 0.0)))
+    if trainee.rank.count == 1:
+        return _joined(trainee, node, None, stack)
+    ranks = OtherRanks(sockets)
+    stack.callback(ranks.close)
+    with ranks.told_of_errors():
+        session = _joined(trainee, node, ranks, stack)
+        assert session.hook is not None, "a group has a model"
+        ranks.tell("go on", standing=asdict(session.hook.standing))
+    return session
+
+
+def enter_through_rank0(trainee: Trainee, sock: socket.socket, stack: ExitStack) -> Session:
+    """As another rank of a peer, with a socket to its rank 0.
+
+    Raises:
+        RankDied, P2PDilocoError: rank 0 can't go on.
+    """
+    assert trainee.model is not None, "a group has a model"
+    rank0 = Rank0Client(trainee.rank.index, sock)
+    stack.callback(rank0.close)
+    memory = rank0.memory(sum(spec.numel for spec in specs_of(trainee.model)))
+    run = rank0.next()
+    config, layout = _known(run)
+    _, inner = _inner_state(trainee, run)
+    hook = RankNHook(
+        rank0, _parameters(trainee.model, trainee.rank, config, layout, memory), None if inner is None else inner.save
+    )
+    hook.serve()
+    _hook_up(trainee, hook.step, stack)
+    return _session(run, config, layout, memory, None, hook)
+
+
+def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack: ExitStack) -> Session:
+    within_s, memory, client = START_S + trainee.local.wait_timeout, node.client.memory, node.client
+    transport = _awaited(node, "transport", within_s)
+    run = _awaited(node, "run", within_s)
+    run |= {"peer_id": transport["peer_id"], "addresses": transport["addresses"]}
+    config, layout = _known(run)
+    for doubt in config.doubts():
+        log.warning("%s", doubt)
+    if trainee.model is None:
+        _awaited(node, "ready", within_s)
+        return _session(run, config, layout, memory, node, None)
+    own = _parameters(trainee.model, trainee.rank, config, layout, memory)
+    if ranks is not None:
+        ranks.tell("run", **{key: run[key] for key in RUN_KEYS})
+    local = own if ranks is None else Rank0Model(own, ranks)
+    local.write_theta()
+    client.tell("theta")
+    _awaited(node, "ready", within_s)
+    hook = Hook(client, local, config, layout, trainee.local.wait_timeout)
+    hook.merge()
+    counters, inner = _inner_state(trainee, run)
+    hook.count_on(counters)
+
+    def save_inner() -> None:
+        """Where the node has begun a checkpoint, save beside it what is this peer's own, on all ranks."""
+        if inner is None or not inner.is_due(epoch := memory.saved):
+            return
+        with hook.beside():
+            versions = client.ask("ask", "told")["versions"]
+            version = model_version([Version(*version) for version in versions])
+            age: dict[str, Any] = {"epoch": epoch, "generation": version.generation, "samples": version.samples}
+            age["counters"] = hook.standing.metrics.totals()
+            if ranks is None:
+                inner.save(**age)
+            else:
+                ranks.together("save", lambda: inner.save(**age), **age)
+
+    def step() -> None:
+        hook.step()
+        save_inner()
+
+    if ranks is None:
+        _hook_up(trainee, step, stack)
+        return _session(run, config, layout, memory, node, hook)
+    rank0_hook = Rank0Hook(hook, ranks, save_inner)
+    _hook_up(trainee, rank0_hook.step, stack)
+    return _session(run, config, layout, memory, node, rank0_hook)
+
+
+def _awaited(node: NodeProcess, kind: str, within_s: float) -> Message:
+    message = node.client.wait_for(kind, timeout_s=within_s)
+    if message is None:
+        raise NodeDied(f"the node (process {node.pid}) did not start in {within_s:g} s", mend="see its log above")
+    return message
+
+
+def _known(run: Message) -> tuple[RunConfig, Layout]:
+    return RunConfig.from_wire(run["config"]), Layout.from_wire(run["layout"])
+
+
+def _parameters(
+    model: nn.Module, rank: Rank, config: RunConfig, layout: Layout, memory: SharedMemory
+) -> LocalModel:
+    delta = memory.delta_in(written_in(config.codec, config.rounding))
+    return LocalModel(model, layout, memory.theta, memory.base, delta, config.local_share, rank)
+
+
+def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], InnerState | None]:
+    """Restore the optimizers from the checkpoint that the peer starts from; the counters in it, and where the
+    optimizers' state is kept from now on, if it is.
+    """
+    checkpoint, local = run["checkpoint"], trainee.local
+    counters = {} if checkpoint is None else restore(trainee.optimizers, Path(checkpoint), trainee.rank)
+    if local.checkpoint_dir is None:
+        return dict(counters), None
+    return dict(counters), InnerState(trainee.optimizers, local.checkpoint_dir, local.keep, trainee.rank)
+
+
+def _hook_up(trainee: Trainee, step: Callable[[], object], stack: ExitStack) -> None:
+    """From now on the last optimizer's steps are this peer's, in this process: a fork makes none."""
+    owner = os.getpid()
+
+    def stepped(*_: object) -> None:
+        if os.getpid() == owner:
+            step()
+
+    stack.callback(trainee.optimizers[-1].register_step_post_hook(stepped).remove)
+
+
+def _session(
+    run: Message,
+    config: RunConfig,
+    layout: Layout,
+    memory: SharedMemory,
+    node: NodeProcess | None,
+    hook: Stepping | None,
+) -> Session:
+    plan = FragmentPlan.of(layout, config.sync_every)
+    return Session(run["peer_id"], tuple(run["addresses"]), config, plan, memory, node, hook)
+

@@ -1,0 +1,79 @@
+"""Where a trainer's time goes: in all, in the last exchange and in the last round.
+
+Law: reads the clock and adds up; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+from p2p_diloco.node.ledger import GROUP, INNER, OF_EXCHANGE, OF_TRAINING, PAUSED, Ledger, last_round, told
+from p2p_diloco.node.shared import SharedMemory
+
+TOLD_EVERY_S = 60.0
+"""How often the log tells where the time of a round went."""
+
+log = logging.getLogger("p2p_diloco")
+
+
+class Times:
+    """One trainer's, since it started. Those of the last round are written into the shared memory."""
+
+    def __init__(self, memory: SharedMemory, clock: Callable[[], float]) -> None:
+        self._memory, self._clock = memory, clock
+        self._ledger = Ledger(OF_TRAINING, clock)
+        self._hidden = dict.fromkeys(OF_EXCHANGE, 0.0)
+        self.exchanges = 0
+        """Exchanges that were merged."""
+        self.last_sync_time_s = self._total_s = 0.0
+        self._round_began, self._told_at = self._ledger.stood, -math.inf
+
+    def part(self, name: str) -> AbstractContextManager[None]:
+        """What happens meanwhile is of this part."""
+        return self._ledger.part(name)
+
+    @property
+    def waiting_s(self) -> float:
+        """How long training has stood still: all but inner steps and pauses."""
+        return sum(seconds for part, seconds in self._ledger.stood.items() if part not in (INNER, PAUSED))
+
+    @property
+    def group_s(self) -> float:
+        """How long training has waited for its group."""
+        return self._ledger.stood[GROUP]
+
+    def exchanged(self, waited_since: float, stood: Mapping[str, float], hidden: Mapping[str, float]) -> float:
+        """An exchange is over, for which training waited since `group_s` was `waited_since`. The node tells what it did
+        while training stood still, and while it was hidden behind training; the sum of the latter, in seconds.
+        """
+        self._ledger.split(GROUP, waited_since, stood)
+        for part, seconds in hidden.items():
+            self._hidden[part] += seconds
+        return float(sum(hidden.values()))
+
+    def landed(self, took_s: float, hidden_s: float) -> None:
+        """An exchange is merged, and with it the round is over; it took so long, hidden time included."""
+        self.exchanges += 1
+        self.last_sync_time_s = took_s
+        self._total_s += took_s
+        self._memory.waiting_s = self.waiting_s
+        before, now = self._round_began, self._clock()
+        self._round_began = self._ledger.stood
+        spent = {part: seconds - before[part] for part, seconds in self._round_began.items()}
+        self._memory.last_round = last = last_round(spent, hidden_s)
+        if now - self._told_at >= TOLD_EVERY_S:
+            self._told_at, all_s = now, sum(spent.values()) - spent[PAUSED]
+            log.info("round %d took %.2f s: %s", self.exchanges, all_s, told(last))
+
+    def totals(self) -> dict[str, float]:
+        """Seconds in all, by their names in `Metrics`."""
+        return {
+            "total_sync_time_s": self._total_s,
+            "waiting_time_s": self.waiting_s,
+            "hidden_time_s": sum(self._hidden.values()),
+            **{f"{part}_time_s": seconds for part, seconds in self._ledger.stood.items()},
+            **{f"hidden_{part}_time_s": seconds for part, seconds in self._hidden.items()},
+        }

@@ -1,0 +1,221 @@
+"""Events and effects in plain words: one line of a trace each.
+
+A version is written `epoch 3 (b6e5f6)`, with the first letters of its digest; a contribution `#0042.3`, the third one
+of a life that the four digits tell from others. A commit ends with the peers that may aggregate the next one, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
+
+from p2p_diloco.core.events import (
+    Accept,
+    Applied,
+    Apply,
+    Average,
+    Averaged,
+    Carry,
+    Changed,
+    Closed,
+    Contribute,
+    Damaged,
+    Delivered,
+    Depart,
+    Discovered,
+    Effect,
+    Event,
+    Fill,
+    Filled,
+    Finished,
+    Found,
+    Load,
+    Measured,
+    Merge,
+    Moving,
+    Note,
+    Pause,
+    Progress,
+    Ready,
+    Received,
+    Release,
+    Restore,
+    Revised,
+    Send,
+    SendFailed,
+    Wakeup,
+)
+from p2p_diloco.core.messages import (
+    Commit,
+    Contribution,
+    Fetch,
+    Held,
+    Leave,
+    Message,
+    Outdated,
+    Probe,
+    ProbeAck,
+    Promise,
+    Stale,
+    State,
+    Summary,
+    TakeOver,
+    Versions,
+    Want,
+)
+from p2p_diloco.core.version import ContributionId, Version
+
+CARRIED = {
+    Carry.KEEP: "keeps its progress",
+    Carry.SUBTRACT: "its contribution is counted",
+    Carry.RESTORE: "its contribution is not counted there, and is progress again",
+    Carry.DROP: "drops its progress",
+}
+
+
+def tell(what: Event | Effect) -> str:
+    """One line on what a replica learned (an event) or does (an effect)."""
+    match what:
+        case Received(sender, message):
+            return f"hears from {sender}: {_message(message)}"
+        case Delivered(to, message):
+            return f"{to} has received: {_message(message)}"
+        case SendFailed(to, message, gone):
+            return f"{to} {'is gone' if gone else 'does not answer'}, not delivered: {_message(message)}"
+        case Closed(peer):
+            return f"loses its connection to {peer}"
+        case Moving(peer):
+            return f"sees a transfer with {peer} go on"
+        case Discovered(peer):
+            return f"finds {peer} in the DHT"
+        case Measured(bandwidth):
+            return f"measures a bandwidth of {bandwidth:.3g}"
+        case Progress(step_time_s):
+            return f"makes an inner step of {step_time_s:.2f} s"
+        case Pause(paused):
+            return "pauses training" if paused else "resumes training"
+        case Merge():
+            return "asks for newer states"
+        case Contribute(shards, weight):
+            return f"has made {_steps(weight)} for {_shards(shards)}"
+        case Averaged(shard, base, digest) | Applied(shard, base, digest):
+            return f"has made the outer step from {_at(shard, base)}, reaching ({digest[:6]})"
+        case Filled(shard, version, digest):
+            return f"has loaded {_at(shard, version)}, reaching ({digest[:6]})"
+        case Damaged(shard, base):
+            return f"finds {_at(shard, base)} damaged"
+        case Found(generation):
+            return f"founds the run, generation {generation}"
+        case Restore(states):
+            return f"restores {', '.join(_at(state.shard, state.version) for state in states)}"
+        case Revised(revision):
+            return f"learns of {revision}"
+        case Depart():
+            return "leaves the run"
+        case Wakeup():
+            return "wakes up"
+        case _:
+            return _effect(what)
+
+
+def _effect(effect: Effect) -> str:
+    match effect:
+        case Send(to, message):
+            return f"sends {to} {_message(message)}"
+        case Average(shard, base, contributions):
+            return f"averages {_names(peer for peer, _ in contributions)} on {_at(shard, base)}"
+        case Apply(commit):
+            return f"applies the commit of {_at(commit.shard, commit.version)}"
+        case Fill(state):
+            return f"loads {_at(state.shard, state.version)}"
+        case Accept(proposals):
+            return f"moves {', '.join(f'shard {shard} to ({digest[:6]})' for shard, digest in proposals)}"
+        case Load(shards, due):
+            merged = [
+                f"{' and '.join(_at(one.shard, one.version) for one in same)}, {CARRIED[carry]}"
+                for carry, same in groupby(shards, attrgetter("carry"))
+            ]
+            return f"merges {'; '.join(merged) or 'nothing'}; due: {_shards(due)}"
+        case Release(sent):
+            return "ends the exchange" if sent else "breaks off the exchange: a base has changed"
+        case Ready():
+            return "holds all shards: training may begin"
+        case Changed():
+            return "has a newer state for the trainer"
+        case Finished():
+            return "reaches the end of the run"
+        case Note(kind, text):
+            return f"notes {kind}: {text}"
+
+
+def _message(message: Message) -> str:
+    match message:
+        case Probe(summary):
+            return f"a probe, {_summary(summary)}"
+        case ProbeAck(summary):
+            return f"an answer to a probe, {_summary(summary)}"
+        case Leave():
+            return "that it leaves"
+        case Contribution(shard, base, id, oldest, weight):
+            rides = f" with the progress since {_id(oldest)}" if oldest != id else ""
+            return f"contribution {_id(id)}{rides} to {_at(shard, base)}: {_steps(weight)}"
+        case Commit(shard, base, version, contributions=contributions):
+            counted = _names(f"{one.peer} {_id(one.id)}" for one in contributions)
+            revision = f" at revision {message.revision.number}" if message.revision.number else ""
+            step = f"{_at(shard, version)} on ({base.digest[:6]}){revision}"
+            return f"the commit of {step}: {counted}; next: {_names(message.plan.succession)}"
+        case State(shard, version):
+            return f"the state of {_at(shard, version)}"
+        case Fetch(have, whole, shards):
+            beyond = f"beyond {_versions(have)}"
+            if shards == ():
+                return f"the question what it has {beyond}"
+            return f"a request for {_shards(shards) if shards else 'all shards'} {'whole' if whole else beyond}"
+        case Versions(versions, forked):
+            return f"its versions{', which fork' if forked else ''}: {_versions(versions)}"
+        case TakeOver(shard, base, term):
+            return f"the question to take over {_at(shard, base)}, term {term}"
+        case Promise(shard, base, term):
+            return f"the promise of {_at(shard, base)}, term {term}"
+        case Outdated(shard, base, term, holder):
+            return f"a refusal: {holder} has {_at(shard, base)}, term {term}"
+        case Want(shard, base):
+            return f"the question for a contribution to {_at(shard, base)}"
+        case Held(shard, version):
+            return f"that it holds {_at(shard, version)}"
+        case Stale(shard, id, version):
+            return f"a refusal: {_id(id)} is too far behind {_at(shard, version)}"
+
+
+def _summary(summary: Summary) -> str:
+    epochs = f"at epoch {', '.join(map(str, summary.epochs))}" if summary.epochs else "without a state"
+    return f"{epochs}{', idle' if summary.idle else ''}"
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nothing"
+
+
+def _steps(weight: float) -> str:
+    return f"{weight:g} step{'' if weight == 1 else 's'}"
+
+
+def _shards(shards: tuple[int, ...]) -> str:
+    return f"shard {', '.join(map(str, shards))}" if shards else "nothing"
+
+
+def _at(shard: int, version: Version) -> str:
+    return f"shard {shard} {_version(version)}"
+
+
+def _versions(versions: tuple[Version | None, ...]) -> str:
+    return ", ".join(f"{_version(one)} of {_steps(one.samples)}" if one else "nothing" for one in versions)
+
+
+def _version(version: Version) -> str:
+    return f"epoch {version.epoch} ({version.digest[:6]})"
+
+
+def _id(id: ContributionId) -> str:
+    return f"#{id.incarnation % 10000:04d}.{id.sequence}"

@@ -1,0 +1,326 @@
+"""Finding a run, founding it, and not fitting into it: nodes over the in-memory swarm."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2p_diloco.errors import ConfigError, ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused
+from p2p_diloco.net.memory import MemoryNetwork, MemoryTransport
+from p2p_diloco.node import records
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.joining import holders_of, keep_record
+from p2p_diloco.node.participation import LIVES_ON_S
+from p2p_diloco.node.records import key_of, look_around, publish, read_peers
+from p2p_diloco.node.run import RunRecord, name_of
+
+
+def test_a_lone_peer_founds_and_steps(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Whoever comes first founds the run with its own model, and its outer steps are the formula's."""
+
+    async def life() -> list[float]:
+        peer = memory_peer(MemoryNetwork(), "a", quick)
+        await peer.enter(theta=5.0)
+        values = []
+        for _ in range(3):
+            assert (await peer.exchange(1.0))["sent"]
+            values.append(peer.memory.theta[0].item())
+        await peer.stop()
+        return values
+
+    assert asyncio.run(life()) == pytest.approx([5 - 1.9, 5 - 4.61, 5 - 8.049])
+
+
+def test_two_founders_become_one_run(memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two that found at once the record of the lowest name wins: one model is taken by both, settings included."""
+    fetch = MemoryTransport.fetch
+
+    async def slow_fetch(self: MemoryTransport, key: str) -> dict[str, tuple[bytes, float]]:
+        found = await fetch(self, key)
+        await asyncio.sleep(0.1)  # each has looked before the other publishes
+        return found
+
+    monkeypatch.setattr(MemoryTransport, "fetch", slow_fetch)
+    monkeypatch.setattr("p2p_diloco.node.joining.FOUNDERS_MEET_S", 0.7)
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        peers = [
+            memory_peer(network, "a", {**quick, "outer_lr": 0.5}),
+            memory_peer(network, "b", {**quick, "outer_lr": 0.25}),
+        ]
+        await asyncio.gather(peers[0].enter(theta=1.0), peers[1].enter(theta=2.0))
+        records = {subkey: value for (subkey, _), (value, _) in network.records["r/config"].items()}
+        assert len(records) == 2
+        winner = RunRecord.unpack(records[min(records)])
+        told = [next(m for m in peer.said if m["kind"] == "run") for peer in peers]
+        assert {run["config"]["outer_lr"] for run in told} == {winner.config["outer_lr"]}
+        expected = 1.0 if winner.founder == "a" else 2.0
+        assert [peer.memory.theta[0].item() for peer in peers] == [expected] * 2
+        for peer in peers:
+            await peer.stop()
+
+    asyncio.run(life())
+
+
+def test_a_joiner_adopts_everything(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """One that comes later takes the run's settings and its state, and the two then step alike."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a, b = memory_peer(network, "a", quick, sizes=(4, 3)), memory_peer(network, "b", sizes=(4, 3))
+        await a.enter(theta=1.0)
+        await a.exchange(2.0)
+        await b.enter(theta=99.0)
+        assert b.memory.theta.tolist() == a.memory.theta.tolist()
+        for _ in range(3):  # once a commit has named it, b is waited for
+            await asyncio.gather(a.exchange(1.0), b.exchange(3.0))
+        digests = [(await peer.ask("ask", "told"))["versions"] for peer in (a, b)]
+        assert digests[0] == digests[1]
+        assert (await a.ask("ask", "told"))["peers"] == ["a", "b"]
+        await b.stop()
+        await a.exchange(1.0)  # alone again, at once: b said that it left
+        await a.stop()
+
+    asyncio.run(life())
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes", "error", "sentence"),
+    [
+        ({"codec": "bf16"}, (4,), ConfigMismatch, "codec .the run's fp32 / yours bf16."),
+        ({}, (5,), ModelMismatch, "p0: 4 in the run, 5 here"),
+        ({}, (4, 2), ModelMismatch, "p1: not in the run, 2 here"),
+    ],
+)
+def test_a_misfit_is_told_why(
+    memory_peer: Any, quick: dict[str, Any], config: dict[str, Any], sizes: tuple[int, ...], error: Any, sentence: str
+) -> None:
+    """Who explicitly asks for other settings, or brings another model, is refused with both sides shown."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a, b = memory_peer(network, "a", quick), memory_peer(network, "b", config, sizes=sizes)
+        await a.enter()
+        await b.start()
+        with pytest.raises(error, match=sentence):
+            await b.hear("run")
+        await b.stop()
+        await a.exchange(1.0)
+        await a.stop()
+
+    asyncio.run(life())
+
+
+def test_settings_that_may_change_do_not_refuse(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Another learning rate is no ground for refusal: the run's is used."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a, b = memory_peer(network, "a", quick), memory_peer(network, "b", {"outer_lr": 0.1})
+        await a.enter()
+        await b.enter()
+        assert next(m for m in b.said if m["kind"] == "run")["config"]["outer_lr"] == 1.0
+        await b.stop()
+        await a.stop()
+
+    asyncio.run(life())
+
+
+def test_an_aggregator_learns_the_model(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """A peer without a model gets the layout from the others, and holds the state."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        helper = memory_peer(network, "h", sizes=None)
+        await helper.start()
+        await helper.hear("progress")
+        a = memory_peer(network, "a", quick)
+        await a.enter()
+        assert len((await helper.hear("run"))["layout"]["params"]) == 1
+        await helper.hear("ready")
+        await a.exchange(1.0)
+        await helper.stop()
+        await a.stop()
+
+    asyncio.run(life())
+
+
+def test_a_run_whose_peers_are_all_gone_is_founded_anew(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """If only the record is left, the lowest of those that wait founds the run after a while; the others follow."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        first = memory_peer(network, "first", quick)
+        await first.enter()
+        await first.stop()
+        a, b = memory_peer(network, "a"), memory_peer(network, "b")
+        await asyncio.gather(a.enter(theta=1.0), b.enter(theta=2.0))
+        assert [peer.memory.theta[0].item() for peer in (a, b)] == [1.0, 1.0]
+        await b.stop()
+        await a.stop()
+
+    asyncio.run(life())
+
+
+def test_waiting_has_an_end(memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody founds the run, or nobody hands over its state: an error after `wait_timeout`, naming it."""
+    monkeypatch.setattr(records, "PUBLISH_EVERY_S", 0.1)
+
+    async def nobody() -> None:
+        helper = memory_peer(MemoryNetwork(), "h", sizes=None, wait_timeout=0.2)
+        await helper.start()
+        with pytest.raises(GaveUpWaiting, match=r"wait_timeout=0\.2"):
+            await helper.hear("run")
+        await helper.stop()
+
+    async def no_state() -> None:
+        network = MemoryNetwork()
+        a = memory_peer(network, "a", quick)
+        await a.enter()
+        network.cut("a", "b")
+        b_side = network.join("b-looks", Inbox())
+        while not await holders_of(b_side, "r"):
+            await asyncio.sleep(0.01)
+        await b_side.close()
+        b = memory_peer(network, "b", wait_timeout=0.5 + 2 * quick["heartbeat_timeout"])
+        await b.start()
+        await b.hear("run")
+        b.tell("theta")
+        with pytest.raises(GaveUpWaiting, match=r"they hold it: a \(/memory/a/p2p/a\)"):
+            await b.hear("ready")
+        await b.stop()
+        await a.stop()
+
+    asyncio.run(nobody())
+    asyncio.run(no_state())
+
+
+def test_a_forged_record_is_left_out(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """A record that isn't named by its content can't take over a run; garbage under the key harms nobody."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        forger = memory_peer(network, "forger", quick)
+        a = memory_peer(network, "a", quick)
+        await a.enter()
+        (real,) = [value for value, _ in network.records["r/config"].values()]
+        forged = real.replace(b"fp32", b"bf16")
+        await forger.transport.store("r/config", "0" * 32, forged, 100.0, owned=False)
+        await forger.transport.store("r/config", name_of(b"\x80"), b"\x80", 100.0, owned=False)
+        b = memory_peer(network, "b")
+        await b.enter()
+        assert next(m for m in b.said if m["kind"] == "run")["config"]["codec"] == "fp32"
+        for peer in (b, a):
+            await peer.stop()
+
+    asyncio.run(life())
+
+
+@pytest.mark.parametrize(
+    ("life", "after_s", "refused"),
+    [(-1, 2 * LIVES_ON_S, True), (-1, LIVES_ON_S / 2, False), (1, 2 * LIVES_ON_S, False), (0, 2 * LIVES_ON_S, False)],
+)
+def test_the_second_process_with_an_identity_is_refused(
+    memory_peer: Any,
+    quick: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    life: int,
+    after_s: float,
+    refused: bool,
+) -> None:
+    """A record of its own id that an earlier start writes, well after this one: a copied identity. What an earlier
+    life has left behind, or a later one writes, is no reason."""
+    monkeypatch.setattr(records, "LOOK_EVERY_S", 0.05)
+
+    async def found() -> None:
+        peer = memory_peer(MemoryNetwork(), "a", quick)
+        await peer.enter()
+        while (own := (await read_peers(peer.transport, "r")).get("a")) is None:  # its first record
+            await asyncio.sleep(0.01)
+        assert own.incarnation is not None
+        later = {"incarnation": own.incarnation + life, "time": own.time + after_s, "host": "elsewhere"}
+        record = dataclasses.replace(own, **later)
+        until = asyncio.get_running_loop().time() + (60.0 if refused else 0.5)
+        while not peer.task.done() and asyncio.get_running_loop().time() < until:
+            await peer.transport.store(key_of("r", "a"), "a", record.pack(), 30.0)
+            await asyncio.sleep(0.02)
+        ended = peer.task.done()
+        await peer.stop()
+        assert ended == refused
+        if refused:
+            with pytest.raises(Refused, match=r"identity_path.*in the run already, on the machine elsewhere"):
+                peer.task.result()
+
+    asyncio.run(found())
+
+
+def test_the_transport_waits_as_the_run_does(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """Its deadlines are steps of the run's ladder as soon as a peer is in; what it allows others is as it was."""
+
+    async def life() -> None:
+        peer = memory_peer(MemoryNetwork(), "a", quick)
+        before = peer.transport.limits
+        await peer.enter()
+        timeout_s = quick["heartbeat_timeout"]
+        waits = {"connect_timeout_s": timeout_s / 2, "read_timeout_s": timeout_s, "write_timeout_s": timeout_s}
+        assert peer.transport.limits == dataclasses.replace(before, **waits)
+        await peer.stop()
+
+    asyncio.run(life())
+
+
+@pytest.mark.parametrize(
+    ("limits", "mend"), [({"payload_bytes_max": 31}, "smaller"), ({"header_bytes_max": 64 * 3}, "larger")]
+)
+def test_shards_that_cant_be_sent_are_a_config_error(
+    memory_peer: Any, quick: dict[str, Any], limits: dict[str, int], mend: str
+) -> None:
+    """A cut whose states or whose list of shards no message carries is refused before anything is founded."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        peer = memory_peer(network, "a", {**quick, "shard_elements": 4}, sizes=(8,))
+        peer.transport.limits = dataclasses.replace(peer.transport.limits, **limits)
+        await peer.start()
+        with pytest.raises(ConfigError, match=f"shard_elements=4 .*{mend}"):
+            await peer.hear("run")
+        assert "r/config" not in network.records
+        await peer.stop()
+
+    asyncio.run(life())
+
+
+def test_a_dht_that_fails_ends_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever publishes, looks around or keeps the record goes on after anything that a transport raises."""
+
+    class Broken:
+        peer_id = "a"
+        calls = 0
+
+        async def fail(self, *_: object, **__: object) -> None:
+            self.calls += 1
+            raise RuntimeError("what nobody thought of")
+
+        store = fetch = introduce = fail
+
+    async def life() -> None:
+        broken: Any = Broken()
+        record = SimpleNamespace(peer_id="a", time=0.0, pack=lambda: b"x")
+        joined: Any = SimpleNamespace(run=SimpleNamespace(run_id="r"), record=b"x")
+        for loop in (
+            publish(broken, "r", lambda: record),  # type: ignore[arg-type,return-value]
+            look_around(broken, "r", lambda peer, name: None, lambda: 0),
+            keep_record(broken, joined),
+        ):
+            task, before = asyncio.create_task(loop), broken.calls
+            await asyncio.wait({task}, timeout=0.05)
+            assert broken.calls > before
+            assert not task.done(), task.exception()
+            task.cancel()
+
+    asyncio.run(life())

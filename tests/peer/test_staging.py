@@ -1,0 +1,258 @@
+"""Carrying values between a device and the host, without a device: the copies are real, the streams are played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from p2p_diloco.core.events import Carry
+from p2p_diloco.peer import staging
+from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.peer.staging import CudaCopies, DeviceStaging, InPlace, PlainCopies, staging_for
+from p2p_diloco.tensors.layout import Layout, specs_of
+
+
+class LateCopies:
+    """Copies that a stream carries out, in order, and no earlier than it is waited for: what doesn't wait sees old
+    values, what fills a buffer too early spoils what is still to be copied out of it.
+    """
+
+    pinned = False
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self._queue: list[tuple[int, Tensor, Tensor]] = []
+
+    def begin(self) -> None:
+        self.log.append("begin")
+
+    def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
+        self.log.append(f"fetch {slot}")
+        self._queue.append((slot, host, chunk))
+
+    def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
+        self.log.append(f"store {slot}")
+        self._queue.append((slot, chunk, host))
+
+    def wait(self, slot: int) -> None:
+        self.log.append(f"wait {slot}")
+        while any(queued == slot for queued, _, _ in self._queue):
+            self._carry_out()
+
+    def end(self) -> None:
+        self.log.append("end")
+        while self._queue:
+            self._carry_out()
+
+    def _carry_out(self) -> None:
+        _, into, out_of = self._queue.pop(0)
+        into.copy_(out_of)
+
+
+STAGINGS = {"host": InPlace, "plain": lambda: DeviceStaging(PlainCopies()), "late": lambda: DeviceStaging(LateCopies())}
+
+
+@pytest.fixture(autouse=True)
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers of a few elements, so that a small model takes many turns."""
+    monkeypatch.setattr("p2p_diloco.peer.staging.CHUNK_BYTES", 16)
+    monkeypatch.setattr("p2p_diloco.peer.local.CHUNK_BYTES", 16)
+
+
+@pytest.mark.parametrize("kind", STAGINGS)
+@pytest.mark.parametrize("chunks", [0, 1, 2, 5])
+def test_what_goes_through_comes_back_changed(kind: str, chunks: int) -> None:
+    """Each chunk's values are handed out once, in order, with their tag; what is written into them is the chunk's."""
+    vector = torch.arange(4.0 * chunks)
+    listed = [(part, number) for number, part in enumerate(torch.split(vector, 4))] if chunks else []
+    seen = []
+    for values, tag in STAGINGS[kind]().through(listed, fetch=True, store=True):
+        seen.append((tag, values.tolist()))
+        values.mul_(2)
+    assert seen == [(n, [4.0 * n + i for i in range(4)]) for n in range(chunks)]
+    assert vector.tolist() == [2.0 * i for i in range(4 * chunks)]
+
+
+@pytest.mark.parametrize("kind", STAGINGS)
+def test_without_store_a_device_keeps_its_values(kind: str) -> None:
+    """What is only read stays as it is; what is only written need not be fetched."""
+    vector = torch.arange(12.0)
+    listed = zip(vector.split(4), range(3), strict=True)
+    for values, number in STAGINGS[kind]().through(listed, fetch=False, store=True):
+        values.fill_(number)
+    assert vector.tolist() == [0.0] * 4 + [1.0] * 4 + [2.0] * 4
+    read = [v.clone() for v, _ in STAGINGS[kind]().through([(p, 0) for p in vector.split(4)], fetch=True, store=False)]
+    assert torch.equal(torch.cat(read), vector)
+
+
+def test_the_next_chunk_is_on_its_way_before_the_host_works_on_this_one() -> None:
+    """The order of a stream's work: each chunk is fetched one turn ahead, and its buffer was emptied before."""
+    copies = LateCopies()
+    for _, number in DeviceStaging(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True):
+        copies.log.append(f"work {number}")
+    assert copies.log == [
+        "begin", "fetch 0",
+        "fetch 1", "wait 0", "work 0", "store 0",
+        "fetch 0", "wait 1", "work 1", "store 1",
+        "fetch 1", "wait 0", "work 2", "store 0",
+        "wait 1", "work 3", "store 1", "end",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fetch", "store"), [(True, False), (False, True)])
+def test_nothing_travels_that_nobody_asked_for(fetch: bool, store: bool) -> None:
+    """What is loaded is not read from the device before, and what is read is not written back."""
+    copies = LateCopies()
+    list(DeviceStaging(copies).through([(torch.zeros(4), n) for n in range(3)], fetch=fetch, store=store))
+    travelled = {line.split()[0] for line in copies.log} - {"begin", "wait", "end"}
+    assert travelled == ({"fetch"} if fetch else {"store"})
+
+
+def test_an_error_in_the_middle_leaves_no_copy_unordered() -> None:
+    """Whatever ends the work, the trainer's stream still waits for what was begun."""
+    copies = LateCopies()
+    turns = DeviceStaging(copies).through([(torch.zeros(4), n) for n in range(4)], fetch=True, store=True)
+    next(turns)
+    turns.close()  # type: ignore[attr-defined]
+    assert copies.log[-1] == "end"
+
+
+class Model(nn.Module):
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.a = nn.Parameter(torch.randn(7, 3))
+        self.b = nn.Parameter(torch.randn(11).to(dtype))
+        self.c = nn.Parameter(torch.randn(4, 5).t())
+
+
+@pytest.mark.parametrize("kind", ["plain", "late"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("carry", list(Carry))
+def test_staged_parameters_come_out_like_those_in_place(
+    kind: str, dtype: torch.dtype, carry: Carry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model behind a device's buffers, and one in host memory, are equal to the bit after any merge, and so are
+    their pseudo-gradients."""
+
+    def told(made: Any) -> tuple[list[Tensor], Tensor, Tensor]:
+        monkeypatch.setattr("p2p_diloco.peer.local.staging_for", lambda device: made())
+        model = Model(dtype)
+        layout = Layout.build(specs_of(model), shard_elements=9)
+        theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
+        local = LocalModel(model, layout, theta, old, delta, 0.25)
+        local.write_theta()
+        begun = theta.clone()
+        torch.manual_seed(2)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn(p.shape).to(p.dtype))
+        shards = range(len(layout.shards))
+        local.write_delta(shards)
+        old.copy_(theta)
+        theta.copy_(torch.randn(layout.numel))
+        local.merge({0: Carry.DROP, 1: carry, 2: carry, 4: carry}, mixed=[1], kept=shards)
+        sent = delta.clone()
+        local.write_delta(shards, [index for index in shards if index not in (0, 1, 2, 4)])
+        return [p.detach().clone() for p in model.parameters()], begun, torch.cat([sent, delta])
+
+    here, there = told(InPlace), told(STAGINGS[kind])
+    assert all(torch.equal(a, b) for a, b in zip(here[0], there[0], strict=True))
+    assert torch.equal(here[1], there[1])
+    assert torch.equal(here[2], there[2])
+
+
+class PlayedCuda:
+    """What `CudaCopies` uses of torch.cuda, with a log in place of a device."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        log = self.log
+
+        class Stream:
+            def __init__(self, device: object = None) -> None:
+                self.name = "side" if device is not None else "training"
+
+            def wait_stream(self, other: Stream) -> None:
+                log.append(f"{self.name} waits for {other.name}")
+
+            def __enter__(self) -> None:
+                log.append(f"on {self.name}")
+
+            def __exit__(self, *_: object) -> None:
+                log.append("off")
+
+        class Event:
+            def record(self, stream: Stream) -> None:
+                log.append(f"recorded on {stream.name}")
+
+            def synchronize(self) -> None:
+                log.append("waited for")
+
+        self.Stream, self.Event = Stream, Event
+        self._training = Stream()
+
+    def stream(self, stream: Any) -> Any:
+        return stream
+
+    def current_stream(self, device: object) -> Any:
+        return self._training
+
+
+def test_copies_run_beside_the_trainers_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The side stream begins after the trainer's kernels, each copy is made on it and marked by an event that the host
+    waits for, and the trainer's next kernels come after the last copy."""
+    played = PlayedCuda()
+    for name in ("Stream", "Event", "stream", "current_stream"):
+        monkeypatch.setattr(torch.cuda, name, getattr(played, name))
+    copies = CudaCopies(torch.device("cuda", 0))
+    vector, host = torch.ones(4), torch.zeros(4)
+    copies.begin()
+    copies.fetch(0, host, vector)
+    copies.wait(0)
+    copies.store(0, host.mul_(3), vector)
+    copies.end()
+    assert vector.tolist() == [3.0] * 4
+    made = ["on side", "off", "recorded on side"]
+    assert played.log == ["side waits for training", *made, "waited for", *made, "training waits for side"]
+
+
+def test_each_device_has_its_staging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host memory needs no buffers, CUDA gets streams, and what torch knows else plain copies."""
+    assert isinstance(staging_for(torch.device("cpu")), InPlace)
+    assert isinstance(staging_for(torch.device("meta"))._copies, PlainCopies)  # type: ignore[attr-defined]
+    monkeypatch.setattr(staging, "CudaCopies", lambda device: PlainCopies())
+    assert isinstance(staging_for(torch.device("cuda", 0)), DeviceStaging)
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    yield torch.device("cuda", torch.cuda.current_device())
+    torch.cuda.synchronize()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_a_model_on_a_gpu_is_the_model_on_the_host(device: torch.device) -> None:
+    """Pseudo-gradients and merges of a model on a GPU, trained between them, are those of its twin on the host."""
+    told = []
+    for where in (torch.device("cpu"), device):
+        model = Model(torch.bfloat16).to(where)
+        layout = Layout.build(specs_of(model), shard_elements=9)
+        theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
+        local = LocalModel(model, layout, theta, old, delta)
+        local.write_theta()
+        shards = range(len(layout.shards))
+        for _ in range(5):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(torch.ones(p.shape, device=where, dtype=p.dtype))
+            local.write_delta(shards)
+            old.copy_(theta)
+            theta.add_(delta)
+            local.merge(dict.fromkeys(shards, Carry.SUBTRACT), kept=shards)
+        told.append((theta, delta, *(p.detach().cpu() for p in model.parameters())))
+    assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))

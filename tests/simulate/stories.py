@@ -1,0 +1,250 @@
+"""Six short traces for readers, kept in docs/traces: `python -m tests.simulate.stories` writes them (`make traces`).
+
+Each world is small and without chance: every draw is the middle of its range. So a trace changes when the protocol
+changes, and only then.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from p2p_diloco.simulate.world import Settings, World
+
+FOLDER = Path(__file__).parents[2] / "docs" / "traces"
+SAID = re.compile(r" *(?P<time>[\d.]+) (?P<peer>\S+) +(?P<what>.+)")
+TOLD = re.compile(
+    r"starts|crashes|is cut|the network|sends (?!\S+ a\S* (probe|answer to))|averages|applies|loads|merges (?!nothing)"
+    r"|holds all|takes|notes (?!joined)"
+)
+"""What a story tells of a peer. A full trace has every event."""
+
+
+class Even(Random):
+    """No chance: each number is the middle of its range."""
+
+    drawn = 0
+
+    def random(self) -> float:
+        return 0.5
+
+    def uniform(self, a: float, b: float) -> float:
+        return (a + b) / 2
+
+    def expovariate(self, lambd: float = 1.0) -> float:
+        return 1 / lambd
+
+    def getrandbits(self, k: int) -> int:
+        self.drawn += 1  # two lives differ
+        return self.drawn
+
+
+class Calm(World):
+    """A world in which nothing goes wrong by itself; `p0` founds the run, the others start when they are told to."""
+
+    def __init__(self, **settings: Any) -> None:
+        calm = {"peers": 3, "drop": 0.0, "duplicate": 0.0, "clock_skew": 0.0, "delay_mean": 0.02, "faults": ()}
+        super().__init__(0, Settings(**{**calm, "interval": 2, "late": (1e6, 1e6), **settings}), trace=True)
+        self.rng = self.lags = self.links = Even()
+
+    def join(self, name: str, at: float, step_time: float = 0.5) -> None:
+        self.run(at)
+        self.start(name)
+        self.alive[name].step_time = step_time
+
+    def all_join(self, **step_times: float) -> None:
+        """All start within two seconds, and are at work at 6 s."""
+        self.run(0.1)
+        self.alive["p0"].step_time = step_times.get("p0", 0.5)
+        for number, name in enumerate(self.names[1:]):
+            self.join(name, 1.2 + 0.1 * number, step_times.get(name, 0.5))
+        self.run(6.0)
+
+    def part(self, name: str) -> None:
+        """Nothing passes between this peer and the others."""
+        self.cut = {frozenset((name, other)) for other in self.names if other != name}
+        self.say(name, "is cut off from the others")
+
+    def heal(self) -> None:
+        self.cut, self.mute = set(), set()
+        self.say("all", "the network is whole again")
+
+
+@dataclass(frozen=True)
+class Story:
+    """A trace: what it shows, its world, and which part of that is told, in simulated seconds."""
+
+    about: str
+    play: Callable[[], World]
+    since: float
+    until: float
+
+    def text(self) -> str:
+        """The file in docs/traces."""
+        return "\n".join([self.about.strip(), "", *self.lines(), ""])
+
+    def lines(self) -> Iterator[str]:
+        """Time, peers that did the same, and what they did; recipients of one message stand in one line."""
+        world = self.play()
+        world.run(self.until)
+        found = (SAID.fullmatch(line) for line in world.lines or ())
+        said = [Said(float(one["time"]), one["peer"], plain(one["what"])) for one in found if one]
+        told = [one for one in said if one.time >= self.since and TOLD.match(one.what)]
+        yield f"{'time':>6}  {'peer':8}  what it does"
+        for (time, peer, what), sent in groupby(told, lambda one: (one.time, one.peer, one.message)):
+            to = ", ".join(one.what.split()[1] for one in sent) if what.startswith("sends") else ""
+            yield f"{time:6.2f}  {peer:8}  {what.replace('...', to)}"
+
+
+@dataclass(frozen=True)
+class Said:
+    time: float
+    peer: str
+    what: str
+
+    @property
+    def message(self) -> str:
+        """The same for all recipients."""
+        return re.sub(r"^sends \S+", "sends ...", self.what)
+
+
+def plain(what: str) -> str:
+    """Shorter: without what a merge says of the next round, the life in a contribution's id, most of a digest."""
+    for long, short in ((r"; due: .*", ""), (r"#\d{4}\.", "#"), (r"\((\w{4})\w\w\)", r"(\1)")):
+        what = re.sub(long, short, what)
+    return what
+
+
+def join() -> World:
+    world = Calm()
+    world.join("p1", 1.2)
+    world.join("p2", 6.0)
+    return world
+
+
+def commit() -> World:
+    world = Calm(shards_per_fragment=2)
+    world.all_join()
+    return world
+
+
+def takeover() -> World:
+    world = Calm()
+    world.all_join()
+    world.run(6.93)
+    world.crash("p0")
+    return world
+
+
+def fork() -> World:
+    world = Calm(interval=4)
+    world.all_join()
+    world.run(7.4)
+    world.part("p0")
+    world.run(15.0)
+    world.heal()
+    return world
+
+
+def carry() -> World:
+    world = Calm(round_timeout=1.5)
+    world.all_join()
+    world.run(6.95)
+    world.mute = {("p2", "p0")}
+    world.say("p2", "loses what it sends to p0")
+    world.run(8.7)
+    world.heal()
+    return world
+
+
+def asynchronous() -> World:
+    world = Calm(mode="async")
+    world.all_join(p2=0.8)
+    return world
+
+
+STORIES = {
+    "join": Story(
+        """
+A third peer joins a run of two.
+
+It finds the others in the DHT (not shown), asks one of them for its state, trains on it, and sends a contribution. The
+round that is open waits for it. The next commit counts it, and names it among the next aggregators.
+""",
+        join,
+        6.0,
+        7.8,
+    ),
+    "commit": Story(
+        """
+One round of three peers and a model of two shards.
+
+Each shard has its own aggregator, named by the commit before. The others send their contributions to it, it averages
+them and sends the commit, and every peer applies the commit to its own copy of the outer state. The letters in brackets
+are the digest of the result: it is the same everywhere.
+""",
+        commit,
+        6.8,
+        7.5,
+    ),
+    "takeover": Story(
+        """
+The aggregator dies in the middle of a round.
+
+p2, next in the succession, asks the other survivor to promise that it will accept no commit of the dead aggregator any
+more. With the promise comes a copy of the contribution that had gone to the dead. Then p2 writes the commit.
+""",
+        takeover,
+        6.8,
+        8.9,
+    ),
+    "fork": Story(
+        """
+The network is cut, both sides go on, and one lineage wins.
+
+p0 alone and p1 with p2 reach different states of one epoch. When they meet again, p0 sees from the versions that the
+lineages fork, and that the other one counts more inner steps. It fetches the whole state and goes on from there.
+""",
+        fork,
+        13.0,
+        18.0,
+    ),
+    "carry": Story(
+        """
+A contribution is lost, and no step of it is.
+
+p2 hears from p0, but what it sends to p0 is lost, contribution #5 too. p0 waits for it until `round_timeout` (1.5 s
+here) and commits without it. p2 sees that the commit does not count #5, keeps its progress, and sends it with #6.
+""",
+        carry,
+        6.8,
+        9.95,
+    ),
+    "async": Story(
+        """
+Asynchronous mode: no peer waits for another.
+
+Each contribution makes a commit of its own. The aggregator p1 sends it to its successor first, which keeps a copy.
+Once the successor says that it holds the commit, the contribution's author gets it, and can rely on it.
+p2 is slower than the others: it gets all commits since its last one, and its own, at once.
+""",
+        asynchronous,
+        11.59,
+        12.92,
+    ),
+}
+
+
+def main() -> None:
+    FOLDER.mkdir(exist_ok=True)
+    for name, story in STORIES.items():
+        (FOLDER / f"{name}.txt").write_text(story.text())
+
+
+if __name__ == "__main__":
+    main()
