@@ -74,10 +74,15 @@ def bootstrap(
 ) -> None:
     """Start a seed of the DHT, and print the line that peers join with."""
     set_up_logs(logs, debug=debug)
-    from p2p_diloco.cli.bootstrap import BootstrapPlan, serve
+    from p2p_diloco.cli.bootstrap import serve
 
-    plan = BootstrapPlan.of(host, port, host_maddrs or [], announce_maddrs or [], initial_peers or [], identity_path)
-    serve(plan, as_json=as_json)
+    flags = {
+        "host_maddrs": host_maddrs,
+        "announce_maddrs": announce_maddrs,
+        "initial_peers": initial_peers,
+        "identity_path": identity_path,
+    }
+    serve(host, port, given(PeerConfig, flags), as_json=as_json)
 
 
 @app.command(cls=ListsAndCommand, options_metavar="[OPTIONS] [-- COMMAND ...]")

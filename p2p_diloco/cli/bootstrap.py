@@ -9,25 +9,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from p2p_diloco.addresses import (
-    by_reach,
-    check_listen_address,
-    check_peer_address,
-    is_loopback,
-    split_addresses,
-)
+from p2p_diloco.addresses import by_reach, is_loopback
 from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_free, check_initial_peers
+from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import NodeDied, UsageError
-from p2p_diloco.settings import prepare_identity_path
+from p2p_diloco.settings import flag, prepare_identity_path
 
 if TYPE_CHECKING:
     from p2p_diloco.net.dht import DhtPeer
@@ -35,58 +28,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class BootstrapPlan:
-    """Where a bootstrap listens and who it is."""
-
-    host_maddrs: tuple[str, ...]
-    announce_maddrs: tuple[str, ...]
-    initial_peers: tuple[str, ...]
-    identity_path: Path | None
-
-    @classmethod
-    def of(
-        cls,
-        host: str,
-        port: int,
-        host_maddrs: Sequence[str],
-        announce_maddrs: Sequence[str],
-        initial_peers: Sequence[str],
-        identity_path: Path | None,
-    ) -> BootstrapPlan:
-        """The plan that the flags describe, checked.
-
-        Raises:
-            UsageError: a host or a port can't be read. AddressError: an address can't. ConfigError: the
-            identity's file or the port can't be used. NoBootstrapReached: no other bootstrap answers.
-        """
-        listen = split_addresses(host_maddrs) or (_listen_address(host, port),)
-        plan = cls(
-            tuple(check_listen_address(address, key="--host-maddrs") for address in listen),
-            tuple(
-                check_listen_address(address, key="--announce-maddrs") for address in split_addresses(announce_maddrs)
-            ),
-            tuple(check_peer_address(address, key="--initial-peers") for address in split_addresses(initial_peers)),
-            identity_path,
-        )
-        if identity_path is not None:
-            prepare_identity_path(identity_path)
-        for address in plan.host_maddrs:
-            check_free(address, key="--host-maddrs" if host_maddrs else None)
-        check_initial_peers(plan.initial_peers)
-        return plan
-
-
-def serve(plan: BootstrapPlan, *, as_json: bool) -> None:
-    """Serve until a signal comes.
+def serve(host: str, port: int, flags: Mapping[str, object], *, as_json: bool) -> None:
+    """Serve until a signal comes. `flags`: further settings of a peer that were given.
 
     Raises:
-        NoBootstrapReached: none of the other bootstraps answered. ConfigError: it can't listen there after all.
-        NodeDied: libp2p's daemon has ended.
+        UsageError: a host or a port can't be read. AddressError: an address can't. ConfigError: the identity's file or
+        the port can't be used. NoBootstrapReached: no other bootstrap answers. NodeDied: libp2p's daemon has ended.
     """
+    listen = {} if "host_maddrs" in flags else {"host_maddrs": (_listen_address(host, port),)}
+    peer = PeerConfig.model_validate({**listen, **flags})
+    if peer.identity_path is not None:
+        prepare_identity_path(peer.identity_path)
+    for address in peer.host_maddrs:
+        check_free(address, key=None if listen else flag("host_maddrs"))
+    check_initial_peers(peer.initial_peers)
     from p2p_diloco.net.dht import DhtPeer  # takes seconds; before the loop, which handles signals late
 
-    run(_serve(plan, as_json, DhtPeer))
+    run(_serve(peer, as_json, DhtPeer))
 
 
 def announcement(addresses: Sequence[str], *, as_json: bool) -> str:
@@ -120,7 +78,7 @@ def _join_line(addresses: Sequence[str]) -> str:
     return f"p2p-diloco join --initial-peers {' '.join(addresses)}"
 
 
-async def _serve(plan: BootstrapPlan, as_json: bool, of: type[DhtPeer]) -> None:
+async def _serve(peer: PeerConfig, as_json: bool, of: type[DhtPeer]) -> None:
     died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def fail(why: str) -> None:
@@ -128,10 +86,10 @@ async def _serve(plan: BootstrapPlan, as_json: bool, of: type[DhtPeer]) -> None:
             died.set_exception(NodeDied(why, mend="start the bootstrap again"))
 
     seed = await of.create(
-        initial_peers=plan.initial_peers,
-        host_maddrs=plan.host_maddrs,
-        announce_maddrs=plan.announce_maddrs,
-        identity_path=None if plan.identity_path is None else str(plan.identity_path),
+        initial_peers=peer.initial_peers,
+        host_maddrs=peer.host_maddrs,
+        announce_maddrs=peer.announce_maddrs,
+        identity_path=None if peer.identity_path is None else str(peer.identity_path),
         on_daemon_death=fail,
     )
     try:

@@ -173,7 +173,7 @@ def _beside(plan: Plan) -> list[tuple[str, str, str]]:
     """Counterparts that the plan names: (name, kind, wire)."""
     wires = {
         RAW: ["libp2p"],
-        GLOO: ["fp32", "bf16"],
+        GLOO: list(WIDTHS[GLOO]),
         AVERAGER: ["fp32" if plan.codec == "fp32" else "fp16"],  # Hivemind sends bf16 as fp32
     }
     return [(f"{kind} {wire}", kind, wire) for kind in plan.beside for wire in wires[kind]]

@@ -1,6 +1,6 @@
-"""What is to be measured: the flags of `bench`, read and found fit.
+"""What is to be measured: the flags of `bench`, read and checked.
 
-Law: values and their limits; nothing is started or looked up here.
+Law: values and their limits; nothing is started here.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import UsageError
 
 WARM_UP = 2
-"""Rounds before those that count: connections are made in them, and memory is touched for the first time."""
+"""Rounds before those that count: connections are made in them, and memory is used for the first time."""
 RAW, GLOO, AVERAGER = BESIDE = ("raw", "gloo", "averager")
 """What may be measured beside a run."""
 WIDTHS = {GLOO: {"fp32": 4, "bf16": 2}, AVERAGER: {"fp32": 4, "fp16": 2}}
 """Bytes of an element on each one's wires."""
 MEMORY = {"": (4e8, 36), RAW: (2e8, 5), GLOO: (3e8, 52), AVERAGER: (4e8, 64)}
-"""What a peer of each takes, as it was measured: bytes, and bytes for each parameter; "" is the run itself."""
-SHARD_ELEMENTS = 2**20
+"""Memory of one peer of each, measured: bytes, and bytes for each parameter; "" is the run itself."""
 STATE_WIDTH = 8
-"""Bytes of a parameter's state: its value, and its momentum."""
+"""Bytes of a parameter's state: its value and its momentum."""
 PEERS_MAX = 32
 PARAMETERS_MAX = 10**10
 SLOWEST_MBIT = 0.01
@@ -96,7 +95,7 @@ class Plan:
 
     @property
     def share(self) -> float:
-        """Of each vector that is averaged what one peer sends: to each other one its part."""
+        """The share of an averaged vector that one peer sends: to each other peer its part."""
         return (self.peers - 1) / self.peers
 
     def reduced_bytes(self, name: str, wire: str) -> int:
@@ -104,8 +103,8 @@ class Plan:
         return ring_bytes(self.parameters, WIDTHS[name][wire], self.peers)
 
     def optimum_s(self, sent_bytes: int) -> float | None:
-        """The least time that the links allow a round in which peers send so many bytes each, were all equal; shares of
-        the reduction as `core.shares` reckons them. None on loopback.
+        """Seconds that a round takes at least on these links, if each peer sends so many bytes where all links are
+        equal; the reduction is shared as in `core.shares`. None on loopback.
         """
         if not self.links_mbit:
             return None
@@ -115,19 +114,19 @@ class Plan:
 
     @property
     def fetch_s(self) -> float:
-        """How long it may take until all have the state that one of them founds the run with."""
+        """Seconds that it may take until all peers have fetched the founder's state."""
         slowest = min(self.links_mbit, default=math.inf)
         return 1.5 * (self.peers - 1) * 8 * STATE_WIDTH * self.parameters / 1e6 / slowest
 
     @property
     def memory_bytes(self) -> int:
-        """What all processes take together, about."""
+        """Memory of all processes together, about."""
         each = [MEMORY[name] for name in ("", *self.beside)]
         return round(self.peers * sum(fixed + by_parameter * self.parameters for fixed, by_parameter in each))
 
     @property
     def round_s_max(self) -> float:
-        """How long a round may take before it is given up."""
+        """Seconds after which a round is given up."""
         all_bytes = 2 * 4 * self.parameters * self.peers
         link_b_s = min(self.links_mbit) * 1e6 / 8 if self.links_mbit else RATE_B_S
         training_s = (self.steps or self.fragments) * self.step_s

@@ -1,4 +1,4 @@
-"""What a peer computes in a round, apart from talking: a model without training, and the outer step.
+"""What a peer computes in a round without exchanging: a model without training, and the outer step.
 
 Law: the project's own arithmetic (`tensors`), in the project's own pieces, so that counterparts differ from a run in
 how bytes travel and in nothing else.
@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from p2p_diloco.cli.bench.member import MERGE, OUTER_STEP, PSEUDO_GRADIENT, Clock, Line, Member
-from p2p_diloco.cli.bench.plan import SHARD_ELEMENTS
 from p2p_diloco.config import RunConfig
 from p2p_diloco.tensors.flat import BLOCK, pseudo_gradient, scatter
 from p2p_diloco.tensors.outer import OuterOptimizer
@@ -33,7 +32,7 @@ def model_of(numel: int, fragments: int) -> nn.Module:
 
 
 class Synthetic:
-    """In place of training: the same small numbers taken away every time, other ones for each peer."""
+    """In place of training: the same small numbers are subtracted every time, other ones on each peer."""
 
     def __init__(self, model: nn.Module, rank: int) -> None:
         self._params = list(model.parameters())
@@ -48,7 +47,7 @@ class Synthetic:
 
 
 class Replica:
-    """The outer state of a counterpart, which takes every outer step itself, and its model."""
+    """The outer state and the model of a counterpart."""
 
     def __init__(self, numel: int, fragments: int, rank: int) -> None:
         self.model = model_of(numel, fragments)
@@ -59,7 +58,8 @@ class Replica:
         config = RunConfig()
         self._outer = OuterOptimizer(config.outer_optimizer, config.outer_lr, config.outer_momentum, config.nesterov)
         self._theta = torch.zeros(numel)
-        self._places = [slice(start, min(start + SHARD_ELEMENTS, numel)) for start in range(0, numel, SHARD_ELEMENTS)]
+        shard = config.shard_elements
+        self._places = [slice(start, min(start + shard, numel)) for start in range(0, numel, shard)]
         self._states = [self._outer.init_state(place.stop - place.start) for place in self._places]
 
     def write_pseudo_gradient(self, clock: Clock, out: Tensor | None = None) -> None:
