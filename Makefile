@@ -8,7 +8,7 @@ VENV ?= .venv
 # What pip installs as torch, before anything that depends on it. On Linux PyPI's build brings CUDA along, 2 GB of it;
 # without: make setup TORCH="torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.13.0
-# How many of the fast tests run side by side: one more than a small machine has cores, for some of them wait.
+# How many tests run side by side: one more than a small machine has cores, because many of them wait.
 WORKERS ?= 3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -28,8 +28,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true  # on all cores: pip compiles on one
 	touch $(STAMP)
 
-test: $(STAMP)  ## style, types, unit tests, simulated worlds, peers in processes of their own; a quarter of an hour
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+test: $(STAMP)  ## style, types, unit tests, simulated worlds, peers in processes of their own; ten minutes at most
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-fast: $(STAMP)  ## what needs no other processes and no patience, side by side; two minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not slow and not chaos"

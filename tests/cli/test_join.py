@@ -79,7 +79,7 @@ def test_a_run_from_its_founding_to_its_end(swarm: Swarm) -> None:
     """A founder, an aggregator without a model and a trainer that needs one flag end together, with code 0;
     status shows the run."""
     founder = swarm.start(
-        "join", "--name", "founder", "--sync-every", "5", "--stop-after-epochs", "16", "--pause-s", "0.3",
+        "join", "--name", "founder", "--sync-every", "5", "--stop-after-epochs", "10", "--pause-s", "0.3",
         "--eval-batches", "0", "--start-peers", "2",
     )  # fmt: skip
     looks = swarm.start("status", "--json", "--interval", "0.5")

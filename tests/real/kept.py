@@ -29,7 +29,9 @@ class Kept:
             self.born += 1
             options = last if len(self.peers) == self.size - 1 else {}
             deltas = {"delta": 1.0 + self.born % 3}
-            self.peers.append(self.swarm.start(f"p{self.born}", **self.training, **deltas, **options))
+            fresh = "sabotage" in options  # the saboteur knows its trainer as its parent
+            peer = self.swarm.start(f"p{self.born}", fresh=fresh, **self.training, **deltas, **options)
+            self.peers.append(peer)
         newest = self.peers[-1].wait_for("in")["epoch"]
         for peer in self.peers:
             peer.epoch(newest + ROUNDS)
