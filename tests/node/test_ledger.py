@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node.ledger import OF_EXCHANGE, OF_TRAINING, SHARES, Ledger, shares_of, told
 from p2p_diloco.node.shared import Level
+from tests.net.memory import MemoryNetwork
 
 
 class Clock:

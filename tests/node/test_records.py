@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.net.interface import VALUE_BYTES_MAX
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import records
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import PeerRecord, key_of, read_peers
+from tests.net.memory import MemoryNetwork
 
 RECORD = PeerRecord(
     v=1, peer_id="a", name="alice", host="h", role="worker", state="training", epoch=3, step=12, sps=1.5, loss=None,

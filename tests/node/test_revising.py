@@ -13,7 +13,6 @@ import torch
 from p2p_diloco.core.messages import Commit, Plan, Probe, State, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion, Version
-from p2p_diloco.net.memory import MemoryNetwork, signed
 from p2p_diloco.node import revising, wire
 from p2p_diloco.node.inbox import Inbox, misfit
 from p2p_diloco.node.revising import Founding
@@ -22,6 +21,7 @@ from p2p_diloco.node.shared import Count, Level
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.outer import OuterOptimizer
+from tests.net.memory import MemoryNetwork, signed
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import live, records
 from p2p_diloco.node.shared import Count, Level
+from tests.net.memory import MemoryNetwork
 
 WITHIN_S = 10.0
 
