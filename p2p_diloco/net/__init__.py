@@ -1,4 +1,4 @@
-"""How peers reach each other: one small interface, its libp2p adapter, and an in-memory one for tests.
+"""How peers reach each other: one small interface and its libp2p adapter.
 
 Law: bytes only; nothing here knows what a message means. Importing this package is cheap: `hivemind_library` alone
 imports Hivemind.

@@ -17,7 +17,7 @@ from p2p_diloco.errors import ConfigError, P2PDilocoError
 from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, PeerID, StreamInfo
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.pipe import Pipe
-from p2p_diloco.net.reasons import last_line, likely_reason, nobody_listens, tells_nothing
+from p2p_diloco.net.reasons import dial_inconclusive, dial_refused, last_line, likely_reason
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,7 @@ class Daemon:
                 await self.p2p._client.connect(peer_id, known)  # returns at once if connected
             stream, reader, writer = await self.p2p.call_binary_stream_handler(peer_id, protocol)
         except P2PDaemonError as error:
-            refused = nobody_listens(error) or (tells_nothing(error) and await all_refuse(known or ()))
+            refused = dial_refused(error) or (dial_inconclusive(error) and await all_refuse(known or ()))
             raise Unreachable(f"{peer}: {likely_reason(error)}", refused=refused) from None
         return await Pipe.adopt(reader, writer), str(stream.addr)
 

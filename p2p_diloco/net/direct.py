@@ -101,7 +101,7 @@ class DirectChannel:
         port: the port to listen on; 0: the system chooses.
 
     Raises:
-        OSError: the port can't be listened on.
+        ConfigError: the port can't be listened on.
     """
 
     def __init__(
@@ -123,8 +123,7 @@ class DirectChannel:
         self._dialled_back = Counter[str]()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.listener = Listener(serve=serve, lend=self._keep)
-        self.listener.listen(hosts, port)
+        self.listener = Listener(hosts, port, serve=serve, lend=self._keep)
 
     # -- for the sender of payloads
 

@@ -5,10 +5,9 @@ Law: joins the parts; decides nothing. Importing it loads torch: import it only 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 from p2p_diloco.addresses import host
-from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.direct import DirectChannel, Opened
 from p2p_diloco.net.exchange import Exchange
@@ -101,8 +100,14 @@ class HivemindTransport:
         transport = cls(dht, exchange, traffic)
         try:
             if direct:
-                hosts = [] if client_mode else [host(address) for address in host_maddrs]
-                channel = exchange.direct = _channel(exchange, ask, daemon.known_at, hosts, direct_port)
+                channel = exchange.direct = DirectChannel(
+                    exchange.streams,
+                    open_stream=ask,
+                    addresses=daemon.known_at,
+                    serve=exchange.receiver.serve_direct,
+                    hosts=[] if client_mode else [host(address) for address in host_maddrs],
+                    port=direct_port,
+                )
                 await daemon.serve_streams(protocol + DIRECT, channel.answer)
             await daemon.serve_streams(protocol, serve)
         except BaseException:
@@ -142,25 +147,3 @@ class HivemindTransport:
         """As `Transport.close`."""
         await self._exchange.close()
         await self._dht.close()
-
-
-def _channel(
-    exchange: Exchange,
-    ask: Callable[[str], Awaitable[Opened]],
-    known_at: Callable[[str], Sequence[str]],
-    hosts: Sequence[str],
-    port: int,
-) -> DirectChannel:
-    """Direct connections for what an exchange sends and takes.
-
-    Raises:
-        ConfigError: the port can't be listened on.
-    """
-    serve = exchange.receiver.serve_direct
-    try:
-        return DirectChannel(
-            exchange.streams, open_stream=ask, addresses=known_at, serve=serve, hosts=hosts, port=port
-        )
-    except OSError as error:
-        mend = "choose another port, or 0 to let the system choose"
-        raise ConfigError(f"can't be listened on ({error})", key="direct_port", value=port, mend=mend) from None

@@ -1,7 +1,7 @@
 """The listening end of direct connections: sockets, the certificate that diallers pin, the tickets that they must show.
 
 Law: a connection costs next to nothing before it has shown a ticket. While no ticket is valid, none is greeted; few
-handshakes run at a time, and briefly; of an unproved connection a fixed number of bytes is read, and none is parsed.
+handshakes run at a time, and briefly; of an unproved connection's bytes 41 are looked at, and none is parsed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
 
+from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.offer import TICKET_BYTES, Offer, Tickets
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.tls import Certificate, Connection
@@ -38,11 +39,26 @@ _PAUSE_S = 1.0
 
 
 class Listener:
-    """Accepts direct connections. `serve(peer, pipe)` takes payloads on a connection on which the other peer sends;
-    `lend(peer, pipe)` gets a connection on which this peer may send.
+    """Accepts direct connections.
+
+    Args:
+        hosts: the IP addresses to listen on.
+        port: with 0 the system chooses ports, and an address that can't be listened on is logged and left out.
+        serve: takes payloads on a connection on which the other peer sends.
+        lend: gets a connection on which this peer may send.
+
+    Raises:
+        ConfigError: the port can't be listened on.
     """
 
-    def __init__(self, *, serve: Callable[[str, Pipe], Awaitable[None]], lend: Callable[[str, Pipe], None]) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        port: int,
+        *,
+        serve: Callable[[str, Pipe], Awaitable[None]],
+        lend: Callable[[str, Pipe], None],
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._serve, self._lend = serve, lend
         self._certificate = Certificate()
@@ -53,14 +69,9 @@ class Listener:
         self._told_at, self._untold = -TELL_EVERY_S, 0
         self.turned_away = 0
         """How many connections showed no valid ticket, or were too many."""
+        self._listen(hosts, port)
 
-    def listen(self, hosts: Sequence[str], port: int) -> None:
-        """Listen on these IP addresses. With port 0 the system chooses ports, and an address that can't be listened on
-        is logged and left out.
-
-        Raises:
-            OSError: the port can't be listened on.
-        """
+    def _listen(self, hosts: Sequence[str], port: int) -> None:
         for host in dict.fromkeys(hosts):
             family = socket.AF_INET if ip_address(host).version == 4 else socket.AF_INET6
             try:
@@ -68,7 +79,9 @@ class Listener:
             except OSError as error:
                 if port:
                     self.end()
-                    raise
+                    mend = "choose another port, or 0 to let the system choose"
+                    wrong = f"can't be listened on ({error})"
+                    raise ConfigError(wrong, key="direct_port", value=port, mend=mend) from None
                 log.warning("no direct connections come in on %s: %s", host, error)
                 continue
             sock.setblocking(False)

@@ -21,6 +21,8 @@ _BACKLOG_BYTES_MAX = 256 * 1024
 CHUNK_BYTES = 256 * 1024
 """How much of a payload is handed to the transport at once. Towards the daemon the kernel is asked for a buffer of this
 size; Linux usually has one of 208 KiB, and wakes the writer more than twice as often."""
+TLS_CHUNK_BYTES = 64 * 1024
+"""The same where this process encrypts: little should be encrypted and not sent yet, as with `tcp.UNSENT_BYTES`."""
 CLOSE_S = 2.0
 """How long what was written may take to go out once the stream is closed."""
 
@@ -44,7 +46,9 @@ class Pipe(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         self.paced: Paced | None = TcpSocket(sock) if self._encrypts else None
         """What holds the connection to a pace; None for a stream to the daemon."""
-        if not self._encrypts:
+        if self._encrypts:
+            transport.set_write_buffer_limits(high=1)
+        else:
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHUNK_BYTES)
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -201,7 +205,8 @@ class Pipe(asyncio.BufferedProtocol):
         Raises:
             PipeBroken: the stream has ended.
         """
-        self._chunks = (view[start : start + CHUNK_BYTES] for start in range(0, len(view), CHUNK_BYTES))
+        size = TLS_CHUNK_BYTES if self._encrypts else CHUNK_BYTES
+        self._chunks = (view[start : start + size] for start in range(0, len(view), size))
         self._sent = sent = self._loop.create_future()
         self._send_on()
         return sent

@@ -30,8 +30,8 @@ _MEANINGS = {
 }
 """Phrase -> meaning. The first one found counts."""
 
-_NOBODY = ("connection refused", "connection reset by peer", "broken pipe", "security protocol: EOF")
-_NOTHING = ("dial backoff", "connection failed")
+_REFUSED = ("connection refused", "connection reset by peer", "broken pipe", "security protocol: EOF")
+_INCONCLUSIVE = ("dial backoff", "connection failed")
 
 
 def likely_reason(error: Exception) -> str:
@@ -42,21 +42,21 @@ def likely_reason(error: Exception) -> str:
     return next((meaning for sign, meaning in _MEANINGS.items() if sign in text), last_line(error))
 
 
-def nobody_listens(error: Exception) -> bool:
+def dial_refused(error: Exception) -> bool:
     """Whether a failed dial was refused at every address: the machine is there, and no process listens.
 
     A process that is just dying still accepts, and resets before the first handshake is over.
     """
     text = str(error)
     failures = [line for line in text.splitlines() if line.strip().startswith("*")] or [text]
-    return all(any(sign in failure for sign in _NOBODY) for failure in failures)
+    return all(any(sign in failure for sign in _REFUSED) for failure in failures)
 
 
-def tells_nothing(error: Exception) -> bool:
+def dial_inconclusive(error: Exception) -> bool:
     """Whether a failed dial says nothing about the peer. After any failed dial the daemon doesn't dial for 5 s
     ("backoff"); and a connection to a dying process may be made and lost.
     """
-    return any(sign in str(error) for sign in _NOTHING)
+    return any(sign in str(error) for sign in _INCONCLUSIVE)
 
 
 def last_line(error: Exception) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from p2p_diloco.errors import AddressError
 from p2p_diloco.net.addresses import listen_for, parse, peer_of
-from p2p_diloco.net.reasons import likely_reason, nobody_listens
+from p2p_diloco.net.reasons import dial_refused, likely_reason
 
 PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 GOOD = f"/ip4/203.0.113.5/tcp/31337/p2p/{PEER}"
@@ -70,7 +70,7 @@ def test_reading_addresses_loads_nothing_heavy() -> None:
 )
 def test_a_dial_to_the_dead_and_to_the_dying_is_refused(daemon_says: str, nobody: bool) -> None:
     """A process that is just being killed still accepts and then resets; a silent address may be anything."""
-    assert nobody_listens(Exception(daemon_says)) is nobody
+    assert dial_refused(Exception(daemon_says)) is nobody
 
 
 NEGOTIATING = "failed to dial: all dials failed\n  * [/ip4/127.0.0.1/tcp/1] failed to negotiate security protocol: "

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.net.interface import Limits, Refusal, Transport, Unreachable
-from p2p_diloco.net.memory import MemoryNetwork
+from tests.net.memory import MemoryNetwork
 
 LIMITS = Limits(payload_bytes_max=80 << 20, connect_timeout_s=30.0, read_timeout_s=30.0, write_timeout_s=30.0)
 AT_ONCE_S = 8.0

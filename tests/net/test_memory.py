@@ -8,7 +8,7 @@ import time
 import pytest
 
 from p2p_diloco.net.interface import Limits, Unreachable
-from p2p_diloco.net.memory import MemoryNetwork
+from tests.net.memory import MemoryNetwork
 
 
 class Box:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.net.memory import MemoryNetwork, MemoryTransport
 from p2p_diloco.node import joining, restart, shared
 from p2p_diloco.node.channel import Message, NodeEnd, TrainerEnd
 from p2p_diloco.node.entry import take_part
@@ -19,6 +18,7 @@ from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.tensors.layout import ParamSpec
+from tests.net.memory import MemoryNetwork, MemoryTransport
 
 QUICK = {"heartbeat_interval": 0.05, "heartbeat_timeout": 0.5, "codec": "fp32", "sync_every": 1, "outer_lr": 1.0}
 

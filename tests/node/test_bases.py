@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from p2p_diloco.core.events import Damaged
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import trainer
 from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.events import EventQueue
 from p2p_diloco.tensors.layout import Layout, ParamSpec
+from tests.net.memory import MemoryNetwork
 
 FOUR = Layout.build([ParamSpec("w", (4,), "float32")], shard_elements=2)
 

@@ -17,7 +17,6 @@ import pytest
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import GaveUpWaiting
-from p2p_diloco.net.memory import MemoryNetwork, signed
 from p2p_diloco.node import ending, ends, records
 from p2p_diloco.node.ends import End
 from p2p_diloco.node.inbox import Inbox
@@ -25,6 +24,7 @@ from p2p_diloco.node.restart import GoesOn
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import RunRecord
 from p2p_diloco.tensors import checkpoint
+from tests.net.memory import MemoryNetwork, signed
 
 STOP = 3
 FOUNDING = Founding("r", "founder", 1.0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from p2p_diloco.net.memory import MemoryNetwork
+from tests.net.memory import MemoryNetwork
 
 ROUNDS, NUMEL = 12, 300
 SHARDS = {"shard_elements": 150, "outer_momentum": 0.0, "start_peers": 3}

@@ -27,12 +27,12 @@ from p2p_diloco.core.messages import (
 )
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import inbox as inbox_module
 from p2p_diloco.node import wire
 from p2p_diloco.node.inbox import REMEMBERED_BYTES_MAX, Inbox, RunInbox
 from p2p_diloco.node.joining import DescriptionInbox
 from p2p_diloco.node.misfit import misfit
+from tests.net.memory import MemoryNetwork
 
 V, NEXT, PLAN = Version(0, 0, 0, "d"), Version(0, 1, 1, "e"), Plan(("a",), ("a",))
 ID = ContributionId(1, 1)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node.ledger import OF_EXCHANGE, OF_TRAINING, Ledger, last_round, told
 from p2p_diloco.node.status import LastRound
+from tests.net.memory import MemoryNetwork
 
 
 class Clock:

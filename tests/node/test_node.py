@@ -32,7 +32,6 @@ from p2p_diloco.core.messages import Commit, Contribution, Leave, Plan, State, W
 from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import wire
 from p2p_diloco.node.events import EventLog, EventQueue
 from p2p_diloco.node.node import Node
@@ -40,6 +39,7 @@ from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.layout import Layout, ParamSpec
+from tests.net.memory import MemoryNetwork
 
 PLAN = Plan(("a",), ("a",))
 

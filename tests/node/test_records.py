@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.net.interface import VALUE_BYTES_MAX
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import records
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import key_of, read_peers
 from p2p_diloco.node.status import Event, LastRound, PeerStatus, Ways
+from tests.net.memory import MemoryNetwork
 
 RECORD = PeerStatus(peer_id="a", name="alice", time=1.0, events=(Event(1.0, "joined"),))
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.version import ModelVersion
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import restart
 from p2p_diloco.tensors import checkpoint
+from tests.net.memory import MemoryNetwork
 
 
 def disk(folder: Path, name: str) -> dict[str, Any]:

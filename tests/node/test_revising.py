@@ -16,7 +16,6 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.core.messages import Commit, Plan, Probe, State, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion, Version
-from p2p_diloco.net.memory import MemoryNetwork, signed
 from p2p_diloco.node import revising, wire
 from p2p_diloco.node.inbox import Inbox, RunInbox
 from p2p_diloco.node.misfit import misfit
@@ -27,6 +26,7 @@ from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.delayed import DelayedNesterov
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 from p2p_diloco.tensors.outer import OuterOptimizer
+from tests.net.memory import MemoryNetwork, signed
 
 
 @pytest.fixture(autouse=True)

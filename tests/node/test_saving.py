@@ -19,13 +19,13 @@ from p2p_diloco.core.messages import Plan, State
 from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import Version, model_version
 from p2p_diloco.errors import CheckpointError, ConfigError
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import saving
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.saving import Saving
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.layout import Layout, ParamSpec
+from tests.net.memory import MemoryNetwork
 
 
 def run_for(memory_peer: Any, config: dict[str, Any], epochs: int, **local: Any) -> tuple[list[float], list[Any]]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import participation, records
+from tests.net.memory import MemoryNetwork
 
 WITHIN_S = 10.0
 

@@ -16,9 +16,9 @@ import torch
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.submitting import ENDED, LEFT
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.node import trainer
 from p2p_diloco.node.submissions import STALENESS_FROM, SubmissionLog
+from tests.net.memory import MemoryNetwork
 
 ASYNC = {
     "mode": "async", "heartbeat_interval": 0.2, "heartbeat_timeout": 20.0, "codec": "fp32", "sync_every": 1,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.logs import Logs
-from p2p_diloco.net.memory import MemoryNetwork
+from tests.net.memory import MemoryNetwork
 
 
 def test_a_merge_that_was_broken_off_while_its_answer_waited(

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from p2p_diloco.net.memory import MemoryNetwork
 from p2p_diloco.tensors.digest import look
 from p2p_diloco.tensors.store import Proposal, ShardStore
+from tests.net.memory import MemoryNetwork
 
 ROUNDS = 16
 

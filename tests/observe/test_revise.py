@@ -13,7 +13,6 @@ import pytest
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
-from p2p_diloco.net.memory import MemoryNetwork, MemoryTransport, signed
 from p2p_diloco.node import revising
 from p2p_diloco.node.records import key_of
 from p2p_diloco.node.revising import Founding
@@ -23,6 +22,7 @@ from p2p_diloco.observe import revise as module
 from p2p_diloco.observe.look import DeafInbox
 from p2p_diloco.observe.revise import Outcome, revise
 from tests.net.clocks import by_hand
+from tests.net.memory import MemoryNetwork, MemoryTransport, signed
 
 ALICE: dict[str, Any] = {"peer_id": "alice-id", "name": "alice", "role": "worker", "state": "training", "epoch": 7}
 RATES = ("revision", "outer_lr", "outer_momentum", "revision_known")
