@@ -19,6 +19,6 @@ transport; the trainer's process owns the model. The two share one piece of memo
     trainer        the trainer's requests and the answers; `submissions` and `ledger` count for it
     status         what a peer says of itself; `reporting` makes it, `records` keep it in the DHT
     saving         checkpoints
-    revising       changed rates; `ends` are records of a run's end
+    unowned        records in the DHT that every peer keeps alive: changed rates (`revising`), the end of a run (`ends`)
     plain          dataclasses as plain values
 """

@@ -42,6 +42,7 @@ class Ending:
         self._on_disk = None if folder is None else ends.load(folder, transport, founding, replica.rules)
         self.known = self._on_disk
         """The highest one; None: none, or the run goes on."""
+        self._writing: asyncio.Future[None] | None = None
         self._stored: End | None = None
         self._ignored: End | None = None
         self._something = asyncio.Event()
@@ -150,10 +151,16 @@ class Ending:
                 self.known = ends.signed(self._transport, self._founding, self._mine, time.time())
             if self._folder is not None and (self._on_disk is None or self._on_disk.model != self._mine):
                 # only what this peer has held itself: a stranger's record doesn't outlive the DHT's
-                self._on_disk = self.known
-                await asyncio.get_running_loop().run_in_executor(None, ends.save, self._folder, self.known)
+                await self._save(self._folder, self.known)
         if self.known is not None and await ends.store(self._transport, self._founding, self.known):
             self._stored = self.known
+
+    async def _save(self, folder: Path, end: End) -> None:
+        """Write it, and return once it is there, also if an earlier call was given up meanwhile."""
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().run_in_executor(None, ends.save, folder, end)
+        await asyncio.shield(self._writing)
+        self._writing, self._on_disk = None, end
 
     @property
     def _mine(self) -> ModelVersion:

@@ -19,11 +19,12 @@ from p2p_diloco.config import LIVE_KEYS, RunConfig
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.node import wire
+from p2p_diloco.node import unowned, wire
 from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
-from p2p_diloco.node.run import Run, RunRecord, cut_of, name_of, token
+from p2p_diloco.node.run import Run, RunRecord, cut_of, token
 from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.unowned import name_of
 from p2p_diloco.tensors.layout import Layout
 
 RECORD_TTL_S = 60.0
@@ -103,7 +104,7 @@ async def keep_record(transport: Transport, joined: Joined) -> None:
 
 async def store_record(transport: Transport, run_id: str, value: bytes) -> None:
     """Put a run's record into the DHT. An older one of the same content that lives longer is as good."""
-    await transport.store(f"{run_id}/config", name_of(value), value, RECORD_TTL_S, owned=False)
+    await unowned.store(transport, f"{run_id}/config", value, RECORD_TTL_S)
 
 
 async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:
@@ -237,15 +238,13 @@ class Describer:
 async def _records(transport: Transport, run_id: str) -> dict[str, bytes]:
     """The records of the run, by name; what isn't named by its content, or isn't one, is left out."""
     try:
-        found = await transport.fetch(f"{run_id}/config")
+        found = await unowned.fetch(transport, f"{run_id}/config")
     except Unreachable as error:
         log.debug("no answer about the run: %s", error)
         return {}
     records: dict[str, bytes] = {}
     reason = ""
-    for name, (value, _) in found.items():
-        if name != name_of(value):
-            continue
+    for name, value in found.items():
         try:
             RunRecord.unpack(value)
         except ValueError as error:
