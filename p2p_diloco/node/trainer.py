@@ -172,8 +172,9 @@ class TrainerSide:
         self._not_reading.set()
 
     async def not_reading(self) -> None:
-        """As `node.Trainer.not_reading`."""
-        await self._not_reading.wait()
+        """As `node.Trainer.not_reading`. The next reading may begin before the caller's turn."""
+        while not self._not_reading.is_set():
+            await self._not_reading.wait()
 
     def load(self, effect: Load) -> None:
         """As `node.Trainer.load`; until the trainer says that it has read, θ stays as it is. A trainer that was
