@@ -1,4 +1,4 @@
-"""The record of a run's end: what it says, who has signed it, and where it is kept.
+"""The record of a run's end: its content, its signature, and where it is kept.
 
 Law: a record says that a peer has held this very state as the run's last one. It is `unowned`, and several peers may
 sign the same end. `ending` decides whether it binds this peer.
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, order=True)
 class End:
-    """The version of the whole model that a run ended with, and who says so since when."""
+    """The version of the whole model that a run ended with, and the peer that says so."""
 
     model: ModelVersion
     time: float

@@ -1,8 +1,7 @@
 """How a peer finds the run that it names, or founds it.
 
-Law: decided once, at the start, from what the DHT and one other peer say; afterwards the replica decides. A
-run's record is content-addressed and unowned, so every peer can keep it alive; of several (two founders at
-once) the one whose name is lowest wins.
+Law: decided once, at the start, from what the DHT and one other peer say; afterwards the replica decides. A run's
+record is `unowned`. If two peers found a run at once, the record with the lowest name wins.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ RECORD_EVERY_S = 15.0
 FOUNDERS_MEET_S = 0.7
 """How long a founder waits for another one's record to show."""
 HOLDS_FOR_S = 2 * PUBLISH_AT_LEAST_EVERY_S
-"""So long after its last record a peer is believed to hold the state that it told of."""
+"""For so long after its last record a peer is taken to hold the state that it told of."""
 LOOK_EVERY_S = 1.0
 DESCRIPTION_BYTES_MAX = 16 * 2**20
 """A longer description of a model is not read."""
@@ -59,12 +58,12 @@ async def find_run(
     tell: Callable[[str], None],
     founded: tuple[str, float] | None = None,
 ) -> Joined:
-    """Find the run, or found it with the settings `founding` if this peer brings a model and nobody else has.
+    """Find the run, or found it with the settings `founding` if this peer brings a model and there is no run yet.
 
-    `founded` is who founded it before, and when: it comes back from a disk, and stays that peer's.
+    `founded`: the founder and the time of its founding, if it comes back from a disk: it stays that peer's run.
 
     Raises:
-        GaveUpWaiting: nobody founded it in time.
+        GaveUpWaiting: no peer founded it in time.
         ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit.
         ConfigError: the run's shards are too large or too many to be sent.
     """
@@ -81,7 +80,7 @@ async def find_run(
             found = await _records(transport, run_id) or {name_of(own): own}
             break
         if time.monotonic() >= give_up_at:
-            raise _gave_up(setup, f"nobody has founded the run {run_id}")
+            raise _gave_up(setup, f"no peer has founded the run {run_id}")
         tell(f"waiting for a worker to found the run {run_id}")
         await asyncio.sleep(LOOK_EVERY_S)
     value = found[min(found)]
@@ -108,7 +107,7 @@ async def store_record(transport: Transport, run_id: str, value: bytes) -> None:
 
 
 async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:
-    """Who has lately said in the DHT that it holds the run's state, with its addresses; not this peer."""
+    """The other peers that have lately said in the DHT that they hold the run's state, with their addresses."""
     holders = {}
     for peer, status in (await read_peers(transport, run_id)).items():
         recent = time.time() - status.time < HOLDS_FOR_S
@@ -126,13 +125,13 @@ async def found_if_nobody_has(
     holders: Callable[[], Awaitable[dict[str, list[str]]]],
     ended: Callable[[], Awaitable[bool]],
 ) -> None:
-    """Found the run after all, if its record is there but nobody with its state: its founder died too soon,
-    or all did.
+    """Found the run after all, if its record is there but no peer with its state: its founder died too soon, or all
+    peers did.
 
-    Of the peers that wait, the one with the lowest id does it; what each sees of the others comes from
-    probes, so the patience must outlast a peer that is just being discovered. Whoever says in the DHT that it
-    holds the state is only out of reach from here: then nothing is founded, or there would be two runs. Nor is it where
-    the run has `ended`; how long its last state is waited for is `ending`'s.
+    Of the peers that wait, the one with the lowest id founds it. They learn of each other by probes, so `patience_s`
+    must be longer than a discovery takes. If a peer says in the DHT that it holds the state, it is only out of reach
+    from here: to found the run anew would make two runs. Nor is a run founded that has `ended`: `ending` waits for its
+    last state.
 
     Raises:
         GaveUpWaiting: no state came in `give_up_s`.
@@ -156,7 +155,7 @@ async def found_if_nobody_has(
                 whose = f"; they hold it: {known}" if known else ""
                 raise GaveUpWaiting(f"no peer handed over the run's state in {give_up_s:g} s{whose}", mend=mend)
             if not known and not over:
-                log.warning("nobody holds the state of the run any more: founding it anew with this peer's model")
+                log.warning("no peer holds the state of the run any more: founding it anew with this peer's model")
                 found()
                 return
             if known:

@@ -1,4 +1,4 @@
-"""Revisions of a run on their way in and out: who may ask for one, and the record of the newest in the DHT.
+"""Revisions of a run: the founder's signature on them, and the record of the newest in the DHT.
 
 Law: a revision counts if the run's founder has signed it for this very founding, whichever peer hands it on. Its record
 is `unowned`; the highest one wins.
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Founding:
-    """What a founder's word is bound to: one founding of one run, so that it means nothing in the next of that name."""
+    """One founding of one run. A founder's signature is bound to it, and means nothing in another run of that name."""
 
     run_id: str
     founder: str

@@ -1,6 +1,6 @@
 """What the peers of a run have agreed on, in one value: settings, model, and what follows from them.
 
-Law: derived once, when a run is found or founded, and never changed. Nothing here talks to anybody.
+Law: derived once, when a run is found or founded, and never changed. Nothing is sent or received here.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class Run:
 
 
 def reply_codec_of(config: RunConfig) -> str:
-    """How the averaged result is written: as asked, or else as contributions are, but in no codec that loses what
-    somebody would have to keep, for an aggregator is another peer each round.
+    """How the averaged result is written: as asked, or else as contributions are. The default is no codec with error
+    feedback, since each round has another aggregator, which would not have the errors of the last one.
     """
     return config.reply_codec or ("bf16" if codecs.feeds_back(config.codec) else config.codec)
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class Asker(Protocol):
-    """Who signs."""
+    """The peer that signs."""
 
     peer_id: str
 
@@ -44,7 +44,8 @@ class Asker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The revision that a run is at, or on its way to; who knows of it, and who has it in all shards, by name."""
+    """The revision that a run is at, or on its way to; the names of the peers that know of it, and of those that have
+    it in all shards."""
 
     revision: Revision
     news: bool

@@ -67,8 +67,8 @@ class LocalModel:
     """A model's trainable parameters, as far as this process holds them, in the flat order of a layout.
 
     `theta`, `base`, `delta`: [layout.numel] fp32; the global parameters, what they were when they were loaded, and the
-    pseudo-gradients that were last sent. Where θ is still what was loaded, nothing is read of `base`; which shards are
-    `kept` there, and of which it is `gone`, whoever calls has heard from the node (`node.bases`).
+    pseudo-gradients that were last sent. Of shards whose θ is still what was loaded `base` is not read. The node tells
+    which shards are `kept` there, and which bases are `gone` (`node.bases`).
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Law: what happens at a step is `hook`'s alone, and is worked out once, here. Each call of the trainer (a step, say) is
 made by every rank; the others then carry out what they are told until they are told to go on. A rank that has ended,
-or that makes another call, ends the peer, and nobody else.
+or that makes another call, ends this peer, and no other.
 """
 
 from __future__ import annotations

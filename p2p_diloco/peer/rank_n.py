@@ -126,7 +126,7 @@ class RankNHook:
         self._call("force_sync()")
 
     def global_values(self) -> dict[str, Tensor]:
-        """This rank's part of the global parameters, read while rank 0 sees to it that nobody writes them."""
+        """This rank's part of the global parameters, read while rank 0 keeps the node from writing them."""
         read: dict[str, Tensor] = {}
         self._call("global_state_dict()", into=read)
         return read

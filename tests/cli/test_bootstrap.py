@@ -118,7 +118,7 @@ def test_status_of_a_run_that_nobody_founded(start: Start) -> None:
     assert isinstance(addresses, list)
     command = [sys.executable, "-m", "p2p_diloco", "status", "--once", "--initial-peers", *addresses]
     plain = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (plain.returncode, plain.stdout) == (0, "run main: nobody has founded it yet\n"), plain.stderr
+    assert (plain.returncode, plain.stdout) == (0, "run main: no peer has founded it yet\n"), plain.stderr
     told = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
     assert json.loads(told.stdout)["schema_version"] == 1
 
