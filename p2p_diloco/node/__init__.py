@@ -15,7 +15,8 @@ transport; the trainer's process owns the model. The two share one piece of memo
     events         the queue of events, and the log of what the replica notes
     tensor_work    effects on tensors; `bases` keeps what a trainer measures from
     outbox         messages on their way out
-    inbox          messages on their way in; `wire` are their bytes, `misfit` what can't be of this run
+    inbox          messages on their way in: before the run is known, while it is described (`describing`), and in it
+                   (`run_inbox`); `wire` are their bytes, `misfit` is what can't be of this run
     trainer        the trainer's requests and the answers; `submissions` and `ledger` count for it
     status         what a peer says of itself; `reporting` makes it, `records` keep it in the DHT
     saving         checkpoints

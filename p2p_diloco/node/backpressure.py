@@ -11,24 +11,14 @@ however many it has to send.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
-
-class Collecting(Protocol):
-    """What is asked of a replica."""
-
-    @property
-    def collected(self) -> int:
-        """Payloads of others that wait in it."""
-
-    def crowded(self, shard: int) -> bool:
-        """Whether another contribution to this shard should rather wait."""
+from p2p_diloco.core.replica import Replica
 
 
 class Backpressure:
     """Call `look` after each event. `patience_s`: the longest wait during which no room is made."""
 
-    def __init__(self, replica: Collecting, patience_s: float) -> None:
+    def __init__(self, replica: Replica, patience_s: float) -> None:
         self._replica, self._patience_s = replica, patience_s
         self._collected = 0
         self._made = asyncio.Event()

@@ -1,7 +1,6 @@
 """One peer's part in a run: its node's parts, put together and run side by side until the peer leaves.
 
-Law: every part is complete when it is made. What a part needs of a later one it gets through `EventQueue`, or, as the
-inbox does, through this class.
+Law: every part is complete when it is made. What a part has to tell one that is made later goes through `EventQueue`.
 """
 
 from __future__ import annotations
@@ -14,10 +13,8 @@ import time
 from functools import partial
 
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.core.events import Closed, Discovered, Measured, Moving, Revised
-from p2p_diloco.core.messages import Message as ReplicaMessage
+from p2p_diloco.core.events import Discovered, Measured, Revised
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.version import SALT_BITS, incarnation
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.bandwidth import steady
@@ -25,10 +22,11 @@ from p2p_diloco.net.interface import Transport
 from p2p_diloco.node import records, revising, wire
 from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.describing import Describer
 from p2p_diloco.node.ending import Ending
 from p2p_diloco.node.events import EventLog, EventQueue
-from p2p_diloco.node.inbox import Inbox, RunInbox
-from p2p_diloco.node.joining import Describer, Joined, keep_record
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.joining import Joined, keep_record
 from p2p_diloco.node.leaving import say_goodbye
 from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, OUTER_STEP, TRANSFER, Ledger
 from p2p_diloco.node.node import Node
@@ -36,6 +34,7 @@ from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.reporting import Reporter
 from p2p_diloco.node.restart import GoesOn
 from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.saving import Checkpoint, Saving
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.status import PeerStatus
@@ -55,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 class Participation:
-    """What exists while a peer takes part in a run. It is also the inbox's `Receiver`."""
+    """What exists while a peer takes part in a run."""
 
     def __init__(
         self,
@@ -69,11 +68,11 @@ class Participation:
         work: TensorWork,
     ) -> None:
         self._local, self._joined, self._run = local, joined, joined.run
-        self._shared, self._transport, self._inbox, self._work = shared, transport, inbox, work
+        self._shared, self._transport, self._inbox = shared, transport, inbox
         self._started_at = time.time()
         self._incarnation = incarnation(int(self._started_at * 1000), secrets.randbits(SALT_BITS))
-        self._ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
-        transferring = partial(self._ledger.part, TRANSFER)
+        ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
+        transferring = partial(ledger.part, TRANSFER)
         transport.limits = self._run.timed(transport.limits)
         transport.traffic.receiving = transferring
         self._outbox = Outbox(transport, transferring, gives_way=not self._run.rules.asynchronous)
@@ -100,7 +99,7 @@ class Participation:
             work,
             self._events,
             self._event_log,
-            self._ledger,
+            ledger,
             self._nudge_others,
         )
         self._node = Node(
@@ -112,16 +111,24 @@ class Participation:
             self._events,
             self._event_log,
             settled=self._settled,
-            stepping=partial(self._ledger.part, OUTER_STEP),
+            stepping=partial(ledger.part, OUTER_STEP),
         )
-        self._describer = Describer(transport, self._run)
+        self._run_inbox = RunInbox(
+            self._run,
+            self._node,
+            self._trainer,
+            work,
+            Describer(transport, self._run),
+            partial(self._founding.proven, transport),
+            partial(ledger.part, CODEC),
+        )
         self._reporter = Reporter(
             local, self._run, self._replica, transport, shared, self._trainer, self._event_log
         )
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Until cancelled; then leave."""
-        self._inbox.handler = RunInbox(self._run, self._work, self, partial(self._ledger.part, CODEC))
+        self._inbox.handler = self._run_inbox
         await self._ending.begin(TELL_S)
         for event in self._beginning.events:
             self._events.post(event)
@@ -170,34 +177,6 @@ class Participation:
         await asyncio.gather(consuming, return_exceptions=True)
         self._outbox.close()
         await self._saving.finish()
-
-    # -- what the inbox tells (`inbox.Receiver`)
-
-    async def receive(self, sender: str, message: ReplicaMessage) -> None:
-        """A message for the replica. Returns once it is handled."""
-        await self._node.receive(sender, message)
-
-    def describe_to(self, peer: str) -> None:
-        """A peer asks what model the run trains."""
-        self._describer.describe_to(peer)
-
-    def nudged(self, goal: int) -> None:
-        """A peer asks for an exchange of the whole model: once, and not of what lies far ahead."""
-        if goal <= self._trainer.commits + 2 * len(self._run.layout.fragments):
-            self._shared.goal = max(goal, self._shared.goal)
-
-    def closed(self, peer: str) -> None:
-        """A link broke."""
-        self._shared.reconnections += 1
-        self._events.post(Closed(peer))
-
-    def moving(self, peer: str) -> None:
-        """A transfer with a peer goes on."""
-        self._events.post(Moving(peer))
-
-    def proven(self, revision: Revision) -> bool:
-        """Whether the run's founder has asked for this revision."""
-        return self._founding.proven(self._transport, revision)
 
     # -- what the parts tell
 

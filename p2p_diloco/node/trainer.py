@@ -89,7 +89,7 @@ class TrainerSide:
         self._not_reading.set()
 
     @property
-    def commits(self) -> int:
+    def _commits(self) -> int:
         """Commits of the whole run, summed over fragments."""
         return sum(self._replica.roster.mine.epochs)
 
@@ -175,19 +175,30 @@ class TrainerSide:
             "aggregates": list(replica.aggregates()),
         }
 
-    # -- what the loop tells (`node.Trainer`)
+    # -- what others tell
+
+    def nudged(self, goal: int) -> None:
+        """A peer asks for an exchange of the whole model: once, and not of what lies far ahead."""
+        if goal <= self._commits + 2 * len(self._run.layout.fragments):
+            self._shared.goal = max(goal, self._shared.goal)
+
+    def link_broke(self) -> None:
+        """Count a link that broke."""
+        self._shared.reconnections += 1
+
+    # -- what the loop tells
 
     def departs(self) -> None:
         """The trainer reads no more, whatever it said last."""
         self._not_reading.set()
 
     async def not_reading(self) -> None:
-        """As `node.Trainer.not_reading`. The next reading may begin before the caller's turn."""
+        """Return once the trainer reads θ no more. The next reading may begin before the caller's turn."""
         while not self._not_reading.is_set():
             await self._not_reading.wait()
 
     def load(self, effect: Load) -> None:
-        """As `node.Trainer.load`. Until the trainer says that it has read, θ stays as it is. A trainer that was
+        """The answer to a merge. Until the trainer says that it has read, θ stays as it is. A trainer that was
         interrupted during its wait reads nothing, and loads everything when it asks again.
         """
         if self._merging == GIVEN_UP:
@@ -201,12 +212,12 @@ class TrainerSide:
             replica = self._replica
             asynchronous = {"trained": replica.own.merged_samples, "workers": replica.workers()}
         epoch, digest = self._replica.own.merged
-        counts = {"commits": self.commits, "epoch": epoch, "digest": digest, **asynchronous}
+        counts = {"commits": self._commits, "epoch": epoch, "digest": digest, **asynchronous}
         bases = {name: sorted(getattr(self._bases, name)) for name in ("kept", "gone", "lost")}
         self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), **bases, **counts)
 
     def release(self, effect: Release) -> None:
-        """As `node.Trainer.release`."""
+        """An exchange is over."""
         outcome = self._submitted() if self._asynchronous and effect.sent else {}
         spent = {"stood": self._ledger.stood, "hidden": self._ledger.hidden}
         self._channel.send("release", n=self._exchange.n, sent=effect.sent, **spent, **outcome)
@@ -220,7 +231,7 @@ class TrainerSide:
         return {"steps": submissions.steps, "staleness": submissions.staleness, "refused": submissions.refused}
 
     def ready(self) -> None:
-        """As `node.Trainer.ready`."""
+        """The state is there: training may start, unless it is held."""
         self._came_ready = True
         self._publish()
         if not self._held:
@@ -238,7 +249,7 @@ class TrainerSide:
             self.ready()
 
     def changed(self) -> None:
-        """As `node.Trainer.changed`. In asynchronous mode others' commits are merged with the next answer alone."""
+        """Some shard's state has changed. In asynchronous mode it is merged with the next answer."""
         self._publish()
         replica = self._replica
         if self._asynchronous and not (replica.finished or replica.own.left_behind):
@@ -246,7 +257,7 @@ class TrainerSide:
         self._shared.changed = self._shared.changed + 1
 
     def finished(self) -> None:
-        """As `node.Trainer.finished`."""
+        """The run has ended."""
         self._publish()
         self._shared.finished = 1
 
