@@ -10,7 +10,7 @@ transport; the trainer's process owns the model. The two share one piece of memo
     joining        finds the run or founds it
     run            what the peers of a run have agreed on
     participation  puts a node's parts together, and runs them side by side
-    beginning      the state that a peer begins with (`restart`, `ending`); `leaving` is its end
+    beginning      the state that a peer begins with (`restart`, `ending`)
     node           the loop: an event in, its effects out, one after another
     events         the queue of events, and the log of what the replica notes
     tensor_work    effects on tensors; `bases` keeps what a trainer measures from

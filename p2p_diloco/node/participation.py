@@ -6,6 +6,7 @@ Law: every part is complete when it is made. What a part has to tell one that is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import secrets
@@ -13,7 +14,7 @@ import time
 from functools import partial
 
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.core.events import Discovered, Measured, Revised
+from p2p_diloco.core.events import Depart, Discovered, Measured, Revised
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.version import SALT_BITS, incarnation
 from p2p_diloco.errors import Refused
@@ -27,7 +28,6 @@ from p2p_diloco.node.ending import Ending
 from p2p_diloco.node.events import EventLog, EventQueue
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joined, keep_record
-from p2p_diloco.node.leaving import say_goodbye
 from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, OUTER_STEP, TRANSFER, Ledger
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
@@ -44,6 +44,12 @@ from p2p_diloco.remembered import remember
 
 TELL_S = 5.0
 """How long a peer that knows of the run's end may take to tell it, before others see this peer."""
+LEAVE_S = 1.0
+"""How long the last messages may take."""
+TURN_S = 0.05
+"""How long the replica takes to write its last messages."""
+LOOK_EVERY_S = 0.1
+"""How often to look whether all others have the end."""
 MEASURE_EVERY_S = 1.0
 """How often what is measured of the link is looked at."""
 LIVES_ON_S = 6.0
@@ -169,14 +175,36 @@ class Participation:
         self._reporter.leaving = True
         self._trainer.departs()
         if not consuming.done():
-            status = self._reporter.status()
-            await say_goodbye(
-                self._run, self._transport, self._replica, self._events, self._outbox, self._ending, status
-            )
+            await self._linger()
+            self._events.post(Depart())
+            await asyncio.gather(self._announce_leaving(), self._empty_outbox(), self._ending.leave(LEAVE_S))
         consuming.cancel()
         await asyncio.gather(consuming, return_exceptions=True)
         self._outbox.close()
         await self._saving.finish()
+
+    async def _linger(self) -> None:
+        """Let payloads go out. A peer that has the run's end stays until all others have it, too."""
+        clock, replica = asyncio.get_running_loop().time, self._replica
+        within_s = self._run.config.heartbeat_timeout if replica.finished else LEAVE_S
+        until = clock() + within_s
+        await self._outbox.drained(within_s)
+        while replica.finished and clock() < until and self._some_lack_the_end():
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    def _some_lack_the_end(self) -> bool:
+        mine = self._replica.roster.mine.model
+        return any(summary.model < mine for summary in self._replica.roster.summaries().values())
+
+    async def _empty_outbox(self) -> None:
+        await asyncio.sleep(TURN_S)
+        await self._outbox.emptied(LEAVE_S)
+
+    async def _announce_leaving(self) -> None:
+        key, value = records.key_of(self._run.run_id, self._transport.peer_id), self._reporter.status().pack()
+        storing = self._transport.store(key, self._transport.peer_id, value, records.PEER_TTL_S)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(storing, LEAVE_S)
 
     # -- what the parts tell
 
