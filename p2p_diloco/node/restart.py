@@ -42,7 +42,7 @@ async def until_the_others_are_back(
     goes_on: GoesOn,
     tell: Callable[[str], None],
 ) -> None:
-    """Wait for as many peers as the last round's `group` had, and for whatever greater version they bring; `wait_s` at
+    """Wait for as many peers as the last round's `group` had, and for a greater version if they bring one; `wait_s` at
     most. If the run has gone on meanwhile, only the state of a newer generation is waited for.
 
     `tell` is given the same words for as long as the same is waited for.

@@ -1,4 +1,4 @@
-"""A peer of no run: the same surface, and nothing behind it.
+"""A peer outside any run: the same methods, which only count steps.
 
 Law: a script that asks for its run by `Peer.from_env` behaves, when none is named, as if these lines
 weren't there.

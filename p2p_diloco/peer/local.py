@@ -23,7 +23,7 @@ from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 MERGED_AT_ONCE = 1 << 18
-"""Elements whose progress is held beside them while they are merged: what malloc once gave stays with a process."""
+"""Elements that are merged at a time: their progress takes memory beside them, which malloc never returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class LocalModel:
     def _to_progress(
         self, local: Tensor, dtype: torch.dtype, span: Span, kept: Collection[int], gone: Collection[int]
     ) -> None:
-        """Of local values what was trained; they are of this dtype in the model."""
+        """Turn local values into progress; `dtype`: theirs in the model."""
         if span.shard in gone:
             torch.neg(self._delta[span.place].to(torch.float32), out=local)
         else:
@@ -136,7 +136,7 @@ class LocalModel:
         return (self._base if span.shard in kept else self._theta)[span.place]
 
     def _carry(self, local: Tensor, span: Span, carry: Carry) -> None:
-        """New, and what the carry keeps of what was trained."""
+        """Turn progress into new values: θ, plus what the carry keeps of the progress."""
         match carry:
             case Carry.SUBTRACT:
                 local.add_(self._delta[span.place])
@@ -159,7 +159,7 @@ class LocalModel:
         return True
 
     def forget_deltas(self, shards: Collection[int]) -> None:
-        """Take no contribution to these that was sent for a part of the local values any more."""
+        """Forget what was sent of these shards: the local values no longer contain it."""
         for shard in shards:
             self._delta[self._layout.shards[shard].start : self._layout.shards[shard].stop] = 0.0
 

@@ -50,7 +50,7 @@ class NodeProcess:
             os.close(fd)
         self._channel = TrainerEnd(ours)
         self.client = NodeClient(self._channel, memory, self.how_it_ended)
-        """How to speak with it."""
+        """Requests and answers."""
         self.client.tell("setup", setup=setup.to_wire())
 
     @property

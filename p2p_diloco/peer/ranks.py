@@ -26,9 +26,9 @@ from p2p_diloco.peer.extents import Rank, is_sharded, reshard
 from p2p_diloco.tensors.layout import trainable
 
 PATH_BYTES = 256
-"""Room for where rank 0 listens; the system allows about a hundred."""
+"""Bytes for the path that rank 0 listens at; the system allows about a hundred."""
 COME_S = 60.0
-"""How long a rank may take from the messages to the socket."""
+"""How long a rank may take to connect."""
 _HELLO_BYTES = 4
 
 
