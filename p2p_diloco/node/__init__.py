@@ -10,15 +10,16 @@ transport; the trainer's process owns the model. The two share one piece of memo
     joining        finds the run or founds it
     run            what the peers of a run have agreed on
     participation  puts a node's parts together, and runs them side by side
-    beginning      the state that a peer begins with (`restart`, `ending`); `leaving` is its end
+    beginning      the state that a peer begins with (`restart`, `ending`)
     node           the loop: an event in, its effects out, one after another
     events         the queue of events, and the log of what the replica notes
     tensor_work    effects on tensors; `bases` keeps what a trainer measures from
     outbox         messages on their way out
-    inbox          messages on their way in; `wire` are their bytes, `misfit` what can't be of this run
+    inbox          messages on their way in: before the run is known, while it is described (`describing`), and in it
+                   (`run_inbox`); `wire` are their bytes, `misfit` is what can't be of this run
     trainer        the trainer's requests and the answers; `submissions` and `ledger` count for it
     status         what a peer says of itself; `reporting` makes it, `records` keep it in the DHT
     saving         checkpoints
-    revising       changed rates; `ends` are records of a run's end
+    unowned        records in the DHT that every peer keeps alive: changed rates (`revising`), the end of a run (`ends`)
     plain          dataclasses as plain values
 """

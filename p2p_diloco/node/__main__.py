@@ -26,25 +26,25 @@ from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.channel import ChannelClosed, Message, NodeEnd
 
 LEAVE_WITHIN_S = 5.0
-"""How long leaving may take once the trainer is gone; longer, and the process ends all the same."""
+"""How long leaving may take once the trainer is gone; then the process ends."""
 
 MMAPPED_FROM = 32 * 2**20
-"""Longer pieces of memory are given back at once. The most that glibc allows."""
+"""Larger pieces of memory are returned to the kernel at once; glibc allows no greater limit."""
 FREE_KEPT = 256 * 2**20
 """How much free memory is kept at the end of the heap."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 PARENT_EVERY_S = 0.25
-"""How often it is looked whether the trainer is still there."""
+"""How often to look whether the trainer is still there."""
 
 _running = threading.Event()
-"""Set once the loop looks after itself."""
+"""Set once the loop watches for the end of the trainer."""
 
 log = logging.getLogger("p2p_diloco.node")
 
 
 def main() -> int:
-    """Live one life of a node; the exit status."""
+    """Run a node until it ends; its exit status."""
     parser = argparse.ArgumentParser(prog="python -m p2p_diloco.node", description=__doc__.splitlines()[0])
     parser.add_argument("--channel-fd", type=int, required=True)
     parser.add_argument("--memory-fd", type=int, required=True)
@@ -65,10 +65,10 @@ def main() -> int:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc use the memory of one shard's work for the next one's.
+    """Have glibc reuse the memory of one shard's work for the next shard's.
 
-    By itself it gives large pieces back to the kernel, and gets them anew page by page, which takes longer than the
-    work. Elsewhere than with glibc nothing changes.
+    By default it returns large pieces to the kernel and gets them again page by page, which takes longer than the work.
+    Without glibc this does nothing.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -99,13 +99,13 @@ async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, asked.set)
     departing = asyncio.create_task(asked.wait())
     alone = asyncio.create_task(_until_left_alone(channel, messages, asked, parent_pid))
-    life = asyncio.create_task(run_node(channel, messages, memory_fd))
-    await asyncio.wait({life, departing, alone}, return_when=asyncio.FIRST_COMPLETED)
-    if not life.done():
-        life.cancel()  # it leaves the run on its way out
-        await asyncio.wait({life, alone}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({life}, timeout=LEAVE_WITHIN_S)
-    status = await _explain(life, channel)
+    running = asyncio.create_task(run_node(channel, messages, memory_fd))
+    await asyncio.wait({running, departing, alone}, return_when=asyncio.FIRST_COMPLETED)
+    if not running.done():
+        running.cancel()  # it leaves the run on its way out
+        await asyncio.wait({running, alone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running}, timeout=LEAVE_WITHIN_S)
+    status = await _explain(running, channel)
     await channel.close()
     return status
 
@@ -131,9 +131,9 @@ async def _until_left_alone(
         await asyncio.wait({reading}, timeout=PARENT_EVERY_S)
 
 
-async def _explain(life: asyncio.Task[None], channel: NodeEnd) -> int:
-    """Tell the trainer why this life ended, if not because it was asked to."""
-    error = None if not life.done() or life.cancelled() else life.exception()
+async def _explain(running: asyncio.Task[None], channel: NodeEnd) -> int:
+    """Tell the trainer why the node ended, unless it was asked to; the exit status."""
+    error = None if not running.done() or running.cancelled() else running.exception()
     if error is None:
         return 0
     if isinstance(error, P2PDilocoError):

@@ -1,38 +1,28 @@
-"""Contributions that come while much is collected already wait for room.
+"""A contribution waits while the replica has collected many payloads already.
 
-Law: nothing is promised but patience: who has waited that long without any room being made goes on, and so do those
-after it, until there is room again. So nobody waits for somebody who waits here, and a round's deadline finds all that
-was there in time.
+Law: a wait is bounded. If no room is made for so long, this contribution is taken, and so are all that follow, until
+room is made again. So two peers never wait for each other, and a round's deadline finds every contribution that came in
+time.
 
-Whoever waits holds up what its sender would send next; what was received stays in memory. So of each peer there is
-little more than one payload here, however much it has to send.
+A waiting contribution delays the next message of its sender. So little more than one payload of each peer waits here,
+however many it has to send.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
 
-
-class Collecting(Protocol):
-    """What is asked of a replica."""
-
-    @property
-    def collected(self) -> int:
-        """Payloads of others that wait in it."""
-
-    def crowded(self, shard: int) -> bool:
-        """Whether another contribution to this shard should rather wait."""
+from p2p_diloco.core.replica import Replica
 
 
 class Backpressure:
-    """`look` is to be called after each event. `patience_s`: how long it is waited at most without room being made."""
+    """Call `look` after each event. `patience_s`: the longest wait during which no room is made."""
 
-    def __init__(self, replica: Collecting, patience_s: float) -> None:
+    def __init__(self, replica: Replica, patience_s: float) -> None:
         self._replica, self._patience_s = replica, patience_s
         self._collected = 0
         self._made = asyncio.Event()
-        self._in_vain = False  # somebody has waited so long, and no room was made since
+        self._in_vain = False  # a wait took `patience_s`, and no room was made since
 
     async def wait(self, shard: int) -> None:
         """Return once a contribution to this shard should be taken."""
@@ -44,7 +34,7 @@ class Backpressure:
                 self._wake()
 
     def look(self) -> None:
-        """An event is over: room may have been made."""
+        """An event is over, and may have made room."""
         before, self._collected = self._collected, self._replica.collected
         if self._collected < before:
             self._in_vain = False
@@ -52,4 +42,4 @@ class Backpressure:
 
     def _wake(self) -> None:
         self._made.set()
-        self._made = asyncio.Event()  # those that go on waiting wait for the next time
+        self._made = asyncio.Event()  # contributions that go on waiting wait for this one

@@ -1,8 +1,8 @@
 """What a trainer's progress is measured from: the global values that it has loaded.
 
-Law: as long as θ is still that, there is no other copy of it. Before it becomes something else it is kept beside, in
-memory that nothing takes before; unless the trainer stands still since it has sent: then all its progress is what was
-sent, and nothing has to be measured any more. What was changed in memory is nobody's base.
+Law: as long as θ is what the trainer has loaded, θ itself is the base, and no copy is made. Before θ changes, the base
+is copied to `base`; but not while the trainer stands still after sending: then its progress is what it has sent, and
+nothing is left to measure. A base that fails its checksum is never used; its progress counts as lost.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Bases:
     def __init__(self, layout: Layout, theta: Tensor, base: Tensor) -> None:
         self._layout, self._theta, self._base = layout, theta, base
         self.kept: set[int] = set()
-        """Shards whose base is beside θ."""
+        """Shards whose base was copied to `base`."""
         self.gone = set(range(len(layout.shards)))
-        """Shards whose base is nowhere, and whose progress was what was sent when θ changed."""
+        """Shards without a base: when θ changed, their progress was what had been sent."""
         self.lost: set[int] = set()
-        """Shards whose base is nowhere, for it was changed in memory: what was trained on it can't be told."""
+        """Shards without a base: it was changed in memory, so their progress is unknown."""
         self.damaged: set[int] = set()
-        """Shards whose base is to be mended before anything is measured from it."""
+        """Shards whose base must be mended before a pseudo-gradient is measured from it."""
         self._sent: frozenset[int] = frozenset()
 
     @property
@@ -35,18 +35,19 @@ class Bases:
         return set(range(len(self._layout.shards))) - self.kept - self.gone - self.lost
 
     def stand(self, shards: Collection[int]) -> None:
-        """These were sent, and nothing is trained until the trainer has loaded what comes of them."""
+        """These shards were sent, and nothing is trained until the trainer has loaded the result."""
         self._sent = frozenset(shards)
 
     def before(self, shard: int, was: str, becomes: str, present: Callable[[], str]) -> None:
-        """The shard's θ is about to become what has another digest than it had when it was accepted, or is mended to
-        that. `present`: of what is there, which may have been changed in memory."""
+        """Call before a shard's θ changes. `was`: its digest when it was accepted; `becomes`: that of the new θ, the
+        same if it is mended; `present` computes the digest of what is in memory, which may have been changed there.
+        """
         self.damaged.discard(shard)
         if shard not in self.read or becomes == was:
             return
         if shard in self._sent:
             self.gone.add(shard)
-        elif (found := present()) == becomes:  # nobody has anything better
+        elif (found := present()) == becomes:  # there is no better copy
             return
         elif was and found != was:
             self.lost.add(shard)

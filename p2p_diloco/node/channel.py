@@ -1,7 +1,7 @@
-"""The line between a trainer and its node: msgpack dictionaries, each after its length, over a socket pair.
+"""The channel between a trainer and its node: msgpack dictionaries, each after its length, over a socket pair.
 
-Law: both ends are ours and of one version, so nothing is judged here; what comes from the swarm never
-passes unread. The trainer's end blocks and bounds every wait, the node's end lives in its loop. The end of
+Law: both ends are ours and of one version, so nothing is checked here; what comes from the swarm never passes
+unread. The trainer's end blocks and bounds every wait, the node's end lives in its loop. The end of
 the stream means that the other process is gone.
 """
 
@@ -33,27 +33,10 @@ def frame(message: Message) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-class Unframer:
-    """Messages out of bytes that arrive in pieces."""
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        """Take the next piece."""
-        self._buffer += data
-
-    def next(self) -> Message | None:
-        """The next whole message, or None until more has been fed."""
-        if len(self._buffer) < _LENGTH.size:
-            return None
-        (length,) = _LENGTH.unpack_from(self._buffer)
-        end = _LENGTH.size + length
-        if len(self._buffer) < end:
-            return None
-        message: Message = msgpack.unpackb(bytes(self._buffer[_LENGTH.size : end]), strict_map_key=False)
-        del self._buffer[:end]
-        return message
+def unframed(body: bytes) -> Message:
+    """The message of what follows its length."""
+    message: Message = msgpack.unpackb(body, strict_map_key=False)
+    return message
 
 
 class TrainerEnd:
@@ -61,7 +44,7 @@ class TrainerEnd:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._unframer = Unframer()
+        self._buffer = bytearray()
 
     def send(self, message: Message, *, timeout_s: float = 60.0) -> None:
         """Send a message; the node reads at once unless it is in trouble, so `timeout_s` is for that.
@@ -82,7 +65,7 @@ class TrainerEnd:
             ChannelClosed: the node is gone.
         """
         give_up_at = time.monotonic() + timeout_s
-        while (message := self._unframer.next()) is None:
+        while (message := self._next()) is None:
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
                 return None
@@ -95,11 +78,22 @@ class TrainerEnd:
                 raise ChannelClosed(str(error)) from None
             if not data:
                 raise ChannelClosed("the stream ended")
-            self._unframer.feed(data)
+            self._buffer += data
         return message
 
+    def _next(self) -> Message | None:
+        """The first message in the buffer, once it is whole."""
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        return unframed(body)
+
     def close(self) -> None:
-        """End the line: the node leaves the run if it hasn't yet."""
+        """Close the channel: the node leaves the run if it hasn't yet."""
         self._socket.close()
 
 
@@ -108,7 +102,6 @@ class NodeEnd:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._unframer = Unframer()
 
     @classmethod
     async def over(cls, sock: socket.socket) -> NodeEnd:
@@ -126,15 +119,11 @@ class NodeEnd:
         Raises:
             ChannelClosed: the trainer is gone.
         """
-        while (message := self._unframer.next()) is None:
-            try:
-                data = await self._reader.read(_READ_BYTES)
-            except OSError as error:
-                raise ChannelClosed(str(error)) from None
-            if not data:
-                raise ChannelClosed("the stream ended")
-            self._unframer.feed(data)
-        return message
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            return unframed(await self._reader.readexactly(length))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise ChannelClosed(str(error)) from None
 
     async def flush(self) -> None:
         """Wait until what was sent has left this process, or the trainer is gone."""
@@ -142,7 +131,7 @@ class NodeEnd:
             await self._writer.drain()
 
     async def close(self) -> None:
-        """End the line."""
+        """Close the channel."""
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()

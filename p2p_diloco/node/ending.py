@@ -1,7 +1,7 @@
-"""A run that has ended stays so: who starts afterwards takes its last state, and trains on to no other.
+"""A run that has ended stays ended: a peer that starts afterwards takes its last state, and trains no further.
 
-Law: an end binds a peer from its start until it trains, and never one that trains: then whoever leaves a record can't
-end a run that goes on. It only delays the trainer, and ends a peer that nobody hands the last state to.
+Law: an end binds a peer from its start until it trains. It never binds a peer that trains, so a false record can't end
+a run that goes on. It delays the trainer, and ends a peer that gets the last state from no other peer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from p2p_diloco.node.revising import Founding
 LOOK_EVERY_S = 1.0
 KEEP_EVERY_S = 60.0
 SEEN_EVERY_S = 0.1
-"""How often it is looked what this peer and the others hold."""
+"""How often to look what this peer and the others hold."""
 
 log = logging.getLogger(__name__)
 
@@ -42,20 +42,21 @@ class Ending:
         self._on_disk = None if folder is None else ends.load(folder, transport, founding, replica.rules)
         self.known = self._on_disk
         """The highest one; None: none, or the run goes on."""
+        self._writing: asyncio.Future[None] | None = None
         self._stored: End | None = None
         self._ignored: End | None = None
         self._something = asyncio.Event()
         """Set once there is something to keep."""
 
-    # -- who starts
+    # -- a peer that starts
 
     async def begin(self, within_s: float) -> None:
-        """Tell the others what is on this disk, before any of them sees this peer and goes on with it."""
+        """Tell the others the end that is on this disk, before one of them sees this peer and trains on with it."""
         if self._on_disk is not None:
             await self._try(ends.store(self._transport, self._founding, self._on_disk), within_s)
 
     async def look(self) -> bool:
-        """Whether the run has ended beyond what this peer holds, and nobody is seen to go on with it."""
+        """Whether the run has ended beyond what this peer holds, and no peer is seen to go on with it."""
         if self._replica.finished:
             return False
         self.known = max(filter(None, (self.known, await self._read())), default=None)
@@ -73,7 +74,7 @@ class Ending:
         """Return once this peer holds a state, and knows of no end beyond that. `tell` is given what is waited for.
 
         Raises:
-            GaveUpWaiting: nobody handed over the last state in `wait_s`.
+            GaveUpWaiting: no peer handed over the last state in `wait_s`.
         """
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + wait_s
@@ -90,7 +91,7 @@ class Ending:
                 await asyncio.sleep(SEEN_EVERY_S)
 
     def _overtaken(self, end: End) -> bool:
-        """Whether somebody here, this peer included, holds more and is at no end: is of a newer generation, say."""
+        """Whether a peer here, this one included, holds more and is at no end: it is of a newer generation, say."""
         models = (summary.model for summary in self._replica.roster.summaries().values())
         return any(model > end.model and not self._replica.rules.ended(model) for model in models)
 
@@ -118,7 +119,7 @@ class Ending:
     def _epoch(self, end: End) -> int:
         return end.model.epochs // self._replica.rules.shards
 
-    # -- who has the end
+    # -- a peer that has the end
 
     def settled(self) -> None:
         """Look whether the run has ended here; to be called after each event."""
@@ -133,12 +134,12 @@ class Ending:
             await asyncio.sleep(KEEP_EVERY_S)
 
     async def leave(self, within_s: float) -> None:
-        """The last chance to do so."""
+        """Tell it now, if that is still to be done."""
         if self._replica.finished and (self._stored is None or self._stored.model != self._mine):
             await self._try(self._tell(), within_s)
 
     async def _try(self, telling: Awaitable[object], within_s: float) -> None:
-        """What fails ends nothing: the other peers keep the end as well."""
+        """A failure is logged: the other peers keep the end as well."""
         try:
             await asyncio.wait_for(telling, within_s)
         except Exception:
@@ -150,10 +151,16 @@ class Ending:
                 self.known = ends.signed(self._transport, self._founding, self._mine, time.time())
             if self._folder is not None and (self._on_disk is None or self._on_disk.model != self._mine):
                 # only what this peer has held itself: a stranger's record doesn't outlive the DHT's
-                self._on_disk = self.known
-                await asyncio.get_running_loop().run_in_executor(None, ends.save, self._folder, self.known)
+                await self._save(self._folder, self.known)
         if self.known is not None and await ends.store(self._transport, self._founding, self.known):
             self._stored = self.known
+
+    async def _save(self, folder: Path, end: End) -> None:
+        """Write it, and return once it is there, also if an earlier call was given up meanwhile."""
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().run_in_executor(None, ends.save, folder, end)
+        await asyncio.shield(self._writing)
+        self._writing, self._on_disk = None, end
 
     @property
     def _mine(self) -> ModelVersion:
@@ -174,14 +181,15 @@ async def until_the_others_have_it(
             missing = len(group) - 1 - len(through)
             if not lacking and missing <= 0:
                 return
-            who = ", ".join(lacking) or f"{missing} of the {len(group)} peers of the last round"
-            tell(f"the run has ended; waiting for {who} to take its last state, for restart_wait={wait_s:g} s at most")
+            others = ", ".join(lacking) or f"{missing} of the {len(group)} peers of the last round"
+            within = f"for restart_wait={wait_s:g} s at most"
+            tell(f"the run has ended; waiting for {others} to take its last state, {within}")
         await asyncio.sleep(SEEN_EVERY_S)
 
 
 def _served(roster: Roster) -> tuple[list[str], list[str]]:
-    """Who of the others has this peer's state or has left, which one that has it does before it says so; and who is
-    here and lacks it."""
+    """The other peers that have this peer's state or have left, since a peer may leave before it says that it has it;
+    and the peers that are here and lack it."""
     through, lacking = [], []
     for peer, member in sorted(roster.members.items()):
         if member.left is not None or (member.summary is not None and member.summary.model >= roster.mine.model):

@@ -71,8 +71,7 @@ class EventLog:
     def __init__(self, me: str) -> None:
         self._me = me
         self._names: dict[str, str] = {me: "this peer"}
-        self.notes: deque[tuple[float, str]] = deque(maxlen=NOTES_KEPT)
-        """The newest ones: (loop's time, text)."""
+        self._notes: deque[tuple[float, str]] = deque(maxlen=NOTES_KEPT)
 
     def name(self, peer: str, name: str) -> None:
         """Learn what a peer calls itself."""
@@ -81,7 +80,12 @@ class EventLog:
     def note(self, kind: str, text: str) -> None:
         """Write a line."""
         log.log(logging.WARNING if kind in LOUD else logging.INFO, "%s: %s", kind, self.named(text))
-        self.notes.append((asyncio.get_running_loop().time(), self.named(text)))
+        self._notes.append((asyncio.get_running_loop().time(), text))
+
+    @property
+    def notes(self) -> list[tuple[float, str]]:
+        """The newest ones: (loop's time, text); a peer that was not known by name then may be by now."""
+        return [(when, self.named(text)) for when, text in self._notes]
 
     def named(self, text: str) -> str:
         """The text with peers called by their names; the end of the id stays, for names may be used twice."""

@@ -1,29 +1,17 @@
-"""Messages on their way in: a header is judged before its payload is let through, a payload before the replica sees it.
+"""Messages on their way in, as the transport delivers them: a header is judged before its payload is let through.
 
-Law: nothing reaches the replica that is not of this run, well-formed, of the right size and finite. A refusal is
-answered with its reason, counted by the transport, and logged once for each peer.
+Law: what is done with a message is the present `Handler`'s. A refusal is answered with its reason, counted by the
+transport, and logged once for each peer.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from functools import lru_cache
-from typing import Protocol
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from p2p_diloco.core.messages import Commit, Contribution, Message, Probe, ProbeAck, State
-from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
-from p2p_diloco.node.misfit import misfit
-from p2p_diloco.node.run import Run
-from p2p_diloco.node.tensor_work import TensorWork
-from p2p_diloco.node.wire import Describe, Description, Nudge
-
-REMEMBERED_BYTES_MAX = 16 * 2**10
-"""A longer header is read twice, when it comes and with its payload: headers of strangers must not fill the cache."""
 
 log = logging.getLogger(__name__)
 
@@ -98,103 +86,3 @@ class Inbox:
                 self._complained.add(sender)
                 log.warning("refused a message of %s: %s (said once for each peer)", sender, refusal.reason)
             raise
-
-
-class Receiver(Protocol):
-    """What a run's messages lead to. `receive` returns once the replica has handled one."""
-
-    async def receive(self, sender: str, message: Message) -> None: ...
-
-    def describe_to(self, peer: str) -> None: ...
-
-    def nudged(self, goal: int) -> None: ...
-
-    def closed(self, peer: str) -> None: ...
-
-    def moving(self, peer: str) -> None: ...
-
-    def proven(self, revision: Revision) -> bool: ...
-
-
-class RunInbox(Handler):
-    """The handler of a peer that is in the run. `judging` is entered while a payload is looked at."""
-
-    def __init__(
-        self, run: Run, work: TensorWork, receiver: Receiver, judging: Callable[[], AbstractContextManager[None]]
-    ) -> None:
-        self._token, self._work, self._receiver, self._judging = run.token, work, receiver, judging
-        self._shape = len(run.layout.shards), len(run.layout.fragments)
-        self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
-
-    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
-        """As `Handler.read`."""
-        read = _read_once if len(header) <= REMEMBERED_BYTES_MAX else _read
-        message = read(header, self._token, self._shape)
-        match message:
-            case Describe() | Nudge():
-                return message, 0
-            case Description():
-                raise Refusal("no description was asked for")
-        return message, self._work.nbytes(message)
-
-    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """As `Handler.check`."""
-        if isinstance(message, (Contribution, Commit, State)) and payload is not None:
-            with self._judging():
-                objection = self._work.objection(message, payload)
-            if objection:
-                raise Refusal(f"the {type(message).__name__} is refused: {objection}")
-            return dataclasses.replace(message, payload=payload)
-        return message
-
-    async def take(self, sender: str, message: wire.AnyMessage) -> None:
-        """As `Handler.take`."""
-        match message:
-            case Describe():
-                self._receiver.describe_to(sender)
-            case Nudge(goal):
-                self._receiver.nudged(goal)
-            case Description():
-                raise AssertionError("refused when it was read")
-            case _:
-                await self._receiver.receive(sender, self._believed(sender, message))
-
-    def closed(self, peer: str) -> None:
-        """As `Handler.closed`."""
-        self._receiver.closed(peer)
-
-    def moving(self, peer: str) -> None:
-        """As `Handler.moving`."""
-        self._receiver.moving(peer)
-
-    def _believed(self, sender: str, message: Message) -> Message:
-        """Without a revision that the founder has not signed: all else in a probe may be true. The digests of commits
-        and states cover their revisions, which are believed as the rest of these is.
-        """
-        match message:
-            case Probe(summary) | ProbeAck(summary) if summary.revision.number:
-                if self._receiver.proven(summary.revision):
-                    return message
-                if sender not in self._unsigned:
-                    self._unsigned.add(sender)
-                    log.warning("ignored %s of %s: not signed by the run's founder", summary.revision, sender)
-                return dataclasses.replace(message, summary=dataclasses.replace(summary, revision=FOUNDED))
-        return message
-
-
-def _read(header: bytes, token: bytes, shape: tuple[int, int]) -> wire.AnyMessage:
-    """The message of a header. `shape`: how many shards and fragments the run has.
-
-    Raises:
-        Refusal: it is none, or none of this run.
-    """
-    message = wire.unpack(header, token)
-    if isinstance(message, (Describe, Description, Nudge)):
-        return message
-    if reason := misfit(message, *shape):
-        raise Refusal(f"the {type(message).__name__} is refused: {reason}")
-    return message
-
-
-_read_once = lru_cache(maxsize=64)(_read)
-"""A header is read when it comes, and again with its payload; few are under way at a time."""

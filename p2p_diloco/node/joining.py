@@ -1,8 +1,7 @@
 """How a peer finds the run that it names, or founds it.
 
-Law: decided once, at the start, from what the DHT and one other peer say; afterwards the replica decides. A
-run's record is content-addressed and unowned, so every peer can keep it alive; of several (two founders at
-once) the one whose name is lowest wins.
+Law: decided once, at the start, from what the DHT and one other peer say; afterwards the replica decides. A run's
+record is `unowned`. If two peers found a run at once, the record with the lowest name wins.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgpack
-
 from p2p_diloco.config import LIVE_KEYS, RunConfig
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
-from p2p_diloco.net.interface import Refusal, Transport, Unreachable
-from p2p_diloco.node import wire
-from p2p_diloco.node.inbox import Handler, Inbox
+from p2p_diloco.net.interface import Transport, Unreachable
+from p2p_diloco.node import unowned
+from p2p_diloco.node.describing import ask_for_layout
+from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
-from p2p_diloco.node.run import Run, RunRecord, cut_of, name_of, token
+from p2p_diloco.node.run import Run, RunRecord, cut_of, token
 from p2p_diloco.node.setup import Setup
+from p2p_diloco.node.unowned import name_of
 from p2p_diloco.tensors.layout import Layout
 
 RECORD_TTL_S = 60.0
@@ -31,12 +30,8 @@ RECORD_EVERY_S = 15.0
 FOUNDERS_MEET_S = 0.7
 """How long a founder waits for another one's record to show."""
 HOLDS_FOR_S = 2 * PUBLISH_AT_LEAST_EVERY_S
-"""So long after its last record a peer is believed to hold the state that it told of."""
+"""For so long after its last record a peer is taken to hold the state that it told of."""
 LOOK_EVERY_S = 1.0
-DESCRIPTION_BYTES_MAX = 16 * 2**20
-"""A longer description of a model is not read."""
-DESCRIBE_S = 3.0
-"""How long one peer may take to describe the run's model."""
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +53,12 @@ async def find_run(
     tell: Callable[[str], None],
     founded: tuple[str, float] | None = None,
 ) -> Joined:
-    """Find the run, or found it with the settings `founding` if this peer brings a model and nobody else has.
+    """Find the run, or found it with the settings `founding` if this peer brings a model and there is no run yet.
 
-    `founded` is who founded it before, and when: it comes back from a disk, and stays that peer's.
+    `founded`: the founder and the time of its founding, if it comes back from a disk: it stays that peer's run.
 
     Raises:
-        GaveUpWaiting: nobody founded it in time.
+        GaveUpWaiting: no peer founded it in time.
         ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit.
         ConfigError: the run's shards are too large or too many to be sent.
     """
@@ -80,7 +75,7 @@ async def find_run(
             found = await _records(transport, run_id) or {name_of(own): own}
             break
         if time.monotonic() >= give_up_at:
-            raise _gave_up(setup, f"nobody has founded the run {run_id}")
+            raise _gave_up(setup, f"no peer has founded the run {run_id}")
         tell(f"waiting for a worker to found the run {run_id}")
         await asyncio.sleep(LOOK_EVERY_S)
     value = found[min(found)]
@@ -103,11 +98,11 @@ async def keep_record(transport: Transport, joined: Joined) -> None:
 
 async def store_record(transport: Transport, run_id: str, value: bytes) -> None:
     """Put a run's record into the DHT. An older one of the same content that lives longer is as good."""
-    await transport.store(f"{run_id}/config", name_of(value), value, RECORD_TTL_S, owned=False)
+    await unowned.store(transport, f"{run_id}/config", value, RECORD_TTL_S)
 
 
 async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:
-    """Who has lately said in the DHT that it holds the run's state, with its addresses; not this peer."""
+    """The other peers that have lately said in the DHT that they hold the run's state, with their addresses."""
     holders = {}
     for peer, status in (await read_peers(transport, run_id)).items():
         recent = time.time() - status.time < HOLDS_FOR_S
@@ -125,13 +120,13 @@ async def found_if_nobody_has(
     holders: Callable[[], Awaitable[dict[str, list[str]]]],
     ended: Callable[[], Awaitable[bool]],
 ) -> None:
-    """Found the run after all, if its record is there but nobody with its state: its founder died too soon,
-    or all did.
+    """Found the run after all, if its record is there but no peer with its state: its founder died too soon, or all
+    peers did.
 
-    Of the peers that wait, the one with the lowest id does it; what each sees of the others comes from
-    probes, so the patience must outlast a peer that is just being discovered. Whoever says in the DHT that it
-    holds the state is only out of reach from here: then nothing is founded, or there would be two runs. Nor is it where
-    the run has `ended`; how long its last state is waited for is `ending`'s.
+    Of the peers that wait, the one with the lowest id founds it. They learn of each other by probes, so `patience_s`
+    must be longer than a discovery takes. If a peer says in the DHT that it holds the state, it is only out of reach
+    from here: to found the run anew would make two runs. Nor is a run founded that has `ended`: `ending` waits for its
+    last state.
 
     Raises:
         GaveUpWaiting: no state came in `give_up_s`.
@@ -155,7 +150,7 @@ async def found_if_nobody_has(
                 whose = f"; they hold it: {known}" if known else ""
                 raise GaveUpWaiting(f"no peer handed over the run's state in {give_up_s:g} s{whose}", mend=mend)
             if not known and not over:
-                log.warning("nobody holds the state of the run any more: founding it anew with this peer's model")
+                log.warning("no peer holds the state of the run any more: founding it anew with this peer's model")
                 found()
                 return
             if known:
@@ -168,84 +163,19 @@ def _told(holders: Mapping[str, Sequence[str]]) -> str:
     return ", ".join(f"{peer} ({' '.join(addresses) or 'no address'})" for peer, addresses in sorted(holders.items()))
 
 
-class DescriptionInbox(Handler):
-    """The inbox while one peer's description of the run's model is waited for; every other message is refused."""
-
-    def __init__(self, token: bytes, peer: str) -> None:
-        self._token, self._peer = token, peer
-        self.layout: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
-
-    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
-        """As `inbox.Handler.read`."""
-        message = wire.unpack(header, self._token)
-        if not isinstance(message, wire.Description):
-            raise Refusal("this peer is not ready yet")
-        if not 0 < message.nbytes <= DESCRIPTION_BYTES_MAX:
-            raise Refusal("no description of that length was asked for")
-        return message, message.nbytes
-
-    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """As `inbox.Handler.check`."""
-        if sender != self._peer or self.layout.done():
-            raise Refusal("no description was asked for")
-        try:
-            self.layout.set_result(Layout.from_wire(msgpack.unpackb(payload)))
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise Refusal(f"that describes no model: {error}") from None
-        return message
-
-
-async def ask_for_layout(transport: Transport, inbox: Inbox, token: bytes, peer: str) -> Layout | None:
-    """A peer's description of the run's model, or None if it has none in time."""
-    before, waiting = inbox.handler, DescriptionInbox(token, peer)
-    inbox.handler = waiting
-    try:
-        await transport.send(peer, wire.pack(wire.Describe(), token))
-        return await asyncio.wait_for(waiting.layout, DESCRIBE_S)
-    except (Refusal, Unreachable, asyncio.TimeoutError) as error:
-        log.debug("%s didn't describe the run's model: %r", peer, error)
-        return None
-    finally:
-        inbox.handler = before
-
-
-class Describer:
-    """Answers the peers that ask what model the run trains."""
-
-    def __init__(self, transport: Transport, run: Run) -> None:
-        self._transport = transport
-        self._payload = memoryview(msgpack.packb(run.layout.to_wire()))
-        self._header = wire.pack(wire.Description(self._payload.nbytes), run.token)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def describe_to(self, peer: str) -> None:
-        """Begin to answer."""
-        task = asyncio.create_task(self._send(peer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _send(self, peer: str) -> None:
-        try:
-            await self._transport.send(peer, self._header, self._payload)
-        except (Refusal, Unreachable) as error:
-            log.debug("%s didn't take the model's description: %s", peer, error)
-
-
 # -- inside
 
 
 async def _records(transport: Transport, run_id: str) -> dict[str, bytes]:
     """The records of the run, by name; what isn't named by its content, or isn't one, is left out."""
     try:
-        found = await transport.fetch(f"{run_id}/config")
+        found = await unowned.fetch(transport, f"{run_id}/config")
     except Unreachable as error:
         log.debug("no answer about the run: %s", error)
         return {}
     records: dict[str, bytes] = {}
     reason = ""
-    for name, (value, _) in found.items():
-        if name != name_of(value):
-            continue
+    for name, value in found.items():
         try:
             RunRecord.unpack(value)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Where time goes: seconds by part, so that every moment is one part's and none is counted twice.
+"""Where time goes: seconds by part. Every moment belongs to exactly one part.
 
 Law: knows parts and not what happens in them, and reads no clock but the one that it is given. Of several parts that
 are under way at a moment the first in its order has that moment; while none is, the last.
@@ -18,10 +18,10 @@ INNER, PAUSED, MERGE, PSEUDO_GRADIENT = "inner", "paused", "merge", "pseudo_grad
 CODEC, GROUP, TRANSFER, OUTER_STEP = "codec", "group", "transfer", "outer_step"
 
 OF_EXCHANGE = (OUTER_STEP, CODEC, TRANSFER, GROUP)
-"""What an exchange is made of, to the node: its own arithmetic, else payloads on their way from it or to it, else it
-waits for its averaging group."""
+"""The parts of an exchange, as the node sees it, first one first: its arithmetic, payloads on their way, and else the
+wait for its averaging group."""
 OF_TRAINING = (PSEUDO_GRADIENT, *OF_EXCHANGE, MERGE, PAUSED, INNER)
-"""What a trainer's time is made of."""
+"""The parts of a trainer's time."""
 
 Seconds = dict[str, float]
 """By part."""
@@ -45,7 +45,7 @@ class Ledger:
         self.begin()
 
     def begin(self) -> None:
-        """Forget what has been, but for what is under way."""
+        """Start at zero; parts that are under way stay so."""
         self._at = self._clock()
         self._stood, self._hidden = (dict.fromkeys(self._order, 0.0) for _ in range(2))
 
@@ -61,7 +61,7 @@ class Ledger:
             self._under_way[name] -= 1
 
     def split(self, name: str, before: float, seconds: Mapping[str, float]) -> None:
-        """Of the seconds that a part has more than `before`, so many are other parts'; never more than these."""
+        """Move seconds of a part to others, at most as many as it has gained since it had `before`."""
         for other, share in seconds.items():
             if other != name:
                 moved = min(share, self._stood[name] - before)
@@ -81,7 +81,7 @@ class Ledger:
         return dict(self._hidden)
 
     def _settle(self) -> None:
-        """Write down the time since the last call."""
+        """Add the time since the last call to the part under way."""
         began, self._at = self._at, self._clock()
         part = next((name for name in self._order if self._under_way[name]), self._order[-1])
         stood = min(max(0.0, self._at - self._stands_since()), self._at - began)
@@ -90,8 +90,8 @@ class Ledger:
 
 
 def last_round(stood: Mapping[str, float], hidden_s: float) -> LastRound:
-    """What became of a round's time: of the seconds of `stood`, pauses left out, and of the exchange's `hidden_s`. To a
-    thousandth.
+    """The shares of a round's time, to a thousandth: of the seconds of `stood` without pauses, and of the exchange's
+    time the `hidden_s`.
     """
     spent = {**stood, "encode": stood[PSEUDO_GRADIENT] + stood[CODEC]}
     seconds = [spent[name] for name in _SHARES]
@@ -100,7 +100,7 @@ def last_round(stood: Mapping[str, float], hidden_s: float) -> LastRound:
 
 
 def told(last: LastRound) -> str:
-    """The same for people."""
+    """The same as text."""
     *spent, hidden = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in asdict(last).items())
     return f"{', '.join(spent)}; of its exchange {hidden}"
 

@@ -13,13 +13,13 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 from p2p_diloco.core.events import (
     Accept,
     Apply,
     Average,
     Changed,
+    Closed,
     Damaged,
     Delivered,
     Effect,
@@ -27,6 +27,7 @@ from p2p_diloco.core.events import (
     Fill,
     Finished,
     Load,
+    Moving,
     Note,
     Ready,
     Received,
@@ -44,33 +45,12 @@ from p2p_diloco.node.events import EventLog, EventQueue, Fed
 from p2p_diloco.node.outbox import Made, Outbox, Outcome
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.tensor_work import TensorWork
+from p2p_diloco.node.trainer import TrainerSide
 
 PROMPT_MAX = 4
 """Of each shard, commits that may be on their way to a peer that works and that no plan names; more give way."""
 
 log = logging.getLogger(__name__)
-
-
-class Trainer(Protocol):
-    """What the loop tells the trainer's side."""
-
-    async def not_reading(self) -> None:
-        """Return once the trainer reads θ no more."""
-
-    def load(self, effect: Load) -> None:
-        """The answer to a merge."""
-
-    def release(self, effect: Release) -> None:
-        """An exchange is over."""
-
-    def ready(self) -> None:
-        """Training may start."""
-
-    def changed(self) -> None:
-        """Some shard's state has changed."""
-
-    def finished(self) -> None:
-        """The run has ended."""
 
 
 class Node:
@@ -82,7 +62,7 @@ class Node:
         replica: Replica,
         work: TensorWork,
         outbox: Outbox,
-        trainer: Trainer,
+        trainer: TrainerSide,
         events: EventQueue,
         event_log: EventLog,
         *,
@@ -114,6 +94,15 @@ class Node:
         if isinstance(message, Contribution):
             await self._backpressure.wait(message.shard)
         await self._events.feed(Received(sender, message))
+
+    def closed(self, peer: str) -> None:
+        """A link broke."""
+        self._trainer.link_broke()
+        self._events.post(Closed(peer))
+
+    def moving(self, peer: str) -> None:
+        """A transfer with a peer goes on."""
+        self._events.post(Moving(peer))
 
     async def consume(self) -> None:
         """Feed events until cancelled."""

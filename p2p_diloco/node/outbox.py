@@ -1,10 +1,10 @@
 """Messages on their way out, each a task of its own.
 
-Law: what was put here either is accepted by the remote, or is answered with why not; nothing is repeated.
-Payloads to one peer go in the order they came, few at a time, so that a slow peer holds neither the others'
-payloads nor its own probes; those of one line, one at a time. What somebody has to hold before another is answered
-waits for none of them. What is for somebody who catches up gives way to the payloads of rounds, goes to each such
-peer one at a time, and is given up where newer waits that makes it useless.
+Law: each message is accepted by its receiver, or its sender is told why not; nothing is sent twice. Payloads to one
+peer leave in order, a few at a time, so a slow peer delays neither the payloads of others nor its own probes. Payloads
+of one `line` leave one at a time. An `urgent` payload, which a peer has to hold before another is answered, waits for
+no other. Messages for a peer that catches up give way to the payloads of rounds, leave one at a time, and are dropped
+when a newer one makes them useless.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 BULK_AT_ONCE = 4
 """Payloads under way to one peer: the transport writes them in turn, and those before wait for their answers."""
 GIVE_WAY = 2.0
-"""How long it gives way at most, by how long its last one took: a run whose rounds leave no gap must not shut newcomers
-out."""
+"""How long a message gives way at most, by how long the last one to that peer took: a run whose rounds leave no gap
+must not shut newcomers out."""
 GIVE_WAY_S = 5.0
-"""The same for the first one, and whatever the last one took."""
+"""The same for the first one, and the most for any."""
 
 Outcome = Refusal | Unreachable | None
 """Why a message was not accepted; None: it was."""
@@ -63,8 +63,8 @@ class _Count:
 
 class Outbox:
     """`answer` is called once for each message put here, in the loop, unless the outbox is closed before. `sending` is
-    entered while a round's payload waits for its turn or is on its way. `gives_way`: whether what is for somebody who
-    catches up waits for the payloads of rounds; where there are no rounds, it is what a submitter waits for.
+    entered while a round's payload waits for its turn or is on its way. `gives_way`: whether messages for a peer that
+    catches up wait for the payloads of rounds; in a run without rounds submitters wait for them.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Outbox:
             task.add_done_callback(lambda task: sendings.pop(task, None))
 
     async def withdraw(self, key: Hashable) -> None:
-        """Let nothing that was put here under this key be on its way any more."""
+        """Stop every message that was put here under this key, and return once none is on its way."""
         if sendings := self._keyed.pop(key, {}):
             for task, answer in list(sendings.items()):
                 if task.cancel():
@@ -117,9 +117,9 @@ class Outbox:
             await asyncio.wait(list(sendings))
 
     def put_late(self, to: str, make: Made, answer: Answer, key: Hashable = None) -> None:
-        """Send what is for somebody who catches up; it is made, and takes memory, only when it is its turn.
+        """Send a message to a peer that catches up; it is made, and takes memory, only when it is its turn.
 
-        What still waits for the same peer under the same `key`, unless that is None, is given up for it.
+        An older one that still waits for the same peer under the same `key`, unless that is None, is dropped.
         """
         line = self._lines.get(to)
         if line is None:

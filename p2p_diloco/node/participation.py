@@ -1,12 +1,12 @@
 """One peer's part in a run: its node's parts, put together and run side by side until the peer leaves.
 
-Law: every part is complete when it is made. What a part needs of a later one it gets through `EventQueue`, or, as the
-inbox does, through this class.
+Law: every part is complete when it is made. What a part has to tell one that is made later goes through `EventQueue`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import secrets
@@ -14,10 +14,8 @@ import time
 from functools import partial
 
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.core.events import Closed, Discovered, Measured, Moving, Revised
-from p2p_diloco.core.messages import Message as ReplicaMessage
+from p2p_diloco.core.events import Depart, Discovered, Measured, Revised
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.version import SALT_BITS, incarnation
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.bandwidth import steady
@@ -25,17 +23,18 @@ from p2p_diloco.net.interface import Transport
 from p2p_diloco.node import records, revising, wire
 from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.describing import Describer
 from p2p_diloco.node.ending import Ending
 from p2p_diloco.node.events import EventLog, EventQueue
-from p2p_diloco.node.inbox import Inbox, RunInbox
-from p2p_diloco.node.joining import Describer, Joined, keep_record
-from p2p_diloco.node.leaving import say_goodbye
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.joining import Joined, keep_record
 from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, OUTER_STEP, TRANSFER, Ledger
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.reporting import Reporter
 from p2p_diloco.node.restart import GoesOn
 from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.saving import Checkpoint, Saving
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.status import PeerStatus
@@ -45,6 +44,12 @@ from p2p_diloco.remembered import remember
 
 TELL_S = 5.0
 """How long a peer that knows of the run's end may take to tell it, before others see this peer."""
+LEAVE_S = 1.0
+"""How long the last messages may take."""
+TURN_S = 0.05
+"""How long the replica takes to write its last messages."""
+LOOK_EVERY_S = 0.1
+"""How often to look whether all others have the end."""
 MEASURE_EVERY_S = 1.0
 """How often what is measured of the link is looked at."""
 LIVES_ON_S = 6.0
@@ -55,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 class Participation:
-    """What exists while a peer takes part in a run. It is also the inbox's `Receiver`."""
+    """What exists while a peer takes part in a run."""
 
     def __init__(
         self,
@@ -69,11 +74,11 @@ class Participation:
         work: TensorWork,
     ) -> None:
         self._local, self._joined, self._run = local, joined, joined.run
-        self._shared, self._transport, self._inbox, self._work = shared, transport, inbox, work
+        self._shared, self._transport, self._inbox = shared, transport, inbox
         self._started_at = time.time()
         self._incarnation = incarnation(int(self._started_at * 1000), secrets.randbits(SALT_BITS))
-        self._ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
-        transferring = partial(self._ledger.part, TRANSFER)
+        ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
+        transferring = partial(ledger.part, TRANSFER)
         transport.limits = self._run.timed(transport.limits)
         transport.traffic.receiving = transferring
         self._outbox = Outbox(transport, transferring, gives_way=not self._run.rules.asynchronous)
@@ -100,7 +105,7 @@ class Participation:
             work,
             self._events,
             self._event_log,
-            self._ledger,
+            ledger,
             self._nudge_others,
         )
         self._node = Node(
@@ -112,16 +117,24 @@ class Participation:
             self._events,
             self._event_log,
             settled=self._settled,
-            stepping=partial(self._ledger.part, OUTER_STEP),
+            stepping=partial(ledger.part, OUTER_STEP),
         )
-        self._describer = Describer(transport, self._run)
+        self._run_inbox = RunInbox(
+            self._run,
+            self._node,
+            self._trainer,
+            work,
+            Describer(transport, self._run),
+            partial(self._founding.proven, transport),
+            partial(ledger.part, CODEC),
+        )
         self._reporter = Reporter(
             local, self._run, self._replica, transport, shared, self._trainer, self._event_log
         )
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Until cancelled; then leave."""
-        self._inbox.handler = RunInbox(self._run, self._work, self, partial(self._ledger.part, CODEC))
+        self._inbox.handler = self._run_inbox
         await self._ending.begin(TELL_S)
         for event in self._beginning.events:
             self._events.post(event)
@@ -162,42 +175,36 @@ class Participation:
         self._reporter.leaving = True
         self._trainer.departs()
         if not consuming.done():
-            status = self._reporter.status()
-            await say_goodbye(
-                self._run, self._transport, self._replica, self._events, self._outbox, self._ending, status
-            )
+            await self._linger()
+            self._events.post(Depart())
+            await asyncio.gather(self._announce_leaving(), self._empty_outbox(), self._ending.leave(LEAVE_S))
         consuming.cancel()
         await asyncio.gather(consuming, return_exceptions=True)
         self._outbox.close()
         await self._saving.finish()
 
-    # -- what the inbox tells (`inbox.Receiver`)
+    async def _linger(self) -> None:
+        """Let payloads go out. A peer that has the run's end stays until all others have it, too."""
+        clock, replica = asyncio.get_running_loop().time, self._replica
+        within_s = self._run.config.heartbeat_timeout if replica.finished else LEAVE_S
+        until = clock() + within_s
+        await self._outbox.drained(within_s)
+        while replica.finished and clock() < until and self._some_lack_the_end():
+            await asyncio.sleep(LOOK_EVERY_S)
 
-    async def receive(self, sender: str, message: ReplicaMessage) -> None:
-        """A message for the replica. Returns once it is handled."""
-        await self._node.receive(sender, message)
+    def _some_lack_the_end(self) -> bool:
+        mine = self._replica.roster.mine.model
+        return any(summary.model < mine for summary in self._replica.roster.summaries().values())
 
-    def describe_to(self, peer: str) -> None:
-        """A peer asks what model the run trains."""
-        self._describer.describe_to(peer)
+    async def _empty_outbox(self) -> None:
+        await asyncio.sleep(TURN_S)
+        await self._outbox.emptied(LEAVE_S)
 
-    def nudged(self, goal: int) -> None:
-        """A peer asks for an exchange of the whole model: once, and not of what lies far ahead."""
-        if goal <= self._trainer.commits + 2 * len(self._run.layout.fragments):
-            self._shared.goal = max(goal, self._shared.goal)
-
-    def closed(self, peer: str) -> None:
-        """A link broke."""
-        self._shared.reconnections += 1
-        self._events.post(Closed(peer))
-
-    def moving(self, peer: str) -> None:
-        """A transfer with a peer goes on."""
-        self._events.post(Moving(peer))
-
-    def proven(self, revision: Revision) -> bool:
-        """Whether the run's founder has asked for this revision."""
-        return self._founding.proven(self._transport, revision)
+    async def _announce_leaving(self) -> None:
+        key, value = records.key_of(self._run.run_id, self._transport.peer_id), self._reporter.status().pack()
+        storing = self._transport.store(key, self._transport.peer_id, value, records.PEER_TTL_S)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(storing, LEAVE_S)
 
     # -- what the parts tell
 

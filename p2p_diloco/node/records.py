@@ -24,7 +24,7 @@ PUBLISH_AT_LEAST_EVERY_S = 10.0
 LOOK_EVERY_S = 1.5
 LOOK_EVERY_LATER_S = 10.0
 YOUNG_S = 60.0
-"""So long after its start a peer looks often for others, and for ever while it knows few."""
+"""For so long after its start a peer looks often for others; later only while it knows few."""
 FEW = 8
 
 TAKE_PART = ("training", "waiting", "paused", "idle")

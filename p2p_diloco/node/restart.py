@@ -1,7 +1,7 @@
-"""A run that comes back from its disks: nobody trains on before the others are back, so that the greatest version wins
+"""A run that comes back from its disks: a peer waits until the others are back, so that the greatest version wins
 however late its disk is.
 
-Law: it only delays the trainer. The replica is up meanwhile, and adopts what is greater.
+Law: it only delays the trainer. The replica is up meanwhile, and adopts a greater version.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ async def until_the_others_are_back(
     goes_on: GoesOn,
     tell: Callable[[str], None],
 ) -> None:
-    """Wait for as many peers as the last round's `group` had, and for whatever greater version they bring; `wait_s` at
-    most. Where the run goes on, nobody is waited for, but for the state of a newer generation.
+    """Wait for as many peers as the last round's `group` had, and for a greater version if they bring one; `wait_s` at
+    most. If the run has gone on meanwhile, only the state of a newer generation is waited for.
 
     `tell` is given the same words for as long as the same is waited for.
     """
@@ -59,13 +59,13 @@ async def until_the_others_are_back(
 
 
 def _outlived(replica: Replica) -> bool:
-    """Whether somebody here is of a newer generation: the present state would lead to the end of an older one."""
+    """Whether a peer here is of a newer generation: training on from an older one would be lost."""
     summaries = replica.roster.summaries().values()
     return any(summary.model.generation > replica.roster.mine.model.generation for summary in summaries)
 
 
 def _missing(replica: Replica, group: Collection[str]) -> str:
-    """Who or what isn't there yet, or nothing."""
+    """The peers or states that are missing, as text; empty if none are."""
     alive, mine = replica.roster.alive(), replica.roster.mine.model
     if (count := len(group) - 1 - len(alive)) > 0:
         gone = ", ".join(sorted(set(group) - {replica.me, *alive}))

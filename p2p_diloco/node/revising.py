@@ -1,7 +1,7 @@
-"""Revisions of a run on their way in and out: who may ask for one, and the record of the newest in the DHT.
+"""Revisions of a run: the founder's signature on them, and the record of the newest in the DHT.
 
-Law: a revision counts if the run's founder has signed it for this very founding, whoever hands it on. A record is
-content-addressed and unowned, as the run's own is, so every peer can keep it alive; the highest one wins.
+Law: a revision counts if the run's founder has signed it for this very founding, whichever peer hands it on. Its record
+is `unowned`; the highest one wins.
 """
 
 from __future__ import annotations
@@ -16,22 +16,21 @@ import msgpack
 
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.net.interface import Transport, Unreachable
-from p2p_diloco.node.run import RunRecord, name_of
-from p2p_diloco.node.wire import PROTOCOL
+from p2p_diloco.node import unowned
+from p2p_diloco.node.run import RunRecord
+from p2p_diloco.node.unowned import TRIED_MAX
 
 RECORD_TTL_S = 600.0
 """How long a revision waits in the DHT for a peer that takes it up."""
 LOOK_EVERY_S = 3.0
 KEEP_EVERY_S = 60.0
-TRIED_MAX = 16
-"""Records of one look whose signatures are checked, from the highest number down: anybody may leave some."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Founding:
-    """What a founder's word is bound to: one founding of one run, so that it means nothing in the next of that name."""
+    """One founding of one run. A founder's signature is bound to it, and means nothing in another run of that name."""
 
     run_id: str
     founder: str
@@ -60,8 +59,8 @@ async def read(transport: Transport, founding: Founding) -> Revision:
     Raises:
         Unreachable: the DHT doesn't answer.
     """
-    found = [_unpack(name, value) for name, (value, _) in (await transport.fetch(_key(founding.run_id))).items()]
-    for revision in sorted(found, reverse=True)[:TRIED_MAX]:
+    found = await unowned.read(transport, _key(founding.run_id), Revision)
+    for revision in sorted((r for r in found if r.sound), reverse=True)[:TRIED_MAX]:
         if founding.proven(transport, revision):
             return revision
         _refuse(founding, revision)
@@ -70,9 +69,7 @@ async def read(transport: Transport, founding: Founding) -> Revision:
 
 async def store(transport: Transport, founding: Founding, revision: Revision) -> bool:
     """Leave a revision in the DHT, or keep it there. False if it wasn't taken."""
-    said = [PROTOCOL, revision.number, revision.outer_lr, revision.outer_momentum, revision.proof]
-    value = bytes(msgpack.packb(said))
-    return await transport.store(_key(founding.run_id), name_of(value), value, RECORD_TTL_S, owned=False)
+    return await unowned.store(transport, _key(founding.run_id), unowned.pack(revision), RECORD_TTL_S)
 
 
 async def watch(
@@ -106,16 +103,3 @@ def _refuse(founding: Founding, revision: Revision) -> None:
 
 def _key(run_id: str) -> str:
     return f"{run_id}/revisions"
-
-
-def _unpack(name: str, value: bytes) -> Revision:
-    """What `store` left; FOUNDED for anything else."""
-    try:
-        content = msgpack.unpackb(value) if name == name_of(value) else None
-    except (ValueError, msgpack.UnpackException):
-        return FOUNDED
-    match content:
-        case [int(protocol), int(number), float(lr), float(momentum), str(proof)] if protocol == PROTOCOL:
-            revision = Revision(number, lr, momentum, proof)
-            return revision if revision.sound else FOUNDED
-    return FOUNDED

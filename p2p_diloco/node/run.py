@@ -1,6 +1,6 @@
 """What the peers of a run have agreed on, in one value: settings, model, and what follows from them.
 
-Law: derived once, when a run is found or founded, and never changed. Nothing here talks to anybody.
+Law: derived once, when a run is found or founded, and never changed. Nothing is sent or received here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import VALUE_BYTES_MAX, Limits
+from p2p_diloco.node.plain import SCALARS, Record, Unfit
 from p2p_diloco.node.wire import PROTOCOL, TOKEN_BYTES
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.delayed import DelayedNesterov
@@ -127,10 +128,14 @@ class Run:
 
 
 def reply_codec_of(config: RunConfig) -> str:
-    """How the averaged result is written: as asked, or else as contributions are, but in no codec that loses what
-    somebody would have to keep, for an aggregator is another peer each round.
+    """How the averaged result is written: as asked, or else as contributions are. The default is no codec with error
+    feedback, since each round has another aggregator, which would not have the errors of the last one.
     """
     return config.reply_codec or ("bf16" if codecs.feeds_back(config.codec) else config.codec)
+
+
+Config = Mapping[str, Any]
+"""The run's settings, as `RunConfig.to_wire` gives them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ class RunRecord:
     shards, `model` without; `time` is when it was founded, in seconds since 1970.
     """
 
-    config: Mapping[str, Any]
+    config: Config
     model: str
     cut: str
     shards: int
@@ -170,8 +175,7 @@ class RunRecord:
         Raises:
             ConfigError: the settings don't fit into a record.
         """
-        values = {name: getattr(self, name) for name in self.__slots__}
-        value: bytes = msgpack.packb({"v": PROTOCOL, **values})
+        value = bytes(msgpack.packb({"v": PROTOCOL, **_RECORD.write(self)}))
         if len(value) > VALUE_BYTES_MAX:
             options = self.config.get("outer_options")
             raise ConfigError("is too long for a run's record", key="outer_options", value=options, mend="shorten it")
@@ -182,23 +186,21 @@ class RunRecord:
         """What `pack` wrote. Raises ValueError for anything else."""
         try:
             content = msgpack.unpackb(value)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise ValueError(f"not a run's record: {error}") from None
-        match content:
-            case {"v": int(protocol)} if protocol != PROTOCOL:
+            protocol = content["v"]
+            if type(protocol) is int and protocol != PROTOCOL:
                 raise ValueError(f"the run speaks protocol {protocol}, this version protocol {PROTOCOL}")
-            case {
-                "config": dict(config),
-                "model": str(model),
-                "cut": str(cut),
-                "shards": int(shards),
-                "numel": int(numel),
-                "params": int(params),
-                "founder": str(founder),
-                "time": float(time),
-            }:
-                return cls(config, model, cut, shards, numel, params, founder, time)
-        raise ValueError("not a run's record")
+            return _RECORD.read(content)
+        except (KeyError, TypeError, msgpack.UnpackException, Unfit) as error:
+            raise ValueError(f"not a run's record: {error}") from None
+
+
+def _read_config(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Unfit("no map")
+    return value
+
+
+_RECORD = Record(RunRecord, {**SCALARS, Config: _read_config})
 
 
 def token(run_id: str, settings: str, model: str) -> bytes:
@@ -210,8 +212,3 @@ def cut_of(layout: Layout) -> str:
     """32 hex digits that are equal where parameters, fragments and shards are; dtypes are each peer's own."""
     cut = {**layout.to_wire(), "params": [[spec.name, list(spec.shape)] for spec in layout.params]}
     return blake2b(msgpack.packb(cut), digest_size=16).hexdigest()
-
-
-def name_of(value: bytes) -> str:
-    """The subkey under which a run's record is kept: the hash of its content, so that nobody need own it."""
-    return blake2b(value, digest_size=16).hexdigest()

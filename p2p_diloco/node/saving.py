@@ -1,7 +1,7 @@
 """Checkpoints of the outer state: what a replica holds, on disk, and back.
 
-Law: a checkpoint is a snapshot between two events, written by a thread of its own. What is written and what is read is
-believed only where its digests say so.
+Law: a checkpoint is a snapshot between two events, written by a thread of its own. Tensors are written and read only if
+they have the digests of their versions.
 
     theta      the global parameters, by name and shape, fp32
     outer      the outer optimizer's state, as <shard>.<name>
@@ -56,7 +56,9 @@ class Saving:
         post: Callable[[Damaged], None],
         founded: tuple[str, float] | None = None,
     ) -> None:
-        """`post` hears of shards that turn out to be damaged, and not saved for that. `founded`: by whom, and when."""
+        """`post` gets an event for each shard that is damaged, and so is not saved. `founded`: the run's founder, and
+        the time of its founding.
+        """
         self._founded = founded
         self._run, self._replica, self._work, self._post = run, replica, work, post
         self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
@@ -100,7 +102,7 @@ class Saving:
         self._writing.add_done_callback(self._written)
 
     def _written(self, writing: asyncio.Future[Sequence[State]]) -> None:
-        """Tell of what was not saved because it was damaged: in the log once, for it may last."""
+        """Tell which shards were not saved because they were damaged; in the log once, since that may last."""
         damaged = writing.result()
         if damaged and not self._spoilt:
             shards = ", ".join(str(state.shard) for state in damaged)
@@ -248,8 +250,9 @@ class Checkpoint:
         return max((state.revision for state in self._states), default=FOUNDED)
 
     def config_for(self, run_id: str) -> dict[str, Any]:
-        """The settings that a run begins with which goes on from here: in another run a revision is none of a founder's
-        of it, so its rates are that run's settings."""
+        """The settings of a run that begins from here. In another run than this one's a revision has no founder who
+        asked for it, so its rates become that run's settings.
+        """
         if run_id == self.run_id or (rates := self.revision.rates) is None:
             return self.config
         return {**self.config, "outer_lr": rates[0], "outer_momentum": rates[1]}
@@ -280,7 +283,7 @@ class Checkpoint:
         return states
 
     def _as_founded(self, state: State) -> State:
-        """The same state without its revision, by its new digest; whoever does the same reaches the same."""
+        """The same state without its revision, under its new digest; every peer that does so reaches the same."""
         if not state.revision.number:
             return state
         bare, place = replace(state, revision=FOUNDED), self._layout.shards[state.shard]
@@ -302,7 +305,7 @@ class Checkpoint:
 
 
 def _founded(manifest: Mapping[str, object]) -> tuple[str, float] | None:
-    """Who founded the run, and when, if it is told."""
+    """The run's founder and the time of its founding, if they are known."""
     match manifest.get("founded"):
         case [str(founder), float(time)]:
             return founder, time

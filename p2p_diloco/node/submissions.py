@@ -1,6 +1,6 @@
 """What became of this peer's submissions, and how many inner steps it makes until the next: asynchronous mode.
 
-Law: counts and arithmetic on what others told; nothing is exchanged here, and nobody is asked.
+Law: counts and arithmetic on what others told; nothing is sent or received here.
 """
 
 from __future__ import annotations

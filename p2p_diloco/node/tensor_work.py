@@ -1,8 +1,7 @@
 """The core's effects on tensors: means, outer steps, fetched states.
 
-Law: proposals change nothing; `accept` is the one way in which the outer state changes. What can't be
-computed from what others sent gives a digest that nothing has, and the core does what it does about any
-wrong digest.
+Law: proposals change nothing; only `accept` changes the outer state. If a result can't be computed from what others
+sent, its digest is NO_DIGEST, and the core treats it as any wrong digest.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class TensorWork:
         return Averaged(shard, effect.base, proposal.digest, payload)
 
     def _restated(self, effect: Average) -> Averaged:
-        """Another version of the same tensors: what nobody has contributed to is no outer step."""
+        """Another version of the same tensors: without contributions there is no outer step."""
         proposal = self.store.restate(effect.shard, effect.meta)
         self._proposals[effect.shard, proposal.digest] = proposal
         zeros = torch.zeros(self._numel(effect.shard))
@@ -159,8 +158,8 @@ class TensorWork:
         """A shard's pseudo-gradient out of `delta` [numel], as it travels under `id`: that memory itself, if it is
         written so already.
 
-        What a codec of few bits loses is added to what is sent next, unless that weighs nothing. What no peer would
-        take leaves as zeros: refused, it would be sent again for ever.
+        What a codec of few bits loses is added to the next contribution, unless this one weighs nothing. Values that
+        every peer would refuse are sent as zeros: refused, they would be sent again for ever.
         """
         place, codec, numel = self._run.layout.shards[shard], self._run.config.codec, self._numel(shard)
         values, feedback = delta[place.start : place.stop], None
@@ -180,12 +179,12 @@ class TensorWork:
         return payload
 
     def merge(self, shard: int, carry: Carry, counted: ContributionId | None) -> None:
-        """The trainer merges a shard, and carries its progress over so; `counted` is its contribution that is."""
+        """The trainer merges a shard with this `carry`; `counted` is its last contribution in a commit."""
         if (feedback := self._feedback.get(shard)) is not None:
             feedback.merge(carry, counted)
 
     def _encoded(self, values: Tensor, shard: int, id: ContributionId) -> memoryview:
-        """In the run's codec and rounding. A contribution's id is nobody else's, and so is what is drawn for it."""
+        """In the run's codec and rounding. The id of a contribution is unique, and seeds its random rounding."""
         config = self._run.config
         if config.rounding == "nearest":
             return codecs.encode(values, config.codec)

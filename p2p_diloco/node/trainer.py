@@ -1,7 +1,7 @@
 """The trainer's side of a node: its requests, the answers, and what it should know.
 
-Law: the one place that speaks on the channel once training runs. A trainer has one request of a kind open at a time,
-numbered ``n``; the answer carries the number, so that one that comes late is not taken for another.
+Law: the only part that writes to the channel once training runs. A trainer has one request of a kind open at a time,
+numbered `n`; the answer carries the number, so a late answer is not taken for that of a newer request.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Progress, Release
@@ -31,18 +32,26 @@ PROGRESS_EVERY_S = 0.25
 """How often the trainer's progress is looked at."""
 
 TELL_EVERY_S = 1.0
-"""How often a trainer is told what it waits for, once it has waited for so long."""
+"""A trainer that has waited for so long is told what for, and again after as long."""
 
 MEND_TIMEOUTS, MEND_S_MAX = 2.0, 30.0
-"""Of `heartbeat_timeout`, and in all: how long it is waited until what was changed in memory is mended. Where nobody
-else has it, the run goes on with it after one."""
+"""How long a trainer waits until a shard that was changed in memory is mended: so many `heartbeat_timeout`, and so many
+seconds at most. If no other peer has the shard, the run goes on with it as it is."""
 MEND_EVERY_S = 0.02
-"""How often it is looked."""
+"""How often to look whether it is mended."""
 
 GIVEN_UP = -1
 """In place of the number of a merge that the trainer no longer waits for."""
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """The exchange that the trainer made last: its request, and the shards that it sent."""
+
+    n: int
+    shards: tuple[int, ...]
 
 
 class TrainerSide:
@@ -67,7 +76,6 @@ class TrainerSide:
         self._run, self._replica, self._work, self._bases = run, replica, work, work.bases
         self._events, self._event_log, self._ledger, self._nudge_others = events, event_log, ledger, nudge_others
         self._asynchronous, self._by_time = run.rules.asynchronous, run.config.pace == "time"
-        self._sent: tuple[int, ...] = ()  # the shards of the exchange under way
         self.ready_at: float | None = None
         self.paused = False
         self._held = True  # until `let_go`: training waits, though the state may be there
@@ -75,12 +83,13 @@ class TrainerSide:
         self._came_ready = False
         self._whole = -1, ""  # epoch and digest of the newest state of one epoch that was held; -1: none yet
         self._channel, self._shared = channel, shared
-        self._merging = self._contributing = 0  # the requests
+        self._merging = 0  # the request
+        self._exchange = Exchange(0, ())
         self._not_reading = asyncio.Event()
         self._not_reading.set()
 
     @property
-    def commits(self) -> int:
+    def _commits(self) -> int:
         """Commits of the whole run, summed over fragments."""
         return sum(self._replica.roster.mine.epochs)
 
@@ -120,7 +129,9 @@ class TrainerSide:
                     self._nudge_others(goal)
 
     async def _mended(self) -> None:
-        """What the trainer is about to measure from was not changed in memory, or is mended, or can't be soon."""
+        """Check the bases that the trainer is about to measure from; have those that were changed in memory mended, and
+        wait for that, in bounded time.
+        """
         bases, replica = self._bases, self._replica
         for shard in bases.read & set(replica.own.due()):
             store, version = self._work.store, replica.logs.look_at(shard).version
@@ -140,12 +151,11 @@ class TrainerSide:
         bases.damaged.clear()
 
     async def _contribute(self, message: Message) -> None:
-        self._contributing = message["n"]
         self._ledger.begin()
         self.sync_every = message["every"]
         shards, replica, config = tuple(message["shards"]), self._replica, self._run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
-        self._sent = shards
+        self._exchange = Exchange(message["n"], shards)
         if message["stands"] and not self._asynchronous:  # there a shard may stay unmerged when the trainer goes on
             self._bases.stand(shards)
         id, weighs = replica.own.next_id, message["weight"] > WEIGHT_MIN
@@ -165,19 +175,31 @@ class TrainerSide:
             "aggregates": list(replica.aggregates()),
         }
 
-    # -- what the loop tells (`node.Trainer`)
+    # -- what others tell
+
+    def nudged(self, goal: int) -> None:
+        """A peer asks for an exchange of the whole model: once, and not of what lies far ahead."""
+        if goal <= self._commits + 2 * len(self._run.layout.fragments):
+            self._shared.goal = max(goal, self._shared.goal)
+
+    def link_broke(self) -> None:
+        """Count a link that broke."""
+        self._shared.reconnections += 1
+
+    # -- what the loop tells
 
     def departs(self) -> None:
         """The trainer reads no more, whatever it said last."""
         self._not_reading.set()
 
     async def not_reading(self) -> None:
-        """As `node.Trainer.not_reading`."""
-        await self._not_reading.wait()
+        """Return once the trainer reads θ no more. The next reading may begin before the caller's turn."""
+        while not self._not_reading.is_set():
+            await self._not_reading.wait()
 
     def load(self, effect: Load) -> None:
-        """As `node.Trainer.load`; until the trainer says that it has read, θ stays as it is. A trainer that was
-        interrupted while it waited for this reads nothing, and loads everything when it asks again.
+        """The answer to a merge. Until the trainer says that it has read, θ stays as it is. A trainer that was
+        interrupted during its wait reads nothing, and loads everything when it asks again.
         """
         if self._merging == GIVEN_UP:
             return
@@ -190,26 +212,26 @@ class TrainerSide:
             replica = self._replica
             asynchronous = {"trained": replica.own.merged_samples, "workers": replica.workers()}
         epoch, digest = self._replica.own.merged
-        counts = {"commits": self.commits, "epoch": epoch, "digest": digest, **asynchronous}
+        counts = {"commits": self._commits, "epoch": epoch, "digest": digest, **asynchronous}
         bases = {name: sorted(getattr(self._bases, name)) for name in ("kept", "gone", "lost")}
         self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), **bases, **counts)
 
     def release(self, effect: Release) -> None:
-        """As `node.Trainer.release`."""
+        """An exchange is over."""
         outcome = self._submitted() if self._asynchronous and effect.sent else {}
         spent = {"stood": self._ledger.stood, "hidden": self._ledger.hidden}
-        self._channel.send("release", n=self._contributing, sent=effect.sent, **spent, **outcome)
+        self._channel.send("release", n=self._exchange.n, sent=effect.sent, **spent, **outcome)
 
     def _submitted(self) -> dict[str, int]:
         """A submission was answered for: note it, and look how many inner steps this peer makes until the next."""
-        submissions, replica = self.submissions, self._replica
-        log.info("%s", submissions.ended(replica.behind(self._sent), replica.uncounted(self._sent)))
+        submissions, replica, shards = self.submissions, self._replica, self._exchange.shards
+        log.info("%s", submissions.ended(replica.behind(shards), replica.uncounted(shards)))
         if text := submissions.adjust(replica.roster.mine.speed, speeds(replica.roster.summaries())):
             self._event_log.note("pace", text)
         return {"steps": submissions.steps, "staleness": submissions.staleness, "refused": submissions.refused}
 
     def ready(self) -> None:
-        """As `node.Trainer.ready`."""
+        """The state is there: training may start, unless it is held."""
         self._came_ready = True
         self._publish()
         if not self._held:
@@ -227,7 +249,7 @@ class TrainerSide:
             self.ready()
 
     def changed(self) -> None:
-        """As `node.Trainer.changed`. In asynchronous mode others' commits are merged with the next answer alone."""
+        """Some shard's state has changed. In asynchronous mode it is merged with the next answer."""
         self._publish()
         replica = self._replica
         if self._asynchronous and not (replica.finished or replica.own.left_behind):
@@ -235,11 +257,11 @@ class TrainerSide:
         self._shared.changed = self._shared.changed + 1
 
     def finished(self) -> None:
-        """As `node.Trainer.finished`."""
+        """The run has ended."""
         self._publish()
         self._shared.finished = 1
 
-    # -- what goes on beside
+    # -- what goes on meanwhile
 
     async def watch_progress(self) -> None:
         """Tell the replica of the trainer's progress, and the trainer of the run's, until cancelled."""
@@ -253,7 +275,7 @@ class TrainerSide:
             await asyncio.sleep(PROGRESS_EVERY_S)
 
     async def tell_waiting(self) -> None:
-        """While the trainer waits, say what for; of a wait as short as most are, nothing."""
+        """While the trainer waits, tell it what for; short waits are not told."""
         while True:
             await asyncio.sleep(TELL_EVERY_S)
             if self.ready_at is None or self._stands_long():

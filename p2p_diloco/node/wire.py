@@ -24,7 +24,7 @@ TOKEN_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """What model does the run train? Asked by who doesn't fit, or brings none of its own."""
+    """What model does the run train? Asked by a peer whose model differs, or that brings none."""
 
 
 @dataclass(frozen=True, slots=True)

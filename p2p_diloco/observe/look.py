@@ -5,12 +5,14 @@ Law: reads, in client mode, and leaves nothing behind. An observer refuses every
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
+from p2p_diloco.node import unowned
 from p2p_diloco.node.records import read_peers
-from p2p_diloco.node.run import RunRecord, name_of
+from p2p_diloco.node.run import RunRecord
 from p2p_diloco.observe.snapshot import Snapshot, snapshot
 
 
@@ -53,13 +55,10 @@ async def look(transport: Transport, run_id: str) -> Snapshot:
 async def run_record(transport: Transport, run_id: str) -> RunRecord | None:
     """The run's record. Where several peers have founded the run, the lowest name wins, as for joiners."""
     try:
-        found = await transport.fetch(f"{run_id}/config")
+        found = await unowned.fetch(transport, f"{run_id}/config")
     except Unreachable:
         return None
-    for name, (value, _) in sorted(found.items()):
-        if name == name_of(value):
-            try:
-                return RunRecord.unpack(value)
-            except ValueError:
-                continue
+    for _, value in sorted(found.items()):
+        with contextlib.suppress(ValueError):
+            return RunRecord.unpack(value)
     return None

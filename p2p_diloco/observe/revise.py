@@ -11,7 +11,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import Revision
@@ -23,6 +23,9 @@ from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.observe.look import look, run_record
 from p2p_diloco.observe.snapshot import Snapshot
 
+if TYPE_CHECKING:
+    from p2p_diloco.net.signing import SigningKey
+
 LOOK_EVERY_S = 1.0
 FOUND_S = 5.0
 """How long the run's record may take to be found."""
@@ -32,19 +35,10 @@ LIVES_S = 20.0
 log = logging.getLogger(__name__)
 
 
-class Asker(Protocol):
-    """Who signs."""
-
-    peer_id: str
-
-    def sign(self, statement: bytes) -> str:
-        """The proof that this peer says so."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The revision that a run is at, or on its way to; who knows of it, and who has it in all shards, by name."""
+    """The revision that a run is at, or on its way to; the names of the peers that know of it, and of those that have
+    it in all shards."""
 
     revision: Revision
     news: bool
@@ -53,7 +47,7 @@ class Outcome:
 
 
 async def revise(
-    transport: Transport, run_id: str, asker: Asker, rates: Mapping[str, float], within_s: float
+    transport: Transport, run_id: str, asker: SigningKey, rates: Mapping[str, float], within_s: float
 ) -> Outcome:
     """Change `outer_lr` or `outer_momentum` of a run, or both, and wait until a live peer has adopted that, at most so
     long; what is not named stays.
@@ -85,7 +79,7 @@ async def revise(
     return await _adopted(transport, founding, revision, within_s)
 
 
-async def _founding(transport: Transport, run_id: str, asker: Asker) -> tuple[Founding, RunConfig]:
+async def _founding(transport: Transport, run_id: str, asker: SigningKey) -> tuple[Founding, RunConfig]:
     """The run's founding and its settings, once it is found that the asker may speak for it."""
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + FOUND_S

@@ -1,4 +1,4 @@
-"""A peer of no run: the same surface, and nothing behind it.
+"""A peer outside any run: the same methods, which only count steps.
 
 Law: a script that asks for its run by `Peer.from_env` behaves, when none is named, as if these lines
 weren't there.
@@ -47,13 +47,13 @@ class AbsentPeer:
         return Metrics(local_step=self.global_step)
 
     def report(self, *, loss: float | None = None, samples: int | None = None) -> None:
-        """Nobody is told."""
+        """Does nothing."""
 
     def force_sync(self) -> None:
-        """There is nobody to exchange with."""
+        """Does nothing: there is no other peer."""
 
     def pause(self) -> AbstractContextManager[None]:
-        """Nobody wonders."""
+        """Does nothing: no peer waits."""
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:

@@ -92,7 +92,7 @@ _HOMES = ("torch.distributed.tensor", "torch.distributed._tensor")
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor. Where nobody has imported them there are none."""
+    """Whether it is a DTensor. Where their module is not imported there are none."""
     kinds = (getattr(sys.modules.get(name), "DTensor", None) for name in _HOMES)
     return any(kind is not None and isinstance(tensor, kind) for kind in kinds)
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -41,25 +41,6 @@ class Flight:
     sent: Sent
     steps: int
     stood_s: float
-
-
-class Stepping(Protocol):
-    """What `Peer` asks of the hook, whichever process it speaks for."""
-
-    @property
-    def standing(self) -> Standing: ...
-
-    def report(self, loss: float | None, samples: int | None) -> None: ...
-
-    def step(self) -> None: ...
-
-    def pause(self) -> AbstractContextManager[None]: ...
-
-    def synchronise(self) -> None: ...
-
-    def global_values(self) -> dict[str, Tensor]: ...
-
-    def count_on(self, totals: Mapping[str, float]) -> None: ...
 
 
 class Hook:

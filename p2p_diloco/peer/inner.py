@@ -42,7 +42,7 @@ class InnerState:
         return epoch not in (0, before)
 
     def save(self, epoch: int, generation: int, samples: int, counters: Mapping[str, Any]) -> None:
-        """Beside the outer state's checkpoint of this epoch and age."""
+        """Save beside the outer state's checkpoint of this epoch and version."""
         try:
             tensors, structure = checkpoint.pack(_state(self._optimizers, counters))
             manifest = {"structure": structure, "generation": generation, "samples": samples}
@@ -52,7 +52,7 @@ class InnerState:
 
 
 def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) -> Mapping[str, Any]:
-    """Load what was saved beside an outer checkpoint, or last before it, if it is there and fits; the counters."""
+    """Load what was saved beside an outer checkpoint, or last before it, if it exists and fits; its counters."""
     try:
         path = _beside(outer, _folder(outer.parent, rank))
         tensors, manifest = checkpoint.load(path)
@@ -86,8 +86,8 @@ def _state(optimizers: Sequence[Optimizer], counters: Mapping[str, Any]) -> dict
 
 
 def _beside(outer: Path, root: Path) -> Path:
-    """The folder of an outer checkpoint's name, or else of the last one before: commits that others make may bring on a
-    checkpoint while this peer is busy with a step, and it may be killed then.
+    """The folder with an outer checkpoint's name, or else the last one before: others' commits may cause a checkpoint
+    during a step of this peer, and it may be killed in that step.
     """
     beside, number = root / outer.name, checkpoint.epoch_of(outer)
     if beside.is_dir():

@@ -23,7 +23,7 @@ from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 MERGED_AT_ONCE = 1 << 18
-"""Elements whose progress is held beside them while they are merged: what malloc once gave stays with a process."""
+"""Elements that are merged at a time: their progress takes memory beside them, which malloc never returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class LocalModel:
     """A model's trainable parameters, as far as this process holds them, in the flat order of a layout.
 
     `theta`, `base`, `delta`: [layout.numel] fp32; the global parameters, what they were when they were loaded, and the
-    pseudo-gradients that were last sent. Where θ is still what was loaded, nothing is read of `base`; which shards are
-    `kept` there, and of which it is `gone`, whoever calls has heard from the node (`node.bases`).
+    pseudo-gradients that were last sent. Of shards whose θ is still what was loaded `base` is not read. The node tells
+    which shards are `kept` there, and which bases are `gone` (`node.bases`).
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class LocalModel:
     def _to_progress(
         self, local: Tensor, dtype: torch.dtype, span: Span, kept: Collection[int], gone: Collection[int]
     ) -> None:
-        """Of local values what was trained; they are of this dtype in the model."""
+        """Turn local values into progress; `dtype`: theirs in the model."""
         if span.shard in gone:
             torch.neg(self._delta[span.place].to(torch.float32), out=local)
         else:
@@ -136,7 +136,7 @@ class LocalModel:
         return (self._base if span.shard in kept else self._theta)[span.place]
 
     def _carry(self, local: Tensor, span: Span, carry: Carry) -> None:
-        """New, and what the carry keeps of what was trained."""
+        """Turn progress into new values: θ, plus what the carry keeps of the progress."""
         match carry:
             case Carry.SUBTRACT:
                 local.add_(self._delta[span.place])
@@ -159,7 +159,7 @@ class LocalModel:
         return True
 
     def forget_deltas(self, shards: Collection[int]) -> None:
-        """Take no contribution to these that was sent for a part of the local values any more."""
+        """Forget what was sent of these shards: the local values no longer contain it."""
         for shard in shards:
             self._delta[self._layout.shards[shard].start : self._layout.shards[shard].stop] = 0.0
 

@@ -20,7 +20,7 @@ from p2p_diloco.node.shared import SharedMemory
 REPEAT_S = 10.0
 """How often a wait for the same thing is logged again."""
 ANSWER_S = 60.0
-"""How long the node may take for an answer that needs nobody else."""
+"""How long the node may take for an answer that needs no other peer."""
 
 log = logging.getLogger("p2p_diloco")
 
@@ -33,7 +33,7 @@ class NodeClient:
         self._channel, self._how_it_ended = channel, how_it_ended
         self._n = 0
         self._told, self._told_at = "", 0.0
-        self._kept: dict[int, Message] = {}  # answers, by request, that nobody has waited for yet
+        self._kept: dict[int, Message] = {}  # answers, by request, that came before they were waited for
 
     def tell(self, kind: str, **values: object) -> None:
         """Send a message that has no answer.

@@ -20,12 +20,11 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import NodeDied, UsageError
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.extents import ALONE
-from p2p_diloco.peer.hook import Stepping
 from p2p_diloco.peer.local import with_global_values
 from p2p_diloco.peer.metrics import Metrics, Standing, of_node
 from p2p_diloco.peer.process import NodeProcess
 from p2p_diloco.peer.ranks import bare, group_of, meeting
-from p2p_diloco.peer.session import Session, Trainee, enter_through_rank0, enter_with_node
+from p2p_diloco.peer.session import AnyHook, Session, Trainee, enter_through_rank0, enter_with_node
 from p2p_diloco.settings import from_environment, refuse_further_ranks
 from p2p_diloco.tensors.layout import FragmentPlan
 
@@ -245,7 +244,7 @@ class Peer:
         return node
 
     @property
-    def _hook(self) -> Stepping:
+    def _hook(self) -> AnyHook:
         hook = self._entered.hook
         if hook is None:
             raise UsageError("this peer trains nothing", mend="give it a model and an optimizer")

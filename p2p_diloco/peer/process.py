@@ -26,7 +26,7 @@ class NodeProcess:
     """A node that was started from here."""
 
     def __init__(self, setup: Setup, sharers: Sequence[socket.socket] = ()) -> None:
-        """`sharers`: Unix sockets to those who are to have the memory, too."""
+        """`sharers`: Unix sockets to the processes that share the memory."""
         numel = sum(spec.numel for spec in setup.specs or ())
         fd = shared.create(numel)
         ours, theirs = socket.socketpair()
@@ -50,7 +50,7 @@ class NodeProcess:
             os.close(fd)
         self._channel = TrainerEnd(ours)
         self.client = NodeClient(self._channel, memory, self.how_it_ended)
-        """How to speak with it."""
+        """Requests and answers."""
         self.client.tell("setup", setup=setup.to_wire())
 
     @property

@@ -2,7 +2,7 @@
 
 Law: what happens at a step is `hook`'s alone, and is worked out once, here. Each call of the trainer (a step, say) is
 made by every rank; the others then carry out what they are told until they are told to go on. A rank that has ended,
-or that makes another call, ends the peer, and nobody else.
+or that makes another call, ends this peer, and no other.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
 
 RANK_S = 600.0
-"""How long a rank may take to come to the call that the others have come to; torch's collectives wait as long."""
+"""How long a rank may take to make the call that the others have made; torch's collectives wait as long."""
 TELL_EVERY_S = 30.0
-"""How often it is logged that a rank is waited for."""
+"""How often the log says which rank is waited for."""
 
 log = logging.getLogger("p2p_diloco")
 
 
 class OtherRanks:
-    """Rank 0's lines to the other ranks, in order."""
+    """Rank 0's connections to the other ranks, in order."""
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
         self._connections = [TrainerEnd(sock) for sock in sockets]
@@ -77,14 +77,14 @@ class OtherRanks:
         raise RankDied(f"rank {rank} has not come to rank 0's call in {RANK_S:g} s", mend=mend)
 
     def together(self, kind: str, own: Callable[[], None], **values: object) -> list[Message]:
-        """Have all ranks do something, this one too; what the others answer."""
+        """Have all ranks do something, this one too; the answers of the others."""
         self.tell(kind, **values)
         own()
         return self.answers()
 
     @contextmanager
     def call(self, name: str, standing: Callable[[], Standing]) -> Iterator[list[Message]]:
-        """A call that every rank makes; what they say with it. At the end all go on from there.
+        """A call that every rank makes; yields the messages of the others. At the end all go on.
 
         Raises:
             RankDied: a rank has ended, or makes another call.
@@ -102,7 +102,7 @@ class OtherRanks:
 
     @contextmanager
     def told_of_errors(self) -> Iterator[None]:
-        """What ends this rank's call ends the others' with the same words."""
+        """An error of this rank ends the call of the others with the same error."""
         try:
             yield
         except P2PDilocoError as error:

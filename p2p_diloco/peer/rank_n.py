@@ -23,7 +23,7 @@ from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
 
 WAIT_S = 60.0
-"""A wait for rank 0 is as long as rank 0's own; it is looked at after so long."""
+"""Rank 0 is waited for as long as it takes, in waits of so long each."""
 
 
 class Rank0Client:
@@ -122,11 +122,11 @@ class RankNHook:
         """Rank 0 counts."""
 
     def synchronise(self) -> None:
-        """As the others do."""
+        """As `Hook.synchronise`."""
         self._call("force_sync()")
 
     def global_values(self) -> dict[str, Tensor]:
-        """This rank's part of the global parameters, read while rank 0 sees to it that nobody writes them."""
+        """This rank's part of the global parameters, read while rank 0 keeps the node from writing them."""
         read: dict[str, Tensor] = {}
         self._call("global_state_dict()", into=read)
         return read

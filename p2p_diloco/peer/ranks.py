@@ -1,7 +1,7 @@
 """The processes that are one peer: found out from the model, and joined by a socket each.
 
-Law: torch.distributed is asked for two small messages when a peer begins, and never again: where rank 0 listens, and
-who could not get there. No parameter crosses here. The socket's place in the file system is gone as soon as all have
+Law: torch.distributed carries two small messages when a peer begins, and never again: where rank 0 listens, and which
+ranks could not connect. No parameter crosses here. The socket's place in the file system is gone as soon as all have
 come.
 """
 
@@ -26,9 +26,9 @@ from p2p_diloco.peer.extents import Rank, is_sharded, reshard
 from p2p_diloco.tensors.layout import trainable
 
 PATH_BYTES = 256
-"""Room for where rank 0 listens; the system allows about a hundred."""
+"""Bytes for the path that rank 0 listens at; the system allows about a hundred."""
 COME_S = 60.0
-"""How long a rank may take from the messages to the socket."""
+"""How long a rank may take to connect."""
 _HELLO_BYTES = 4
 
 
@@ -203,7 +203,7 @@ def _broadcast(group: Group, text: str) -> str:
 
 
 def _all_have_come(group: Group, here: bool) -> None:
-    """Every rank learns who could not reach rank 0, so that all end with the same words."""
+    """Every rank learns which ranks could not reach rank 0, so that all end with the same error."""
     missing = torch.zeros(group.rank.count, dtype=torch.int32)
     missing[group.rank.index] = int(not here)
     missing = missing.to(group.device)

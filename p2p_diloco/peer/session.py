@@ -26,7 +26,7 @@ from p2p_diloco.node.saving import SAVE_S_MAX
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.peer.extents import Rank
-from p2p_diloco.peer.hook import Hook, Stepping
+from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.process import NodeProcess
@@ -56,6 +56,10 @@ class Trainee:
     rank: Rank
 
 
+AnyHook = Hook | Rank0Hook | RankNHook
+"""They have the same methods, whichever process they speak for."""
+
+
 @dataclass(frozen=True)
 class Session:
     """What exists while a peer is in its run. `node`: None on other ranks than 0. `hook`: None without a model."""
@@ -66,7 +70,7 @@ class Session:
     plan: FragmentPlan
     memory: SharedMemory
     node: NodeProcess | None
-    hook: Stepping | None
+    hook: AnyHook | None
 
 
 def enter_with_node(trainee: Trainee, sockets: Sequence[socket.socket], stack: ExitStack) -> Session:
@@ -206,7 +210,7 @@ def _session(
     layout: Layout,
     memory: SharedMemory,
     node: NodeProcess | None,
-    hook: Stepping | None,
+    hook: AnyHook | None,
 ) -> Session:
     plan = FragmentPlan.of(layout, config.sync_every)
     return Session(run["peer_id"], tuple(run["addresses"]), config, plan, memory, node, hook)

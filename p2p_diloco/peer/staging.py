@@ -1,7 +1,7 @@
 """Between the devices that hold parameters and host memory: some megabytes at a time, there and back.
 
-Law: copies alone; what becomes of the values on the host is the caller's. What already is in host memory is handed out
-where it lies. For a device there are two buffers of bounded size: while the caller works on one, the other fills.
+Law: copies alone; the caller works on the values. Parameters in host memory are handed out where they are. A device
+has two buffers of bounded size: while the caller works on one, the other is filled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 8 << 20
-"""The largest piece that is carried at a time, and a buffer's size: long enough for a bus, short beside a model."""
+"""The largest piece that is copied at a time, and a buffer's size: long enough for a bus, short beside a model."""
 SLOTS = 2
 """Buffers of a device."""
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Staging(Protocol):
-    """Carries flat values into host memory, and back once they were worked on."""
+    """Brings flat values into host memory, and back once they were worked on."""
 
     def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
         """For each chunk (flat, dense, at most `CHUNK_BYTES`, wherever it is) its values in host memory, until the
@@ -39,20 +39,24 @@ class InPlace:
         yield from chunks
 
 
-class Copies(Protocol):
-    """What differs between devices: how a copy is begun, and how its end is known. `slot`: of which buffer."""
+class Copies:
+    """How values are copied between a device and a buffer, of which `slot` tells which. These copies are over when the
+    call returns: so on any device that torch knows.
+    """
 
-    pinned: bool
+    pinned = False
     """Whether buffers are page-locked."""
 
     def begin(self) -> None:
         """What was computed so far is to be seen."""
 
     def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Into the buffer."""
+        """Begin to copy into the buffer."""
+        host.copy_(chunk)
 
     def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Out of it."""
+        """Begin to copy out of it."""
+        chunk.copy_(host)
 
     def wait(self, slot: int) -> None:
         """Until the copies of this buffer are over."""
@@ -61,30 +65,7 @@ class Copies(Protocol):
         """What is computed from now on is to see what was stored."""
 
 
-class PlainCopies:
-    """Copies that are over when the call returns: any device that torch knows."""
-
-    pinned = False
-
-    def begin(self) -> None:
-        """Nothing is under way."""
-
-    def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """At once."""
-        host.copy_(chunk)
-
-    def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """At once."""
-        chunk.copy_(host)
-
-    def wait(self, slot: int) -> None:
-        """It is over."""
-
-    def end(self) -> None:
-        """Nothing is under way."""
-
-
-class CudaCopies:
+class CudaCopies(Copies):
     """Copies on a stream beside the one that trains, from and to page-locked memory, so that host and bus work at the
     same time. One stream for both ways: a buffer is filled again only after it was emptied.
     """
@@ -101,13 +82,13 @@ class CudaCopies:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Begun."""
+        """As `Copies`."""
         with torch.cuda.stream(self._stream):
             host.copy_(chunk, non_blocking=True)
         self._copied[slot].record(self._stream)
 
     def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Begun."""
+        """As `Copies`."""
         with torch.cuda.stream(self._stream):
             chunk.copy_(host, non_blocking=True)
         self._copied[slot].record(self._stream)
@@ -165,4 +146,4 @@ def staging_for(device: torch.device) -> Staging:
         case "cuda":
             return DeviceStaging(CudaCopies(device))
         case _:
-            return DeviceStaging(PlainCopies())
+            return DeviceStaging(Copies())

@@ -1,4 +1,4 @@
-"""What a peer has trained, and what became of it, shard by shard.
+"""How many steps and samples a peer has trained, sent and lost, shard by shard.
 
 Law: whole numbers of steps and samples; nothing is exchanged or measured here. Where no samples are reported, a step
 counts as one.
@@ -36,7 +36,7 @@ class Tally:
         self.samples = 0
         """Reported."""
         self.sent_at = 0
-        """After which inner step something left last, also if it came to nothing."""
+        """The inner step after which something was sent last, also if that exchange never began."""
         self._weighting = config.weighting
         self._shares = [shard.numel / layout.numel for shard in layout.shards]
         self._at_sending = [(0, 0)] * len(layout.shards)  # steps and samples at each shard's last sending
@@ -50,7 +50,7 @@ class Tally:
 
     @property
     def samples_per_step(self) -> float:
-        """As they are counted."""
+        """The mean over all steps; 1 where no samples are reported."""
         return self.samples / self.steps if self.samples and self.steps else 1.0
 
     def idle_since_sending(self, shard: int) -> bool:
@@ -60,7 +60,7 @@ class Tally:
     # -- what happens
 
     def send(self, shards: Sequence[int]) -> Sent:
-        """These shards' progress leaves.
+        """Count the progress of these shards as sent.
 
         Raises:
             ConfigError: it is to be weighed by samples, and none were reported.
@@ -77,24 +77,24 @@ class Tally:
         return sent
 
     def unsend(self, sent: Sent) -> None:
-        """It did not leave after all."""
+        """Take that back: the exchange never began."""
         for shard, before in zip(sent.shards, sent.before, strict=True):
             self._at_sending[shard] = before
             self._uncounted[shard] -= sent.samples
 
     def merged(self, shard: int, carry: Carry) -> None:
-        """A newer value of the shard was merged, in this way."""
+        """A newer value of the shard was merged with this carry."""
         if carry is Carry.DROP:
             self._dropped += self._shares[shard] * self._uncounted[shard]
         if carry in (Carry.DROP, Carry.SUBTRACT):
             self._uncounted[shard] = 0
 
     def overwritten(self, shard: int, share: float) -> None:
-        """That share of what was trained since the shard's last sending is gone, by the rule of merge=mix."""
+        """That share of the progress since the shard's last sending is lost."""
         self._dropped += self._shares[shard] * share * self._since(shard)
 
     def give_up(self) -> None:
-        """All progress that no commit counts is gone."""
+        """All progress that no commit counts is lost."""
         for shard, share in enumerate(self._shares):
             self._dropped += share * (self._since(shard) + self._uncounted[shard])
             self._at_sending[shard], self._uncounted[shard] = (self.steps, self.samples), 0

@@ -1,4 +1,4 @@
-"""The line between a trainer and its node."""
+"""The channel between a trainer and its node."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.node.channel import ChannelClosed, NodeEnd, TrainerEnd, Unframer, frame
+from p2p_diloco.node.channel import ChannelClosed, NodeEnd, TrainerEnd, frame
 
 values = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=20) | st.binary(max_size=20)
 messages = st.lists(st.dictionaries(st.text(max_size=5), values, max_size=4), max_size=5)
@@ -21,14 +21,16 @@ messages = st.lists(st.dictionaries(st.text(max_size=5), values, max_size=4), ma
 def test_messages_survive_any_split(sent: list[dict[str, object]], data: st.DataObject) -> None:
     """However the stream is cut, the same messages come out in the same order."""
     stream = b"".join(map(frame, sent))
-    unframer, found = Unframer(), []
-    while stream:
-        cut = data.draw(st.integers(1, len(stream)))
-        unframer.feed(stream[:cut])
-        stream = stream[cut:]
-        while (message := unframer.next()) is not None:
-            found.append(message)
-    assert found == sent
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        end, found = TrainerEnd(ours), []
+        while stream:
+            cut = data.draw(st.integers(1, len(stream)))
+            theirs.sendall(stream[:cut])
+            stream = stream[cut:]
+            while (message := end.receive(0.001)) is not None:
+                found.append(message)
+        assert found == sent
 
 
 def test_both_ends_speak() -> None:

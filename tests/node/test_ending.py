@@ -17,7 +17,7 @@ import pytest
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import GaveUpWaiting
-from p2p_diloco.node import ending, ends, records
+from p2p_diloco.node import ending, ends, records, unowned
 from p2p_diloco.node.ends import End
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.restart import GoesOn
@@ -111,11 +111,11 @@ def test_the_end_is_signed_and_left_in_the_dht_and_on_disk(
         network = MemoryNetwork()
         await to_the_end(memory_peer, quick, tmp_path, network=network)
         founding = founding_in(network)
-        found = [ends._unpack(name, value) for (name, _), (value, _) in network.records["r/end"].items()]
-        assert {end.signer for end in found if end is not None} == {"a", "b"}
-        (model,) = {end.model for end in found if end is not None}
-        assert (model.generation, model.epochs) == (0, STOP)
         onlooker = network.join("onlooker", Inbox())
+        found = await unowned.read(onlooker, "r/end", End)
+        assert {end.signer for end in found} == {"a", "b"}
+        (model,) = {end.model for end in found}
+        assert (model.generation, model.epochs) == (0, STOP)
         rules = Rules(run="r", fragments=((0,),), stop_after_epochs=STOP)
         for name in "ab":
             kept = ends.load(tmp_path / name, onlooker, founding, rules)
@@ -468,7 +468,7 @@ def test_what_is_no_end_of_this_run_is_left_out(bad: End, tmp_path: Path) -> Non
     async def look() -> None:
         transport = MemoryNetwork().join("x", Inbox())
         await ends.store(transport, FOUNDING, bad)
-        await transport.store("r/end", "0" * 32, signed_end(LAST).pack(), 100.0, owned=False)  # not its name
+        await transport.store("r/end", "0" * 32, unowned.pack(signed_end(LAST)), 100.0, owned=False)  # not its name
         assert await ends.read(transport, FOUNDING, RULES) is None
         good = signed_end(LAST, "a")
         await ends.store(transport, FOUNDING, good)
@@ -486,8 +486,8 @@ def test_junk_under_the_key_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptu
 
     async def look() -> None:
         transport = MemoryNetwork().join("x", Inbox())
-        for junk in (b"", b"\xc1", b"\x80", b"\x98" + bytes(8), End("x", [], {}, 1).pack.__doc__.encode()):  # type: ignore[arg-type,union-attr]
-            await transport.store("r/end", ends.name_of(junk), junk, 100.0, owned=False)
+        for junk in (b"", b"\xc1", b"\x80", b"\x98" + bytes(8), b"text"):
+            await transport.store("r/end", unowned.name_of(junk), junk, 100.0, owned=False)
         assert await ends.read(transport, FOUNDING, RULES) is None
         for junk in (b"", b"{", b"[]", b'{"model": 5}', json.dumps({"model": {"digest": 5}, "time": "x"}).encode()):
             (tmp_path / ends.FILE).write_bytes(junk)

@@ -27,11 +27,11 @@ from p2p_diloco.core.messages import (
 )
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version
 from p2p_diloco.net.interface import Refusal
-from p2p_diloco.node import inbox as inbox_module
-from p2p_diloco.node import wire
-from p2p_diloco.node.inbox import REMEMBERED_BYTES_MAX, Inbox, RunInbox
-from p2p_diloco.node.joining import DescriptionInbox
+from p2p_diloco.node import run_inbox, wire
+from p2p_diloco.node.describing import DescriptionInbox
+from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.misfit import misfit
+from p2p_diloco.node.run_inbox import REMEMBERED_BYTES_MAX, RunInbox
 from tests.net.memory import MemoryNetwork
 
 V, NEXT, PLAN = Version(0, 0, 0, "d"), Version(0, 1, 1, "e"), Plan(("a",), ("a",))
@@ -169,10 +169,10 @@ def test_a_long_header_is_not_remembered() -> None:
     inbox, handler = Inbox(), RunInbox.__new__(RunInbox)
     handler._token, handler._shape, inbox.handler = b"t" * 16, (1, 1), handler
     for header, asked in ((b"x" * REMEMBERED_BYTES_MAX, 1), (b"x" * (REMEMBERED_BYTES_MAX + 1), 0)):
-        before = inbox_module._read_once.cache_info().misses
+        before = run_inbox._read_once.cache_info().misses
         with pytest.raises(Refusal):
             inbox.admit("stranger", header)
-        assert inbox_module._read_once.cache_info().misses - before == asked
+        assert run_inbox._read_once.cache_info().misses - before == asked
 
 
 def test_payloads_of_strangers(memory_peer: Any, quick: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,10 +17,11 @@ from p2p_diloco.core.messages import Commit, Plan, Probe, State, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.node import revising, wire
-from p2p_diloco.node.inbox import Inbox, RunInbox
+from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run, RunRecord
+from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors import checkpoint
 from p2p_diloco.tensors.delayed import DelayedNesterov
@@ -182,11 +183,12 @@ def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCapt
 
     async def life() -> None:
         run = Run("r", RunConfig(), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
-        receiver: Any = SimpleNamespace(
-            receive=take, proven=lambda revision: revision.proof == "good", closed=None, moving=None
-        )
+        node: Any = SimpleNamespace(receive=take)
+        work, unused = TensorWork(run, torch.zeros(2)), cast(Any, None)
         inbox = Inbox()
-        inbox.handler = RunInbox(run, TensorWork(run, torch.zeros(2)), receiver, nullcontext)
+        inbox.handler = RunInbox(
+            run, node, unused, work, unused, lambda revision: revision.proof == "good", nullcontext
+        )
         for proof in ("bad", "bad", "good"):
             summary = Summary(1, "worker", True, ModelVersion(), (), False, revision=Revision(1, 0.5, 0.0, proof))
             await inbox.deliver("b", wire.pack(Probe(summary), run.token), None)

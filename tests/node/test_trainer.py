@@ -33,6 +33,34 @@ def test_a_merge_that_was_broken_off_while_its_answer_waited(
     asyncio.run(scenario())
 
 
+def test_theta_stays_while_one_reading_follows_another(memory_peer: type[Any], quick: dict[str, Any]) -> None:
+    """A commit waits until the trainer has read. If the next reading begins before it is its turn, it waits for that
+    one too."""
+
+    async def scenario() -> None:
+        network, config = MemoryNetwork(), {**quick, "mode": "async"}
+        one, two = memory_peer(network, "a", config), memory_peer(network, "b", config)
+        await one.enter()
+        await two.enter()
+        await one.merge()
+        await one.ask("read", "readable")
+        submitting = asyncio.create_task(two.exchange(1.0))
+        await asyncio.sleep(0.5)  # its commit has come by then
+        one.tell("have read", loaded=[])
+        await one.ask("read", "readable")
+        before = one.memory.theta.clone()
+        await asyncio.sleep(0.2)
+        assert one.memory.theta.equal(before)
+        one.tell("have read", loaded=[])
+        assert (await submitting)["sent"]
+        while one.memory.theta.equal(before):
+            await asyncio.sleep(0.01)
+        await two.stop()
+        await one.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60.0))
+
+
 def test_epoch_and_digest_are_of_what_was_merged(memory_peer: type[Any], quick: dict[str, Any]) -> None:
     """Two trainers that have merged the same epoch are told the same digest; a later epoch has another one."""
 

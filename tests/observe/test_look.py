@@ -11,8 +11,9 @@ import pytest
 from p2p_diloco.config import RunConfig
 from p2p_diloco.net.interface import Limits, Refusal
 from p2p_diloco.node.records import key_of
-from p2p_diloco.node.run import RunRecord, name_of
+from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.status import Event, PeerStatus, RoundProgress, Ways
+from p2p_diloco.node.unowned import name_of
 from p2p_diloco.observe.look import DeafInbox, look
 from tests.net.memory import MemoryNetwork
 

@@ -16,8 +16,9 @@ from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
 from p2p_diloco.node import revising
 from p2p_diloco.node.records import key_of
 from p2p_diloco.node.revising import Founding
-from p2p_diloco.node.run import RunRecord, name_of
+from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.status import PeerStatus
+from p2p_diloco.node.unowned import name_of
 from p2p_diloco.observe import revise as module
 from p2p_diloco.observe.look import DeafInbox
 from p2p_diloco.observe.revise import Outcome, revise

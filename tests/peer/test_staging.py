@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from p2p_diloco.core.events import Carry
 from p2p_diloco.peer import staging
 from p2p_diloco.peer.local import LocalModel
-from p2p_diloco.peer.staging import CudaCopies, DeviceStaging, InPlace, PlainCopies, staging_for
+from p2p_diloco.peer.staging import Copies, CudaCopies, DeviceStaging, InPlace, staging_for
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 
@@ -53,7 +53,7 @@ class LateCopies:
         into.copy_(out_of)
 
 
-STAGINGS = {"host": InPlace, "plain": lambda: DeviceStaging(PlainCopies()), "late": lambda: DeviceStaging(LateCopies())}
+STAGINGS = {"host": InPlace, "plain": lambda: DeviceStaging(Copies()), "late": lambda: DeviceStaging(LateCopies())}
 
 
 @pytest.fixture(autouse=True)
@@ -224,8 +224,8 @@ def test_copies_run_beside_the_trainers_stream(monkeypatch: pytest.MonkeyPatch) 
 def test_each_device_has_its_staging(monkeypatch: pytest.MonkeyPatch) -> None:
     """Host memory needs no buffers, CUDA gets streams, and what torch knows else plain copies."""
     assert isinstance(staging_for(torch.device("cpu")), InPlace)
-    assert isinstance(staging_for(torch.device("meta"))._copies, PlainCopies)  # type: ignore[attr-defined]
-    monkeypatch.setattr(staging, "CudaCopies", lambda device: PlainCopies())
+    assert isinstance(staging_for(torch.device("meta"))._copies, Copies)  # type: ignore[attr-defined]
+    monkeypatch.setattr(staging, "CudaCopies", lambda device: Copies())
     assert isinstance(staging_for(torch.device("cuda", 0)), DeviceStaging)
 
 

@@ -1,0 +1,87 @@
+"""Asking a peer for the run's layout, and telling it to peers that ask.
+
+Law: a description comes from the one peer that was asked; while it is waited for, every other message is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgpack
+
+from p2p_diloco.net.interface import Refusal, Transport, Unreachable
+from p2p_diloco.node import wire
+from p2p_diloco.node.inbox import Handler, Inbox
+from p2p_diloco.node.run import Run
+from p2p_diloco.tensors.layout import Layout
+
+DESCRIPTION_BYTES_MAX = 16 * 2**20
+"""A longer description of a model is not read."""
+DESCRIBE_S = 3.0
+"""How long one peer may take to describe the run's model."""
+
+log = logging.getLogger(__name__)
+
+
+class DescriptionInbox(Handler):
+    """The inbox while one peer's description of the run's model is waited for; every other message is refused."""
+
+    def __init__(self, token: bytes, peer: str) -> None:
+        self._token, self._peer = token, peer
+        self.layout: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
+
+    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+        """As `inbox.Handler.read`."""
+        message = wire.unpack(header, self._token)
+        if not isinstance(message, wire.Description):
+            raise Refusal("this peer is not ready yet")
+        if not 0 < message.nbytes <= DESCRIPTION_BYTES_MAX:
+            raise Refusal("no description of that length was asked for")
+        return message, message.nbytes
+
+    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
+        """As `inbox.Handler.check`."""
+        if sender != self._peer or self.layout.done():
+            raise Refusal("no description was asked for")
+        try:
+            self.layout.set_result(Layout.from_wire(msgpack.unpackb(payload)))
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise Refusal(f"that describes no model: {error}") from None
+        return message
+
+
+async def ask_for_layout(transport: Transport, inbox: Inbox, token: bytes, peer: str) -> Layout | None:
+    """A peer's description of the run's model, or None if it has none in time."""
+    before, waiting = inbox.handler, DescriptionInbox(token, peer)
+    inbox.handler = waiting
+    try:
+        await transport.send(peer, wire.pack(wire.Describe(), token))
+        return await asyncio.wait_for(waiting.layout, DESCRIBE_S)
+    except (Refusal, Unreachable, asyncio.TimeoutError) as error:
+        log.debug("%s didn't describe the run's model: %r", peer, error)
+        return None
+    finally:
+        inbox.handler = before
+
+
+class Describer:
+    """Answers the peers that ask what model the run trains."""
+
+    def __init__(self, transport: Transport, run: Run) -> None:
+        self._transport = transport
+        self._payload = memoryview(msgpack.packb(run.layout.to_wire()))
+        self._header = wire.pack(wire.Description(self._payload.nbytes), run.token)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def describe_to(self, peer: str) -> None:
+        """Begin to answer."""
+        task = asyncio.create_task(self._send(peer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, peer: str) -> None:
+        try:
+            await self._transport.send(peer, self._header, self._payload)
+        except (Refusal, Unreachable) as error:
+            log.debug("%s didn't take the model's description: %s", peer, error)

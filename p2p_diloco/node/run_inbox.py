@@ -1,0 +1,124 @@
+"""Messages to a peer that is in the run: judged by their headers and payloads, then handed on.
+
+Law: nothing reaches the replica that is not of this run, well-formed, of the right size and finite.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import lru_cache
+
+from p2p_diloco.core.messages import Commit, Contribution, Message, Probe, ProbeAck, State
+from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.net.interface import Refusal
+from p2p_diloco.node import wire
+from p2p_diloco.node.describing import Describer
+from p2p_diloco.node.inbox import Handler
+from p2p_diloco.node.misfit import misfit
+from p2p_diloco.node.node import Node
+from p2p_diloco.node.run import Run
+from p2p_diloco.node.tensor_work import TensorWork
+from p2p_diloco.node.trainer import TrainerSide
+from p2p_diloco.node.wire import Describe, Description, Nudge
+
+REMEMBERED_BYTES_MAX = 16 * 2**10
+"""A longer header is read twice, when it comes and with its payload: headers of strangers must not fill the cache."""
+
+log = logging.getLogger(__name__)
+
+
+class RunInbox(Handler):
+    """The handler of a peer that is in the run. `proven` tells whether the run's founder has asked for a revision;
+    `judging` is entered while a payload is looked at.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        node: Node,
+        trainer: TrainerSide,
+        work: TensorWork,
+        describer: Describer,
+        proven: Callable[[Revision], bool],
+        judging: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._node, self._trainer, self._work, self._describer = node, trainer, work, describer
+        self._proven, self._judging = proven, judging
+        self._token, self._shape = run.token, (len(run.layout.shards), len(run.layout.fragments))
+        self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
+
+    def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
+        """As `Handler.read`."""
+        read = _read_once if len(header) <= REMEMBERED_BYTES_MAX else _read
+        message = read(header, self._token, self._shape)
+        match message:
+            case Describe() | Nudge():
+                return message, 0
+            case Description():
+                raise Refusal("no description was asked for")
+        return message, self._work.nbytes(message)
+
+    def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
+        """As `Handler.check`."""
+        if isinstance(message, (Contribution, Commit, State)) and payload is not None:
+            with self._judging():
+                objection = self._work.objection(message, payload)
+            if objection:
+                raise Refusal(f"the {type(message).__name__} is refused: {objection}")
+            return dataclasses.replace(message, payload=payload)
+        return message
+
+    async def take(self, sender: str, message: wire.AnyMessage) -> None:
+        """As `Handler.take`."""
+        match message:
+            case Describe():
+                self._describer.describe_to(sender)
+            case Nudge(goal):
+                self._trainer.nudged(goal)
+            case Description():
+                raise AssertionError("refused when it was read")
+            case _:
+                await self._node.receive(sender, self._believed(sender, message))
+
+    def closed(self, peer: str) -> None:
+        """As `Handler.closed`."""
+        self._node.closed(peer)
+
+    def moving(self, peer: str) -> None:
+        """As `Handler.moving`."""
+        self._node.moving(peer)
+
+    def _believed(self, sender: str, message: Message) -> Message:
+        """Without a revision that the founder has not signed: all else in a probe may be true. The digests of commits
+        and states cover their revisions, which are believed as the rest of these is.
+        """
+        match message:
+            case Probe(summary) | ProbeAck(summary) if summary.revision.number:
+                if self._proven(summary.revision):
+                    return message
+                if sender not in self._unsigned:
+                    self._unsigned.add(sender)
+                    log.warning("ignored %s of %s: not signed by the run's founder", summary.revision, sender)
+                return dataclasses.replace(message, summary=dataclasses.replace(summary, revision=FOUNDED))
+        return message
+
+
+def _read(header: bytes, token: bytes, shape: tuple[int, int]) -> wire.AnyMessage:
+    """The message of a header. `shape`: how many shards and fragments the run has.
+
+    Raises:
+        Refusal: it is none, or none of this run.
+    """
+    message = wire.unpack(header, token)
+    if isinstance(message, (Describe, Description, Nudge)):
+        return message
+    if reason := misfit(message, *shape):
+        raise Refusal(f"the {type(message).__name__} is refused: {reason}")
+    return message
+
+
+_read_once = lru_cache(maxsize=64)(_read)
+"""A header is read when it comes, and again with its payload; few are under way at a time."""
