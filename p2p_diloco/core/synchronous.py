@@ -128,13 +128,15 @@ class SynchronousLog(ShardLog):
         """Nothing is collected but what had come early."""
         self.renew(now)
         assert self.state is not None
-        self.attendance.planned(self.state.plan, self.state.version.epoch)
+        epoch = self.state.version.epoch
+        self.attendance.planned(self.state.plan, epoch)
+        self.attendance.shows(self.me, epoch)  # what it tells others of itself is older, until the event is over
         effects, early = self.take_kept(), self.incoming.early
         for peer, contribution in sorted(early.items()):
             if contribution.base == self.version:
                 del early[peer]
                 effects += self.collect(peer, contribution, now)
-            elif contribution.base.epoch < self.state.version.epoch:
+            elif contribution.base.epoch < epoch:
                 del early[peer]  # passed by; should its lineage come back, it is asked for again
         return effects
 

@@ -10,7 +10,7 @@ from p2p_diloco.core.election import assign
 from p2p_diloco.core.events import Accept, Average, Changed, Measured, Release, Send
 from p2p_diloco.core.messages import Commit, Counted, Leave, Outdated, Plan, Want
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
-from tests.core.conftest import meta
+from tests.core.conftest import filled, meta
 
 
 def next_plan(a: Any, *contributors: str) -> Plan:
@@ -350,3 +350,16 @@ def test_an_unreachable_aggregator_names_itself_when_no_other_peer_can_aggregate
     """A commit always names an aggregator."""
     a = peer("a", group="a", live="", eligible=False)
     assert next_plan(a) == Plan(("a",), ("a",))
+
+
+def test_a_peer_that_has_just_fetched_the_base_waits_for_its_own_trainer(peer: Any) -> None:
+    """The plan of the fetched state has it aggregate, though it does not wait for it; a contribution came early. What
+    the peer tells of itself is still of the epoch before, but it works and holds the base: it takes no step without its
+    own data."""
+    b = peer("b", group="ab", epoch=1)
+    state = b.state(0, 4, plan=b.plan("a", "ba"))
+    b.hear("a", b.contribution(state.version))
+    b.hear("a", state)
+    assert b.averages(filled(b, state)) == []
+    assert b.replica.logs[0].waited_for() == ["b"]
+    assert b.averages(b.contribute()) == [["a", "b"]]
