@@ -63,6 +63,8 @@ def to_plain(value: object) -> Any:
 def reader(hint: Any, scalars: Mapping[Any, Reader] | None = None) -> Reader:
     """What reads a plain value of this type. `scalars`: how numbers and text are read, `SCALARS` by default."""
     scalars = SCALARS if scalars is None else scalars
+    if hint in scalars:
+        return scalars[hint]
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return _dataclass_reader(hint, scalars)
     match get_origin(hint), get_args(hint):
@@ -75,7 +77,7 @@ def reader(hint: Any, scalars: Mapping[Any, Reader] | None = None) -> Reader:
             return _row_reader([reader(item, scalars) for item in items])
         case (origin, (key, item)) if origin is Mapping:
             return _mapping_reader(_list_reader(_row_reader([reader(key, scalars), reader(item, scalars)])))
-    return scalars[hint]
+    raise TypeError(f"a {hint} can't be read from plain values")
 
 
 def from_plain(kind: type[T], value: object) -> T:
