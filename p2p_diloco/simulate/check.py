@@ -8,7 +8,8 @@ from random import Random
 
 from .invariants import account, ended_damaged, intact, lineage, relied_upon, revised
 from .model import require
-from .world import Settings, World
+from .settings import Settings
+from .world import World
 
 CHAOS_S, HEAL_S, SETTLE_S = 40.0, 30.0, 12.0
 RESUMED_S = 15.0
@@ -210,10 +211,10 @@ def check(world: World) -> Outcome:
     long = round_s >= SHORT_S
     chaos, heal = (CHAOS_S, HEAL_S) if long else (SHORT_CHAOS_S, SHORT_HEAL_S)
     world.faults.chaos(chaos)
-    world.ask(chaos)
+    world.founder.ask(chaos)
     world.run(chaos + rounds)
     world.faults.heal()
-    asked = world.highest()
+    asked = world.founder.highest()
     slow = LAGS * world.settings.state_lag + rounds
     if round_s >= SHORT_S:
         heal = max(heal, world.membership.patience + ROUNDS * round_s)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from p2p_diloco.core.events import Depart
 
 if TYPE_CHECKING:
-    from .world import Process, World
+    from .process import Process
+    from .world import World
 
 FREEZE_S = (0.5, 8.0)
 """How long a frozen process stands still."""

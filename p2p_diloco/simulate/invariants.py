@@ -17,7 +17,8 @@ from p2p_diloco.core.version import ModelVersion, Version
 from .model import Violation, require
 
 if TYPE_CHECKING:
-    from .world import Process, World
+    from .process import Process
+    from .world import World
 
 
 def after_event(world: World, process: Process, ticked: bool) -> None:
@@ -126,7 +127,7 @@ def ended_damaged(world: World) -> bool:
 
 def revised(world: World, asked: Revision) -> None:
     """(h): all know of the highest revision, which is ``asked`` at least, and every log that goes on is at it."""
-    highest = world.highest()
+    highest = world.founder.highest()
     require(highest >= asked, "h", f"{asked} was known, and now {highest} is the highest")
     for name, process in world.alive.items():
         known = process.replica.roster.mine.revision

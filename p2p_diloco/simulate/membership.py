@@ -18,7 +18,8 @@ from p2p_diloco.core.events import Average, Load
 from .model import require
 
 if TYPE_CHECKING:
-    from .world import Process, World
+    from .process import Process
+    from .world import World
 
 QUIET_S = 15.0
 """What the protocol may take to notice that faults are over."""

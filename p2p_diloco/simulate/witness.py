@@ -17,7 +17,7 @@ from p2p_diloco.core.version import Version
 from .model import require
 
 if TYPE_CHECKING:
-    from .world import Process
+    from .process import Process
 
 
 class Witness:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 
 from p2p_diloco.core.events import (
@@ -42,129 +42,28 @@ from p2p_diloco.core.events import (
     Wakeup,
 )
 from p2p_diloco.core.messages import Commit, Message, State
-from p2p_diloco.core.replica import Replica, founding_meta, meta_of
-from p2p_diloco.core.revision import FOUNDED, Revision
-from p2p_diloco.core.rules import Rules
-from p2p_diloco.core.version import SALT_BITS, ModelVersion, Version, incarnation
+from p2p_diloco.core.replica import founding_meta, meta_of
+from p2p_diloco.core.revision import FOUNDED
 
 from .faults import Faults
+from .founder import Founder
 from .invariants import advanced, after_event
 from .membership import Membership
-from .model import Store, Tensors, Trainer, require
+from .model import Tensors, Trainer, require
+from .process import Process
+from .settings import PLAIN, Settings
 from .trace import tell
 from .witness import Witness
 
-RECORDED_S = 20.0
-"""How long the record of a revision lives, unless somebody keeps it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What a world is made of. Probabilities per message; times in simulated seconds."""
-
-    peers: int = 4
-    mode: str = "sync"
-    successors: int = 1  # this and the next three: of the asynchronous mode
-    dn_buffer_size: int = 0
-    async_grace: float = 0.0
-    max_staleness: int | None = None
-    fragments: int = 1
-    shards_per_fragment: int = 1
-    interval: int = 3  # inner steps between sendings
-    overlap: int = 0  # inner steps that go on between sending and merging
-    min_peers: int = 1
-    start_peers: int = 1
-    stop_after_epochs: int | None = None
-    drop: float = 0.05
-    duplicate: float = 0.05
-    delay_mean: float = 0.1
-    step_times: tuple[float, float] = (0.3, 1.0)
-    bandwidths: tuple[float, float] | None = None  # what peers find that their links carry, anew now and then
-    measured_every: tuple[float, float] = (2.0, 20.0)
-    work_time: float = 0.05
-    clock_skew: float = 100.0
-    fault_every: tuple[float, float] = (1.0, 6.0)
-    faults: tuple[str, ...] = ("crash", "restart", "cut", "heal", "freeze", "stall")
-    deaths_at_once: int | None = None  # that may strike before what the last ones left has been repaired
-    dead_return: bool = True  # when the faults end; else only links, frozen processes and stuck trainers recover
-    hesitation: float = 0.0  # at most so long between a Load and its Contribute, in which bases may change
-    carry_rounds: int = 2
-    history: int = 256  # ancestors remembered per shard
-    forgotten: int = 60  # heartbeat_timeouts until a peer that is gone is forgotten
-    state_lag: float = 0.0  # a State takes about so long, beside the delay of any message
-    revisions: int = 0  # how often the founder asks for other rates, at random times before the faults end
-    record_kept: bool = True  # by who knows of one; else only the asker writes it, and may die before
-    round_timeout: float = 12.0
-    pause_timeout: float = 6.0
-    late: tuple[float, float] | None = None  # all but the first two start between these, and are slow; else within 3 s
-    blame_after: float = (
-        16.0  # a peer that is dead, cut off or stuck for this long is known to be so by those that live
-    )
-
-
-class Process:
-    """One life of one peer: node and trainer."""
-
-    def __init__(self, world: World, name: str, disk: tuple[State, ...] | None) -> None:
-        self.name, self.world, self.born = name, world, world.now
-        self.skew = world.rng.uniform(-world.settings.clock_skew, world.settings.clock_skew)
-        life = incarnation(int((1000 + world.now + self.skew) * 1e3), world.rng.getrandbits(SALT_BITS))
-        self.replica = Replica(name, world.rules, incarnation=life, now=self.clock(world.now))
-        shards = world.rules.shards
-        self.store = Store([Tensors()] * shards)
-        self.trainer = Trainer(shards)
-        self.step_time = world.rng.uniform(*self._step_times(world))
-        self.stalled_until = self.frozen_until = 0.0
-        self.paused: float | None = None  # since when
-        self.training = self.changed = False
-        self.blocked = self.released = False  # an exchange is under way; it is over, and its result not merged yet
-        self.flown = 0  # steps since it was sent
-        self.waiting_for: dict[str, float] = {}  # peers that it waits for though they are not at work; since when
-        self.best = ModelVersion()
-        self.known = FOUNDED  # the highest revision that it has known of
-        self.reached: dict[int, tuple[Version, Revision]] = {}  # by shard
-        self.woken_for = float("inf")
-        self.disk = disk
-
-    def _step_times(self, world: World) -> tuple[float, float]:
-        """Where peers come late, the first are quick and the others slow, so that what is not waited for is late."""
-        quickest, slowest = world.settings.step_times
-        if world.settings.late is None:
-            return quickest, slowest
-        return (quickest, 1.1 * quickest) if self.name in world.names[:2] else (0.9 * slowest, slowest)
-
-    def clock(self, now: float) -> float:
-        return now + self.skew
-
 
 class World:
-    def __init__(self, seed: int, settings: Settings = Settings(), trace: bool = False) -> None:
+    def __init__(self, seed: int, settings: Settings = PLAIN, trace: bool = False) -> None:
         self.seed, self.rng, self.settings = seed, Random(seed), settings
         self.lags, self.links = Random(f"lags {seed}"), Random(f"bandwidths {seed}")
         self.now, self.count = 0.0, 0
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.lines: list[str] | None = [] if trace else None
-        f, n = settings.fragments, settings.shards_per_fragment
-        self.rules = Rules(
-            run="sim",
-            mode=settings.mode,
-            successors=settings.successors,
-            dn_buffer_size=settings.dn_buffer_size,
-            async_grace=settings.async_grace,
-            max_staleness=settings.max_staleness,
-            fragments=tuple(tuple(range(i * n, (i + 1) * n)) for i in range(f)),
-            min_peers=settings.min_peers,
-            start_peers=settings.start_peers,
-            round_timeout=settings.round_timeout,
-            pause_timeout=settings.pause_timeout,
-            heartbeat_interval=1.0,
-            heartbeat_timeout=4.0,
-            carry_rounds=settings.carry_rounds,
-            history=settings.history,
-            forgotten=settings.forgotten,
-            stop_after_epochs=settings.stop_after_epochs,
-            commits_kept=64,  # so few that some newcomers find a hole between a state and the commits that they kept
-        )
+        self.rules = settings.rules()
         self.names = [f"p{i}" for i in range(settings.peers)]
         self.alive: dict[str, Process] = {}
         self.disks: dict[str, tuple[tuple[State, ...], tuple[Tensors, ...]]] = {}
@@ -179,44 +78,11 @@ class World:
         self.training = True
         self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
         self.membership = Membership(self)
-        self.recorded, self.recorded_until = FOUNDED, 0.0  # the revision that the DHT holds
+        self.founder = Founder(self)
         self.commits: list[tuple[float, str, int, int]] = []  # (time, peer, shard, epoch)
         for i, name in enumerate(self.names):
             within = settings.late if settings.late is not None and i > 1 else (0.0, 3.0)
             self.at(0.0 if i == 0 else self.rng.uniform(*within), self._starter(name, found=i == 0))
-
-    def ask(self, within: float) -> None:
-        """Have the founder ask for revisions at random times."""
-        asks = Random(f"revisions {self.seed}")
-        for number in range(1, self.settings.revisions + 1):
-            # now and then two have one number: an asker that has not seen the other's
-            number -= number > 1 and asks.random() < 0.2
-            revision = Revision(number, asks.choice([0.3, 0.5, 0.7]), asks.choice([0.0, 0.8, 0.9]))
-            dies = asks.random() < 0.5
-            self.at(asks.uniform(0.0, within), lambda r=revision, d=dies: self._asked(asks, r, d))  # type: ignore[misc]
-
-    def _asked(self, asks: Random, revision: Revision, dies: bool) -> None:
-        """The asker leaves a record, or dies when it has told one peer."""
-        self.say("founder", f"asks for {revision}{' and dies' if dies else ''}")
-        if not dies:
-            self._record(revision)
-        elif self.alive:
-            told = self.alive[asks.choice(sorted(self.alive))]
-            self.feed_alive(told, Revised(revision))
-
-    def _record(self, revision: Revision) -> None:
-        if revision >= self.present_record:
-            self.recorded, self.recorded_until = revision, self.now + RECORDED_S
-
-    @property
-    def present_record(self) -> Revision:
-        """What the DHT says."""
-        return self.recorded if self.now < self.recorded_until else FOUNDED
-
-    def highest(self) -> Revision:
-        """The highest revision that anybody alive knows of, or the DHT."""
-        known = (p.replica.roster.mine.revision for p in self.alive.values() if not p.replica.departed)
-        return max([self.present_record, *known])
 
     # -- time
 
@@ -277,10 +143,10 @@ class World:
         for other in sorted(self.alive):
             if other != process.name:
                 self.later(process, self.rng.uniform(0.1, 1.0), Discovered(other))
-        if self.present_record > process.replica.roster.mine.revision:
-            self.feed_alive(process, Revised(self.present_record))
+        if self.founder.present > process.replica.roster.mine.revision:
+            self.feed_alive(process, Revised(self.founder.present))
         elif self.settings.record_kept and process.known > FOUNDED:
-            self._record(process.known)
+            self.founder.record(process.known)
         self.at(5.0, lambda: self._discover(process))
 
     def _measure(self, process: Process) -> None:

@@ -14,7 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from p2p_diloco.simulate.world import Settings, World
+from p2p_diloco.simulate.settings import Settings
+from p2p_diloco.simulate.world import World
 
 FOLDER = Path(__file__).parents[2] / "docs" / "traces"
 SAID = re.compile(r" *(?P<time>[\d.]+) (?P<peer>\S+) +(?P<what>.+)")

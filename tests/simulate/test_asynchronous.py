@@ -16,7 +16,8 @@ from p2p_diloco.core.proposal import Proposal
 from p2p_diloco.core.submitting import Submitting
 from p2p_diloco.simulate import invariants
 from p2p_diloco.simulate.model import Violation
-from p2p_diloco.simulate.world import Settings, World
+from p2p_diloco.simulate.settings import Settings
+from p2p_diloco.simulate.world import World
 from tests.simulate.test_sabotage import first_to_break
 
 PEERS = 4

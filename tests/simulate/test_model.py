@@ -12,7 +12,8 @@ from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.simulate import invariants
 from p2p_diloco.simulate.model import Store, Tensors, Trainer, Violation
-from p2p_diloco.simulate.world import Settings, World
+from p2p_diloco.simulate.settings import Settings
+from p2p_diloco.simulate.world import World
 
 VERSION = Version(0, 1, 1, "")
 

@@ -14,7 +14,9 @@ from p2p_diloco.core.leadership import Leadership
 from p2p_diloco.core.messages import Commit, Message, State
 from p2p_diloco.simulate import invariants
 from p2p_diloco.simulate.model import Tensors
-from p2p_diloco.simulate.world import Process, Settings, World
+from p2p_diloco.simulate.process import Process
+from p2p_diloco.simulate.settings import Settings
+from p2p_diloco.simulate.world import World
 
 FOR_EVER = 1000.0
 

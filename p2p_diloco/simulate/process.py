@@ -1,0 +1,50 @@
+"""One life of one simulated peer: node and trainer, with a clock of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2p_diloco.core.messages import State
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.version import SALT_BITS, ModelVersion, Version, incarnation
+
+from .model import Store, Tensors, Trainer
+
+if TYPE_CHECKING:
+    from .world import World
+
+
+class Process:
+    """One life of one peer: node and trainer."""
+
+    def __init__(self, world: World, name: str, disk: tuple[State, ...] | None) -> None:
+        self.name, self.world, self.born = name, world, world.now
+        self.skew = world.rng.uniform(-world.settings.clock_skew, world.settings.clock_skew)
+        life = incarnation(int((1000 + world.now + self.skew) * 1e3), world.rng.getrandbits(SALT_BITS))
+        self.replica = Replica(name, world.rules, incarnation=life, now=self.clock(world.now))
+        shards = world.rules.shards
+        self.store = Store([Tensors()] * shards)
+        self.trainer = Trainer(shards)
+        self.step_time = world.rng.uniform(*self._step_times(world))
+        self.stalled_until = self.frozen_until = 0.0
+        self.paused: float | None = None  # since when
+        self.training = self.changed = False
+        self.blocked = self.released = False  # an exchange is under way; it is over, and its result not merged yet
+        self.flown = 0  # steps since it was sent
+        self.waiting_for: dict[str, float] = {}  # peers that it waits for though they are not at work; since when
+        self.best = ModelVersion()
+        self.known = FOUNDED  # the highest revision that it has known of
+        self.reached: dict[int, tuple[Version, Revision]] = {}  # by shard
+        self.woken_for = float("inf")
+        self.disk = disk
+
+    def _step_times(self, world: World) -> tuple[float, float]:
+        """Where peers come late, the first are quick and the others slow, so that what is not waited for is late."""
+        quickest, slowest = world.settings.step_times
+        if world.settings.late is None:
+            return quickest, slowest
+        return (quickest, 1.1 * quickest) if self.name in world.names[:2] else (0.9 * slowest, slowest)
+
+    def clock(self, now: float) -> float:
+        return now + self.skew
