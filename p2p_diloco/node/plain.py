@@ -110,7 +110,7 @@ class Record(Generic[T]):
         """The fields that don't have their defaults."""
         fields = {name: getattr(value, name) for name in self._readers}
         return {
-            name: to_plain(field)
+            name: field if isinstance(field, Mapping) else to_plain(field)  # a map in a map stays one
             for name, field in fields.items()
             if name not in self._defaults or field != self._defaults[name]
         }
