@@ -114,7 +114,8 @@ class Outer:
         self.bases = [theta.clone() for _ in models]
         self.plan = FragmentPlan.of(layout, asked.sync_every)
         self.optimizer = OuterOptimizer(lr=asked.outer_lr, momentum=asked.outer_momentum)
-        self.places = [slice(*layout.fragment_range(number)) for number in range(asked.fragments)]
+        fragments = (layout.shards_of(number) for number in range(asked.fragments))
+        self.places = [slice(shards[0].start, shards[-1].stop) for shards in fragments]
         self.senders = [
             [Sender(len(theta[place]), asked.codec, residual=asked.residual) for _ in models] for place in self.places
         ]

@@ -9,9 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.status import PeerStatus, RoundProgress, clean
+
+if TYPE_CHECKING:
+    from p2p_diloco.node.run import RunRecord  # loads torch, which takes seconds
 
 SCHEMA_VERSION = 1
 MAX_PEERS = 1024

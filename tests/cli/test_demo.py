@@ -311,7 +311,7 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as played:
         wait_until(lambda: (out / "alice.log").exists(), 60.0)
         family = psutil.Process(played.pid).children(recursive=True)
-        assert len(family) > 3
+        assert len(family) > 2
         played.send_signal(signal.SIGINT)
         _, told = played.communicate(timeout=60)
     assert played.returncode == 130
