@@ -48,7 +48,7 @@ class Outgoing:
         """Its memory is needed, and its author is there to send it. If the author may be gone, the commit stays: then
         those that lack it have to ask."""
         if self.last is not None and self.roster.sound(self.last.aggregator):
-            self.adopted()
+            self.last, self.lacking = None, set()
 
     def undelivered(self, to: str, message: Commit | State) -> None:
         """What makes the present version did not reach a peer, and all may be waiting for that peer."""

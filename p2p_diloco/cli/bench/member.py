@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -48,7 +49,7 @@ class Clock:
         return {"took_s": sum(parts.values()), "parts": parts}
 
 
-class Member:
+class Member(ABC):
     """One measured process. `asked`: its options; `leaving`: takes what is to be closed in the end.
 
     It is told to `open`, to `build`, and then in each round to `train` and to make the `round`; what a method returns
@@ -64,16 +65,16 @@ class Member:
         """
         return {}
 
+    @abstractmethod
     def build(self, everyone: list[Line], sent_bytes: int) -> Line:
         """Build the model and meet the others. `everyone`: what all have answered to `open`, by rank; `sent_bytes`:
         what a peer of the run sends in a round.
         """
-        raise NotImplementedError
 
     def train(self) -> Line:
         """Move the parameters by a fixed pseudo-gradient."""
         return {}
 
+    @abstractmethod
     def round(self) -> Line:
         """One whole round: `took_s` and `parts` in seconds, and what else is known of it."""
-        raise NotImplementedError
