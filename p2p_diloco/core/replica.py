@@ -180,6 +180,7 @@ class Replica:
             case Received(sender, message):
                 return self._received(sender, message, now)
             case Delivered(to, message):
+                self.roster.reached(to)
                 self.rounds.delivered(to, message)
                 return []
             case SendFailed(to, message, gone):
@@ -190,6 +191,7 @@ class Replica:
                 self.roster.suspected(peer)
                 return self._probe(peer, now)
             case Moving(peer):
+                self.roster.reached(peer)
                 self.catchup.moving = now
                 return self._probe(peer, now) if self.roster.heard(peer) else []
             case Discovered(peer):
@@ -230,6 +232,8 @@ class Replica:
     # -- messages
 
     def _received(self, sender: str, message: Message, now: float) -> list[Effect]:
+        if isinstance(message, ProbeAck):
+            self.roster.reached(sender)
         back = self.roster.heard(sender)
         match message:
             case Probe(summary):
@@ -299,9 +303,7 @@ class Replica:
         self.next_tick = now + self.rules.probe_every
         effects: list[Effect] = []
         for peer in self.roster.expire(now):
-            known = self.roster.members[peer].summary is not None
-            why = f"is silent for {self.rules.dead_after:g} s" if known else "never answered"
-            effects += [Note("died", f"{peer} {why}"), *self._lost(peer, now)]
+            effects += [Note("died", f"{peer} {self.roster.why_dead(peer)}"), *self._lost(peer, now)]
         for peer in self.roster.to_probe(self._watched(), now):
             effects += self._probe(peer, now)
         effects += [*self.training.start(now), *self.training.load(now)]

@@ -2,7 +2,8 @@
 
 Liveness comes from probes: their number per interval does not grow with the swarm, beside those that this peer waits
 for. A broken link or a refused dial is a suspicion, the next refused dial a verdict; silence is a verdict after
-``dead_after``. Being heard reverses any verdict.
+``dead_after``. Being heard reverses any verdict but one: a peer that is heard, while nothing arrives at it, is as good
+as dead until something does, for a link that carries nothing one way is none.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ PROBED_EACH_INTERVAL = 3
 class Member:
     summary: Summary | None = None
     probed: float = float("-inf")
-    unanswered: float | None = None  # when the oldest probe without an answer left
+    unanswered: float | None = None  # when the oldest probe left after which nothing was heard
+    asked: bool = False  # a probe has left since the last interval, or since something is known to have arrived
+    unreached: int = 0  # intervals in a row in which a probe left, and nothing arrived
     suspect: bool = False
     dead: bool = False
     left: int | None = None  # the incarnation that said goodbye
@@ -152,9 +155,17 @@ class Roster:
         What comes late from a peer that has left doesn't bring it back; another incarnation does.
         """
         member = self.members.setdefault(peer, Member())
+        member.unanswered = None
+        if member.dead and self._is_deaf(member):
+            return False
         back = member.summary is None or member.dead
-        member.unanswered, member.suspect, member.dead = None, False, False
+        member.suspect, member.dead = False, False
         return back and member.left is None
+
+    def reached(self, peer: str) -> None:
+        """Something has arrived at the peer, so the link to it works."""
+        if peer in self.members:
+            self.members[peer].asked, self.members[peer].unreached = False, 0
 
     def summarized(self, peer: str, summary: Summary) -> bool:
         """True when the peer is another incarnation than before: it has forgotten what it was sent.
@@ -191,7 +202,8 @@ class Roster:
         return True
 
     def expire(self, now: float) -> list[str]:
-        """Peers that have just become dead by silence. Those gone for long are forgotten."""
+        """An interval has passed: the peers that have just become dead by silence, or because nothing arrives at them.
+        Those gone for long are forgotten."""
         gone = []
         for peer, member in list(self.members.items()):
             if member.here:
@@ -202,10 +214,19 @@ class Roster:
                 del self.members[peer]
         for peer, member in sorted(self.members.items()):
             silent = member.unanswered is not None and now - member.unanswered >= self.rules.dead_after
-            if silent and member.here:
+            member.unreached += member.asked and member.here
+            member.asked = False
+            if (silent or self._is_deaf(member)) and member.here:
                 member.dead = True
                 gone.append(peer)
         return gone
+
+    def why_dead(self, peer: str) -> str:
+        """Why `expire` has found the peer dead."""
+        member = self.members[peer]
+        if self._is_deaf(member):
+            return f"is heard, but no probe has arrived there in {member.unreached} intervals"
+        return "never answered" if member.summary is None else f"is silent for {self.rules.dead_after:g} s"
 
     def forgive(self, now: float) -> None:
         """This process stood still, so silence so far says nothing."""
@@ -219,6 +240,7 @@ class Roster:
         member.probed = now
         if member.unanswered is None:
             member.unanswered = now
+        member.asked = True
 
     def to_probe(self, watched: Collection[str], now: float) -> list[str]:
         """Those waited for, then the ones not probed for longest; the dead now and then, so that a cut can heal."""
@@ -227,6 +249,9 @@ class Roster:
         quiet = [peer for peer in others if not self.members[peer].dead]
         dead = [p for p in others if self.members[p].dead and now - self.members[p].probed >= self.rules.dead_after]
         return sorted(set(watched) - {self.me}) + quiet[:PROBED_EACH_INTERVAL] + dead[:1]
+
+    def _is_deaf(self, member: Member) -> bool:
+        return member.unreached >= self.rules.deaf_after
 
 
 def _works(summary: Summary) -> bool:

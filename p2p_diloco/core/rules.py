@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from .version import ModelVersion
@@ -88,6 +89,11 @@ class Rules:
     def dead_after(self) -> float:
         """A peer that leaves a probe unanswered for this long is dead until it is heard again."""
         return self.heartbeat_timeout
+
+    @property
+    def deaf_after(self) -> int:
+        """A peer at which no probe arrives in so many intervals in a row is dead, though it is heard."""
+        return math.ceil(2 * self.heartbeat_timeout / self.heartbeat_interval)
 
     @property
     def answers_within(self) -> float:

@@ -228,6 +228,38 @@ def test_silence_is_a_verdict_after_the_timeout() -> None:
     assert r.live("b")  # it was asked nothing
 
 
+def test_a_peer_that_is_heard_and_never_reached_is_dead() -> None:
+    """A link that carries nothing one way is no link. Being heard does not reverse that; something that arrives does."""
+    r = roster("ab")
+    for second in range(RULES.deaf_after):
+        assert r.expire(float(second)) == []
+        for peer in "aabb":  # however many leave in one interval
+            r.probe(peer, float(second))
+            r.heard(peer)
+        r.reached("b")
+    assert r.expire(30.0) == ["a"]
+    assert "no probe has arrived there in 20 intervals" in r.why_dead("a")
+    assert not r.heard("a")
+    assert not r.live("a")
+    r.probe("a", 40.0)
+    r.reached("a")
+    assert r.heard("a")
+    assert r.live("a")
+    assert r.expire(41.0) == []
+
+
+def test_probes_of_a_dead_peer_say_nothing_of_its_link() -> None:
+    """It may be away for long; when it is heard again it is back at once."""
+    r = roster("a")
+    r.probe("a", 0.0)
+    assert r.expire(10.0) == ["a"]
+    for second in range(10, 100):
+        r.probe("a", float(second))
+        assert r.expire(float(second)) == []
+    assert r.heard("a")
+    assert r.live("a")
+
+
 def test_an_answer_in_time_stops_the_clock() -> None:
     r = roster("a")
     r.probe("a", 0.0)

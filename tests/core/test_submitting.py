@@ -275,6 +275,7 @@ def test_a_submission_is_as_old_as_the_oldest_progress_in_it() -> None:
     own, state = submitting(stop_after_epochs=5), Peer.state(0, 4)
     assert own.base_of(state, Peer.version(3), None) == Peer.version(3)
     assert own.base_of(state, Peer.version(3), Peer.version(1)) == Peer.version(1)
+    assert own.base_of(state, Peer.version(1), Peer.version(3)) == Peer.version(1)  # its lineage was left, and is back
     assert own.base_of(state, Peer.version(3), Peer.version(1, "other")) == Peer.version(3)
     assert own.base_of(state, Peer.version(3, "other"), Peer.version(1)) is None
     assert own.base_of(Peer.state(0, 5), Peer.version(3), None) is None
