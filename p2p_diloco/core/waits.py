@@ -52,7 +52,7 @@ class Waits:
 
     def may_close(self, now: float) -> bool:
         """Whether the round may end with the contributions that came."""
-        if len(self.round.inbox) < max(1, self.quorum(now)):
+        if len(self.round.inbox) < self.quorum(now):
             return False
         return now >= self.deadline or not self._taking_part(now)
 
