@@ -13,7 +13,7 @@ WORKERS ?= 3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup test test-fast chaos lint traces demo clean
+.PHONY: help setup test test-fast chaos lint format traces demo clean
 
 help:  ## list what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort
@@ -40,7 +40,11 @@ chaos: $(STAMP)  ## links cut (as root on Linux, else skipped), spoilt wires, 10
 
 lint: $(STAMP)  ## style and types alone
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+format: $(STAMP)  ## put the code into one layout
+	$(BIN)/ruff format .
 
 traces: $(STAMP)  ## write docs/traces anew, after a change of the protocol
 	$(BIN)/python -m tests.simulate.stories

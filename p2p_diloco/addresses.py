@@ -33,9 +33,7 @@ def check_peer_address(address: str, *, key: str = "initial_peers") -> str:
     """
     parts = _parts(address, key)
     if not any(protocol == "p2p" for protocol, _ in parts):
-        raise _unreadable(
-            address, "names no peer", key, "add the /p2p/... that the bootstrap's join line ends with"
-        )
+        raise _unreadable(address, "names no peer", key, "add the /p2p/... that the bootstrap's join line ends with")
     if any(protocol in _PORTS and value == "0" for protocol, value in parts):
         raise _unreadable(address, "has port 0", key, "give the port that the peer listens on")
     return address

@@ -162,7 +162,6 @@ def test_the_reading_path_is_short() -> None:
     assert sum(lines) < 3000
 
 
-
 @pytest.mark.real
 def test_the_readmes_example_runs() -> None:
     """As it stands, it founds a run, trains to its end and prints the result."""

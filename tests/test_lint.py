@@ -22,6 +22,12 @@ def test_ruff_finds_nothing() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_the_code_is_formatted() -> None:
+    """`make format` mends it."""
+    result = run("ruff", "format", "--no-cache", "--check", ".")
+    assert result.returncode == 0, result.stdout
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_mypy_finds_nothing(types: Callable[[float], tuple[int, str]]) -> None:

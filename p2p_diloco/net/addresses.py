@@ -40,4 +40,3 @@ def listen_for(initial_peers: Sequence[str]) -> list[str]:
     if all(is_loopback(address) for address in initial_peers):
         return ["/ip4/127.0.0.1/tcp/0"]
     return ["/ip4/0.0.0.0/tcp/0"]
-

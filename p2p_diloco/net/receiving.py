@@ -143,9 +143,7 @@ class Receiver:
         finally:
             self._awaiting_payloads -= 1
 
-    async def _payload(
-        self, frames: FrameStream, bulk: Bulk, before: asyncio.Task[None] | None
-    ) -> memoryview | None:
+    async def _payload(self, frames: FrameStream, bulk: Bulk, before: asyncio.Task[None] | None) -> memoryview | None:
         """Receive one payload, or refuse it unread and return None. Memory is set aside only once header, size and turn
         are granted. Nothing is said of it until the payload before it is answered.
         """

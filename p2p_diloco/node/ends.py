@@ -58,8 +58,10 @@ def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> b
     Rules may differ from those that the run ended with: started anew with a greater `stop_after_epochs` it goes on.
     """
     held = end.model.generation >= 0
-    return held and rules.ended(end.model) and transport.signed_by(
-        end.signer, statement(founding, end.model, end.time), end.proof
+    return (
+        held
+        and rules.ended(end.model)
+        and transport.signed_by(end.signer, statement(founding, end.model, end.time), end.proof)
     )
 
 

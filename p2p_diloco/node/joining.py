@@ -187,9 +187,7 @@ async def _records(transport: Transport, run_id: str) -> dict[str, bytes]:
     return records
 
 
-async def _publish_own(
-    setup: Setup, config: RunConfig, transport: Transport, founded: tuple[str, float]
-) -> bytes:
+async def _publish_own(setup: Setup, config: RunConfig, transport: Transport, founded: tuple[str, float]) -> bytes:
     run = Run(setup.local.run_id, config, layout_for(setup, config))
     run.check(transport.limits)
     value = RunRecord.founding(run, *founded).pack()

@@ -128,9 +128,7 @@ class Participation:
             partial(self._founding.proven, transport),
             partial(ledger.part, CODEC),
         )
-        self._reporter = Reporter(
-            local, self._run, self._replica, transport, shared, self._trainer, self._event_log
-        )
+        self._reporter = Reporter(local, self._run, self._replica, transport, shared, self._trainer, self._event_log)
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Until cancelled; then leave."""

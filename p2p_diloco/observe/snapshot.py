@@ -96,9 +96,7 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
     return Snapshot(now, run, tuple(sorted(newest, key=lambda peer: (peer.name, peer.peer_id))))
 
 
-def _highest(
-    record: RunRecord | None, peers: Iterable[PeerStatus]
-) -> tuple[int | None, float | None, float | None]:
+def _highest(record: RunRecord | None, peers: Iterable[PeerStatus]) -> tuple[int | None, float | None, float | None]:
     """The highest revision that a peer has in all its shards, and its rates."""
     told = [
         (peer.revision, peer.outer_lr, peer.outer_momentum)

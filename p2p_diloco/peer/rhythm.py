@@ -17,9 +17,7 @@ from p2p_diloco.node.shared import SharedMemory
 class Rhythm:
     """The rounds of one trainer, `fragments` of them to an exchange of the whole model."""
 
-    def __init__(
-        self, config: RunConfig, fragments: int, memory: SharedMemory, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, config: RunConfig, fragments: int, memory: SharedMemory, clock: Callable[[], float]) -> None:
         self._fragments, self._memory, self._clock = fragments, memory, clock
         self._by_time = config.pace == "time"
         self.sync_every = config.sync_every

@@ -175,9 +175,7 @@ def _known(run: Message) -> tuple[RunConfig, Layout]:
     return RunConfig.from_wire(run["config"]), Layout.from_wire(run["layout"])
 
 
-def _parameters(
-    model: nn.Module, rank: Rank, config: RunConfig, layout: Layout, memory: SharedMemory
-) -> LocalModel:
+def _parameters(model: nn.Module, rank: Rank, config: RunConfig, layout: Layout, memory: SharedMemory) -> LocalModel:
     delta = memory.delta_in(written_in(config.codec, config.rounding))
     return LocalModel(model, layout, memory.theta, memory.base, delta, config.local_share, rank)
 
@@ -214,4 +212,3 @@ def _session(
 ) -> Session:
     plan = FragmentPlan.of(layout, config.sync_every)
     return Session(run["peer_id"], tuple(run["addresses"]), config, plan, memory, node, hook)
-

@@ -43,7 +43,6 @@ class Tensors:
             chain.update(f"{peer}:{added:x};".encode())
         return Tensors(steps, chain.digest())
 
-
     def rated(self, revision: Revision) -> Tensors:
         """These, about to take a step with the rates of a revision: other rates lead elsewhere."""
         if revision.rates is None:

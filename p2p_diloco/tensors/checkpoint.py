@@ -78,18 +78,14 @@ def save(
     older checkpoints are then unchanged.
     """
     if keep < 1 or epoch < 0 or _OWN_KEYS & manifest.keys() or not all(map(_STEM.fullmatch, tensors)):
-        raise ValueError(
-            "keep must be 1 or more, epoch 0 or more, and stems and keys must not clash with our own"
-        )
+        raise ValueError("keep must be 1 or more, epoch 0 or more, and stems and keys must not clash with our own")
     root = Path(root)
     unfinished, final = root / _UNFINISHED, root / f"checkpoint-{epoch}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
-        files = {
-            f"{stem}.safetensors": _write_tensors(unfinished, stem, group) for stem, group in tensors.items()
-        }
+        files = {f"{stem}.safetensors": _write_tensors(unfinished, stem, group) for stem, group in tensors.items()}
         content = json.loads(json.dumps({**manifest, "format": FORMAT, "epoch": epoch, "files": files}))
         sealed = json.dumps({**content, "seal": _seal(content)}, indent=1)
         _write_file(unfinished / MANIFEST, [sealed.encode()])
@@ -163,9 +159,7 @@ def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> di
     for name in order:
         tensor = tensors[name]
         if tensor.dtype not in _DTYPES:
-            raise CheckpointError(
-                f"can't be saved as {tensor.dtype}", key=f"{stem}.{name}", mend="cast it first"
-            )
+            raise CheckpointError(f"can't be saved as {tensor.dtype}", key=f"{stem}.{name}", mend="cast it first")
         start, end = end, end + tensor.numel() * tensor.dtype.itemsize
         header[name] = {
             "dtype": _DTYPES[tensor.dtype],

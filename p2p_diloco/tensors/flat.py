@@ -95,9 +95,7 @@ def _beside(params: Sequence[Tensor], flat: Tensor) -> Iterator[tuple[Tensor, Te
     """Each parameter with its part of `flat`. ValueError unless that is flat fp32 of their total length."""
     total = sum(param.numel() for param in params)
     if flat.dtype != torch.float32 or flat.dim() != 1 or flat.numel() != total:
-        raise ValueError(
-            f"expected a flat fp32 vector of {total} elements, found {flat.dtype} {tuple(flat.shape)}"
-        )
+        raise ValueError(f"expected a flat fp32 vector of {total} elements, found {flat.dtype} {tuple(flat.shape)}")
     start = 0
     for param in params:
         yield param, flat[start : start + param.numel()]

@@ -68,8 +68,7 @@ class ParamSpec:
 def specs_of(model: nn.Module) -> tuple[ParamSpec, ...]:
     """The specs of `trainable(model)`, in its order."""
     return tuple(
-        ParamSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch."))
-        for name, p in trainable(model).items()
+        ParamSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in trainable(model).items()
     )
 
 
@@ -102,9 +101,7 @@ class Layout:
         """Derive offsets. ValueError for an inconsistent layout (a parameter twice, a gap between shards)."""
         order = [index for fragment in self.fragments for index in fragment]
         if sorted(order) != list(range(len(self.params))) or not all(self.fragments):
-            raise ValueError(
-                "the fragments of a layout must hold each parameter exactly once, and none be empty"
-            )
+            raise ValueError("the fragments of a layout must hold each parameter exactly once, and none be empty")
         ends = list(accumulate((self.params[index].numel for index in order), initial=0))
         offsets = dict(zip(order, ends, strict=False))
         object.__setattr__(self, "_offsets", tuple(offsets[index] for index in range(len(self.params))))
@@ -183,11 +180,7 @@ class Layout:
             for name, spec in ours.items()
             if name not in theirs or theirs[name].shape != spec.shape
         ]
-        lines += [
-            f"{name}: not in the run, {_shape(spec)} here"
-            for name, spec in theirs.items()
-            if name not in ours
-        ]
+        lines += [f"{name}: not in the run, {_shape(spec)} here" for name, spec in theirs.items() if name not in ours]
         if not lines:
             for mine, its in zip(self.params, other, strict=True):
                 if mine.name != its.name:
@@ -211,12 +204,9 @@ class Layout:
                 ParamSpec(_text(name), tuple(_size(n) for n in _items(shape)), _text(dtype))
                 for name, shape, dtype in map(_items, _items(wire["params"]))
             )
-            fragments = tuple(
-                tuple(_size(i) for i in _items(members)) for members in _items(wire["fragments"])
-            )
+            fragments = tuple(tuple(_size(i) for i in _items(members)) for members in _items(wire["fragments"]))
             shards = tuple(
-                Shard(index, *(_size(n) for n in _items(shard)))
-                for index, shard in enumerate(_items(wire["shards"]))
+                Shard(index, *(_size(n) for n in _items(shard))) for index, shard in enumerate(_items(wire["shards"]))
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"not a layout: {error}") from error
@@ -228,11 +218,7 @@ class Layout:
         expected = 0
         for index, shard in enumerate(self.shards):
             start, stop = self._ranges[shard.fragment] if shard.fragment < len(self._ranges) else (0, 0)
-            if (
-                shard.index != index
-                or shard.start != expected
-                or not start <= shard.start < shard.stop <= stop
-            ):
+            if shard.index != index or shard.start != expected or not start <= shard.start < shard.stop <= stop:
                 raise ValueError(f"shard {index} of the layout doesn't begin where the one before ends")
             expected = shard.stop
         if not self.shards or expected != self.numel:

@@ -180,8 +180,7 @@ class OuterOptimizer:
         optimizer = _torch_class(self.name)([param], **self._arguments())
         if state["step"].item() > 0:
             optimizer.state[param] = {
-                name: state[name].clone() if long else state[name].reshape(()).clone()
-                for name, long in self._kinds
+                name: state[name].clone() if long else state[name].reshape(()).clone() for name, long in self._kinds
             }
         optimizer.step()
         kept = optimizer.state[param]
@@ -192,12 +191,8 @@ class OuterOptimizer:
         for key in ("lr", *_FORCED_OFF):
             if key in self.options:
                 mend = "set outer_lr instead" if key == "lr" else "leave it out: it is always off"
-                raise ConfigError(
-                    "may not be set", key=f"outer_options.{key}", value=self.options[key], mend=mend
-                )
-        given = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()
-        }
+                raise ConfigError("may not be set", key=f"outer_options.{key}", value=self.options[key], mend=mend)
+        given = {key: tuple(value) if isinstance(value, list) else value for key, value in self.options.items()}
         return {"lr": self.lr, "foreach": False, **given}
 
 

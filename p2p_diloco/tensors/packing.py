@@ -70,9 +70,7 @@ def _pack(obj: object, path: str, tensors: dict[str, Tensor]) -> Json:
         case tuple():
             return {"tuple": [_pack(item, _at(path, index), tensors) for index, item in enumerate(obj)]}
         case dict() if all(isinstance(key, (str, int, float, bool, type(None))) for key in obj):
-            return {
-                "dict": [[_pack(key, path, tensors), _pack(obj[key], _at(path, key), tensors)] for key in obj]
-            }
+            return {"dict": [[_pack(key, path, tensors), _pack(obj[key], _at(path, key), tensors)] for key in obj]}
         case _:
             raise CheckpointError(
                 f"can't be saved: it is a {type(obj).__name__}",

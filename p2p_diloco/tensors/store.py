@@ -42,9 +42,7 @@ class ShardStore:
     def __init__(self, layout: Layout, outer: OuterOptimizer | DelayedNesterov, theta: Tensor) -> None:
         """`theta`: flat fp32 [layout.numel], not copied. The optimizer's state is the initial one."""
         if theta.dtype != torch.float32 or theta.shape != (layout.numel,) or not theta.is_contiguous():
-            raise ValueError(
-                f"expected {layout.numel} elements of flat fp32, found {theta.dtype} {tuple(theta.shape)}"
-            )
+            raise ValueError(f"expected {layout.numel} elements of flat fp32, found {theta.dtype} {tuple(theta.shape)}")
         self.layout = layout
         self.outer = outer
         self._theta = theta

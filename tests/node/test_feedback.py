@@ -44,9 +44,7 @@ async def trained(memory_peer: Any, config: dict[str, Any]) -> list[Tensor]:
 
 
 @pytest.mark.parametrize(("codec", "bound"), [("int8", 0.004), ("int4", 0.08), ("e3m0", 0.5), ("topk", 4.0)])
-def test_three_peers_arrive_where_fp32_does(
-    memory_peer: Any, quick: dict[str, Any], codec: str, bound: float
-) -> None:
+def test_three_peers_arrive_where_fp32_does(memory_peer: Any, quick: dict[str, Any], codec: str, bound: float) -> None:
     """All have the same θ to the bit, and are off by what the residuals of one round hold, not of all."""
     config = {**quick, **SHARDS, "codec": codec, "reply_codec": "fp32"}
     thetas = asyncio.run(trained(memory_peer, config))

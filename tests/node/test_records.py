@@ -30,7 +30,7 @@ RECORD = PeerStatus(peer_id="a", name="alice", time=1.0, events=(Event(1.0, "joi
 )
 def test_a_record_always_fits(addresses: list[str], events: list[tuple[float, str]], shards: list[int]) -> None:
     """However much there is to tell, the record stays within what the DHT takes, and keeps all that is short."""
-    short = dict.fromkeys(("step", "samples", "bytes_sent", "bytes_received", "incarnation", "sync_every"), 2 ** 40)
+    short = dict.fromkeys(("step", "samples", "bytes_sent", "bytes_received", "incarnation", "sync_every"), 2**40)
     record = PeerStatus(
         **short, peer_id="p" * 52, addresses=tuple(addresses), events=tuple(Event(*event) for event in events),
         aggregates=tuple(shards), aggregates_count=len(shards), last_round=LastRound(*[0.1] * 7),

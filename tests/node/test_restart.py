@@ -103,9 +103,7 @@ def test_waiting_for_the_others_is_told_in_the_same_words(monkeypatch: pytest.Mo
     assert set(told) == {"waiting for 1 of the 2 peers of the last round (b), for restart_wait=1.1 s at most"}
 
 
-async def waited(
-    training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch, generation: int = 0
-) -> bool:
+async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPatch, generation: int = 0) -> bool:
     """Whether peer a still waits for c, of a group of three, when it has looked at these records, one look each; b is
     of this generation."""
     monkeypatch.setattr(restart, "LOOK_EVERY_S", 0.0)

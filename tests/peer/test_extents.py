@@ -30,6 +30,7 @@ if not hasattr(tensor, "DTensor"):
 
 pytestmark = pytest.mark.usefixtures("short_merges")
 
+
 @contextmanager
 def as_rank(rank: int, world: int) -> Iterator[None]:
     """This process is one of many, of which the others don't exist."""

@@ -199,9 +199,7 @@ class Played:
         )
 
 
-def plays(
-    case: Case, times: int, rng: random.Random, folder: Path, nursery: Nursery | None = None
-) -> Iterator[Played]:
+def plays(case: Case, times: int, rng: random.Random, folder: Path, nursery: Nursery | None = None) -> Iterator[Played]:
     """So many plays; after one that breaks a law, in a run of its own."""
     done = 0
     while done < times:

@@ -30,9 +30,20 @@ def learning() -> ModuleType:
 def _asked(**changes: object) -> Namespace:
     return Namespace(
         **{
-            "peers": 2, "steps": 4, "sync_every": 2, "warm_start": 1, "outer_lr": 0.7, "outer_momentum": 0.9,
-            "fragments": 1, "overlap_steps": 0, "merge": "mix", "merge_alpha": 0.0,
-            "codec": "fp32", "reply_codec": "fp32", "residual": True, **changes,
+            "peers": 2,
+            "steps": 4,
+            "sync_every": 2,
+            "warm_start": 1,
+            "outer_lr": 0.7,
+            "outer_momentum": 0.9,
+            "fragments": 1,
+            "overlap_steps": 0,
+            "merge": "mix",
+            "merge_alpha": 0.0,
+            "codec": "fp32",
+            "reply_codec": "fp32",
+            "residual": True,
+            **changes,
         }
     )
 

@@ -1,9 +1,9 @@
 """A peer that makes an inner step only when it is told to: lines of JSON on stdin, what came of them on stdout.
 
-    {"do": "enter", "run": ..., "config": {...}, "elements": n}    join a run, θ₀ = 0; each element is a parameter
-    {"do": "submit", "delta": x}                                   one inner step whose pseudo-gradient is x throughout
-    {"do": "where"}                                                which shards this peer would commit next
-    {"do": "leave"}
+{"do": "enter", "run": ..., "config": {...}, "elements": n}    join a run, θ₀ = 0; each element is a parameter
+{"do": "submit", "delta": x}                                   one inner step whose pseudo-gradient is x throughout
+{"do": "where"}                                                which shards this peer would commit next
+{"do": "leave"}
 """
 
 from __future__ import annotations
