@@ -202,8 +202,10 @@ class AsynchronousLog(ShardLog):
         follows = self.begin(now)
         answers: list[Effect] = []
         draft = self.round.draft if isinstance(self.round.working, Average) else None
-        if draft is not None and self.state is not None and worth_a_commit(
-            self.me, self.state.plan, draft.plan.succession
+        if (
+            draft is not None
+            and self.state is not None
+            and worth_a_commit(self.me, self.state.plan, draft.plan.succession)
         ):
             self.owed = owed
         else:

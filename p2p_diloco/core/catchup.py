@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from .donating import answer, tell_versions
 from .events import Accept, Effect, Fill, Note, Send
 from .gather import Gathering
+from .lag import Lag
 from .logs import Logs
 from .messages import Fetch, Message, State, Versions
 from .roster import Roster
 from .rules import Rules
-from .state import meta_of, relation
+from .state import meta_of
 from .switching import Switching, came_late
 from .version import ModelVersion, Version, descends, model_version
 
@@ -37,11 +39,8 @@ class CatchUp:
         self.switching: Switching | None = None
         self.gathering: Gathering | None = None
         self.filling: dict[tuple[int, Version], tuple[State, Version | None]] = {}  # with what was held then
-        self.ahead: tuple[ModelVersion, float, str] | None = None  # the first greater model seen, when, at which peer
-        self.moving = float("-inf")  # when bytes of a payload came or went last: commits may be among or behind them
-        self.kept_up: dict[str, float] = {}  # asynchronous: when a peer was last asked
+        self.lag = Lag(rules, logs, roster)
         self.doubted: set[int] = set()  # shards whose state here is wrong: the next fetch asks for them whole
-        self.missed: dict[int, tuple[Version | None, float]] = {}  # shard → its version when a gap showed, and when
 
     # -- questions
 
@@ -62,11 +61,7 @@ class CatchUp:
     # -- asking
 
     def seen(self, peer: str, theirs: ModelVersion, now: float) -> list[Effect]:
-        """A peer says what it holds: fetch it if it is ahead and no commit brings this replica there by itself.
-
-        On a slow link the commits of one round come one after another for a while; what is asked for meanwhile comes
-        behind them, for the second time.
-        """
+        """A peer says what it holds: fetch it if it is ahead and no commit brings this replica there by itself."""
         if self.gathering is not None:
             return self._ask_more(now)
         mine = self.logs.model()
@@ -75,34 +70,11 @@ class CatchUp:
         if mine == ModelVersion():
             return self.gather(peer, theirs, now)
         if self.rules.asynchronous and not self.rules.ended(theirs):
-            return self._keep_up(peer, now)
-        if self.ahead is None:
-            self.ahead = (theirs, now, peer)
-        stuck = [since for shard, (at, since) in self.missed.items() if self.logs[shard].version == at]
-        far = theirs.generation == mine.generation and theirs.epochs - mine.epochs > len(self.logs)
-        quiet = self.ahead[1]
-        if not far:
-            quiet = max(quiet, min(self.moving, quiet + self.rules.fetch_again))
-        if now - min([quiet, *stuck]) < self.rules.settle:
+            request = self.lag.keep_up(peer, now)
+            return [] if request is None else [Send(peer, request)]
+        if not self.lag.lasts(peer, theirs, now):
             return []
-        return self.gather(peer, theirs, now) if far else self.fetch(peer, theirs, now)
-
-    def _keep_up(self, peer: str, now: float) -> list[Effect]:
-        """Asynchronous: to be behind is usual. Ask only for the shards that this peer is named to hold; now and then
-        even for none, so that a fork shows."""
-        states = (log.state for log in self.logs)
-        mine = tuple(s.shard for s in states if s is not None and self.roster.me in s.plan.succession)
-        every = self.rules.settle if mine else self.rules.dead_after
-        if now - self.kept_up.get(peer, float("-inf")) < every:
-            return []
-        self.kept_up[peer] = now
-        return [Send(peer, Fetch(self.logs.versions(), shards=mine))]
-
-    def gap(self, shard: int, now: float) -> None:
-        """Another peer works on a base that this replica doesn't hold: it has missed a commit, or will get it soon."""
-        at = self.logs[shard].version
-        if shard not in self.missed or self.missed[shard][0] != at:
-            self.missed[shard] = (at, now)
+        return self.gather(peer, theirs, now) if self.lag.is_far(theirs) else self.fetch(peer, theirs, now)
 
     def gather(self, first: str, target: ModelVersion, now: float) -> list[Effect]:
         """Fetch shard by shard from all that hold as much as the first; it tells what, to begin with."""
@@ -117,8 +89,8 @@ class CatchUp:
         if gathering.done:
             self.gathering = None
             return self._gather_again(now)
-        donors = {p: self._told_to_hold(p) for p, s in self.roster.summaries().items() if s.model >= gathering.target}
-        donors.pop(self.roster.me, None)
+        able = {p: s for p, s in self.roster.summaries().items() if s.model >= gathering.target}
+        donors = {p: gathering.told_to_hold(p, s.epochs) for p, s in able.items() if p != self.roster.me}
         if gathering.hopeless(donors):
             self.gathering = None  # the peers that held so much are gone; the next one seen ahead begins anew
         have = self.logs.versions()
@@ -136,23 +108,15 @@ class CatchUp:
             return []
         return self.gather(donor, self.logs.model(), now)
 
-    def _told_to_hold(self, donor: str) -> set[int]:
-        """The shards of which a donor holds what the first one told, by its own word: that speaks of the lowest epoch
-        of each fragment, so it may hold others, too."""
-        gathering, summary = self.gathering, self.roster.summary(donor)
-        if gathering is None or gathering.vector is None or summary is None or not summary.epochs:
-            return set()
-        told = zip(self.logs, gathering.vector, strict=True)
-        all_of_it = donor == gathering.told_by
-        return {log.shard for log, v in told if all_of_it or summary.epochs[log.fragment] >= v.epoch}
-
     def _too_old(self, peer: str, state: State, now: float) -> list[Effect]:
         """A state that was asked of a peer and can't be taken: another may hold what was told."""
         gathering = self.gathering
         asked = None if gathering is None else gathering.asked.get(state.shard)
         if gathering is None or gathering.vector is None or asked is None or asked.donor != peer:
             return []
-        if state.shard in self._told_to_hold(peer) or not came_late(state, gathering.vector[state.shard]):
+        summary = self.roster.summary(peer)
+        holds = gathering.told_to_hold(peer, () if summary is None else summary.epochs)
+        if state.shard in holds or not came_late(state, gathering.vector[state.shard]):
             return []
         gathering.lacks(peer, state.shard)
         return self._ask_more(now)
@@ -177,8 +141,7 @@ class CatchUp:
 
     def moved(self, now: float) -> list[Effect]:
         """This replica's versions have changed."""
-        if self.ahead is not None and self.logs.model() >= self.ahead[0]:
-            self.ahead = None
+        self.lag.moved()
         if self.fetching is not None and self.logs.model() >= self.fetching.target:
             self.fetching = None
         if self.gathering is not None:
@@ -187,8 +150,7 @@ class CatchUp:
 
     def gone(self, peer: str, now: float) -> list[Effect]:
         """The peer died or can't be reached: what it held may be gone, and is asked of another."""
-        if self.ahead is not None and self.ahead[2] == peer:
-            self.ahead = None
+        self.lag.gone(peer)
         if self.donor == peer:
             self._abandon()
         if self.gathering is None:
@@ -232,43 +194,12 @@ class CatchUp:
         """A message of catching up."""
         match message:
             case Fetch():
-                return self.asked(sender, message)
+                return answer(self.logs, sender, message)
             case Versions():
                 return self.told(sender, message, now)
             case State():
                 return self.got(sender, message, now)
         raise AssertionError(f"no such message: {message}")
-
-    def undelivered(self, to: str, message: Message, now: float) -> list[Effect]:
-        """A message has not reached its peer."""
-        return self.gone(to, now) if isinstance(message, Fetch) else []
-
-    def asked(self, peer: str, request: Fetch) -> list[Effect]:
-        """Send what is newer here; where lineages differ or might, say what is held instead."""
-        mine = [log.state for log in self.logs if log.state is not None]
-        if len(mine) < len(self.logs) or len(request.have) != len(self.logs):
-            return []
-        relations = ["ancestor" if h is None else relation(s, h) for s, h in zip(mine, request.have, strict=True)]
-        if request.whole and request.shards is not None:
-            return [Send(peer, state) for state in mine if state.shard in request.shards]
-        if request.whole:
-            return [Send(peer, state) for state, r in zip(mine, relations, strict=True) if r != "equal"]
-        versions = tuple(state.version for state in mine)
-        if "fork" in relations:
-            return [Send(peer, Versions(versions, forked=True))]
-        effects: list[Effect] = [
-            Send(peer, self.logs[state.shard].outgoing.news(state, peer, have))
-            for state, have, r in zip(mine, request.have, relations, strict=True)
-            if r == "ancestor" and (request.shards is None or state.shard in request.shards)
-        ]
-        if "ahead" in relations or (request.shards is not None and not effects):
-            effects.append(Send(peer, Versions(versions, forked=False)))
-        return effects
-
-    def forked(self, peer: str) -> list[Effect]:
-        """The peer is on another lineage: tell it what this one holds."""
-        versions = [log.version for log in self.logs if log.version is not None]
-        return [Send(peer, Versions(tuple(versions), forked=True))] if len(versions) == len(self.logs) else []
 
     # -- taking
 
@@ -285,7 +216,7 @@ class CatchUp:
         if theirs == mine:
             return []
         if theirs < mine:
-            return self.forked(peer)
+            return tell_versions(self.logs, peer)
         if self.switching is not None:
             return []
         self._abandon()

@@ -56,6 +56,15 @@ class Gathering:
                 requests[donor] = (*requests.get(donor, ()), *shards)
         return [(donor, shards) for donor, shards in requests.items() if shards]
 
+    def told_to_hold(self, donor: str, epochs: Sequence[int]) -> set[int]:
+        """The shards of which a donor holds what the first one told, by its own word: ``epochs``, the lowest of each
+        fragment, so it may hold others, too."""
+        vector = self.vector
+        if vector is None or not epochs:
+            return set()
+        all_of_it, shards = donor == self.told_by, enumerate(self.rules.fragments)
+        return {s for fragment, of in shards for s in of if all_of_it or epochs[fragment] >= vector[s].epoch}
+
     def hopeless(self, donors: Mapping[str, Collection[int]]) -> bool:
         """Nothing is to come, and no donor may have what is left."""
         tried = all((p, s) in self.behind for p, holds in donors.items() for s in self.left if s not in holds)

@@ -180,7 +180,7 @@ class Replica:
             case Received(sender, message):
                 return self._received(sender, message, now)
             case Delivered(to, message):
-                self.roster.reached(to)
+                self.roster.probing.reached(to)
                 self.rounds.delivered(to, message)
                 return []
             case SendFailed(to, message, gone):
@@ -191,8 +191,8 @@ class Replica:
                 self.roster.suspected(peer)
                 return self._probe(peer, now)
             case Moving(peer):
-                self.roster.reached(peer)
-                self.catchup.moving = now
+                self.roster.probing.reached(peer)
+                self.catchup.lag.moving = now
                 return self._probe(peer, now) if self.roster.heard(peer) else []
             case Discovered(peer):
                 return self._probe(peer, now) if self.roster.discovered(peer) else []
@@ -233,7 +233,7 @@ class Replica:
 
     def _received(self, sender: str, message: Message, now: float) -> list[Effect]:
         if isinstance(message, ProbeAck):
-            self.roster.reached(sender)
+            self.roster.probing.reached(sender)
         back = self.roster.heard(sender)
         match message:
             case Probe(summary):
@@ -285,7 +285,7 @@ class Replica:
         return [effect for log in self.logs for effect in log.advance(now)]
 
     def _probe(self, peer: str, now: float) -> list[Effect]:
-        self.roster.probe(peer, now)
+        self.roster.probing.probe(peer, now)
         return [Send(peer, Probe(self.roster.mine))]
 
     def _watched(self) -> set[str]:
@@ -297,14 +297,14 @@ class Replica:
 
     def _wakeup(self, now: float) -> list[Effect]:
         if now - self.planned > self.rules.frozen_after:
-            self.roster.forgive(now)
+            self.roster.probing.forgive(now)
         if now < self.next_tick:
             return [*self.training.load(now), *(effect for log in self.logs for effect in log.close(now))]
         self.next_tick = now + self.rules.probe_every
         effects: list[Effect] = []
-        for peer in self.roster.expire(now):
-            effects += [Note("died", f"{peer} {self.roster.why_dead(peer)}"), *self._lost(peer, now)]
-        for peer in self.roster.to_probe(self._watched(), now):
+        for peer in self.roster.probing.expire(now):
+            effects += [Note("died", f"{peer} {self.roster.probing.why_dead(peer)}"), *self._lost(peer, now)]
+        for peer in self.roster.probing.to_probe(self._watched(), now):
             effects += self._probe(peer, now)
         effects += [*self.training.start(now), *self.training.load(now)]
         effects += self.catchup.tick(now)

@@ -7,10 +7,11 @@ what is on another one may show that this replica has missed something, or is on
 from __future__ import annotations
 
 from .catchup import CatchUp
+from .donating import tell_versions
 from .events import Effect, Note, Send
 from .logs import Logs
 from .mending import Mending
-from .messages import Commit, Contribution, Held, Message, Outdated, Promise, Stale, State, TakeOver, Want
+from .messages import Commit, Contribution, Fetch, Held, Message, Outdated, Promise, Stale, State, TakeOver, Want
 from .mismatches import Mismatches
 from .training import Training
 from .version import Version
@@ -61,7 +62,9 @@ class Rounds:
                 self.logs[shard].own.delivered(to, message, ok=False)
             case Commit(shard) | State(shard) | Held(shard):
                 self.logs[shard].undelivered(to, message)
-        return self.catchup.undelivered(to, message, now)
+            case Fetch():
+                return self.catchup.gone(to, now)
+        return []
 
     def applied(self, shard: int, base: Version, digest: str, now: float) -> list[Effect]:
         """The outer step of another peer's commit has been computed."""
@@ -90,9 +93,9 @@ class Rounds:
                 return log.passed(sender, contribution, now)
             case "fork":
                 log.incoming.stash(sender, contribution)  # its lineage may win
-                return self.catchup.forked(sender)
+                return tell_versions(self.logs, sender)
         log.incoming.stash(sender, contribution)
-        self.catchup.gap(log.shard, now)
+        self.catchup.lag.gap(log.shard, now)
         return []
 
     def _committed(self, sender: str, commit: Commit, now: float) -> list[Effect]:
@@ -102,7 +105,7 @@ class Rounds:
         if log.relation(commit.base) != "ahead":
             return log.repeated(sender, commit)
         log.incoming.keep(commit)
-        self.catchup.gap(log.shard, now)
+        self.catchup.lag.gap(log.shard, now)
         missed = log.missed(sender, commit, self.logs.versions(), now)
         if self.training.ready or not self.logs.whole or self.catchup.gathering is not None:
             return missed
@@ -115,5 +118,5 @@ class Rounds:
             case "ancestor" if log.state is not None:
                 return [Send(sender, log.outgoing.news(log.state, sender, request.base))]
             case "fork":
-                return self.catchup.forked(sender)
+                return tell_versions(self.logs, sender)
         return log.asked_by(sender, request, now)

@@ -51,9 +51,9 @@ class Submitting(Sending):
         return self.mine is not None
 
     def base_of(self, state: State | None, base: Version | None, oldest: Version | None) -> Version | None:
-        """The base that a contribution names: the older of where its oldest progress began and where the trainer stands,
-        so that old work can't pass as fresh. None: it can't be counted here, for its lineage was left or the run has
-        ended. The trainer may stand on the older one: where a lineage was left and has come back."""
+        """The base that a contribution names, so that old work can't pass as fresh: the older one of where its oldest
+        progress began and where the trainer stands (which is the older one where a lineage was left and came back).
+        None: it can't be counted here, for its lineage was left or the run has ended."""
         if base is None or state is None or final(state.version, self.rules) or not grown_from(state, base):
             return None
         return min(base, oldest) if oldest is not None and grown_from(state, oldest) else base

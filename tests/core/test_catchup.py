@@ -257,7 +257,7 @@ def test_a_gap_that_does_not_close_is_fetched_though_other_shards_move(peer: Any
 def test_a_commit_on_an_unknown_base_is_a_gap(peer: Any) -> None:
     b = peer("b", group="ab")
     b.hear("a", Commit(0, b.version(2), b.version(3), 0, "a", (), Plan(("a", "b"), ("a", "b"))))
-    assert b.replica.catchup.missed == {0: (b.version(1), b.now)}
+    assert b.replica.catchup.lag.missed == {0: (b.version(1), b.now)}
     b.now += 2.0
     assert b.said(b.meet("a", model=ahead(b, 3), epochs=(3,))) == [Fetch((b.version(1),), shards=())]
 

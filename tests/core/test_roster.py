@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
 from p2p_diloco.core.messages import Summary
-from p2p_diloco.core.roster import PROBED_EACH_INTERVAL, Roster
+from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
 
@@ -123,30 +122,6 @@ def test_a_late_goodbye_of_an_earlier_life_is_ignored() -> None:
     assert r.alive() == ["a"]
 
 
-def test_peers_that_are_gone_for_long_are_forgotten() -> None:
-    """So churn leaves nothing behind."""
-    r = roster("abc")
-    r.failed("a")
-    r.failed("a")
-    r.departed("b", 1)
-    r.expire(1000.0)
-    r.expire(999.0 + r.rules.forgotten_after)
-    assert set(r.members) == {"a", "b", "c"}
-    r.expire(1000.0 + r.rules.forgotten_after)
-    assert set(r.members) == {"c"}
-
-
-def test_the_dead_take_no_probes_from_the_living() -> None:
-    """However many are dead, each living peer is probed in its turn; of the dead, one an interval."""
-    r = roster([f"dead{i}" for i in range(50)] + ["x", "y"])
-    for i in range(50):
-        r.failed(f"dead{i}")
-        r.failed(f"dead{i}")
-    asked = r.to_probe(set(), 1000.0)
-    assert {"x", "y"} <= set(asked)
-    assert len(asked) == 3
-
-
 def test_an_unknown_peer_is_remembered_and_not_live() -> None:
     """It fails, is suspected, leaves or is probed before it was known."""
     r = roster()
@@ -154,7 +129,7 @@ def test_an_unknown_peer_is_remembered_and_not_live() -> None:
     assert r.failed("a")
     assert not r.failed("b")
     r.departed("c", 1)
-    r.probe("d", 0.0)
+    r.probing.probe("d", 0.0)
     assert sorted(r.members) == ["a", "b", "c", "d"]
     assert r.alive() == []
     assert r.summary("e") is None
@@ -214,130 +189,3 @@ def test_another_lineage_shows_by_its_samples(epochs: tuple[int, ...], model: Mo
     uneven = replace(mine, model=ModelVersion(0, 80, 8))
     assert Roster("me", rules, uneven).elsewhere(theirs) == (model.generation == 1)
     assert not Roster("me", rules, says(epochs=())).elsewhere(theirs)
-
-
-def test_silence_is_a_verdict_after_the_timeout() -> None:
-    """Counted from the oldest unanswered probe; later probes don't put it off, and it is passed once."""
-    r = roster("ab")
-    r.probe("a", 5.0)
-    r.probe("a", 14.0)
-    assert r.expire(14.9) == []
-    assert r.expire(15.0) == ["a"]
-    assert not r.live("a")
-    assert r.expire(16.0) == []
-    assert r.live("b")  # it was asked nothing
-
-
-def test_a_peer_that_is_heard_and_never_reached_is_dead() -> None:
-    """A link that carries nothing one way is no link. Being heard does not reverse that; something that arrives does."""
-    r = roster("ab")
-    for second in range(RULES.deaf_after):
-        assert r.expire(float(second)) == []
-        for peer in "aabb":  # however many leave in one interval
-            r.probe(peer, float(second))
-            r.heard(peer)
-        r.reached("b")
-    assert r.expire(30.0) == ["a"]
-    assert "no probe has arrived there in 20 intervals" in r.why_dead("a")
-    assert not r.heard("a")
-    assert not r.live("a")
-    r.probe("a", 40.0)
-    r.reached("a")
-    assert r.heard("a")
-    assert r.live("a")
-    assert r.expire(41.0) == []
-
-
-def test_probes_of_a_dead_peer_say_nothing_of_its_link() -> None:
-    """It may be away for long; when it is heard again it is back at once."""
-    r = roster("a")
-    r.probe("a", 0.0)
-    assert r.expire(10.0) == ["a"]
-    for second in range(10, 100):
-        r.probe("a", float(second))
-        assert r.expire(float(second)) == []
-    assert r.heard("a")
-    assert r.live("a")
-
-
-def test_an_answer_in_time_stops_the_clock() -> None:
-    r = roster("a")
-    r.probe("a", 0.0)
-    r.heard("a")
-    assert r.expire(100.0) == []
-    r.probe("a", 100.0)
-    assert r.expire(109.9) == []
-    assert r.expire(110.0) == ["a"]
-
-
-def test_a_peer_that_left_does_not_die() -> None:
-    """Leaving is no failure, and is not reported as one."""
-    r = roster("a")
-    r.probe("a", 0.0)
-    r.departed("a", 1)
-    assert r.expire(100.0) == []
-
-
-def test_a_frozen_process_forgives_silence() -> None:
-    """After standing still, what was asked before proves nothing: the clock starts again for all that were asked."""
-    r = roster("ab")
-    r.probe("a", 0.0)
-    r.forgive(50.0)
-    assert r.expire(59.9) == []
-    assert r.expire(60.0) == ["a"]
-    assert r.members["b"].unanswered is None
-
-
-def test_probes_do_not_grow_with_the_swarm() -> None:
-    """An interval costs as many probes with 100 members as with 10, and each member has its turn."""
-    r = Roster("me", RULES, says())
-    names = [f"peer{i:03}" for i in range(100)]
-    for name in names:
-        r.heard(name)
-        r.summarized(name, says())
-    turns = Counter[str]()
-    for second in range(34):
-        probed = r.to_probe((), float(second))
-        assert len(probed) == PROBED_EACH_INTERVAL == 3
-        for peer in probed:
-            r.probe(peer, float(second))
-            r.heard(peer)
-        turns.update(probed)
-    assert set(turns) == set(names)
-    assert turns.total() == 102
-
-
-def test_peers_that_are_waited_for_are_probed_every_time() -> None:
-    """Once each, beside the few others; this peer never."""
-    r = roster("abcdef")
-    for second in range(5):
-        probed = r.to_probe({"f", "e", "me"}, float(second))
-        assert probed[:2] == ["e", "f"]
-        assert len(probed) == 5
-        assert set(probed[2:]) <= set("abcd")
-        for peer in probed:
-            r.probe(peer, float(second))
-
-
-def test_peers_that_were_not_probed_for_longest_come_first() -> None:
-    r = roster("abcde")
-    for time, peer in enumerate("edcba"):
-        r.probe(peer, float(time))
-    assert r.to_probe((), 9.0) == ["e", "d", "c"]
-
-
-def test_the_dead_are_probed_again_now_and_then() -> None:
-    """So that two halves of a partition find each other; but only as often as the timeout says."""
-    r = roster("a")
-    r.probe("a", 0.0)
-    r.failed("a")
-    r.failed("a")
-    assert r.to_probe((), 9.9) == []
-    assert r.to_probe((), 10.0) == ["a"]
-
-
-@pytest.mark.parametrize("watched", [(), ("b",)])
-def test_a_peer_that_left_is_probed_only_if_it_is_waited_for(watched: tuple[str, ...]) -> None:
-    r = roster("ab")
-    r.departed("a", 1)
-    assert r.to_probe(watched, 1e9) == ["b"]

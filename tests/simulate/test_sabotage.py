@@ -17,9 +17,10 @@ from p2p_diloco.core.attendance import Attendance
 from p2p_diloco.core.carry import Carried
 from p2p_diloco.core.catchup import CatchUp
 from p2p_diloco.core.contributing import Contributing
+from p2p_diloco.core.lag import Lag
 from p2p_diloco.core.logs import Logs
+from p2p_diloco.core.probing import Probing
 from p2p_diloco.core.replica import Replica
-from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.rounds import Rounds
 from p2p_diloco.core.sending import Sending
 from p2p_diloco.core.shard import ShardLog
@@ -66,10 +67,10 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
     ),
     (
         "no fetch",
-        CatchUp,
-        "seen",
-        "if now - min([quiet, *stuck]) < self.rules.settle:",
-        "if True:",
+        Lag,
+        "lasts",
+        "return now - min([quiet, *stuck]) >= self.rules.settle",
+        "return False",
         "healed",
         20,
     ),
@@ -95,7 +96,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
     ),
     (
         "the dead are never probed",
-        Roster,
+        Probing,
         "to_probe",
         "+ dead[:1]",
         "",

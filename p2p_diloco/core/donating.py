@@ -1,0 +1,39 @@
+"""What this replica sends to a peer that asks for a newer state.
+
+Law: a state is sent only to a peer whose own has not left its lineage; otherwise both compare whole models first.
+"""
+
+from __future__ import annotations
+
+from .events import Effect, Send
+from .logs import Logs
+from .messages import Fetch, Versions
+from .state import relation
+
+
+def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
+    """Send what is newer here; where lineages differ or might, say what is held instead."""
+    mine = [log.state for log in logs if log.state is not None]
+    if len(mine) < len(logs) or len(request.have) != len(logs):
+        return []
+    relations = ["ancestor" if h is None else relation(s, h) for s, h in zip(mine, request.have, strict=True)]
+    if request.whole and request.shards is not None:
+        return [Send(peer, state) for state in mine if state.shard in request.shards]
+    if request.whole:
+        return [Send(peer, state) for state, r in zip(mine, relations, strict=True) if r != "equal"]
+    if "fork" in relations:
+        return tell_versions(logs, peer)
+    effects: list[Effect] = [
+        Send(peer, logs[state.shard].outgoing.news(state, peer, have))
+        for state, have, r in zip(mine, request.have, relations, strict=True)
+        if r == "ancestor" and (request.shards is None or state.shard in request.shards)
+    ]
+    if "ahead" in relations or (request.shards is not None and not effects):
+        effects += tell_versions(logs, peer, forked=False)
+    return effects
+
+
+def tell_versions(logs: Logs, peer: str, *, forked: bool = True) -> list[Effect]:
+    """Tell a peer what is held here, if all shards are; ``forked``: it is on another lineage."""
+    versions = [log.version for log in logs if log.version is not None]
+    return [Send(peer, Versions(tuple(versions), forked=forked))] if len(versions) == len(logs) else []
