@@ -7,7 +7,7 @@ Law: one exchange is under way at a time; what is sent is on what was merged. Wh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from .carry import Carried
 from .events import Contribute, Effect, Load, Loaded, Release
@@ -70,6 +70,15 @@ class Contributing:
         """This peer's newest contribution that the shard's state counts."""
         state = self.logs[shard].state
         return None if state is None else state.counted.get(self.me)
+
+    def behind(self, shards: Sequence[int]) -> list[int | None]:
+        """Asynchronous: the staleness of this peer's last submission, for each of its shards; None: not counted."""
+        return [own.behind for shard in shards if isinstance(own := self.logs[shard].own, Submitting)]
+
+    def uncounted(self, shards: Sequence[int]) -> list[str]:
+        """The same: why it was not counted, where it wasn't."""
+        own = (self.logs[shard].own for shard in shards)
+        return sorted({sent.uncounted for sent in own if isinstance(sent, Submitting)} - {""})
 
     # -- merging
 

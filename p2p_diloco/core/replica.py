@@ -1,8 +1,8 @@
 """One replica's control plane: ``handle(event, now) → effects`` and ``next_wakeup()``. The only door into the core.
 
 Same state and same event give the same effects. It knows versions, references and weights, never tensors; time is an
-argument. What happens to one shard is in `shard`, to the whole state in `catchup`, to membership in `roster`, to this
-peer's own trainer in `contributing`.
+argument. What happens to one shard is in `shard`, to the whole state in `catchup`, to membership in `presence`, to
+this peer's own trainer in `contributing`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from .events import (
     Release,
     Restore,
     Revised,
-    Send,
     SendFailed,
     Wakeup,
 )
@@ -55,6 +54,7 @@ from .messages import (
     Summary,
 )
 from .mismatches import Mismatches
+from .presence import Presence
 from .revision import FOUNDED, Revision
 from .roster import Roster
 from .rounds import Rounds
@@ -62,7 +62,6 @@ from .rules import Rules
 from .state import founding
 from .state import founding_meta as founding_meta
 from .state import meta_of as meta_of
-from .submitting import Submitting
 from .synchronous import SynchronousLog
 from .training import Training
 from .version import ModelVersion, Version
@@ -85,6 +84,7 @@ class Replica:
         self.memory = Memory(me, rules, self.logs)
         self.mending = Mending(rules, self.logs, self.roster, self.catchup)
         self.mismatches = Mismatches(rules, self.roster, now)
+        self.presence = Presence(rules, self.logs, self.roster, self.catchup)
         self.rounds = Rounds(self.logs, self.catchup, self.mending, self.mismatches, self.training)
         self.finished = self.departed = False
         self.had_state = False  # before the last event
@@ -118,15 +118,6 @@ class Replica:
         state = self.logs[shard].state
         assert state is not None
         return state
-
-    def behind(self, shards: Sequence[int]) -> list[int | None]:
-        """Asynchronous: the staleness of this peer's last submission, for each of its shards; None: not counted."""
-        return [own.behind for shard in shards if isinstance(own := self.logs[shard].own, Submitting)]
-
-    def uncounted(self, shards: Sequence[int]) -> list[str]:
-        """The same: why it was not counted, where it wasn't."""
-        own = (self.logs[shard].own for shard in shards)
-        return sorted({sent.uncounted for sent in own if isinstance(sent, Submitting)} - {""})
 
     def workers(self) -> int:
         """Live peers that train, this one included."""
@@ -184,18 +175,19 @@ class Replica:
                 self.rounds.delivered(to, message)
                 return []
             case SendFailed(to, message, gone):
-                return self._failed(to, message, gone, now)
+                effects = self.rounds.undelivered(to, message, now)
+                return effects + self.presence.failed(to, now) if gone else effects
             case Closed(peer):
                 if not self.roster.live(peer):
                     return []
                 self.roster.suspected(peer)
-                return self._probe(peer, now)
+                return self.presence.probe(peer, now)
             case Moving(peer):
                 self.roster.probing.reached(peer)
                 self.catchup.lag.moving = now
-                return self._probe(peer, now) if self.roster.heard(peer) else []
+                return self.presence.probe(peer, now) if self.roster.heard(peer) else []
             case Discovered(peer):
-                return self._probe(peer, now) if self.roster.discovered(peer) else []
+                return self.presence.probe(peer, now) if self.roster.discovered(peer) else []
             case Measured(bandwidth):
                 self.roster.says(bandwidth=bandwidth)
                 return []
@@ -222,78 +214,22 @@ class Replica:
             case Restore(states):
                 return self._restore(states, now)
             case Revised(revision):
-                return self._learn(revision)
+                return self.presence.learn(revision)
             case Depart():
                 self.departed = True
-                return [Send(peer, Leave(self.roster.mine.incarnation)) for peer in self.roster.alive()]
+                return self.presence.leave()
             case Wakeup():
                 return self._wakeup(now)
 
     # -- messages
 
     def _received(self, sender: str, message: Message, now: float) -> list[Effect]:
-        if isinstance(message, ProbeAck):
-            self.roster.probing.reached(sender)
-        back = self.roster.heard(sender)
         match message:
-            case Probe(summary):
-                return [Send(sender, ProbeAck(self.roster.mine)), *self._summarized(sender, summary, back, now)]
-            case ProbeAck(summary):
-                return self._summarized(sender, summary, back, now)
-            case Leave(incarnation):
-                if not self.roster.departed(sender, incarnation):
-                    return []
-                return [Note("left", f"{sender} left the run"), *self._lost(sender, now)]
-        effects = self._probe(sender, now) if back else []
+            case Probe() | ProbeAck() | Leave():
+                return self.presence.received(sender, message, now)
+        back = self.roster.heard(sender)
+        effects = self.presence.probe(sender, now) if back else []
         return effects + self.rounds.received(sender, message, now)
-
-    def _summarized(self, peer: str, summary: Summary, back: bool, now: float) -> list[Effect]:
-        before = self.roster.summary(peer)
-        restarted = self.roster.summarized(peer, summary)
-        back = back or (before is None and self.roster.live(peer))
-        effects = self._learn(summary.revision)
-        if restarted:
-            effects += self.catchup.gone(peer, now)
-            for log in self.logs:
-                log.forgotten_by(peer)
-        for log in self.logs if summary.epochs else ():
-            if log.version is not None and summary.epochs[log.fragment] >= log.version.epoch:
-                log.outgoing.reached(peer)
-        if back:
-            effects.append(Note("joined", f"{peer} is there"))
-        if back or restarted or before is None or before.idle != summary.idle or not before.epochs:
-            effects += self._lead(now)
-        return effects + self.catchup.seen(peer, summary.model, now)
-
-    # -- membership
-
-    def _failed(self, to: str, message: Message, gone: bool, now: float) -> list[Effect]:
-        effects = self.rounds.undelivered(to, message, now)
-        if not gone or not (self.roster.live(to) or self.roster.presumed(to)):
-            return effects
-        if self.roster.failed(to):
-            return [*effects, Note("died", f"{to} can't be reached any more"), *self._lost(to, now)]
-        return effects + self._probe(to, now)
-
-    def _lost(self, peer: str, now: float) -> list[Effect]:
-        effects = self.catchup.gone(peer, now)
-        for log in self.logs:
-            effects += log.lost(peer, now)
-        return effects
-
-    def _lead(self, now: float) -> list[Effect]:
-        return [effect for log in self.logs for effect in log.advance(now)]
-
-    def _probe(self, peer: str, now: float) -> list[Effect]:
-        self.roster.probing.probe(peer, now)
-        return [Send(peer, Probe(self.roster.mine))]
-
-    def _watched(self) -> set[str]:
-        """The peers that something here waits for."""
-        watched: set[str] = set()
-        for log in self.logs:
-            watched |= log.watched()
-        return {*watched, self.catchup.donor or ""} - {self.me, ""}
 
     def _wakeup(self, now: float) -> list[Effect]:
         if now - self.planned > self.rules.frozen_after:
@@ -301,11 +237,7 @@ class Replica:
         if now < self.next_tick:
             return [*self.training.load(now), *(effect for log in self.logs for effect in log.close(now))]
         self.next_tick = now + self.rules.probe_every
-        effects: list[Effect] = []
-        for peer in self.roster.probing.expire(now):
-            effects += [Note("died", f"{peer} {self.roster.probing.why_dead(peer)}"), *self._lost(peer, now)]
-        for peer in self.roster.probing.to_probe(self._watched(), now):
-            effects += self._probe(peer, now)
+        effects = self.presence.tick(now)
         effects += [*self.training.start(now), *self.training.load(now)]
         effects += self.catchup.tick(now)
         effects += self.mending.mend(now)
@@ -341,7 +273,9 @@ class Replica:
         """The present state of these shards has changed."""
         had_state, self.had_state = self.had_state, self.has_state
         states = (self.logs.look_at(shard).state for shard in moved)
-        effects = self.catchup.moved(now) + self._learn(*(state.revision for state in states if state is not None))
+        effects = self.catchup.moved(now) + self.presence.learn(
+            *(state.revision for state in states if state is not None)
+        )
         if not self.has_state:
             return effects
         self.own.renew_incarnation(moved if had_state else range(len(self.logs)))
@@ -352,23 +286,12 @@ class Replica:
         if not had_state:
             self.training.whole_since = now
         if not had_state or self._is_left_out(moved):
-            effects += self._tell_all(now)
+            effects += self.presence.tell_all(now)
         effects += [*self.training.start(now), Changed(), *self.training.load(now)]
         if not self.finished and self.logs.ended:
             self.finished = True
             effects.append(Finished())
         return effects
-
-    def _learn(self, *heard: Revision) -> list[Effect]:
-        """Revisions that others, or this peer's own shards, know of: the highest goes into the next commits, and on."""
-        mine = self.roster.mine
-        highest = max(mine.revision, *heard)
-        if highest == mine.revision:
-            return []
-        self.roster.says(revision=highest)
-        if self.revision == highest:
-            return []
-        return [Note("revision", f"{highest} is known, and each shard adopts it with its next commit")]
 
     def _notice_idleness(self, now: float) -> list[Effect]:
         """Tell all when this peer's trainer has become idle, or has gone on."""
@@ -376,7 +299,7 @@ class Replica:
         if idle == self.roster.mine.idle:
             return []
         self.roster.says(idle=idle)
-        return self._tell_all(now)
+        return self.presence.tell_all(now)
 
     def _is_left_out(self, moved: Sequence[int]) -> bool:
         """Whether this peer works, and holds an epoch that doesn't count it: the others should hear of it."""
@@ -385,11 +308,6 @@ class Replica:
             return False
         fragments = {self.logs.look_at(shard).fragment for shard in moved}
         return not all(self.logs.look_at(s).counts_me for f in fragments for s in self.rules.fragments[f])
-
-    def _tell_all(self, now: float) -> list[Effect]:
-        """What this peer says of itself has changed, and rounds hang on it. Peers that a plan names, and that were not
-        met yet, should hear it, too."""
-        return [effect for peer in self.roster.within_reach() for effect in self._probe(peer, now)]
 
     def _describe(self) -> None:
         """Keep what this peer says of its state up to date."""

@@ -225,7 +225,7 @@ class TrainerSide:
     def _submitted(self) -> dict[str, int]:
         """A submission was answered for: note it, and look how many inner steps this peer makes until the next."""
         submissions, replica, shards = self.submissions, self._replica, self._exchange.shards
-        log.info("%s", submissions.ended(replica.behind(shards), replica.uncounted(shards)))
+        log.info("%s", submissions.ended(replica.own.behind(shards), replica.own.uncounted(shards)))
         if text := submissions.adjust(replica.roster.mine.speed, speeds(replica.roster.summaries())):
             self._event_log.note("pace", text)
         return {"steps": submissions.steps, "staleness": submissions.staleness, "refused": submissions.refused}

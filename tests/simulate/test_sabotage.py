@@ -19,6 +19,7 @@ from p2p_diloco.core.catchup import CatchUp
 from p2p_diloco.core.contributing import Contributing
 from p2p_diloco.core.lag import Lag
 from p2p_diloco.core.logs import Logs
+from p2p_diloco.core.presence import Presence
 from p2p_diloco.core.probing import Probing
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rounds import Rounds
@@ -169,9 +170,9 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
     ),
     (
         "a revision is not handed on",
-        Replica,
+        Presence,
         "_summarized",
-        "self._learn(summary.revision)",
+        "self.learn(summary.revision)",
         "[]",
         "async",
         60,
@@ -187,8 +188,8 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
     ),
     (
         "a lineage makes a peer forget a revision",
-        Replica,
-        "_learn",
+        Presence,
+        "learn",
         "max(mine.revision, *heard)",
         "max(heard)",
         "healed",
@@ -223,8 +224,8 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
     ),
     (
         "who holds a state tells nobody",
-        Replica,
-        "_tell_all",
+        Presence,
+        "tell_all",
         "self.roster.within_reach()",
         "()",
         "joining",

@@ -1,0 +1,113 @@
+"""Peers that come, go, and tell of themselves, and what follows from that for the logs and for catching up.
+
+Law: what a peer is known by is the roster's. A peer tells all others at once when rounds hang on what has changed.
+"""
+
+from __future__ import annotations
+
+from .catchup import CatchUp
+from .events import Effect, Note, Send
+from .logs import Logs
+from .messages import Leave, Probe, ProbeAck, Summary
+from .revision import Revision
+from .roster import Roster
+from .rules import Rules
+
+
+class Presence:
+    def __init__(self, rules: Rules, logs: Logs, roster: Roster, catchup: CatchUp) -> None:
+        self.rules, self.logs, self.roster, self.catchup = rules, logs, roster, catchup
+
+    # -- this peer tells
+
+    def probe(self, peer: str, now: float) -> list[Effect]:
+        """Ask the peer whether it lives, and tell what this one holds."""
+        self.roster.probing.probe(peer, now)
+        return [Send(peer, Probe(self.roster.mine))]
+
+    def tell_all(self, now: float) -> list[Effect]:
+        """What this peer says of itself has changed, and rounds hang on it. Peers that a plan names, and that were not
+        met yet, should hear it, too."""
+        return [effect for peer in self.roster.within_reach() for effect in self.probe(peer, now)]
+
+    def leave(self) -> list[Effect]:
+        """Say goodbye to all."""
+        return [Send(peer, Leave(self.roster.mine.incarnation)) for peer in self.roster.alive()]
+
+    def learn(self, *heard: Revision) -> list[Effect]:
+        """Revisions that others, or this peer's own shards, know of: the highest goes into the next commits, and on."""
+        mine = self.roster.mine
+        highest = max(mine.revision, *heard)
+        if highest == mine.revision:
+            return []
+        self.roster.says(revision=highest)
+        if self.logs.revision == highest:
+            return []
+        return [Note("revision", f"{highest} is known, and each shard adopts it with its next commit")]
+
+    # -- others tell
+
+    def received(self, sender: str, message: Probe | ProbeAck | Leave, now: float) -> list[Effect]:
+        """A message of membership."""
+        if isinstance(message, ProbeAck):
+            self.roster.probing.reached(sender)
+        back = self.roster.heard(sender)
+        match message:
+            case Probe(summary):
+                return [Send(sender, ProbeAck(self.roster.mine)), *self._summarized(sender, summary, back, now)]
+            case ProbeAck(summary):
+                return self._summarized(sender, summary, back, now)
+            case Leave(incarnation):
+                if not self.roster.departed(sender, incarnation):
+                    return []
+                return [Note("left", f"{sender} left the run"), *self._lost(sender, now)]
+
+    def _summarized(self, peer: str, summary: Summary, back: bool, now: float) -> list[Effect]:
+        before = self.roster.summary(peer)
+        restarted = self.roster.summarized(peer, summary)
+        back = back or (before is None and self.roster.live(peer))
+        effects = self.learn(summary.revision)
+        if restarted:
+            effects += self.catchup.gone(peer, now)
+            for log in self.logs:
+                log.forgotten_by(peer)
+        for log in self.logs if summary.epochs else ():
+            if log.version is not None and summary.epochs[log.fragment] >= log.version.epoch:
+                log.outgoing.reached(peer)
+        if back:
+            effects.append(Note("joined", f"{peer} is there"))
+        if back or restarted or before is None or before.idle != summary.idle or not before.epochs:
+            effects += [effect for log in self.logs for effect in log.advance(now)]
+        return effects + self.catchup.seen(peer, summary.model, now)
+
+    # -- silence and refused dials
+
+    def failed(self, peer: str, now: float) -> list[Effect]:
+        """A dial of the peer was refused."""
+        if not (self.roster.live(peer) or self.roster.presumed(peer)):
+            return []
+        if self.roster.failed(peer):
+            return [Note("died", f"{peer} can't be reached any more"), *self._lost(peer, now)]
+        return self.probe(peer, now)
+
+    def tick(self, now: float) -> list[Effect]:
+        """An interval has passed: say which peers are dead, and probe some."""
+        effects: list[Effect] = []
+        for peer in self.roster.probing.expire(now):
+            effects += [Note("died", f"{peer} {self.roster.probing.why_dead(peer)}"), *self._lost(peer, now)]
+        for peer in self.roster.probing.to_probe(self._watched(), now):
+            effects += self.probe(peer, now)
+        return effects
+
+    def _lost(self, peer: str, now: float) -> list[Effect]:
+        effects = self.catchup.gone(peer, now)
+        for log in self.logs:
+            effects += log.lost(peer, now)
+        return effects
+
+    def _watched(self) -> set[str]:
+        """The peers that something here waits for."""
+        watched: set[str] = set()
+        for log in self.logs:
+            watched |= log.watched()
+        return {*watched, self.catchup.donor or ""} - {self.roster.me, ""}
