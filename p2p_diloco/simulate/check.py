@@ -226,7 +226,7 @@ def check(world: World) -> Outcome:
             moving = process.replica.finished or newest > world.now - RESUMED_S - slow
             require(moving, "d", f"{name} has no commit in the last {RESUMED_S + slow:g} s of healing")
         world.membership.at_peace()
-        world.training = False
+        world.trainers.training = False
         world.run(world.now + SETTLE_S + slow)
         require(len(lineage(world)) == 1, "d", f"more than one lineage after healing: {lineage(world)}")
         intact(world)

@@ -125,7 +125,7 @@ class Faults:
 
             case "pause" if someone:
                 world.say(someone, "pauses")
-                world.pause(world.alive[someone], world.rng.uniform(*PAUSE_S))
+                world.trainers.pause(world.alive[someone], world.rng.uniform(*PAUSE_S))
 
     def _gone(self, process: Process) -> None:
         world = self._world

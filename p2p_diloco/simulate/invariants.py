@@ -105,7 +105,7 @@ def newest(world: World, shard: int) -> Process:
 
 def relied_upon(world: World) -> None:
     """(g): what a trainer was told is counted is there in the end, if no more holders died than may."""
-    for shard, steps in enumerate(world.answered):
+    for shard, steps in enumerate(world.trainers.answered):
         lost = steps & ~newest(world, shard).store.present[shard].steps
         require(not lost, "g", f"steps {bin(lost)} of shard {shard} were answered for, and are lost")
 
@@ -151,7 +151,7 @@ def account(world: World) -> Counter[str]:
     living = {id(p.trainer) for p in world.alive.values()}
     present = [newest(world, shard).store.present[shard].steps for shard in range(world.rules.shards)]
     steps: Counter[str] = Counter()
-    for name, trainer in world.trainers:
+    for name, trainer in world.trainers.all:
         for shard in range(world.rules.shards):
             counted = present[shard]
             pending = trainer.pending(shard)

@@ -148,7 +148,7 @@ class Membership:
         if lasting or world.drop or world.cut or world.mute:
             self.disturbed(max([world.now, *lasting]))
         quiet = max(self.quiet_from, life.excused_until) + self.patience
-        return not world.rules.asynchronous and world.training and since >= quiet
+        return not world.rules.asynchronous and world.trainers.training and since >= quiet
 
     def _works(self, process: Process, shard: int, version: object) -> bool:
         """Whether a peer has worked for long, so that all know of it, on the same base."""

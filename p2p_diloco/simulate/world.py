@@ -14,10 +14,8 @@ from p2p_diloco.core.events import (
     Apply,
     Average,
     Averaged,
-    Carry,
     Changed,
     Closed,
-    Contribute,
     Damaged,
     Delivered,
     Discovered,
@@ -28,10 +26,7 @@ from p2p_diloco.core.events import (
     Found,
     Load,
     Measured,
-    Merge,
     Note,
-    Pause,
-    Progress,
     Ready,
     Received,
     Release,
@@ -49,10 +44,11 @@ from .faults import Faults
 from .founder import Founder
 from .invariants import advanced, after_event
 from .membership import Membership
-from .model import Tensors, Trainer, require
+from .model import Tensors, require
 from .process import Process
 from .settings import PLAIN, Settings
 from .trace import tell
+from .trainers import Trainers
 from .witness import Witness
 
 
@@ -69,13 +65,11 @@ class World:
         self.disks: dict[str, tuple[tuple[State, ...], tuple[Tensors, ...]]] = {}
         self.cut: set[frozenset[str]] = set()
         self.mute: set[tuple[str, str]] = set()  # (from, to) of links that carry nothing that way
-        self.bits, self.flips = 0, 0
+        self.flips = 0
         self.happened: Counter[str] = Counter()  # faults, messages and their fates, commits
-        self.trainers: list[tuple[str, Trainer]] = []
-        self.answered = [0] * self.rules.shards  # the steps that a trainer was told are counted
         self.drop, self.duplicate = settings.drop, settings.duplicate
         self.faults = Faults(self)
-        self.training = True
+        self.trainers = Trainers(self)
         self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
         self.membership = Membership(self)
         self.founder = Founder(self)
@@ -111,7 +105,7 @@ class World:
     def start(self, name: str, found: bool = False, from_disk: bool = False) -> Process:
         states, tensors = self.disks.get(name, (None, None)) if from_disk else (None, None)
         process = self.alive[name] = Process(self, name, states)
-        self.trainers.append((name, process.trainer))
+        self.trainers.all.append((name, process.trainer))
         self.say(name, "starts" + (" from disk" if states else ""))
         if found:
             meta = founding_meta(0, name, "worker")
@@ -272,101 +266,20 @@ class World:
                     self.commits.append((self.now, process.name, shard, version.epoch))
                     self.happened["moved"] += 1
             case Load():
-                self._load(process, effect)
+                self.trainers.load(process, effect)
             case Ready():
                 if not process.training:
                     process.training = True
-                    self.at(process.step_time, lambda: self._step(process))
+                    self.at(process.step_time, lambda: self.trainers.step(process))
             case Changed():
                 process.changed = True
             case Release():
                 process.released = True
-                self._land(process)
+                self.trainers.land(process)
             case Note(kind):
                 if kind == "fork":
                     self.membership.joins_lineage(process)
                 self.happened[f"note {kind}"] += 1
-
-    # -- training
-
-    def _step(self, process: Process) -> None:
-        if self.alive.get(process.name) is not process or not self.training:
-            return
-        held = max(process.stalled_until, process.frozen_until)
-        if held > self.now:
-            self.at(held - self.now, lambda: self._step(process))
-            return
-        self.at(process.step_time, lambda: self._step(process))
-        trainer = process.trainer
-        if process.paused is not None or process.replica.training.merging is not None:
-            return
-        if self._waits(process) or process.replica.finished:
-            self._land(process)
-            return
-        if not trainer.loaded:
-            self.feed(process, Merge())
-            if not trainer.loaded:
-                return
-        trainer.step(1 << self.bits)
-        self.witness.stepped(process)
-        self.bits += 1
-        process.flown += 1
-        self.feed(process, Progress(process.step_time))
-        if process.blocked:
-            self._land(process)
-        elif process.changed or trainer.since_sending >= self.settings.interval:
-            self.feed(process, Merge())
-
-    def _waits(self, process: Process) -> bool:
-        """Whether training stands still until the exchange is over."""
-        due = process.trainer.since_sending >= self.settings.interval
-        return process.blocked and (due or process.flown >= self.settings.overlap or process.replica.finished)
-
-    def _land(self, process: Process) -> None:
-        if process.released and self._waits(process):
-            process.blocked = process.released = False
-            self.feed(process, Merge())
-
-    def _load(self, process: Process, load: Load) -> None:
-        trainer = process.trainer
-        self.membership.merges(process, load)
-        for loaded in load.shards:
-            trainer.merge(loaded, process.store.present[loaded.shard].steps)
-            self.witness.merges(process, loaded)
-            if loaded.carry is Carry.SUBTRACT:
-                self.answered[loaded.shard] |= trainer.delta[loaded.shard]
-        process.changed = False
-        if not trainer.loaded:
-            trainer.loaded = True
-            return
-        if not self.training:
-            return
-        if load.due and trainer.since_sending >= self.settings.interval and not process.blocked:
-            for s in load.due:
-                trainer.delta[s] = trainer.pending(s)
-            process.blocked, process.flown = True, 0
-            self.membership.sends(process, load.due)
-            weight, trainer.since_sending = trainer.since_sending, 0
-            event = Contribute(load.due, weight, weight, tuple(trainer.delta[s] for s in load.due))
-            hesitation = self.settings.hesitation
-            self.at(self.rng.uniform(0.0, hesitation) if hesitation else 0.0, lambda: self._contribute(process, event))
-
-    def pause(self, process: Process, seconds: float) -> None:
-        """The trainer announces that it makes no steps, and is back after so long."""
-        if process.paused is None and process.training:
-            process.paused = self.now
-            self.feed_alive(process, Pause(True))
-            self.at(seconds, lambda: self._resume(process))
-
-    def _resume(self, process: Process) -> None:
-        if self.alive.get(process.name) is process:
-            self.membership.resumes(process)
-            process.paused = None
-            self.feed_alive(process, Pause(False))
-
-    def _contribute(self, process: Process, event: Contribute) -> None:
-        if self.alive.get(process.name) is process:
-            self.feed(process, event)
 
     def say(self, who: str, what: str) -> None:
         if self.lines is not None:

@@ -38,7 +38,7 @@ def aggregator(world: World, shard: int = 0) -> str:
 
 def settle(world: World) -> None:
     """Training stops; then all agree, every inner step is accounted for, and all that was answered for is there."""
-    world.training = False
+    world.trainers.training = False
     world.run(world.now + 15.0)
     assert len(invariants.lineage(world)) == 1, invariants.lineage(world)
     invariants.account(world)
@@ -193,7 +193,7 @@ def test_two_sides_of_a_cut_become_one_again(seed: int) -> None:
     world.run(world.now + 15.0)
     world.faults.heal()
     world.run(world.now + 20.0)
-    world.training = False
+    world.trainers.training = False
     world.run(world.now + 15.0)
     assert len(invariants.lineage(world)) == 1
     invariants.account(world)

@@ -37,7 +37,7 @@ def cut(world: World, *side: str) -> None:
 
 def settle(world: World, seconds: float = 12.0) -> None:
     """Training stops, what is under way comes to rest; then all agree, and every inner step is accounted for."""
-    world.training = False
+    world.trainers.training = False
     world.run(world.now + seconds)
     assert len(invariants.lineage(world)) == 1
     invariants.account(world)

@@ -1,0 +1,113 @@
+"""The trainers of a simulated world: they make inner steps, exchange when it is time, merge, and pause.
+
+Law: a trainer sees its own replica alone, as a real one does; the world's laws look on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from p2p_diloco.core.events import Carry, Contribute, Load, Merge, Pause, Progress
+
+from .model import Trainer
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .world import World
+
+
+class Trainers:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.all: list[tuple[str, Trainer]] = []  # of all lives, with their peers' names
+        self.answered = [0] * world.rules.shards  # the steps that a trainer was told are counted
+        self.training = True  # until the world comes to rest
+        self.steps = 0  # that were made so far; each is one bit
+
+    def step(self, process: Process) -> None:
+        """Make an inner step, or wait; then again."""
+        world = self.world
+        if world.alive.get(process.name) is not process or not self.training:
+            return
+        held = max(process.stalled_until, process.frozen_until)
+        if held > world.now:
+            world.at(held - world.now, lambda: self.step(process))
+            return
+        world.at(process.step_time, lambda: self.step(process))
+        trainer = process.trainer
+        if process.paused is not None or process.replica.training.merging is not None:
+            return
+        if self._waits(process) or process.replica.finished:
+            self.land(process)
+            return
+        if not trainer.loaded:
+            world.feed(process, Merge())
+            if not trainer.loaded:
+                return
+        trainer.step(1 << self.steps)
+        world.witness.stepped(process)
+        self.steps += 1
+        process.flown += 1
+        world.feed(process, Progress(process.step_time))
+        if process.blocked:
+            self.land(process)
+        elif process.changed or trainer.since_sending >= world.settings.interval:
+            world.feed(process, Merge())
+
+    def _waits(self, process: Process) -> bool:
+        """Whether training stands still until the exchange is over."""
+        settings = self.world.settings
+        due = process.trainer.since_sending >= settings.interval
+        return process.blocked and (due or process.flown >= settings.overlap or process.replica.finished)
+
+    def land(self, process: Process) -> None:
+        """The exchange is over: merge its result, if training stands still for that."""
+        if process.released and self._waits(process):
+            process.blocked = process.released = False
+            self.world.feed(process, Merge())
+
+    def load(self, process: Process, load: Load) -> None:
+        """Merge what is new, and send what is due."""
+        world, trainer = self.world, process.trainer
+        world.membership.merges(process, load)
+        for loaded in load.shards:
+            trainer.merge(loaded, process.store.present[loaded.shard].steps)
+            world.witness.merges(process, loaded)
+            if loaded.carry is Carry.SUBTRACT:
+                self.answered[loaded.shard] |= trainer.delta[loaded.shard]
+        process.changed = False
+        if not trainer.loaded:
+            trainer.loaded = True
+            return
+        if not self.training:
+            return
+        if load.due and trainer.since_sending >= world.settings.interval and not process.blocked:
+            for s in load.due:
+                trainer.delta[s] = trainer.pending(s)
+            process.blocked, process.flown = True, 0
+            world.membership.sends(process, load.due)
+            weight, trainer.since_sending = trainer.since_sending, 0
+            event = Contribute(load.due, weight, weight, tuple(trainer.delta[s] for s in load.due))
+            hesitation = world.settings.hesitation
+            delay = world.rng.uniform(0.0, hesitation) if hesitation else 0.0
+            world.at(delay, lambda: self._contribute(process, event))
+
+    def pause(self, process: Process, seconds: float) -> None:
+        """The trainer announces that it makes no steps, and is back after so long."""
+        world = self.world
+        if process.paused is None and process.training:
+            process.paused = world.now
+            world.feed_alive(process, Pause(True))
+            world.at(seconds, lambda: self._resume(process))
+
+    def _resume(self, process: Process) -> None:
+        world = self.world
+        if world.alive.get(process.name) is process:
+            world.membership.resumes(process)
+            process.paused = None
+            world.feed_alive(process, Pause(False))
+
+    def _contribute(self, process: Process, event: Contribute) -> None:
+        world = self.world
+        if world.alive.get(process.name) is process:
+            world.feed(process, event)
