@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from types import FrameType
 
@@ -17,6 +18,10 @@ from p2p_diloco.cli.tied import tied
 from p2p_diloco.errors import UsageError
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+LOOK_EVERY_S = 0.05
+"""Seconds between two looks whether the command has ended. A blocking wait would miss a signal that comes just before
+the system call, and pass it on only after the command has ended by itself.
+"""
 
 
 def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_kernel: bool | None = None) -> int:
@@ -47,32 +52,12 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_ke
         child = tied(command, by_kernel=by_kernel, env=dict(environment))
         for number in early:
             child.send_signal(number)
-        status = _wait(child)
+        while (status := child.poll()) is None:
+            time.sleep(LOOK_EVERY_S)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
     return 128 - status if status < 0 else status
-
-
-def _wait(child: subprocess.Popen[bytes]) -> int:
-    """Its return code.
-
-    Signals wake us through a pipe: a signal that comes just before a system call begins would not interrupt it, and
-    would be passed on only after the command has ended by itself.
-    """
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
-    before = signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-    pipe_before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    try:
-        while (status := child.poll()) is None:
-            os.read(woken, 4096)
-    finally:
-        signal.set_wakeup_fd(pipe_before)
-        signal.signal(signal.SIGCHLD, before)
-        os.close(woken)
-        os.close(wake)
-    return status
 
 
 def _typed_by_user() -> bool:
