@@ -45,15 +45,6 @@ NOTES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """A world in which an invariant did not hold."""
-
-    seed: int
-    kind: str
-    why: str
-
-
 @dataclass(slots=True)
 class Report:
     """Sums over worlds."""
@@ -62,13 +53,14 @@ class Report:
     happened: Counter[str] = field(default_factory=Counter)
     steps: Counter[str] = field(default_factory=Counter)
     events: int = 0
-    broken: list[Broken] = field(default_factory=list)
+    broken: list[tuple[int, str, str]] = field(default_factory=list)
+    """(seed, kind, why) of each world in which an invariant did not hold."""
 
     def add(self, seed: int, kind: str, outcome: Outcome | str) -> None:
         """Count a world: its outcome, or why it broke."""
         self.kinds[kind] += 1
         if isinstance(outcome, str):
-            self.broken.append(Broken(seed, kind, outcome))
+            self.broken.append((seed, kind, outcome))
         else:
             self.happened.update(outcome.happened)
             self.steps.update(outcome.steps)
@@ -87,15 +79,16 @@ class Report:
         sent = max(1, happened["sent"])
         lost, doubled = happened["lost"] / sent, happened["doubled"] / sent
         yield f"  messages: {happened['sent']} sent, {lost:.1%} lost or cut off, {doubled:.1%} doubled"
-        yield f"  protocol: {self.events} events, {happened['moved']} times a shard moved on, {_notes(happened)}"
+        notes = ", ".join(f"{happened[f'note {kind}']} {text}" for kind, text in NOTES.items())
+        yield f"  protocol: {self.events} events, {happened['moved']} times a shard moved on, {notes}"
         yield f"  attendance: {happened['judged']} exchanges had to be counted, and were"
         taken = max(1, steps["taken"])  # a broken world counts none
         fates = ("counted", "pending", "died", "dropped")
         shares = ", ".join(f"{steps[fate] / taken:.2%} {fate}" for fate in fates)
         yield f"  inner steps: {steps['taken']} taken, {shares}"
-        for one in sorted(self.broken, key=lambda one: one.seed):
-            yield f"seed {one.seed} ({one.kind}): {one.why}"
-            yield f"  look at it: p2p-diloco simulate --seed {one.seed} --kind {one.kind} --trace"
+        for seed, kind, why in sorted(self.broken):
+            yield f"seed {seed} ({kind}): {why}"
+            yield f"  look at it: p2p-diloco simulate --seed {seed} --kind {kind} --trace"
 
 
 def simulate(seeds: int, first: int, seed: int | None, kind: str | None, jobs: int | None, *, trace: bool) -> int:
@@ -119,24 +112,16 @@ def simulate(seeds: int, first: int, seed: int | None, kind: str | None, jobs: i
         report.add(one, kind or kind_of(one), outcome)
         if count % CHUNK == 0 or count == seeds:
             _progress(count, seeds, len(report.broken), time.monotonic() - began)
-    for line in report.lines(time.monotonic() - began, jobs):
-        typer.echo(line)
+    typer.echo("\n".join(report.lines(time.monotonic() - began, jobs)))
     return 1 if report.broken else 0
 
 
 def _one(seed: int, kind: str, trace: bool) -> int:
+    """Play one world, and print what happened in it and the report; the exit code."""
     world, report, began = World(seed, drawn(seed, kind), trace), Report(), time.monotonic()
-    outcome: Outcome | str
-    try:
-        outcome = check(world)
-    except Exception as broken:
-        outcome = _why(broken)
-    report.add(seed, kind, outcome)
-    for line in world.lines or ():
-        typer.echo(line)
-    typer.echo(f"seed {seed} ({kind}): {world.settings}")
-    for line in report.lines(time.monotonic() - began, 1):
-        typer.echo(line)
+    report.add(seed, kind, _outcome(world))
+    told = [*(world.lines or ()), f"seed {seed} ({kind}): {world.settings}"]
+    typer.echo("\n".join([*told, *report.lines(time.monotonic() - began, 1)]))
     return 1 if report.broken else 0
 
 
@@ -156,22 +141,17 @@ def _leave_interrupts_to_the_parent() -> None:
 
 
 def _play(seeds: range, kind: str | None) -> list[tuple[int, Outcome | str]]:
-    return [(seed, _outcome(seed, kind or kind_of(seed))) for seed in seeds]
+    return [(seed, _outcome(World(seed, drawn(seed, kind or kind_of(seed))))) for seed in seeds]
 
 
-def _outcome(seed: int, kind: str) -> Outcome | str:
+def _outcome(world: World) -> Outcome | str:
+    """What happened in a world, or why it broke."""
     try:
-        return check(World(seed, drawn(seed, kind)))
+        return check(world)
+    except Violation as broken:
+        return str(broken)
     except Exception as broken:
-        return _why(broken)
-
-
-def _why(broken: Exception) -> str:
-    return str(broken) if isinstance(broken, Violation) else repr(broken)
-
-
-def _notes(happened: Counter[str]) -> str:
-    return ", ".join(f"{happened[f'note {kind}']} {text}" for kind, text in NOTES.items())
+        return repr(broken)
 
 
 def _progress(count: int, total: int, broken: int, took_s: float) -> None:
