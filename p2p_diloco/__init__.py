@@ -17,23 +17,16 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+_ERRORS = (
+    "AddressError", "CheckpointError", "ConfigError", "ConfigMismatch", "GaveUpWaiting", "ModelMismatch",
+    "NoBootstrapReached", "NodeDied", "P2PDilocoError", "RankDied", "Refused", "UsageError",
+)  # fmt: skip
 _HOME = {
     "Peer": "p2p_diloco.peer",
     "RunConfig": "p2p_diloco.config",
     "PeerConfig": "p2p_diloco.config",
     "FragmentPlan": "p2p_diloco.tensors.layout",
-    "AddressError": "p2p_diloco.errors",
-    "CheckpointError": "p2p_diloco.errors",
-    "ConfigError": "p2p_diloco.errors",
-    "ConfigMismatch": "p2p_diloco.errors",
-    "GaveUpWaiting": "p2p_diloco.errors",
-    "ModelMismatch": "p2p_diloco.errors",
-    "NoBootstrapReached": "p2p_diloco.errors",
-    "NodeDied": "p2p_diloco.errors",
-    "P2PDilocoError": "p2p_diloco.errors",
-    "RankDied": "p2p_diloco.errors",
-    "Refused": "p2p_diloco.errors",
-    "UsageError": "p2p_diloco.errors",
+    **dict.fromkeys(_ERRORS, "p2p_diloco.errors"),
 }
 """Each public name and the module that defines it."""
 

@@ -1,7 +1,7 @@
 """Multiaddrs as users paste them: read, checked, ordered.
 
 Law: text in, text or an `AddressError` out. Nothing is resolved or dialled. The `multiaddr` package checks each part,
-and is loaded on first use; nothing heavier is, so that a mistyped address is told at once.
+and is loaded on first use; nothing heavier is, so that a mistyped address is reported at once.
 """
 
 from __future__ import annotations
@@ -86,27 +86,23 @@ def _parts(address: str, key: str) -> list[tuple[str, str]]:
     as_written = f"write it like {EXAMPLE}"
     if not address.startswith("/"):
         raise _no_multiaddr(address, key, as_written)
-    pieces = address.removesuffix("/").split("/")[1:]
+    pieces = iter(address.removesuffix("/").split("/")[1:])
     parts: list[tuple[str, str]] = []
-    while pieces:
-        protocol = "p2p" if pieces[0] == "ipfs" else pieces[0]
-        pieces.pop(0)
-        match _takes_value(protocol):
-            case None:
-                raise _unreadable(address, f"has the unknown part {protocol!r}", key, as_written)
-            case False:
-                parts.append((protocol, ""))
-                continue
-        if not pieces:
+    for piece in pieces:
+        protocol = "p2p" if piece == "ipfs" else piece
+        takes_value = _takes_value(protocol)
+        if takes_value is None:
+            raise _unreadable(address, f"has the unknown part {protocol!r}", key, as_written)
+        value = next(pieces, None) if takes_value else ""
+        if value is None:
             raise _unreadable(address, f"ends after /{protocol}", key, as_written)
-        value = pieces.pop(0)
-        if not _is_multiaddr(f"/{protocol}/{value}"):
+        if takes_value and not _is_multiaddr(f"/{protocol}/{value}"):
             raise _unreadable(address, f"has an unreadable /{protocol}/{value}", key, as_written)
         parts.append((protocol, value))
-    if not parts or parts[0][0] not in (*_HOSTS, "p2p"):
+    first = parts[0][0] if parts else ""
+    if first not in (*_HOSTS, "p2p"):
         raise _unreadable(address, "names no host", key, as_written)
-    has_port = any(protocol in _PORTS for protocol, _ in parts)
-    if parts[0][0] != "dnsaddr" and parts[0][0] != "p2p" and not has_port:
+    if first not in ("dnsaddr", "p2p") and not any(protocol in _PORTS for protocol, _ in parts):
         raise _unreadable(address, "names no port", key, as_written)
     return parts
 
@@ -133,7 +129,7 @@ def _is_multiaddr(text: str) -> bool:
 
 
 def _no_multiaddr(address: str, key: str, as_written: str) -> AddressError:
-    """What is written in some other way."""
+    """The error for an address that doesn't begin with a slash, with the multiaddr that was probably meant."""
     if address.startswith("-"):
         mend = f"give the addresses right after --{key.replace('_', '-')}, other flags before or after them"
         return AddressError("is a flag, not an address", key=key, value=address, mend=mend)

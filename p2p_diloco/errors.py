@@ -23,7 +23,7 @@ A signal (^C, SIGTERM, SIGHUP) is no error: the command line ends with 130, 143 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 MAX_SHOWN = 8
 """How many differing keys or parameters a sentence lists before it says how many more there are."""
@@ -37,6 +37,8 @@ class P2PDilocoError(Exception):
     """
 
     exit_code: ClassVar[int] = 1
+    sent: ClassVar[tuple[str, ...]] = ("wrong", "key", "value", "mend")
+    """The arguments that the error is made of again at the other end of a channel."""
 
     def __init__(self, wrong: str, *, key: str = "", value: object = "", mend: str = "") -> None:
         self.wrong = _one_line(wrong)
@@ -62,13 +64,7 @@ class P2PDilocoError(Exception):
 
     def to_wire(self) -> dict[str, object]:
         """The error as plain values that msgpack carries; `from_wire` gives it back."""
-        return {
-            "error": type(self).__name__,
-            "wrong": self.wrong,
-            "key": self.key,
-            "value": self.value,
-            "mend": self.mend,
-        }
+        return {"error": type(self).__name__, **{argument: getattr(self, argument) for argument in self.sent}}
 
 
 class UsageError(P2PDilocoError):
@@ -109,6 +105,8 @@ class ConfigMismatch(Refused):
     `differences` holds (key, the run's value, yours), as `RunConfig.difference` gives them.
     """
 
+    sent = ("differences", "run_id")
+
     def __init__(self, differences: Sequence[tuple[str, object, object]], *, run_id: str) -> None:
         self.differences = tuple((key, shown(theirs), shown(mine)) for key, theirs, mine in differences)
         self.run_id = run_id
@@ -123,11 +121,6 @@ class ConfigMismatch(Refused):
         listed = [f"{spell(key)} (the run's {theirs} / yours {mine})" for key, theirs, mine in self.differences]
         return _one_line(f"differs from this peer's settings in {_listed(listed)}")
 
-    def to_wire(self) -> dict[str, object]:
-        """As the base, with the differences."""
-        differences = [list(difference) for difference in self.differences]
-        return {"error": type(self).__name__, "differences": differences, "run_id": self.run_id}
-
 
 class ModelMismatch(P2PDilocoError):
     """The model isn't the one that the run trains.
@@ -136,6 +129,7 @@ class ModelMismatch(P2PDilocoError):
     """
 
     exit_code = 6
+    sent = ("differences", "run_id")
 
     def __init__(self, differences: Iterable[str], *, run_id: str) -> None:
         self.differences = tuple(_one_line(line) for line in differences)
@@ -146,10 +140,6 @@ class ModelMismatch(P2PDilocoError):
             value=run_id,
             mend="build the run's model, or choose another run id",
         )
-
-    def to_wire(self) -> dict[str, object]:
-        """As the base, with the differences."""
-        return {"error": type(self).__name__, "differences": list(self.differences), "run_id": self.run_id}
 
 
 class GaveUpWaiting(P2PDilocoError):
@@ -173,19 +163,16 @@ def from_wire(wire: Mapping[str, object]) -> P2PDilocoError:
     """
     kinds = {kind.__name__: kind for kind in _tree(P2PDilocoError)}
     kind = kinds.get(str(wire.get("error")), P2PDilocoError)
-    differences, run_id = wire.get("differences"), str(wire.get("run_id", ""))
-    if issubclass(kind, ConfigMismatch) and isinstance(differences, (list, tuple)):
-        return kind([(str(key), theirs, mine) for key, theirs, mine in differences], run_id=run_id)
-    if issubclass(kind, ModelMismatch) and isinstance(differences, (list, tuple)):
-        return kind([str(line) for line in differences], run_id=run_id)
-    if "wrong" not in wire or issubclass(kind, (ConfigMismatch, ModelMismatch)):
+    arguments: dict[str, Any] = {argument: wire.get(argument) for argument in kind.sent}
+    try:
+        return kind(**arguments)
+    except (AttributeError, TypeError, ValueError):
         return P2PDilocoError(f"an error that can't be read came from the node: {dict(wire)}")
-    return kind(
-        str(wire["wrong"]),
-        key=str(wire.get("key", "")),
-        value=str(wire.get("value", "")),
-        mend=str(wire.get("mend", "")),
-    )
+
+
+def reason(error: OSError) -> str:
+    """What the system says about a failed call, as a part of a sentence."""
+    return (error.strerror or str(error) or "no reason given").lower()
 
 
 def shown(value: object) -> str:

@@ -20,7 +20,7 @@ else:
     import tomli as tomllib
 
 from p2p_diloco.config import PeerConfig, RunConfig, unknown_setting
-from p2p_diloco.errors import ConfigError, P2PDilocoError, UsageError
+from p2p_diloco.errors import ConfigError, UsageError, reason
 
 PREFIX = "P2P_DILOCO_"
 """What every environment variable of ours begins with."""
@@ -67,13 +67,8 @@ def read_settings(
     try:
         return RunConfig.model_validate(run), PeerConfig.model_validate(peer)
     except (ConfigError, UsageError) as error:
-        raise respelled(error, origin) from None
-
-
-def respelled(error: ConfigError | UsageError, spelling: Mapping[str, str]) -> ConfigError | UsageError:
-    """The same error, with its key written as the user wrote it."""
-    key = spelling.get(error.key, error.key)
-    return type(error)(error.wrong, key=key, value=error.value, mend=error.mend)
+        as_written = origin.get(error.key, error.key)
+        raise type(error)(error.wrong, key=as_written, value=error.value, mend=error.mend) from None
 
 
 def to_environment(run: RunConfig, peer: PeerConfig) -> dict[str, str]:
@@ -136,7 +131,7 @@ def check_readable(path: Path, *, key: str) -> None:
     try:
         next(path.iterdir(), None) if path.is_dir() else path.open("rb").close()
     except OSError as error:
-        raise _unusable(key, path, error, "name one that this user can read") from None
+        raise _unreadable(key, path, error, "name one that this user can read") from None
 
 
 def prepare_identity_path(path: Path) -> None:
@@ -160,9 +155,8 @@ def make_writable_folder(folder: Path, *, key: str, value: Path | None = None) -
         with TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        reason = (error.strerror or "no reason given").lower()
-        mend = "name a place that this user may write to"
-        raise ConfigError(f"can't be written ({reason})", key=key, value=value or folder, mend=mend) from None
+        wrong, mend = f"can't be written ({reason(error)})", "name a place that this user may write to"
+        raise ConfigError(wrong, key=key, value=value or folder, mend=mend) from None
 
 
 def _from_variables(environment: Mapping[str, str]) -> dict[str, object]:
@@ -173,15 +167,13 @@ def _from_file(file: Path) -> dict[str, object]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise _unusable("--config", file, error, "name a readable TOML file") from None
+        raise _unreadable("--config", file, error, "name a readable TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"is not TOML ({error})", key="--config", value=file, mend="correct that line") from None
 
 
-def _unusable(key: str, path: Path, error: OSError, mend: str) -> P2PDilocoError:
-    return ConfigError(
-        f"can't be read ({(error.strerror or 'no reason given').lower()})", key=key, value=path, mend=mend
-    )
+def _unreadable(key: str, path: Path, error: OSError, mend: str) -> ConfigError:
+    return ConfigError(f"can't be read ({reason(error)})", key=key, value=path, mend=mend)
 
 
 def _as_text(value: object) -> str:

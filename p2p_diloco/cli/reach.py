@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 
 from p2p_diloco.cli.loop import run
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, reason
 from p2p_diloco.net.reasons import none_reached
 
 PROBE_S = 5.0
@@ -68,8 +68,7 @@ def _not_free(error: OSError) -> tuple[str, str, bool]:
         case errno.EACCES:
             return "needs an administrator", "choose a port from 1024 on", False
         case _:
-            reason = (error.strerror or str(error)).lower()
-            return f"can't be listened on ({reason})", "choose another address or port", False
+            return f"can't be listened on ({reason(error)})", "choose another address or port", False
 
 
 async def _reasons(addresses: Sequence[str]) -> list[str | None]:
@@ -92,7 +91,7 @@ async def _reason(address: str) -> str | None:
     except socket.gaierror:
         return _UNKNOWN_NAME
     except OSError as error:
-        return (error.strerror or str(error)).lower()
+        return reason(error)
 
 
 async def _greeted(host: str, port: int) -> str | None:

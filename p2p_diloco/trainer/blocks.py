@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, reason
 
 BLOCK_BYTES = 32 * 1024
 """Longest block; most source files are a single one."""
@@ -149,7 +149,7 @@ def _cut(name: str, content: bytes) -> Iterator[Block]:
 
 
 def _unreadable(data: Path, error: OSError) -> ConfigError:
-    return _unusable(data, f"can't be read ({(error.strerror or 'no reason given').lower()})")
+    return _unusable(data, f"can't be read ({reason(error)})")
 
 
 def _unusable(data: Path | None, wrong: str) -> ConfigError:

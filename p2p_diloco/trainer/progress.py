@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, TextIO
 
-from p2p_diloco.errors import ConfigError
+from p2p_diloco.errors import ConfigError, reason
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.trainer.alone import Participant
 
@@ -150,7 +150,7 @@ def _opened(rows_path: Path | None) -> TextIO | None:
         return rows_path.open("a", buffering=1, encoding="utf-8")  # line by line: a killed peer leaves whole rows
     except OSError as error:
         raise ConfigError(
-            f"can't be written ({(error.strerror or 'no reason given').lower()})",
+            f"can't be written ({reason(error)})",
             key="log_path",
             value=rows_path,
             mend="name a file in a folder that this user may write to",
