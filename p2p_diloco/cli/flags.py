@@ -69,29 +69,23 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
 
 
 def gather_lists(arguments: Sequence[str], lists: Sequence[str]) -> list[str]:
-    """Let an option that takes a list take all values up to the next option: ``--to A B`` is ``--to A,B``.
+    """Repeat the name of an option that takes a list before each of its values: ``--to A B`` is ``--to A --to B``.
 
     Raises:
         UsageError: a list option has no value.
     """
     gathered: list[str] = []
-    rest = list(arguments)
-    while rest:
-        token = rest.pop(0)
+    name = ""  # of the list option whose values come
+    for token in (*arguments, "-"):
+        if token.startswith("-"):
+            if name and gathered[-1] == name:
+                raise UsageError("names no value", key=with_dashes(name), mend="give one or more after it")
+            option = token.partition("=")[0]
+            name = option if with_dashes(option) in lists else ""
+        elif name and gathered[-1] != name:
+            gathered.append(name)
         gathered.append(token)
-        name, equals, _ = token.partition("=")
-        if with_dashes(name) not in lists:
-            continue
-        values = [rest.pop(0)] if rest and not equals and not rest[0].startswith("-") else []
-        while rest and (values or equals) and not rest[0].startswith("-"):
-            values.append(rest.pop(0))
-        if not values and not equals:
-            raise UsageError("names no value", key=with_dashes(name), mend="give one or more after it")
-        if values and equals:
-            gathered[-1] = ",".join([token, *values])
-        elif values:
-            gathered.append(",".join(values))
-    return gathered
+    return gathered[:-1]
 
 
 class ListsAndCommand(TyperCommand):
