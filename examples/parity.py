@@ -87,7 +87,7 @@ def peer(told: Mapping[str, Any]) -> None:
             say({"addresses": joined.addresses})
             train(model, optimizer, joined, batches, judged, config, progress)
             progress.digest = joined.digest
-        say(json.loads(progress.summary("finished").to_json()))
+        say(progress.summary("finished"))
 
 
 def draw(content: torch.Tensor, config: TrainerConfig, key: str) -> Batches:

@@ -14,11 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from p2p_diloco.node.status import LastRound, PeerStatus
+from p2p_diloco.observe.figures import UNKNOWN, bytes_of, figure
 from p2p_diloco.observe.snapshot import RunStatus, Snapshot
 
 COLOURS = {"training": "green", "waiting": "yellow", "joining": "cyan", "idle": "red", "finished": "blue"}
 BAR_CELLS = 20
-UNKNOWN = "-"
 EVENTS_SHOWN = 5
 SHARDS_SHOWN = 4
 SETTINGS_SHOWN = (
@@ -57,7 +57,7 @@ class Section:
 
 
 def _share(name: str) -> Cell:
-    return lambda _, peer: UNKNOWN if peer.last_round is None else f"{getattr(peer.last_round, name):.1%}"
+    return lambda _, peer: figure(getattr(peer.last_round, name, None), ".1%")
 
 
 SECTIONS = (
@@ -68,10 +68,10 @@ SECTIONS = (
             "state": lambda _, peer: peer.state or UNKNOWN,
             "role": lambda _, peer: peer.role or UNKNOWN,
             "host": lambda _, peer: peer.host or UNKNOWN,
-            "epoch": lambda _, peer: _number(peer.epoch),
-            "step": lambda _, peer: _number(peer.step),
-            "steps/s": lambda _, peer: _decimals(peer.steps_per_second, 2),
-            "loss": lambda _, peer: _decimals(peer.loss, 4),
+            "epoch": lambda _, peer: figure(peer.epoch, ","),
+            "step": lambda _, peer: figure(peer.step, ","),
+            "steps/s": lambda _, peer: figure(peer.steps_per_second, ".2f"),
+            "loss": lambda _, peer: figure(peer.loss, ".4f"),
             "seen": lambda seen, peer: _seconds(seen.last_seen_s(peer)),
         },
     ),
@@ -79,11 +79,11 @@ SECTIONS = (
         "exchanges",
         lambda peer: peer.epoch is not None,
         {
-            "samples": lambda _, peer: _number(peer.samples),
+            "samples": lambda _, peer: figure(peer.samples, ","),
             "waiting": lambda _, peer: _seconds(peer.waiting_s),
-            "sent": lambda _, peer: _bytes(peer.bytes_sent),
-            "received": lambda _, peer: _bytes(peer.bytes_received),
-            "bandwidth": lambda _, peer: UNKNOWN if peer.bandwidth is None else f"{_bytes(peer.bandwidth)}/s",
+            "sent": lambda _, peer: bytes_of(peer.bytes_sent),
+            "received": lambda _, peer: bytes_of(peer.bytes_received),
+            "bandwidth": lambda _, peer: bytes_of(peer.bandwidth) + ("" if peer.bandwidth is None else "/s"),
             "direct": lambda _, peer: _direct(peer),
             "aggregates": lambda _, peer: _aggregates(peer),
         },
@@ -92,7 +92,7 @@ SECTIONS = (
         "the last round: shares of its time, and of its exchange",
         lambda peer: peer.last_round is not None,
         {
-            "sync_every": lambda _, peer: _number(peer.sync_every),
+            "sync_every": lambda _, peer: figure(peer.sync_every, ","),
             **{field.name: _share(field.name) for field in fields(LastRound)},
         },
     ),
@@ -100,8 +100,8 @@ SECTIONS = (
         "submissions, and how many epochs behind",
         lambda peer: peer.submissions is not None,
         {
-            "counted": lambda _, peer: UNKNOWN if peer.submissions is None else _number(peer.submissions.counted),
-            "refused": lambda _, peer: UNKNOWN if peer.submissions is None else _number(peer.submissions.refused),
+            "counted": lambda _, peer: figure(getattr(peer.submissions, "counted", None), ","),
+            "refused": lambda _, peer: figure(getattr(peer.submissions, "refused", None), ","),
             "buffered": lambda _, peer: _buffered(peer),
             "behind": lambda _, peer: _behind(peer),
         },
@@ -212,24 +212,5 @@ def _aggregates(peer: PeerStatus) -> str:
     return f"{first}… ({peer.aggregates_count})" if peer.aggregates_count > SHARDS_SHOWN else first or UNKNOWN
 
 
-def _number(value: int | None) -> str:
-    return UNKNOWN if value is None else f"{value:,}"
-
-
-def _decimals(value: float | None, places: int) -> str:
-    return UNKNOWN if value is None else f"{value:.{places}f}"
-
-
 def _seconds(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.0f}s" if value < 600 else f"{value / 60:.0f}min"
-
-
-def _bytes(value: int | None) -> str:
-    if value is None:
-        return UNKNOWN
-    amount, unit = float(value), "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if amount < 1000 or unit == "TB":
-            break
-        amount /= 1000
-    return f"{amount:.0f}{unit}" if unit == "B" else f"{amount:.1f}{unit}"

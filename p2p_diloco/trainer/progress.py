@@ -10,11 +10,11 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from p2p_diloco.errors import ConfigError, reason
+from p2p_diloco.observe.figures import figure
 from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.trainer.alone import Participant
 
@@ -26,36 +26,7 @@ LOSS_MEMORY = 0.95
 log = logging.getLogger("p2p_diloco.trainer")
 
 Stopped = Literal["finished", "steps", "interrupted", "terminated"]
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """How training ended: `finished` with the run, after its own `steps`, or by a signal."""
-
-    stopped: Stopped
-    steps: int
-    """This peer's own inner steps."""
-    global_step: int
-    epoch: int
-    loss: float | None
-    """Running mean of the training loss, nats a byte."""
-    val_loss: float | None
-    """Held-out loss of the global parameters when last evaluated, nats a byte."""
-    seconds: float
-    parameters: int
-    """Of the model, tied ones once."""
-    rounds: int
-    """Exchanges that this peer contributed to."""
-    waiting_s: float
-    """How long training stood still for exchanges, in all."""
-    bytes_sent: int
-    bytes_received: int
-    digest: str
-    """The run's at the end of training; empty after an interrupt, and without a run."""
-
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps(asdict(self))
+"""How training ended: with the run, after this peer's own `steps`, or by a signal."""
 
 
 class Progress:
@@ -95,25 +66,23 @@ class Progress:
         self._note(peer, None, val_loss, epoch)
         self._show(peer)
 
-    def summary(self, stopped: Stopped) -> Summary:
-        """The figures as they stand."""
-        seconds = round(self._clock() - self._started, 3)
-        traffic = self._traffic
-        return Summary(
-            stopped=stopped,
-            steps=self.steps,
-            global_step=self._at[0],
-            epoch=self._at[1],
-            loss=self.loss,
-            val_loss=self.val_loss,
-            seconds=seconds,
-            parameters=self.parameters,
-            rounds=traffic.sync_count,
-            waiting_s=round(traffic.waiting_time_s, 3),
-            bytes_sent=traffic.bytes_sent,
-            bytes_received=traffic.bytes_received,
-            digest=self.digest,
-        )
+    def summary(self, stopped: Stopped) -> dict[str, Any]:
+        """How training ended, as `--summary-json` prints it. Losses in nats a byte."""
+        return {
+            "stopped": stopped,
+            "steps": self.steps,  # this peer's own
+            "global_step": self._at[0],
+            "epoch": self._at[1],
+            "loss": self.loss,  # a running mean
+            "val_loss": self.val_loss,  # of the global parameters when last evaluated
+            "seconds": round(self._clock() - self._started, 3),
+            "parameters": self.parameters,  # tied ones once
+            "rounds": self._traffic.sync_count,  # that this peer contributed to
+            "waiting_s": round(self._traffic.waiting_time_s, 3),
+            "bytes_sent": self._traffic.bytes_sent,
+            "bytes_received": self._traffic.bytes_received,
+            "digest": self.digest,  # the run's; empty after an interrupt, and without a run
+        }
 
     def __enter__(self) -> Progress:
         return self
@@ -132,15 +101,9 @@ class Progress:
         now = self._clock()
         rate = (self.steps - self._steps_shown) / max(now - self._shown_at, 1e-9)
         self._shown_at, self._steps_shown = now, self.steps
-        figures = {
-            "step": f"{self._at[0]}",
-            "epoch": f"{self._at[1]}",
-            "loss": "-" if self.loss is None else f"{self.loss:.3f}",
-            "held-out": "-" if self.val_loss is None else f"{self.val_loss:.3f}",
-            "steps/s": f"{rate:.1f}",
-            "peers": f"{peer.metrics.peers}",
-        }
-        log.info("%s", "  ".join(f"{name} {figure}" for name, figure in figures.items()))
+        losses = f"loss {figure(self.loss, '.3f')}  held-out {figure(self.val_loss, '.3f')}"
+        step, epoch = self._at
+        log.info("step %d  epoch %d  %s  steps/s %.1f  peers %d", step, epoch, losses, rate, peer.metrics.peers)
 
 
 def _opened(rows_path: Path | None) -> TextIO | None:
@@ -149,9 +112,5 @@ def _opened(rows_path: Path | None) -> TextIO | None:
     try:
         return rows_path.open("a", buffering=1, encoding="utf-8")  # line by line: a killed peer leaves whole rows
     except OSError as error:
-        raise ConfigError(
-            f"can't be written ({reason(error)})",
-            key="log_path",
-            value=rows_path,
-            mend="name a file in a folder that this user may write to",
-        ) from None
+        wrong, mend = f"can't be written ({reason(error)})", "name a file in a folder that this user may write to"
+        raise ConfigError(wrong, key="log_path", value=rows_path, mend=mend) from None

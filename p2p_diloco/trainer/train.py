@@ -6,6 +6,7 @@ Law: does what any user's script would do, through the public surface alone. Wha
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -80,10 +81,10 @@ def main(
             stopped = "interrupted" if status == 128 + signal.SIGINT else "terminated"
         summary = progress.summary(stopped)
         if config.summary_json:
-            sys.stdout.write(summary.to_json() + "\n")
+            sys.stdout.write(json.dumps(summary) + "\n")
         else:
-            loss = "not evaluated" if summary.val_loss is None else f"held-out loss {summary.val_loss:.4f}"
-            log.info("%s after %d steps, %s", stopped, summary.steps, loss)
+            loss = "not evaluated" if progress.val_loss is None else f"held-out loss {progress.val_loss:.4f}"
+            log.info("%s after %d steps, %s", stopped, progress.steps, loss)
     return status
 
 

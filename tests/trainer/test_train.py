@@ -466,4 +466,4 @@ def test_lines_come_every_few_seconds_and_say_how_fast(
         progress.stepped(peer, 2.0)
     assert len(caplog.messages) == lines
     assert caplog.messages[0] == "step 0  epoch 0  loss 2.000  held-out -  steps/s 8.0  peers 1"
-    assert progress.summary("steps").seconds == 31.0
+    assert progress.summary("steps")["seconds"] == 31.0

@@ -1,0 +1,21 @@
+"""Figures for people: a number with its unit, or a dash.
+
+Law: values in, short texts out.
+"""
+
+from __future__ import annotations
+
+UNKNOWN = "-"
+
+
+def figure(value: float | None, form: str, unit: str = "") -> str:
+    """A number in a format of Python's, with its unit; a dash for None."""
+    return UNKNOWN if value is None else f"{value:{form}}{unit}"
+
+
+def bytes_of(amount: float | None, gap: str = "") -> str:
+    """An amount of bytes in decimal units, with `gap` before the unit; a dash for None."""
+    if amount is None:
+        return UNKNOWN
+    power = min(4, (len(str(int(amount))) - 1) // 3)
+    return f"{amount / 1000**power:.{1 if power else 0}f}{gap}{('B', 'kB', 'MB', 'GB', 'TB')[power]}"
