@@ -44,8 +44,7 @@ def join_run(
         UsageError, ConfigError: before anything is started. The built-in trainer raises further errors.
     """
     refuse_further_ranks(os.environ)
-    run, peer = read_settings(settings, os.environ, config_file)
-    needs_initial_peers(peer)
+    run, peer = settings_of(settings, config_file)
     check_paths(peer)
     if command is not None:
         _refuse_any(trainer_flags, "leave it out, or leave out the command")
@@ -62,14 +61,20 @@ def join_run(
     return main(run.given, peer, trainer, text)
 
 
-def needs_initial_peers(peer: PeerConfig) -> None:
-    """Raise UsageError if no initial peer is named."""
+def settings_of(flags: Mapping[str, object], config_file: Path | None) -> tuple[RunConfig, PeerConfig]:
+    """The settings from flags, environment and file.
+
+    Raises:
+        UsageError, ConfigError: they can't be used, or name no initial peer.
+    """
+    run, peer = read_settings(flags, os.environ, config_file)
     if not peer.initial_peers:
         raise UsageError(
             "names no address to begin with",
             key=flag("initial_peers"),
             mend="start a seed with `p2p-diloco bootstrap` and run the line that it prints",
         )
+    return run, peer
 
 
 def _refuse_any(trainer_flags: Mapping[str, object], mend: str) -> None:

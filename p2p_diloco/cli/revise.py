@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-from p2p_diloco.cli.join import needs_initial_peers
+from p2p_diloco.cli.join import settings_of
 from p2p_diloco.cli.loop import run
 from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import UsageError
-from p2p_diloco.settings import flag, read_settings
+from p2p_diloco.settings import flag
 
 if TYPE_CHECKING:
     from p2p_diloco.net.signing import SigningKey
@@ -37,13 +36,11 @@ def set_rates(
         further errors.
     """
     if not rates:
-        mend = "give --outer-lr, --outer-momentum or both"
-        raise UsageError("there is no rate to set", mend=mend)
+        raise UsageError("there is no rate to set", mend="give --outer-lr, --outer-momentum or both")
     if wait_s < 0:
         raise UsageError("must be 0 or more", key="--wait", value=wait_s, mend="choose e.g. 60")
     RunConfig.model_validate(dict(rates))
-    _, peer = read_settings(flags, os.environ, config_file)
-    needs_initial_peers(peer)
+    _, peer = settings_of(flags, config_file)
     if peer.identity_path is None:
         mend = "give the file that the run's founder was started with"
         raise UsageError("names no key to sign with", key=flag("identity_path"), mend=mend)
@@ -55,14 +52,11 @@ def set_rates(
 
 
 async def _ask(peer: PeerConfig, asker: SigningKey, rates: Mapping[str, float], wait_s: float, as_json: bool) -> None:
-    from p2p_diloco.observe.look import open_eyes
+    from p2p_diloco.observe.look import observer
     from p2p_diloco.observe.revise import revise
 
-    transport = await open_eyes(peer.run_id, peer.initial_peers)
-    try:
+    async with observer(peer.run_id, peer.initial_peers) as transport:
         outcome = await revise(transport, peer.run_id, asker, rates, wait_s)
-    finally:
-        await transport.close()
     now = outcome.revision
     if as_json:
         told = {

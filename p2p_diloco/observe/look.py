@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import unowned
@@ -33,17 +33,22 @@ class DeafInbox:
         """An observer talks to no peer."""
 
 
-async def open_eyes(run_id: str, initial_peers: Sequence[str]) -> Transport:
-    """A transport that reads the DHT, and that no peer can dial.
+@contextlib.asynccontextmanager
+async def observer(run_id: str, initial_peers: Sequence[str]) -> AsyncIterator[Transport]:
+    """A transport that reads the DHT, and that no peer can dial; closed in the end.
 
     Raises:
         NoBootstrapReached: none of the initial peers answered.
     """
     from p2p_diloco.net.hivemind import HivemindTransport
 
-    return await HivemindTransport.create(
+    transport = await HivemindTransport.create(
         DeafInbox(), run_id=run_id, initial_peers=initial_peers, host_maddrs=(), client_mode=True, direct=False
     )
+    try:
+        yield transport
+    finally:
+        await transport.close()
 
 
 async def look(transport: Transport, run_id: str) -> Snapshot:
