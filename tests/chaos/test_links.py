@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from cables import Cables
 from swarm import Member, Swarm, agree, one_lineage, stall_s, until
-
-from p2p_diloco.cli.bench.network import Network
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark.timeout(300)]
 
@@ -24,7 +23,7 @@ CONFIG = {
 
 
 def on_machines(
-    swarm: Swarm, network: Network, names: str, params: dict[str, list[int]] | None = None, **config: object
+    swarm: Swarm, network: Cables, names: str, params: dict[str, list[int]] | None = None, **config: object
 ) -> list[Member]:
     """A bootstrap and peers, each on a machine of its own, in rounds of all."""
     swarm.bootstrap("10.77.0.1", network.machine("seed"))
@@ -45,7 +44,7 @@ def together(members: list[Member], within_s: float = 60.0) -> None:
     agree(members, met, since)
 
 
-def test_a_cut_link_is_found_out_and_heals(swarm: Swarm, network: Network) -> None:
+def test_a_cut_link_is_found_out_and_heals(swarm: Swarm, network: Cables) -> None:
     """One of three is cut off: the two others commit again within the heartbeat timeout and two seconds; the one goes
     on alone. Healed, all are on one lineage, that of the larger side, and count on together."""
     a, b, c = on_machines(swarm, network, "abc")
@@ -62,7 +61,7 @@ def test_a_cut_link_is_found_out_and_heals(swarm: Swarm, network: Network) -> No
     assert "joined the lineage of" in c.log()
 
 
-def test_two_sides_become_one_lineage(swarm: Swarm, network: Network) -> None:
+def test_two_sides_become_one_lineage(swarm: Swarm, network: Cables) -> None:
     """Two against two: both sides train on, and healed they end on one lineage, whole, and go on together."""
     members = on_machines(swarm, network, "abcd")
     network.cut("c", "d")
@@ -77,7 +76,7 @@ def test_two_sides_become_one_lineage(swarm: Swarm, network: Network) -> None:
     assert {m.name for m in losers} in ({"a", "b"}, {"c", "d"})
 
 
-def test_below_the_floor_a_side_waits(swarm: Swarm, network: Network) -> None:
+def test_below_the_floor_a_side_waits(swarm: Swarm, network: Cables) -> None:
     """With min_peers=2 the one that is cut off makes no outer step, says so, and joins the others again. Only a round
     whose contributions had come before the cut may it still end by itself: that commit is left behind."""
     a, b, c = on_machines(swarm, network, "abc", min_peers=2)
@@ -92,7 +91,7 @@ def test_below_the_floor_a_side_waits(swarm: Swarm, network: Network) -> None:
     assert c.log().count("joined the lineage of") <= 1
 
 
-def test_a_slow_link_delays_rounds_and_breaks_none(swarm: Swarm, network: Network) -> None:
+def test_a_slow_link_delays_rounds_and_breaks_none(swarm: Swarm, network: Cables) -> None:
     """A peer whose link falls to an eighth of a megabyte a second stays in the run: rounds wait for it, nobody is taken
     for dead, and the digests agree."""
     members = on_machines(swarm, network, "abc", {"w": [50_000]}, round_timeout=30.0)

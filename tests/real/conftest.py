@@ -11,9 +11,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 import warm
+from cables import Cables
 from swarm import Swarm
 
-from p2p_diloco.cli.bench.network import Network, NoNetwork
+from p2p_diloco.cli.bench.network import NoNetwork
 
 
 @pytest.fixture(scope="session")
@@ -48,10 +49,10 @@ def shared_swarm(tmp_path_factory: pytest.TempPathFactory, nursery: warm.Nursery
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
+def network() -> Iterator[Cables]:
     """Machines of this test alone, whose links can be cut and throttled."""
     try:
-        made = Network()
+        made = Cables()
     except NoNetwork as error:
         pytest.skip(f"no network namespaces here: {error}")
     try:

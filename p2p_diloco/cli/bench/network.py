@@ -1,7 +1,6 @@
-"""Machines on a switch of their own: network namespaces, whose links can be cut, healed and throttled. Linux, as root.
+"""Machines on a switch of their own: network namespaces, whose links can be throttled. Linux, as root.
 
-Law: everything is made by `ip` and `tc` under names of this process, and removed in `close`. A cut is silent: packets
-vanish, and connections stay open.
+Law: everything is made by `ip` and `tc` under names of this process, and removed in `close`.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import itertools
 import os
 import subprocess
 
-SWITCH, AWAY = "br0", "br1"
-"""Bridges: the one that all machines are on, and the one for those that are cut off, which still see each other."""
+BRIDGE = "br0"
+"""What all machines are connected to."""
 CONGESTION, CONGESTION_FILE = "cubic", "/proc/sys/net/ipv4/tcp_congestion_control"
 """TCP's congestion control on these machines: the one of most systems. If net.ipv4.tcp_allowed_congestion_control
 doesn't have it, they use this machine's."""
@@ -44,12 +43,19 @@ class Network:
         self.machines: dict[str, str] = {}
         _run("ip", "netns", "add", self.switch)
         try:
-            for bridge in (SWITCH, AWAY):
-                self._at_switch("link", "add", bridge, "type", "bridge")
-                self._at_switch("link", "set", bridge, "up")
+            self.add_bridge(BRIDGE)
         except NoNetwork:
             self.close()
             raise
+
+    def add_bridge(self, name: str) -> None:
+        """Machines on one bridge see each other."""
+        self._at_switch("link", "add", name, "type", "bridge")
+        self._at_switch("link", "set", name, "up")
+
+    def connect(self, name: str, bridge: str = BRIDGE) -> None:
+        """Connect a machine to a bridge, and no longer to another."""
+        self._at_switch("link", "set", f"port{self._number(name)}", "master", bridge)
 
     def machine(self, name: str) -> list[str]:
         """The beginning of a command line that runs on a machine, which is made when it is first asked for."""
@@ -64,7 +70,8 @@ class Network:
         self.machines[name] = f"10.77.0.{number}"
         _run("ip", "netns", "add", space)
         self._at_switch("link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", space)
-        self._at_switch("link", "set", f"port{number}", "master", SWITCH, "up")
+        self.connect(name)
+        self._at_switch("link", "set", f"port{number}", "up")
         _run("ip", "-n", space, "addr", "add", f"{self.machines[name]}/24", "dev", "eth0")
         for link in ("lo", "eth0"):
             _run("ip", "-n", space, "link", "set", link, "up")
@@ -79,16 +86,6 @@ class Network:
         number = self._number(name)
         _run("tc", "-n", f"{self.switch}-{number}", "qdisc", "replace", "dev", "eth0", *rate)
         _run("tc", "-n", self.switch, "qdisc", "replace", "dev", f"port{number}", *rate)
-
-    def cut(self, *names: str) -> None:
-        """Cut these machines off from the others, not from each other."""
-        for name in names:
-            self._at_switch("link", "set", f"port{self._number(name)}", "master", AWAY)
-
-    def heal(self) -> None:
-        """All machines see each other again."""
-        for name in self.machines:
-            self._at_switch("link", "set", f"port{self._number(name)}", "master", SWITCH)
 
     def close(self) -> None:
         """Take everything down; links end with their namespaces."""
