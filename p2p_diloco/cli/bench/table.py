@@ -5,6 +5,7 @@ Law: computes and draws what it is given; measures nothing.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -35,8 +36,12 @@ def as_object(plan: Plan, results: Sequence[Result], machine: dict[str, Any]) ->
         "warm_up": WARM_UP,
         "link_mbit": min(plan.links_mbit, default=None),
         "machine": machine,
-        "results": [_rounded(figures(plan, result)) for result in results],
+        "results": json.loads(json.dumps([figures(plan, result) for result in results]), parse_float=_rounded),
     }
+
+
+def _rounded(digits: str) -> float:
+    return round(float(digits), 4)
 
 
 def figures(plan: Plan, result: Result) -> Figures:
@@ -78,18 +83,6 @@ def _by_name(
 
 def _memory(memory: Memory) -> dict[str, int]:
     return {**memory.by_role, "shared": memory.shared, "total": memory.total}
-
-
-def _rounded(value: Any) -> Any:
-    match value:
-        case float():
-            return round(value, 4)
-        case dict():
-            return {name: _rounded(item) for name, item in value.items()}
-        case list():
-            return [_rounded(item) for item in value]
-        case _:
-            return value
 
 
 # -- for people
