@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 from rich.console import Console
 
 from p2p_diloco.cli import carry_out
-from p2p_diloco.cli.bench import command, group
+from p2p_diloco.cli.bench import command, ours
 from p2p_diloco.cli.bench.group import Failed, Group, ask
 from p2p_diloco.cli.bench.measure import Memory, Result, Round, held, peak, round_of
 from p2p_diloco.cli.bench.network import NoNetwork
@@ -128,12 +129,13 @@ def test_a_round_of_inner_steps_is_a_round_of_the_run() -> None:
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_a_peer_is_told_whether_payloads_go_directly(direct: bool) -> None:
+def test_a_peer_is_told_whether_payloads_go_directly(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the flag says, and the headline too."""
-    plan = plan_of(2, "1k", direct=direct)
-    bench: Any = SimpleNamespace(plan=plan, start=lambda name, kind, machine, **options: options)
-    told: Any = group._peer(bench, "p", "m", 0)
-    assert told["direct"] is direct
+    plan, told = plan_of(2, "1k", direct=direct), []
+    peer = SimpleNamespace(addresses=())
+    monkeypatch.setattr(ours, "Peer", lambda *_, local, **__: told.append(local) or nullcontext(peer))
+    ours.Contender(plan, {"name": "p", "rank": 0, "host_maddrs": []}, ExitStack()).build([], 0)
+    assert [local.direct for local in told] == [direct]
     assert ("over libp2p alone" in headline(plan)) is not direct
 
 

@@ -36,24 +36,24 @@ class Contender(Counterpart):
         return {"addresses": [str(address) for address in self._dht.get_visible_maddrs()]}
 
     def build(self, everyone: list[Line], sent_bytes: int) -> Line:
-        asked = self.asked
+        peers = self.plan.peers
         self._averager = hivemind.DecentralizedAverager(
             [self.replica.mean],
             self._dht,
             start=True,
             prefix="bench",
-            target_group_size=asked["peers"],
-            min_group_size=asked["peers"],
+            target_group_size=peers,
+            min_group_size=peers,
             min_matchmaking_time=SEARCH_S,
             request_timeout=SEARCH_S / 2,
-            compression=NoCompression() if asked["wire"] == "fp32" else Float16Compression(),
+            compression=NoCompression() if self.asked["wire"] == "fp32" else Float16Compression(),
             allow_state_sharing=False,
         )
         self.leaving.callback(self._averager.shutdown)
         return {}
 
     def round(self) -> Line:
-        clock, replica, within_s = Clock(), self.replica, self.asked["round_s_max"]
+        clock, replica, within_s = Clock(), self.replica, self.plan.round_s_max
         with self._averager.get_tensors() as (vector,):
             replica.write_pseudo_gradient(clock, vector)
         with clock.part(SEARCH):
@@ -65,7 +65,7 @@ class Contender(Counterpart):
         with clock.part(EXCHANGE):
             step.allow_allreduce()
             group = step.result(timeout=within_s)
-            assert len(group) == self.asked["peers"], "the group is not whole"
+            assert len(group) == self.plan.peers, "the group is not whole"
         with self._averager.get_tensors() as (vector,):
             replica.take(clock, vector)
         return clock.round()

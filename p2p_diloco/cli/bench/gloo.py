@@ -19,13 +19,12 @@ class Contender(Counterpart):
     """One of the ranks."""
 
     def build(self, everyone: list[Line], sent_bytes: int) -> Line:
-        asked = self.asked
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{asked['meeting']}",
-            rank=asked["rank"],
-            world_size=asked["peers"],
-            timeout=timedelta(seconds=asked["round_s_max"]),
+            init_method=f"file://{self.asked['meeting']}",
+            rank=self.asked["rank"],
+            world_size=self.plan.peers,
+            timeout=timedelta(seconds=self.plan.round_s_max),
         )
         dist.barrier()
         return {}
@@ -41,6 +40,6 @@ class Contender(Counterpart):
                 mean.copy_(reduced)
             else:
                 dist.all_reduce(mean)
-            mean.div_(self.asked["peers"])
+            mean.div_(self.plan.peers)
         replica.take(clock)
         return clock.round()

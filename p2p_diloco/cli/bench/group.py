@@ -10,14 +10,14 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from p2p_diloco.cli.bench import measure
 from p2p_diloco.cli.bench.measure import Memory, Result, Round
 from p2p_diloco.cli.bench.member import Line
 from p2p_diloco.cli.bench.network import Network
-from p2p_diloco.cli.bench.plan import AVERAGER, GLOO, RAW, WIDTHS, Plan
+from p2p_diloco.cli.bench.plan import RAW, Plan
 from p2p_diloco.cli.processes import Child, Children
 
 START_S = 180.0
@@ -40,24 +40,30 @@ class Bench:
     children: Children
     network: Network | None = None
 
-    def start(self, name: str, kind: str, machine: str, **options: Any) -> Child:
-        """Start a measured process on a machine."""
+    def start(self, name: str, kind: str, rank: int | None, **options: Any) -> Child:
+        """Start a measured process on the machine of its rank; without a rank on one of its own, whose link is fast."""
         host, on, device = "127.0.0.1", list[str](), "lo0" if sys.platform == "darwin" else "lo"
         if self.network is not None:
+            machine = SEED if rank is None else f"m{rank}"
             on, device = self.network.machine(machine), "eth0"
             host = self.network.machines[machine]
-            if machine != SEED and self.plan.links_mbit:
-                self.network.throttle(machine, self.plan.links_mbit[int(machine.removeprefix("m"))])
-        common = {"name": name, "host_maddrs": [f"/ip4/{host}/tcp/0"], "round_s_max": self.plan.round_s_max}
+            if rank is not None:
+                self.network.throttle(machine, self.plan.links_mbit[rank])
+        asked = {"name": name, "rank": rank, "host_maddrs": [f"/ip4/{host}/tcp/0"], **options}
         return self.children.start(
             name,
             "p2p_diloco.cli.bench.serve",
             kind,
-            json.dumps({**common, **options}),
+            json.dumps(asdict(self.plan)),
+            json.dumps(asked),
             on=on,
             listens=True,
             environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": device},
         )
+
+    def start_group(self, name: str, kind: str, **options: Any) -> list[Child]:
+        """Start a process of this kind for each peer."""
+        return [self.start(f"{name}-{rank}", kind, rank, **options) for rank in range(self.plan.peers)]
 
 
 def ask(members: Sequence[Child], do: str, within_s: float = START_S, **values: Any) -> list[Line]:
@@ -131,9 +137,14 @@ def groups_of(bench: Bench) -> list[Group]:
         Failed: a process didn't start.
     """
     plan = bench.plan
-    seed = _peer(bench, SEED, SEED, 0)
-    run = [_peer(bench, f"peer-{rank}", f"m{rank}", rank) for rank in range(plan.peers)]
-    beside = {name: (kind, _counterpart(bench, kind, wire)) for name, kind, wire in _beside(plan)}
+    seed, run = bench.start(SEED, "ours", None), bench.start_group("peer", "ours")
+    beside = {
+        (kind, wire): bench.start_group(
+            f"{kind}-{wire}", kind, wire=wire, meeting=str(bench.children.folder / f"meeting-{wire}")
+        )
+        for kind in plan.beside
+        for wire in plan.wires(kind)
+    }
     ask([seed], "open", first={})
     (found,) = ask([seed], "build", everyone=[], sent_bytes=0)
     sent = round(plan.share * found["wire_bytes"])
@@ -141,57 +152,10 @@ def groups_of(bench: Bench) -> list[Group]:
     groups = [Group(plan, f"p2p_diloco {plan.codec}", run, sent, measure.held(seed))]
     ask(run[:1], "build", everyone=[], sent_bytes=sent)  # it founds the run; the others fetch its state
     ask(run[1:], "build", START_S + plan.fetch_s, everyone=[], sent_bytes=sent)
-    for name, (kind, members) in beside.items():
+    for (kind, wire), members in beside.items():
         first = ask(members[:1], "open", first={})
         opened = [*first, *ask(members[1:], "open", first=first[0])]
-        wire = name.rpartition(" ")[2]
-        own = plan.reduced_bytes(kind, wire) if kind in WIDTHS else sent
-        groups.append(Group(plan, name, members, own, measure.held(members[0])))
+        own = sent if kind == RAW else plan.reduced_bytes(kind, wire)
+        groups.append(Group(plan, f"{kind} {wire}", members, own, measure.held(members[0])))
         ask(members, "build", everyone=opened, sent_bytes=sent)
     return groups
-
-
-def _peer(bench: Bench, name: str, machine: str, rank: int) -> Child:
-    """A peer of the run that is measured; the seed is alone in another one, with a model of one parameter."""
-    seed, plan = name == SEED, bench.plan
-    small = {**plan.config(peers=1).given, "sync_every": 1, "num_fragments": 1, "overlap_steps": 0}
-    return bench.start(
-        name,
-        "ours",
-        machine,
-        rank=rank,
-        parameters=1 if seed else plan.parameters,
-        of=plan.parameters,
-        step_s=plan.step_s,
-        run_id=SEED if seed else "bench",
-        config=small if seed else plan.config().given,
-        direct=plan.direct,
-    )
-
-
-def _beside(plan: Plan) -> list[tuple[str, str, str]]:
-    """Counterparts that the plan names: (name, kind, wire)."""
-    wires = {
-        RAW: ["libp2p"],
-        GLOO: list(WIDTHS[GLOO]),
-        AVERAGER: ["fp32" if plan.codec == "fp32" else "fp16"],  # Hivemind sends bf16 as fp32
-    }
-    return [(f"{kind} {wire}", kind, wire) for kind in plan.beside for wire in wires[kind]]
-
-
-def _counterpart(bench: Bench, kind: str, wire: str) -> list[Child]:
-    plan = bench.plan
-    return [
-        bench.start(
-            f"{kind}-{wire}-{rank}",
-            kind,
-            f"m{rank}",
-            rank=rank,
-            peers=plan.peers,
-            parameters=plan.parameters,
-            fragments=plan.fragments,
-            wire=wire,
-            meeting=str(bench.children.folder / f"meeting-{wire}"),
-        )
-        for rank in range(plan.peers)
-    ]

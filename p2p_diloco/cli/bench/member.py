@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from p2p_diloco.cli.bench.plan import Plan
+
 TRAINING = "training"
 """Inner steps, where they take time."""
 PSEUDO_GRADIENT = "pseudo-gradient"
@@ -50,14 +52,14 @@ class Clock:
 
 
 class Member(ABC):
-    """One measured process. `asked`: its options; `leaving`: takes what is to be closed in the end.
+    """One measured process. `asked`: what it alone is told; `leaving`: takes what is to be closed in the end.
 
     It is told to `open`, to `build`, and then in each round to `train` and to make the `round`; what a method returns
     is its answer.
     """
 
-    def __init__(self, asked: Line, leaving: ExitStack) -> None:
-        self.asked, self.leaving = asked, leaving
+    def __init__(self, plan: Plan, asked: Line, leaving: ExitStack) -> None:
+        self.plan, self.asked, self.leaving = plan, asked, leaving
 
     def open(self, first: Line) -> Line:
         """Listen, still without a model; the answer is what others need to know. `first`: the answer of the process

@@ -22,6 +22,7 @@ from p2p_diloco.cli.bench.member import (
     Line,
     Member,
 )
+from p2p_diloco.cli.bench.plan import Plan
 from p2p_diloco.cli.bench.work import Synthetic, model_of
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.node.run import reply_codec_of
@@ -45,11 +46,11 @@ class Still(torch.optim.Optimizer):
 
 
 class Contender(Member):
-    """A peer."""
+    """A peer. The seed, which has no rank, is alone in a run of its own with a model of one parameter."""
 
-    def __init__(self, asked: Line, leaving: ExitStack) -> None:
-        super().__init__(asked, leaving)
-        self._config = RunConfig(**asked["config"])
+    def __init__(self, plan: Plan, asked: Line, leaving: ExitStack) -> None:
+        super().__init__(plan, asked, leaving)
+        self._config = plan.config()
         self._initial_peers: list[str] = []
 
     def open(self, first: Line) -> Line:
@@ -57,26 +58,29 @@ class Contender(Member):
         return {}
 
     def build(self, everyone: list[Line], sent_bytes: int) -> Line:
-        asked = self.asked
-        model = model_of(asked["parameters"], self._config.num_fragments)
-        self._train = Synthetic(model, asked["rank"]).train
+        plan, rank, config = self.plan, self.asked["rank"], self._config
+        seed = rank is None
+        model = model_of(1, 1) if seed else model_of(plan.parameters, plan.fragments)
+        self._train = Synthetic(model, rank or 0).train
         self._optimizer = Still(model.parameters(), {})
         local = PeerConfig(
-            name=asked["name"],
-            run_id=asked["run_id"],
+            name=self.asked["name"],
+            run_id="seed" if seed else "bench",
             initial_peers=tuple(self._initial_peers),
-            host_maddrs=tuple(asked["host_maddrs"]),
-            direct=asked["direct"],
+            host_maddrs=tuple(self.asked["host_maddrs"]),
+            direct=plan.direct,
         )
-        self._peer = self.leaving.enter_context(Peer(model, self._optimizer, config=self._config, local=local))
-        return {"addresses": list(self._peer.addresses), "wire_bytes": wire_bytes(self._config, asked["of"])}
+        small = RunConfig(codec=config.codec)
+        run = Peer(model, self._optimizer, config=small if seed else config, local=local)
+        self._peer = self.leaving.enter_context(run)
+        return {"addresses": list(self._peer.addresses), "wire_bytes": wire_bytes(config, plan.parameters)}
 
     def train(self) -> Line:
         self._train()
         return {}
 
     def round(self) -> Line:
-        before, began, step_s = self._peer.metrics, time.perf_counter(), self.asked["step_s"]
+        before, began, step_s = self._peer.metrics, time.perf_counter(), self.plan.step_s
         for _step in range(self._config.sync_every):
             if step_s:
                 time.sleep(step_s)

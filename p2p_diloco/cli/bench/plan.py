@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from p2p_diloco.cli.demo.facts import ring_bytes
@@ -77,18 +77,18 @@ class Plan:
             raise UsageError(f"gives {count} speeds for {self.peers} peers", key="--link", mend=mend)
         self.config()
 
-    def config(self, peers: int | None = None) -> RunConfig:
+    def config(self) -> RunConfig:
         """The settings of a run that is measured: one inner step for each fragment, every peer in every round, and
         timeouts so long that no peer counts as dead or idle while others have their turn.
         """
-        peers, patience_s = peers or self.peers, max(60.0, self.round_s_max)
+        patience_s = max(60.0, self.round_s_max)
         return RunConfig(
             sync_every=self.steps or self.fragments,
             num_fragments=self.fragments,
             overlap_steps=self.overlap,
             codec=self.codec,  # type: ignore[arg-type]  # it is checked there
-            min_peers=peers,
-            start_peers=peers,
+            min_peers=self.peers,
+            start_peers=self.peers,
             heartbeat_timeout=patience_s,
             round_timeout=2 * patience_s,
         )
@@ -97,6 +97,12 @@ class Plan:
     def share(self) -> float:
         """The share of an averaged vector that one peer sends: to each other peer its part."""
         return (self.peers - 1) / self.peers
+
+    def wires(self, kind: str) -> Sequence[str]:
+        """The forms in which what is measured beside sends its numbers, each of which is measured."""
+        if kind == AVERAGER:
+            return ["fp32" if self.codec == "fp32" else "fp16"]  # Hivemind sends bf16 as fp32
+        return list(WIDTHS.get(kind, ["libp2p"]))
 
     def reduced_bytes(self, name: str, wire: str) -> int:
         """Bytes that a peer sends in an all-reduce of the whole model: parts to be added, then sums."""

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from p2p_diloco.cli.bench.member import EXCHANGE, Clock, Line, Member
+from p2p_diloco.cli.bench.plan import Plan
 from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.pipe import Pipe
 
@@ -24,8 +25,8 @@ T = TypeVar("T")
 class Contender(Member):
     """One of the ring."""
 
-    def __init__(self, asked: Line, leaving: ExitStack) -> None:
-        super().__init__(asked, leaving)
+    def __init__(self, plan: Plan, asked: Line, leaving: ExitStack) -> None:
+        super().__init__(plan, asked, leaving)
         self._loop = asyncio.new_event_loop()
         self._before: asyncio.Future[Pipe] = self._loop.create_future()
         # in a thread of its own it goes on between two commands, when the last bytes of a round may still be unsent
@@ -54,14 +55,14 @@ class Contender(Member):
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _meet(self, after: Line) -> None:
-        within_s = self.asked["round_s_max"]
+        within_s = self.plan.round_s_max
         self._daemon.introduce(after["peer_id"], after["addresses"])
         self._next, _ = await self._daemon.open_stream(after["peer_id"], PROTOCOL, timeout_s=within_s)
         self._next.write(b"!")  # the other end sees the stream with its first byte
         await asyncio.wait_for(asyncio.shield(self._before), within_s)
 
     async def _exchange(self) -> None:
-        within_s = self.asked["round_s_max"]
+        within_s = self.plan.round_s_max
         sending = asyncio.wait_for(self._next.write_view(self._out), within_s)
         receiving = self._before.result().read_into(self._in, stall_s=within_s, total_s=within_s)
         await asyncio.gather(sending, receiving)

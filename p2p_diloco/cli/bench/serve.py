@@ -1,4 +1,4 @@
-"""`python -m p2p_diloco.cli.bench.serve KIND OPTIONS`: one measured process, whose module KIND says what it does.
+"""`python -m p2p_diloco.cli.bench.serve KIND PLAN OPTIONS`: one measured process; the module KIND says what it does.
 
 Law: commands come as lines of JSON on stdin, each is answered by one line of JSON on stdout. The process ends when its
 stdin does, so that none outlives the command that started it.
@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from importlib import import_module
 
 from p2p_diloco.cli.bench.member import Member
+from p2p_diloco.cli.bench.plan import Plan
 
 
 def serve(member: Member) -> None:
@@ -26,6 +27,6 @@ def serve(member: Member) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    kind, asked = sys.argv[1], json.loads(sys.argv[2])
+    kind, plan, asked = sys.argv[1], Plan(**json.loads(sys.argv[2])), json.loads(sys.argv[3])
     with ExitStack() as leaving:
-        serve(import_module(f"p2p_diloco.cli.bench.{kind}").Contender(asked, leaving))
+        serve(import_module(f"p2p_diloco.cli.bench.{kind}").Contender(plan, asked, leaving))

@@ -84,7 +84,7 @@ class Counterpart(Member):
     @cached_property
     def replica(self) -> Replica:
         """Its outer state and model, made when it is first needed: an idle process has none."""
-        return Replica(self.asked["parameters"], self.asked["fragments"], self.asked["rank"])
+        return Replica(self.plan.parameters, self.plan.fragments, self.asked["rank"])
 
     def train(self) -> Line:
         self.replica.train()
