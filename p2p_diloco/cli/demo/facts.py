@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 SCHEMA_VERSION = 1
 
@@ -113,11 +113,6 @@ class Outcome:
 
 
 # -- formulas
-
-
-def row(entry: Mapping[str, Any]) -> Row:
-    """A line of a peer's log."""
-    return Row(*(entry[name] for name in Row._fields))
 
 
 def ring_bytes(parameters: int, bytes_each: int, peers: int) -> int:

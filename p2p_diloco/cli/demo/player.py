@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from p2p_diloco.cli.demo.facts import Row, row
+from p2p_diloco.cli.demo.facts import Row
 from p2p_diloco.cli.processes import Child, Lines
 
 LOSSES_SHOWN = 20
@@ -31,7 +31,7 @@ class Player:
 
     def look(self) -> bool:
         """Read the new rows; whether there were any."""
-        new = [row(entry) for entry in self.written.new()]
+        new = [Row(**entry) for entry in self.written.new()]
         self.rows += new
         return bool(new)
 

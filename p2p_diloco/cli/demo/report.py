@@ -9,10 +9,10 @@ import textwrap
 from collections.abc import Sequence
 
 from p2p_diloco.cli.demo.facts import Outcome, PeerOutcome, Points
+from p2p_diloco.observe.figures import bytes_of, figure
 from p2p_diloco.observe.plot import Curve, Moment, text_plot
 
 PLOT_ROWS, WIDTH_MAX = 12, 110
-UNKNOWN = "-"
 NO_PNG = 'For a plot as PNG install matplotlib: pip install "p2p-diloco[plot]"'
 
 
@@ -69,24 +69,8 @@ def _cost(outcome: Outcome) -> str:
 def _digests(outcome: Outcome) -> str:
     finished = [peer for peer in outcome.peers if peer.fate == "finished"]
     if outcome.digests_equal:
-        return f"yes, on {_listed([peer.name for peer in finished])}: {outcome.digest}"
+        return f"yes, on {', '.join(peer.name for peer in finished)}: {outcome.digest}"
     return "NO: " + ", ".join(f"{peer.name} {peer.digest or 'unknown'}" for peer in finished)
-
-
-def figure(value: float | None, form: str, unit: str = "") -> str:
-    """A number in a format, with its unit; a dash for None."""
-    return UNKNOWN if value is None else f"{value:{form}}{unit}"
-
-
-def bytes_of(amount: float | None) -> str:
-    """An amount of bytes, in decimal units."""
-    if amount is None:
-        return UNKNOWN
-    for unit in ("B", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.2f} GB"
 
 
 def _table(peers: Sequence[PeerOutcome]) -> list[str]:
@@ -98,22 +82,20 @@ def _table(peers: Sequence[PeerOutcome]) -> list[str]:
             figure(peer.steps, ","),
             figure(peer.rounds, "d"),
             figure(peer.waiting_s, ".1f", " s"),
-            bytes_of(peer.bytes_sent),
-            bytes_of(peer.bytes_received),
-            bytes_of(peer.data_parallel_bytes),
+            bytes_of(peer.bytes_sent, " "),
+            bytes_of(peer.bytes_received, " "),
+            bytes_of(peer.data_parallel_bytes, " "),
             figure(peer.data_parallel_bytes / peer.bytes_sent if peer.bytes_sent else None, ".0f", "x"),
         )
         lines.append(line)
-    columns = []
-    for number, cells in enumerate(zip(*lines, strict=True)):
-        width = max(map(len, cells))
-        columns.append([cell.ljust(width) if number < 2 else cell.rjust(width) for cell in cells])
-    return ["  ".join(cells).rstrip() for cells in zip(*columns, strict=True)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    aligned = [[*map(str.ljust, line[:2], widths), *map(str.rjust, line[2:], widths[2:])] for line in lines]
+    return ["  ".join(cells).rstrip() for cells in aligned]
 
 
 def _notes(outcome: Outcome, width: int) -> list[str]:
     founder = outcome.peers[0]
-    step = bytes_of(outcome.data_parallel_bytes_per_step)
+    step = bytes_of(outcome.data_parallel_bytes_per_step, " ")
     told = {
         "data-parallel": "what the same steps would have sent with an all-reduce in each of them, as a ring in the same"
         f" codec: steps · 2·P·b·(K-1)/K, with P = {outcome.parameters:,} parameters of"
@@ -136,7 +118,3 @@ def _wrapped(text: str, width: int, title: str, indent: str) -> list[str]:
     """Lines of at most `width` characters; the first begins with the title, the others are indented."""
     wrapper = textwrap.TextWrapper(width, title, indent, break_long_words=False, break_on_hyphens=False)
     return wrapper.wrap(text)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else "".join(names)

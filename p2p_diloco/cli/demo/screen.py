@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from p2p_diloco.cli.demo.report import UNKNOWN, bytes_of, figure
 from p2p_diloco.cli.demo.stage import Stage
+from p2p_diloco.observe.figures import UNKNOWN, bytes_of, figure
 from p2p_diloco.observe.plot import text_plot
 
 LINE_EVERY_S = 10.0
@@ -104,7 +104,7 @@ def _table(stage: Stage) -> Table:
             figure(player.loss, ".2f"),
             figure(player.val_loss, ".3f"),
             figure(player.told.get("waiting_s"), ".0f", " s"),
-            bytes_of(player.told.get("bytes_sent")),
+            bytes_of(player.told.get("bytes_sent"), " "),
             Text("averages next" if player.name == averager and player.trains else "", "magenta"),
         )
     return table
