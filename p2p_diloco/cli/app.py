@@ -19,6 +19,9 @@ from p2p_diloco.trainer.config import TrainerConfig
 
 Logs = Annotated[str, typer.Option(help="Form of the log on stderr.", metavar="[auto|rich|plain|json]")]
 Debug = Annotated[bool, typer.Option("--debug", help="Log more, and show where an error comes from.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option(help="TOML file with settings; flags and environment come first.", metavar="PATH")
+]
 InitialPeers = Annotated[
     list[str] | None,
     typer.Option(help="Addresses to look through, with spaces or commas between.", metavar="ADDR..."),
@@ -95,9 +98,7 @@ def bootstrap(
 )
 def join(
     ctx: typer.Context,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file with settings; flags and environment come first.", metavar="PATH")
-    ] = None,
+    config: ConfigFile = None,
     logs: Logs = "auto",
     debug: Debug = False,
     **flags: Any,
@@ -120,7 +121,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="JSON, described in docs/status.md.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two looks.", metavar="X")] = 2.0,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.", metavar="PATH")] = None,
+    config: ConfigFile = None,
     logs: Logs = "auto",
     debug: Debug = False,
 ) -> None:
@@ -147,9 +148,7 @@ def set_rates(
     ] = None,
     wait: Annotated[float, typer.Option(help="Seconds to wait until a peer has adopted it.", metavar="X")] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")] = False,
-    config: Annotated[
-        Path | None, typer.Option(help="TOML file that says which run, and whose identity.", metavar="PATH")
-    ] = None,
+    config: ConfigFile = None,
     logs: Logs = "auto",
     debug: Debug = False,
 ) -> None:
@@ -162,8 +161,7 @@ def set_rates(
     from p2p_diloco.cli.revise import set_rates as ask
 
     flags = {"initial_peers": initial_peers, "run_id": run_id, "identity_path": identity_path}
-    named = {"outer_lr": outer_lr, "outer_momentum": outer_momentum}
-    rates = {key: value for key, value in named.items() if value is not None}
+    rates = given(RunConfig, {"outer_lr": outer_lr, "outer_momentum": outer_momentum})
     ask(rates, given(PeerConfig, flags), config, wait_s=wait, as_json=as_json)
 
 

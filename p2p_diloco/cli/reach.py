@@ -18,12 +18,12 @@ from p2p_diloco.net.reasons import none_reached
 PROBE_S = 5.0
 """How long an initial peer may take to answer."""
 
-_REFUSED = "connection refused: nothing listens there"
-_UNKNOWN_NAME = "no machine of that name"
-_TIMED_OUT = f"timed out after {PROBE_S:g} s: a firewall, or no such machine"
-_MUTE = "something listens there and says nothing: no p2p-diloco, or one that hangs"
-_FOREIGN = "something else answers there, no p2p-diloco"
-
+_NOT_FREE = {
+    errno.EADDRINUSE: ("is in use", "choose another port, or port 0 to let the system choose"),
+    errno.EADDRNOTAVAIL: ("is no address of this machine", "give one of its addresses, or 0.0.0.0 for all of them"),
+    errno.EACCES: ("needs an administrator", "choose a port from 1024 on"),
+}
+"""What is wrong with an address to listen on, and what to do, by the system's error."""
 _GREETING = b"\x13/multistream/1.0.0\n"  # what a listener of libp2p says first over TCP
 
 
@@ -51,24 +51,12 @@ def check_free(address: str, *, key: str | None = None) -> None:
         try:
             probe.bind((host, int(port)))
         except OSError as error:
-            wrong, mend, of_host = _not_free(error)
+            other = f"can't be listened on ({reason(error)})", "choose another address or port"
+            wrong, mend = _NOT_FREE.get(error.errno or 0, other)
             if key is not None:
                 raise ConfigError(wrong, key=key, value=address, mend=mend) from None
-            flag, value = ("--host", host) if of_host else ("--port", port)
+            flag, value = ("--host", host) if error.errno == errno.EADDRNOTAVAIL else ("--port", port)
             raise ConfigError(wrong, key=flag, value=value, mend=mend) from None
-
-
-def _not_free(error: OSError) -> tuple[str, str, bool]:
-    """What is wrong, what to do, and whether the host is wrong and not the port."""
-    match error.errno:
-        case errno.EADDRINUSE:
-            return "is in use", "choose another port, or port 0 to let the system choose", False
-        case errno.EADDRNOTAVAIL:
-            return "is no address of this machine", "give one of its addresses, or 0.0.0.0 for all of them", True
-        case errno.EACCES:
-            return "needs an administrator", "choose a port from 1024 on", False
-        case _:
-            return f"can't be listened on ({reason(error)})", "choose another address or port", False
 
 
 async def _reasons(addresses: Sequence[str]) -> list[str | None]:
@@ -85,11 +73,11 @@ async def _reason(address: str) -> str | None:
     try:
         return await asyncio.wait_for(asking, PROBE_S)
     except asyncio.TimeoutError:
-        return _TIMED_OUT
+        return f"timed out after {PROBE_S:g} s: a firewall, or no such machine"
     except ConnectionRefusedError:
-        return _REFUSED
+        return "connection refused: nothing listens there"
     except socket.gaierror:
-        return _UNKNOWN_NAME
+        return "no machine of that name"
     except OSError as error:
         return reason(error)
 
@@ -100,7 +88,8 @@ async def _greeted(host: str, port: int) -> str | None:
     try:
         said = await asyncio.wait_for(reader.read(len(_GREETING)), PROBE_S / 2)
     except asyncio.TimeoutError:
-        return _MUTE
+        return "something listens there and says nothing: no p2p-diloco, or one that hangs"
     finally:
         writer.close()
-    return None if said and _GREETING.startswith(said) else _FOREIGN
+    greeted = said and _GREETING.startswith(said)
+    return None if greeted else "something else answers there, no p2p-diloco"

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def set_rates(
-    rates: Mapping[str, float], flags: Mapping[str, object], config_file: Path | None, *, wait_s: float, as_json: bool
+    rates: Mapping[str, object], flags: Mapping[str, object], config_file: Path | None, *, wait_s: float, as_json: bool
 ) -> None:
     """Ask for these rates, and print the outcome.
 
@@ -39,7 +39,7 @@ def set_rates(
         raise UsageError("there is no rate to set", mend="give --outer-lr, --outer-momentum or both")
     if wait_s < 0:
         raise UsageError("must be 0 or more", key="--wait", value=wait_s, mend="choose e.g. 60")
-    RunConfig.model_validate(dict(rates))
+    checked = RunConfig.model_validate(dict(rates)).given
     _, peer = settings_of(flags, config_file)
     if peer.identity_path is None:
         mend = "give the file that the run's founder was started with"
@@ -48,7 +48,7 @@ def set_rates(
 
     asker = SigningKey(peer.identity_path)
     check_initial_peers(peer.initial_peers)
-    run(_ask(peer, asker, rates, wait_s, as_json))
+    run(_ask(peer, asker, checked, wait_s, as_json))
 
 
 async def _ask(peer: PeerConfig, asker: SigningKey, rates: Mapping[str, float], wait_s: float, as_json: bool) -> None:
