@@ -52,16 +52,18 @@ def carry_out(arguments: Sequence[str]) -> int:
 
 
 def _called(arguments: Sequence[str], debug: bool) -> int:
-    import typer  # takes a moment, in which signals are handled by now
+    import typer  # takes a moment to load; signals are handled already
 
     from p2p_diloco.cli.app import app
 
     try:
         code = app(args=list(arguments), prog_name="p2p-diloco", standalone_mode=False)
-    except typer.TyperException as error:
-        return _told(_sentence(error.format_message()), 2, debug)
-    except typer.Abort:  # typer turns KeyboardInterrupt into this
+    except typer.Abort:  # what older versions of typer make of a KeyboardInterrupt; newer ones return 130
         return INTERRUPTED
+    except Exception as error:
+        if hasattr(error, "format_message"):  # a misused command line: the class differs from version to version
+            return _told(_sentence(error.format_message()), 2, debug)
+        raise
     return code if isinstance(code, int) else 0
 
 

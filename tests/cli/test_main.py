@@ -141,6 +141,13 @@ def test_further_ranks_of_torchrun_are_refused(
     assert "join comes before torchrun" in capsys.readouterr().err
 
 
+class Misused(Exception):
+    """What any version of typer raises when it can't read a command line: only the method is common to them."""
+
+    def format_message(self) -> str:
+        return "No such option: --x."
+
+
 @pytest.mark.parametrize(
     ("raised", "code", "told"),
     [
@@ -161,6 +168,7 @@ def test_further_ranks_of_torchrun_are_refused(
             1,
             "a fault in p2p-diloco itself (RuntimeError: three lines long)",
         ),
+        (Misused(), 2, ": No such option: --x\n"),
         (KeyboardInterrupt(), 130, ""),
     ],
     ids=lambda part: type(part).__name__,
