@@ -58,6 +58,8 @@ class Child:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.log, self.started_at = name, folder / f"{name}.log", time.time()
+        self.killed = False
+        """Whether we have killed it."""
         self.printed = Lines(folder / f"{name}.out")
         with (folder / f"{name}.out").open("wb") as out, self.log.open("wb") as log:
             self.process = tied(
@@ -90,6 +92,11 @@ class Child:
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
 
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended by a fault, or by a signal that wasn't ours."""
+        return bool(self.status) and not self.killed
+
     def last_words(self) -> str:
         """The last line of its log."""
         lines = self.log.read_text(errors="replace").split("\n")
@@ -105,7 +112,7 @@ class Child:
 
     def kill(self) -> float:
         """SIGKILL to it and to all that it has started, as a power cut would; when (seconds since 1970)."""
-        family, when = self.family, time.time()
+        family, when, self.killed = self.family, time.time(), True
         _kill(family)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(GONE_S)

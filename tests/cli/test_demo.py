@@ -211,7 +211,7 @@ def stage(children: Children) -> Stage:
 
 def player(stage: Stage, name: str, code: str) -> Player:
     """A player that runs code."""
-    made = Player(name, started(stage.children, code, name), Lines(stage.children.folder / f"{name}.jsonl"))
+    made = Player(started(stage.children, code, name), Lines(stage.children.folder / f"{name}.jsonl"))
     stage.everyone.append(made)
     return made
 
@@ -222,7 +222,7 @@ def test_a_death_ends_the_demo_with_a_sentence(stage: Stage) -> None:
     wait_until(lambda: child.status is not None)
     with pytest.raises(P2PDilocoError, match=r"carol ended with status 1 \(no memory left\); its log is .*carol.log"):
         stage.until(lambda: False, "nothing")
-    stage.everyone[0].killed = True
+    child.kill()
     stage.until(lambda: True, "nothing")
 
 
@@ -245,7 +245,7 @@ def test_the_onlooker_repeats_the_election(stage: Stage) -> None:
     elected = [assign("demo", epoch, [0], {"x": 1.0, "y": 1.0})[0][0] for epoch in range(20)]
     assert [stage.averages_next(epoch) for epoch in range(20)] == [{"x": "a", "y": "b"}[peer] for peer in elected]
     assert set(elected) == {"x", "y"}
-    stage.everyone[0].killed = True
+    stage.everyone[0].child.kill()
     assert {stage.averages_next(epoch) for epoch in range(20)} == {"b"}
 
 

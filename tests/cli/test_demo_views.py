@@ -25,10 +25,10 @@ from p2p_diloco.observe.plot import Moment
 # -- the screen
 
 
-def player(name: str, steps: int, epoch: int, val_loss: float | None = None, **how: Any) -> Player:
+def player(name: str, steps: int, epoch: int, val_loss: float | None = None, killed: bool = False) -> Player:
     rows = [Row(0.0, step, step, epoch, 2.1, val_loss) for step in range(1, steps + 1)]
-    child: Any = SimpleNamespace(status=None)
-    return Player(name, child, Lines(Path("none")), rows=rows, **how)
+    child: Any = SimpleNamespace(name=name, status=None, killed=killed)
+    return Player(child, Lines(Path("none")), rows=rows)
 
 
 @pytest.fixture

@@ -76,7 +76,6 @@ def _kill(stage: Stage) -> KillOutcome:
     epoch, elected = stage.epoch, stage.averages_next(stage.epoch)
     victim = next((peer for peer in stage.peers if peer.name == elected), stage.peers[1])
     survivors = [peer for peer in stage.peers if peer is not victim]
-    victim.killed = True
     killed_at = victim.child.kill()
     stage.moments.append(Moment(victim.rows[-1].global_step, f"{victim.name} killed"))
     why = "" if elected is None else f", elected to average round {epoch + 1}"
@@ -107,7 +106,6 @@ def _replace(stage: Stage, address: str) -> NewcomerOutcome:
     stage.tell(f"{NEWCOMER} is started with the bootstrap's address, and nothing else")
     stage.until(lambda: bool(newcomer.rows) or not any(peer.trains for peer in others), f"{NEWCOMER} to join")
     if not newcomer.rows:
-        newcomer.killed = True
         newcomer.child.kill()
         stage.tell(f"{NEWCOMER} came too late: the run is over")
         return NewcomerOutcome(NEWCOMER, None, None, 0)

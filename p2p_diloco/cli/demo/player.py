@@ -20,11 +20,9 @@ LOSSES_SHOWN = 20
 class Player:
     """A process that trains."""
 
-    name: str
     child: Child
     written: Lines
     in_run: bool = True
-    killed: bool = False
     rows: list[Row] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
     """What it last told the others, as `p2p-diloco status --json` prints it; empty before."""
@@ -36,14 +34,19 @@ class Player:
         return bool(new)
 
     @property
+    def name(self) -> str:
+        """Its own, in the run too."""
+        return self.child.name
+
+    @property
     def trains(self) -> bool:
-        """Whether it neither has ended nor was killed."""
-        return not self.killed and self.child.status is None
+        """Whether it has neither ended nor been killed."""
+        return not self.child.killed and self.child.status is None
 
     @property
     def state(self) -> str:
         """What it does, in a word."""
-        if self.killed:
+        if self.child.killed:
             return "killed"
         if self.child.status is not None:
             return "finished"

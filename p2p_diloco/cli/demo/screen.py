@@ -67,7 +67,7 @@ def progress(stage: Stage) -> str:
     """One line on how far all have come."""
     parts = []
     for player in stage.everyone:
-        if player.killed or not player.rows:
+        if player.child.killed or not player.rows:
             parts.append(f"{player.name} {player.state}")
         else:
             loss = "" if player.val_loss is None else f", held-out {player.val_loss:.3f}"

@@ -66,7 +66,6 @@ class Stage:
 
     def __init__(self, script: Script, children: Children, show: Callable[[Stage], None]) -> None:
         self.script, self.children = script, children
-        self.services: list[Child] = []
         self.everyone: list[Player] = []
         """The peers of the run in the order of their coming, then the one that trains alone."""
         self.moments: list[Moment] = []
@@ -80,15 +79,14 @@ class Stage:
 
     def start_service(self, name: str, *flags: str) -> Child:
         """A command of ours that prints JSON."""
-        self.services.append(self.children.start(name, "p2p_diloco", name, *flags, "--json", "--logs", "plain"))
-        return self.services[-1]
+        return self.children.start(name, "p2p_diloco", name, *flags, "--json", "--logs", "plain")
 
     def start_peer(self, name: str, address: str, **settings: object) -> Player:
         """A peer that knows an address and the run's name; the founder gets further settings."""
         told = {"name": name, "log_path": self._rows(name), **self.script.trainer, **settings}
         flags = [part for key, value in told.items() for part in (flag(key), str(value))]
         join = ("join", "--initial-peers", address, "--run-id", RUN_ID, "--summary-json", "--logs", "plain", *flags)
-        player = Player(name, self.children.start(name, "p2p_diloco", *join), Lines(self._rows(name)))
+        player = Player(self.children.start(name, "p2p_diloco", *join), Lines(self._rows(name)))
         self.everyone.insert(len(self.peers), player)
         return player
 
@@ -97,7 +95,7 @@ class Stage:
         own = {"warm_start": self.script.warm_start, "pause_s": 0.0, "log_path": str(self._rows(name))}
         trainer = json.dumps({**self.script.trainer, **own, "summary_json": True})
         child = self.children.start(name, "p2p_diloco.cli.demo.alone", json.dumps(self.script.run), trainer)
-        self.everyone.append(Player(name, child, Lines(self._rows(name)), in_run=False))
+        self.everyone.append(Player(child, Lines(self._rows(name)), in_run=False))
         return self.everyone[-1]
 
     def _rows(self, name: str) -> Path:
@@ -164,15 +162,12 @@ class Stage:
             time.sleep(LOOK_EVERY_S)
 
     def _look(self) -> None:
+        for child in self.children.all:
+            if child.failed:
+                raise _failure(child)
         for player in self.everyone:
-            ended = player.child.status  # before reading, so that no row of an ended process is missed
             if player.look():
                 self._news_at = time.monotonic()
-            if ended and not player.killed:
-                raise _failure(player.child)
-        for service in self.services:
-            if service.status is not None:
-                raise _failure(service)
         for snapshot in self._snapshots.new():
             told = {peer["name"]: peer for peer in snapshot["peers"]}
             for player in self.peers:
