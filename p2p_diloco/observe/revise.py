@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import Revision
@@ -26,6 +26,7 @@ from p2p_diloco.observe.snapshot import Snapshot
 if TYPE_CHECKING:
     from p2p_diloco.net.signing import SigningKey
 
+T = TypeVar("T")
 LOOK_EVERY_S = 1.0
 FOUND_S = 5.0
 """How long the run's record may take to be found."""
@@ -81,14 +82,11 @@ async def revise(
 
 async def _founding(transport: Transport, run_id: str, asker: SigningKey) -> tuple[Founding, RunConfig]:
     """The run's founding and its settings, once it is found that the asker may speak for it."""
-    clock = asyncio.get_running_loop().time
-    give_up_at = clock() + FOUND_S
-    while (record := await run_record(transport, run_id)) is None:
-        if clock() >= give_up_at:
-            mend = "look whether its peers are up, and at the spelling; `p2p-diloco status` shows a run"
-            raise Refused("is no run that these peers know of, or one of another version", key="run_id", value=run_id,
-                          mend=mend)  # fmt: skip
-        await asyncio.sleep(LOOK_EVERY_S)
+    record = await _until(lambda: run_record(transport, run_id), FOUND_S)
+    if record is None:
+        wrong = "is no run that these peers know of, or one of another version"
+        mend = "look whether its peers are up, and at the spelling; `p2p-diloco status` shows a run"
+        raise Refused(wrong, key="run_id", value=run_id, mend=mend)
     if record.founder != asker.peer_id:
         raise Refused(
             f"holds the identity {asker.peer_id}, and the run {run_id} was founded by {record.founder}",
@@ -111,12 +109,17 @@ def _present(config: RunConfig, seen: Snapshot, there: Revision) -> tuple[dict[s
 
 async def _leave(transport: Transport, founding: Founding, revision: Revision, within_s: float) -> None:
     """Put it where every peer looks."""
+    if not await _until(lambda: revising.store(transport, founding, revision), within_s):
+        raise GaveUpWaiting(f"the DHT did not take {revision}", mend="look whether its peers are up, and try again")
+
+
+async def _until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
+    """What `ask` gives, asked again while that is nothing, but no longer than so many seconds."""
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + within_s
-    while not await revising.store(transport, founding, revision):
-        if clock() >= give_up_at:
-            raise GaveUpWaiting(f"the DHT did not take {revision}", mend="look whether its peers are up, and try again")
+    while not (found := await ask()) and clock() < give_up_at:
         await asyncio.sleep(LOOK_EVERY_S)
+    return found
 
 
 async def _adopted(transport: Transport, founding: Founding, revision: Revision, within_s: float) -> Outcome:
@@ -140,8 +143,8 @@ async def _adopted(transport: Transport, founding: Founding, revision: Revision,
         if clock() >= give_up_at:
             kept = f"{revising.RECORD_TTL_S / 60:.0f} minutes"
             mend = f"look whether its peers are up; it waits for them in the DHT for {kept}"
-            raise GaveUpWaiting(f"no peer of the run {founding.run_id} has taken up {revision} in {within_s:g} s",
-                                mend=mend)  # fmt: skip
+            wrong = f"no peer of the run {founding.run_id} has taken up {revision} in {within_s:g} s"
+            raise GaveUpWaiting(wrong, mend=mend)
         await asyncio.sleep(LOOK_EVERY_S)
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from p2p_diloco.cli import carry_out
 from p2p_diloco.cli.bench import command, ours
 from p2p_diloco.cli.bench.group import Failed, Group, ask
-from p2p_diloco.cli.bench.measure import Memory, Result, Round, held, peak, round_of
+from p2p_diloco.cli.bench.measure import Memory, Result, Round, memory, round_of
 from p2p_diloco.cli.bench.network import NoNetwork
 from p2p_diloco.cli.bench.ours import wire_bytes
 from p2p_diloco.cli.bench.plan import Plan, count_of, links_of, names_of
@@ -245,7 +245,7 @@ def test_memory_is_what_the_system_tells(tmp_path: Path) -> None:
         while not child.printed.new():
             assert time.monotonic() < give_up_at
             time.sleep(0.02)
-        now, most = held(child), peak(child)
+        now, most = memory(child), memory(child, peak=True)
         if Path("/proc/self/status").exists():
             assert most.total - now.total > 60 << 20
         assert most.total >= now.total > 0

@@ -114,7 +114,7 @@ class Group:
 
     def result(self, warm_up: int) -> Result:
         """Its rounds without the first ones, and its memory."""
-        peaks = [measure.peak(member) for member in self.members if member.status is None]
+        peaks = [measure.memory(member, peak=True) for member in self.members if member.status is None]
         highest = max(peaks, key=lambda memory: memory.total, default=Memory({}))
         counted = tuple(self.rounds[warm_up:])
         failed = self.failed or ("" if counted else "no round of it counts")
@@ -149,13 +149,13 @@ def groups_of(bench: Bench) -> list[Group]:
     (found,) = ask([seed], "build", everyone=[], sent_bytes=0)
     sent = round(plan.share * found["wire_bytes"])
     ask(run, "open", first=found)
-    groups = [Group(plan, f"p2p_diloco {plan.codec}", run, sent, measure.held(seed))]
+    groups = [Group(plan, f"p2p_diloco {plan.codec}", run, sent, measure.memory(seed))]
     ask(run[:1], "build", everyone=[], sent_bytes=sent)  # it founds the run; the others fetch its state
     ask(run[1:], "build", START_S + plan.fetch_s, everyone=[], sent_bytes=sent)
     for (kind, wire), members in beside.items():
         first = ask(members[:1], "open", first={})
         opened = [*first, *ask(members[1:], "open", first=first[0])]
         own = sent if kind == RAW else plan.reduced_bytes(kind, wire)
-        groups.append(Group(plan, f"{kind} {wire}", members, own, measure.held(members[0])))
+        groups.append(Group(plan, f"{kind} {wire}", members, own, measure.memory(members[0])))
         ask(members, "build", everyone=opened, sent_bytes=sent)
     return groups

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,23 +81,14 @@ def cpu_s(children: Iterable[Child]) -> dict[str, float]:
     return used
 
 
-def held(child: Child) -> Memory:
-    """Memory at this moment."""
-    return _memory(child, "VmRSS")
-
-
-def peak(child: Child) -> Memory:
-    """The most that each process ever held; where the system doesn't tell, what it holds at this moment."""
-    return _memory(child, "VmHWM")
-
-
-def _memory(child: Child, which: str) -> Memory:
+def memory(child: Child, *, peak: bool = False) -> Memory:
+    """What its processes hold at this moment, or with `peak` the most that each ever held, where the system tells."""
     found: dict[str, int] = {}
     shared: list[int] = []
     for role, process in _roles(child):
         with contextlib.suppress(psutil.Error, OSError):
             told = _status(process)
-            found[role] = found.get(role, 0) + told.get(which, process.memory_info().rss)
+            found[role] = found.get(role, 0) + told.get("VmHWM" if peak else "VmRSS", process.memory_info().rss)
             shared.append(told.get("RssShmem", 0))
     return Memory(found, sum(shared) - max(shared, default=0))
 
@@ -111,12 +102,10 @@ def _status(process: psutil.Process) -> dict[str, int]:
     return {name: 1024 * int(size.split()[0]) for name, _, size in lines}
 
 
-def _roles(child: Child) -> list[tuple[str, psutil.Process]]:
-    found = []
+def _roles(child: Child) -> Iterator[tuple[str, psutil.Process]]:
     for process in child.family:
         with contextlib.suppress(psutil.Error):
-            found.append((_role(process, child), process))
-    return found
+            yield _role(process, child), process
 
 
 def _role(process: psutil.Process, child: Child) -> str:
