@@ -7,9 +7,10 @@ raised; `p2p_diloco.cli` tells them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
+from typer import Option
 
 from p2p_diloco import __version__
 from p2p_diloco.cli.flags import ListsAndCommand, given, with_dashes, with_flags
@@ -17,15 +18,10 @@ from p2p_diloco.cli.logs import set_up_logs
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.trainer.config import TrainerConfig
 
-Logs = Annotated[str, typer.Option(help="Form of the log on stderr.", metavar="[auto|rich|plain|json]")]
-Debug = Annotated[bool, typer.Option("--debug", help="Log more, and show where an error comes from.")]
-ConfigFile = Annotated[
-    Path | None, typer.Option(help="TOML file with settings; flags and environment come first.", metavar="PATH")
-]
-InitialPeers = Annotated[
-    list[str] | None,
-    typer.Option(help="Addresses to look through, with spaces or commas between.", metavar="ADDR..."),
-]
+LOGS = Option("auto", help="Form of the log on stderr.", metavar="[auto|rich|plain|json]")
+DEBUG = Option(False, "--debug", help="Log more, and show where an error comes from.")
+CONFIG = Option(None, help="TOML file with settings; flags and environment come first.", metavar="PATH")
+INITIAL_PEERS = Option(None, help="Addresses to look through, with spaces or commas between.", metavar="ADDR...")
 
 app = typer.Typer(
     help="Train one model on many machines, without a server.",
@@ -36,10 +32,7 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def start(
-    ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
+def start(ctx: typer.Context, version: bool = Option(False, "--version", help="Print the version and exit.")) -> None:
     """Train one model on many machines, without a server."""
     if version:
         typer.echo(f"p2p-diloco {__version__}")
@@ -51,29 +44,21 @@ def start(
 
 @app.command(cls=ListsAndCommand)
 def bootstrap(
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 listens on every interface.", metavar="IP")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="TCP port to listen on; 0 lets the system choose.", metavar="N")] = 0,
-    host_maddrs: Annotated[
-        list[str] | None,
-        typer.Option(help="Addresses to listen on, instead of --host and --port.", metavar="ADDR..."),
-    ] = None,
-    announce_maddrs: Annotated[
-        list[str] | None, typer.Option(help="Addresses that peers are told to dial.", metavar="ADDR...")
-    ] = None,
-    initial_peers: Annotated[
-        list[str] | None, typer.Option(help="Other bootstraps of the same swarm.", metavar="ADDR...")
-    ] = None,
-    identity_path: Annotated[
-        Path | None,
-        typer.Option(
-            help="File that keeps its identity, and so its address, across restarts; unset: a new one.", metavar="PATH"
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the addresses as one JSON object.")] = False,
-    logs: Logs = "auto",
-    debug: Debug = False,
+    host: str = Option("127.0.0.1", help="Address to listen on; 0.0.0.0 listens on every interface.", metavar="IP"),
+    port: int = Option(0, help="TCP port to listen on; 0 lets the system choose.", metavar="N"),
+    host_maddrs: list[str] | None = Option(
+        None, help="Addresses to listen on, instead of --host and --port.", metavar="ADDR..."
+    ),
+    announce_maddrs: list[str] | None = Option(None, help="Addresses that peers are told to dial.", metavar="ADDR..."),
+    initial_peers: list[str] | None = Option(None, help="Other bootstraps of the same swarm.", metavar="ADDR..."),
+    identity_path: Path | None = Option(
+        None,
+        help="File that keeps its identity, and so its address, across restarts; unset: a new one.",
+        metavar="PATH",
+    ),
+    as_json: bool = Option(False, "--json", help="Print the addresses as one JSON object."),
+    logs: str = LOGS,
+    debug: bool = DEBUG,
 ) -> None:
     """Start a seed of the DHT, and print the line that peers join with."""
     set_up_logs(logs, debug=debug)
@@ -96,13 +81,7 @@ def bootstrap(
         "The built-in trainer": TrainerConfig,
     }
 )
-def join(
-    ctx: typer.Context,
-    config: ConfigFile = None,
-    logs: Logs = "auto",
-    debug: Debug = False,
-    **flags: Any,
-) -> None:
+def join(ctx: typer.Context, config: Path | None = CONFIG, logs: str = LOGS, debug: bool = DEBUG, **flags: Any) -> None:
     """Join a run, or found it: with the built-in trainer, or with the command after [bold]--[/bold].
 
     What no flag, P2P_DILOCO_... variable or file gives is taken from the run.
@@ -116,14 +95,14 @@ def join(
 
 @app.command(cls=ListsAndCommand)
 def status(
-    initial_peers: InitialPeers = None,
-    run_id: Annotated[str | None, typer.Option(help="The run to look at.", show_default="main", metavar="NAME")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON, described in docs/status.md.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks.", metavar="X")] = 2.0,
-    config: ConfigFile = None,
-    logs: Logs = "auto",
-    debug: Debug = False,
+    initial_peers: list[str] | None = INITIAL_PEERS,
+    run_id: str | None = Option(None, help="The run to look at.", show_default="main", metavar="NAME"),
+    as_json: bool = Option(False, "--json", help="JSON, described in docs/status.md."),
+    once: bool = Option(False, "--once", help="Look once and leave."),
+    interval: float = Option(2.0, help="Seconds between two looks.", metavar="X"),
+    config: Path | None = CONFIG,
+    logs: str = LOGS,
+    debug: bool = DEBUG,
 ) -> None:
     """Show the peers of a run and how far it has come. Reads the DHT, and takes no part."""
     set_up_logs(logs, debug=debug)
@@ -135,22 +114,16 @@ def status(
 
 @app.command("set", cls=ListsAndCommand)
 def set_rates(
-    initial_peers: InitialPeers = None,
-    run_id: Annotated[str | None, typer.Option(help="The run to change.", show_default="main", metavar="NAME")] = None,
-    identity_path: Annotated[
-        Path | None, typer.Option(help="Identity file of the peer that founded the run.", metavar="PATH")
-    ] = None,
-    outer_lr: Annotated[
-        float | None, typer.Option(help="Learning rate of the outer optimizer; unset: as it is.", metavar="X")
-    ] = None,
-    outer_momentum: Annotated[
-        float | None, typer.Option(help="Momentum of the outer optimizer; unset: as it is.", metavar="X")
-    ] = None,
-    wait: Annotated[float, typer.Option(help="Seconds to wait until a peer has adopted it.", metavar="X")] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")] = False,
-    config: ConfigFile = None,
-    logs: Logs = "auto",
-    debug: Debug = False,
+    initial_peers: list[str] | None = INITIAL_PEERS,
+    run_id: str | None = Option(None, help="The run to change.", show_default="main", metavar="NAME"),
+    identity_path: Path | None = Option(None, help="Identity file of the peer that founded the run.", metavar="PATH"),
+    outer_lr: float | None = Option(None, help="Learning rate of the outer optimizer; unset: as it is.", metavar="X"),
+    outer_momentum: float | None = Option(None, help="Momentum of the outer optimizer; unset: as it is.", metavar="X"),
+    wait: float = Option(60.0, help="Seconds to wait until a peer has adopted it.", metavar="X"),
+    as_json: bool = Option(False, "--json", help="Print the outcome as one JSON object."),
+    config: Path | None = CONFIG,
+    logs: str = LOGS,
+    debug: bool = DEBUG,
 ) -> None:
     """Change the outer learning rate or momentum of a run that goes on. Only its founder may.
 
@@ -167,17 +140,14 @@ def set_rates(
 
 @app.command()
 def simulate(
-    seeds: Annotated[int, typer.Option(help="How many worlds to play.", metavar="N")] = 200,
-    first: Annotated[int, typer.Option(help="The first world's seed.", metavar="N")] = 0,
-    seed: Annotated[int | None, typer.Option(help="Play this world alone.", metavar="N")] = None,
-    kind: Annotated[
-        str | None,
-        typer.Option(help="Kind of the worlds (docs/testing.md); unset: a mix, by seed.", metavar="KIND"),
-    ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Processes to play them in; unset: one for each core.", metavar="N")
-    ] = None,
-    trace: Annotated[bool, typer.Option("--trace", help="Print all that happens in the world of --seed.")] = False,
+    seeds: int = Option(200, help="How many worlds to play.", metavar="N"),
+    first: int = Option(0, help="The first world's seed.", metavar="N"),
+    seed: int | None = Option(None, help="Play this world alone.", metavar="N"),
+    kind: str | None = Option(
+        None, help="Kind of the worlds (docs/testing.md); unset: a mix, by seed.", metavar="KIND"
+    ),
+    jobs: int | None = Option(None, help="Processes to play them in; unset: one for each core.", metavar="N"),
+    trace: bool = Option(False, "--trace", help="Print all that happens in the world of --seed."),
 ) -> None:
     """Try the protocol on simulated swarms under random faults, and report.
 
@@ -192,33 +162,26 @@ def simulate(
 
 @app.command()
 def bench(
-    peers: Annotated[int, typer.Option(help="Peers of the run.", metavar="K")] = 2,
-    parameters: Annotated[str, typer.Option(help="Parameters of the model: 25M, 100k.", metavar="N")] = "10M",
-    codec: Annotated[str, typer.Option(help="How pseudo-gradients are written on the wire.", metavar="CODEC")] = "bf16",
-    fragments: Annotated[int, typer.Option(help="Fragments that the model is sent in.", metavar="F")] = 1,
-    rounds: Annotated[int, typer.Option(help="Rounds that count.", metavar="R")] = 7,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            help="Speed of each peer's link, 100mbit or 100mbit,100mbit,20mbit (Linux, as root); unset: loopback.",
-            metavar="RATE[,...]",
-        ),
-    ] = None,
-    beside: Annotated[
-        str | None,
-        typer.Option(
-            help="What is measured beside it; default: raw,gloo, none with --steps.", metavar="[raw,gloo,averager|none]"
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Inner steps of a round; unset: one for each fragment.", metavar="H")
-    ] = None,
-    step_time: Annotated[float, typer.Option(help="Seconds that an inner step takes.", metavar="S")] = 0.0,
-    overlap: Annotated[int, typer.Option(help="Inner steps that an exchange has, while training goes on.")] = 0,
-    direct: Annotated[
-        bool, typer.Option(help="Payloads over TLS connections of our own, or over libp2p's streams alone.")
-    ] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as one JSON object.")] = False,
+    peers: int = Option(2, help="Peers of the run.", metavar="K"),
+    parameters: str = Option("10M", help="Parameters of the model: 25M, 100k.", metavar="N"),
+    codec: str = Option("bf16", help="How pseudo-gradients are written on the wire.", metavar="CODEC"),
+    fragments: int = Option(1, help="Fragments that the model is sent in.", metavar="F"),
+    rounds: int = Option(7, help="Rounds that count.", metavar="R"),
+    link: str | None = Option(
+        None,
+        help="Speed of each peer's link, 100mbit or 100mbit,100mbit,20mbit (Linux, as root); unset: loopback.",
+        metavar="RATE[,...]",
+    ),
+    beside: str | None = Option(
+        None,
+        help="What is measured beside it; default: raw,gloo, none with --steps.",
+        metavar="[raw,gloo,averager|none]",
+    ),
+    steps: int | None = Option(None, help="Inner steps of a round; unset: one for each fragment.", metavar="H"),
+    step_time: float = Option(0.0, help="Seconds that an inner step takes.", metavar="S"),
+    overlap: int = Option(0, help="Inner steps that an exchange has, while training goes on."),
+    direct: bool = Option(True, help="Payloads over TLS connections of our own, or over libp2p's streams alone."),
+    as_json: bool = Option(False, "--json", help="Print the figures as one JSON object."),
 ) -> None:
     """Measure a whole round between real processes on this machine, and what else could do it.
 
@@ -248,11 +211,9 @@ def bench(
 
 @app.command()
 def demo(
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for plot, data and logs; unset: demo-TIME here.", metavar="DIR")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the outcome as one JSON object.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="A third of the rounds, in about a minute.")] = False,
+    out: Path | None = Option(None, help="Folder for plot, data and logs; unset: demo-TIME here.", metavar="DIR"),
+    as_json: bool = Option(False, "--json", help="Print the outcome as one JSON object."),
+    quick: bool = Option(False, "--quick", help="A third of the rounds, in about a minute."),
 ) -> None:
     """Watch peers on this machine train together, while one of them is killed and another joins.
 
