@@ -28,6 +28,11 @@ GONE_S = 5.0
 LOOK_EVERY_S = 0.05
 
 
+def module(name: str, *arguments: str) -> list[str]:
+    """The command line that runs a Python module with our interpreter."""
+    return [sys.executable, "-m", name, *arguments]
+
+
 class Lines:
     """A growing file of JSON objects, one a line, read as it grows."""
 
@@ -128,18 +133,9 @@ class Children:
         self.folder = folder
         self.all: list[Child] = []
 
-    def start(
-        self,
-        name: str,
-        module: str,
-        *arguments: str,
-        on: Sequence[str] = (),
-        listens: bool = False,
-        environment: Mapping[str, str] | None = None,
-    ) -> Child:
-        """Start a Python module with our interpreter; `on` begins a command line that runs on another machine."""
-        command = [*on, sys.executable, "-m", module, *arguments]
-        self.all.append(Child(name, command, self.folder, listens=listens, environment=environment))
+    def start(self, name: str, command: Sequence[str], **options: Any) -> Child:
+        """Start a process; `options` are those of `Child`."""
+        self.all.append(Child(name, command, self.folder, **options))
         return self.all[-1]
 
     def __enter__(self) -> Children:

@@ -333,8 +333,7 @@ def group_of(children: Children, *says: str) -> Group:
     members = []
     for word in says:
         command = [sys.executable, "-c", ECHO, word]
-        members.append(Child(f"p{len(children.all)}", command, children.folder, listens=True))
-        children.all.append(members[-1])
+        members.append(children.start(f"p{len(children.all)}", command, listens=True))
     return Group(PLAN, "x", members, 100, Memory({}))
 
 

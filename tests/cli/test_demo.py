@@ -121,9 +121,7 @@ def children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Childr
 
 def started(children: Children, code: str, name: str = "child") -> Child:
     """A child that runs code, known to the children."""
-    child = Child(name, [sys.executable, "-c", code], children.folder)
-    children.all.append(child)
-    return child
+    return children.start(name, [sys.executable, "-c", code])
 
 
 def wait_until(condition: Any, within_s: float = 20.0) -> None:
@@ -176,9 +174,10 @@ def test_nothing_is_left_when_the_demo_ends(tmp_path: Path, monkeypatch: pytest.
 def test_nothing_is_left_when_the_demo_is_killed(tmp_path: Path) -> None:
     """A SIGKILL can't be caught: the system ends the others."""
     code = (
-        "import sys, time; from pathlib import Path; from p2p_diloco.cli.processes import Children\n"
+        "import sys, time; from pathlib import Path; from p2p_diloco.cli.processes import Children, module\n"
         f"children = Children(Path({str(tmp_path)!r}))\n"
-        "child = children.start('idle', 'http.server', '0'); print(child.process.pid, flush=True); time.sleep(60)"
+        "child = children.start('idle', module('http.server', '0'))\n"
+        "print(child.process.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -18,14 +18,14 @@ from p2p_diloco.cli.bench.measure import Memory, Result, Round
 from p2p_diloco.cli.bench.member import Line
 from p2p_diloco.cli.bench.network import Network
 from p2p_diloco.cli.bench.plan import RAW, Plan
-from p2p_diloco.cli.processes import Child, Children
+from p2p_diloco.cli.processes import Child, Children, module
 
 START_S = 180.0
 """How long processes may take to import torch, all at once on few cores."""
 LOOK_EVERY_S = 0.01
 SEED = "seed"
-"""A peer in a run of its own, and its machine: the others look through it, and its memory is that of a peer without a
-model."""
+"""The name of a peer in a run of its own, and of its machine. The measured peers join through it, and its memory is
+that of a peer without a model."""
 
 
 class Failed(Exception):
@@ -50,16 +50,9 @@ class Bench:
             if rank is not None:
                 self.network.throttle(machine, self.plan.links_mbit[rank])
         asked = {"name": name, "rank": rank, "host_maddrs": [f"/ip4/{host}/tcp/0"], **options}
-        return self.children.start(
-            name,
-            "p2p_diloco.cli.bench.serve",
-            kind,
-            json.dumps(asdict(self.plan)),
-            json.dumps(asked),
-            on=on,
-            listens=True,
-            environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": device},
-        )
+        serve = module("p2p_diloco.cli.bench.serve", kind, json.dumps(asdict(self.plan)), json.dumps(asked))
+        environment = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": device}
+        return self.children.start(name, [*on, *serve], listens=True, environment=environment)
 
     def start_group(self, name: str, kind: str, **options: Any) -> list[Child]:
         """Start a process of this kind for each peer."""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from p2p_diloco.cli.demo.facts import curve, held_out
 from p2p_diloco.cli.demo.player import Player
 from p2p_diloco.cli.demo.report import compared
-from p2p_diloco.cli.processes import Child, Children, Lines
+from p2p_diloco.cli.processes import Child, Children, Lines, module
 from p2p_diloco.core.election import assign
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.observe.plot import Curve, Moment
@@ -79,14 +79,14 @@ class Stage:
 
     def start_service(self, name: str, *flags: str) -> Child:
         """A command of ours that prints JSON."""
-        return self.children.start(name, "p2p_diloco", name, *flags, "--json", "--logs", "plain")
+        return self.children.start(name, module("p2p_diloco", name, *flags, "--json", "--logs", "plain"))
 
     def start_peer(self, name: str, address: str, **settings: object) -> Player:
         """A peer that knows an address and the run's name; the founder gets further settings."""
         told = {"name": name, "log_path": self._rows(name), **self.script.trainer, **settings}
         flags = [part for key, value in told.items() for part in (flag(key), str(value))]
         join = ("join", "--initial-peers", address, "--run-id", RUN_ID, "--summary-json", "--logs", "plain", *flags)
-        player = Player(self.children.start(name, "p2p_diloco", *join), Lines(self._rows(name)))
+        player = Player(self.children.start(name, module("p2p_diloco", *join)), Lines(self._rows(name)))
         self.everyone.insert(len(self.peers), player)
         return player
 
@@ -94,7 +94,8 @@ class Stage:
         """The same trainer with the same settings and the same warm start, in no run. It doesn't pause."""
         own = {"warm_start": self.script.warm_start, "pause_s": 0.0, "log_path": str(self._rows(name))}
         trainer = json.dumps({**self.script.trainer, **own, "summary_json": True})
-        child = self.children.start(name, "p2p_diloco.cli.demo.alone", json.dumps(self.script.run), trainer)
+        alone = module("p2p_diloco.cli.demo.alone", json.dumps(self.script.run), trainer)
+        child = self.children.start(name, alone)
         self.everyone.append(Player(child, Lines(self._rows(name)), in_run=False))
         return self.everyone[-1]
 
