@@ -1,9 +1,9 @@
-"""Signals that end a program as `KeyboardInterrupt`, none of which is lost.
+"""Signals that end a program raise `KeyboardInterrupt`, and none of them is lost.
 
 Law: knows processes alone. A signal handler may raise anywhere, but in three places its exception would be lost or do
-harm. A module that is being imported may take it for an ImportError: the signal waits until the import is done. For
-code that `exec` runs, the interpreter remembers SIGINT and ends by it whatever becomes of the exception: the signal
-waits too. A finaliser drops exceptions: the signal is sent again.
+harm. A module that is being imported may take it for an ImportError, so the signal waits until the import is done.
+While `exec` runs code, the interpreter remembers SIGINT and ends by it even if the exception is caught, so the signal
+waits too. Python drops what a finaliser raises, so the signal is sent again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """^C, a polite kill, and the end of the terminal."""
 EXECUTED = "<string>", "<module>"
+"""File and function of a frame that `exec` runs."""
 AGAIN_S = 0.05
 """Seconds until a signal that had to wait is sent again."""
 
@@ -49,7 +50,7 @@ class Interrupts:
         self._hook_before, sys.unraisablehook = sys.unraisablehook, self._unraisable
         for number in ENDING:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, self._strike)
+                self._before[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,16 +61,16 @@ class Interrupts:
         sys.unraisablehook = self._hook_before
         self._base = None
 
-    def _strike(self, number: int, frame: FrameType | None) -> None:
-        if self._loads(frame):
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._is_loading(frame):
             if self._holds_nothing:
                 os._exit(128 + number)
-            self._again(number)
+            self._send_again(number)
         else:
             self.received.append(number)
             raise KeyboardInterrupt(number)
 
-    def _loads(self, frame: FrameType | None) -> bool:
+    def _is_loading(self, frame: FrameType | None) -> bool:
         """Whether that frame is inside an import or an `exec` that began after this was entered."""
         while frame is not None and frame is not self._base:
             code = frame.f_code
@@ -80,12 +81,12 @@ class Interrupts:
 
     def _unraisable(self, lost: Any) -> None:
         if isinstance(lost.exc_value, KeyboardInterrupt) and self.received:
-            self._again(self.received.pop())
+            self._send_again(self.received.pop())
         else:
             self._hook_before(lost)
 
-    def _again(self, number: int) -> None:
-        """Send it again soon; two waiting signals of a kind count as one."""
+    def _send_again(self, number: int) -> None:
+        """Send a signal again soon; two of a kind that wait are one."""
         if number not in self._waiting:
             self._waiting.add(number)
             timer = threading.Timer(AGAIN_S, self._send, (number,))

@@ -1,7 +1,8 @@
-"""An event loop that signals end in order.
+"""An event loop whose work closes what it holds when a signal ends it.
 
-Law: knows nothing of what it runs. A handler that raises in a loop breaks off the callback that runs then, which may be
-a library's. Here the work is cancelled instead and closes what it holds; then the signal has its former effect.
+Law: knows nothing of what it runs. A handler that raises would break off whichever callback runs at that moment, also a
+library's. Here the work is cancelled instead, and closes what it holds; then the signal has the effect that it had
+before.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes that end when we end, even by a SIGKILL.
+"""Child processes that are killed when this process ends, even if it ends by SIGKILL.
 
 Law: only starts them. On Linux the kernel kills a tied process; elsewhere a small watcher process does.
 """

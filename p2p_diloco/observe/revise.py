@@ -1,7 +1,7 @@
-"""Asking a run for other outer rates, by its founder's word, and seeing that it takes them.
+"""Changing the outer rates of a run on its founder's behalf, and watching until a peer has adopted them.
 
-Law: takes no part in the run. It leaves one signed record in the DHT and looks; once a live peer has read it, that and
-all others will have the revision whether the asker lives or not.
+Law: takes no part in the run. It stores one signed record in the DHT and watches. Once a live peer has read the record
+it tells the others: all of them adopt the revision, even if this process ends.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The revision that a run is at, or on its way to; the names of the peers that know of it, and of those that have
-    it in all shards."""
+    """The revision that the run is at or will adopt; `news`: whether it was asked for just now. The names of the peers
+    that know of it, and of those that have adopted it in all shards."""
 
     revision: Revision
     news: bool
@@ -76,12 +76,12 @@ async def revise(
         return Outcome(Revision(highest, revised.outer_lr, revised.outer_momentum), news=False)
     bare = Revision(highest + 1, revised.outer_lr, revised.outer_momentum)
     revision = dataclasses.replace(bare, proof=asker.sign(founding.statement(bare)))
-    await _leave(transport, founding, revision, within_s)
+    await _store(transport, founding, revision, within_s)
     return await _adopted(transport, founding, revision, within_s)
 
 
 async def _founding(transport: Transport, run_id: str, asker: SigningKey) -> tuple[Founding, RunConfig]:
-    """The run's founding and its settings, once it is found that the asker may speak for it."""
+    """The run's founding and its settings. Raises Refused if there is no such run, or the asker has not founded it."""
     record = await _until(lambda: run_record(transport, run_id), FOUND_S)
     if record is None:
         wrong = "is no run that these peers know of, or one of another version"
@@ -97,7 +97,8 @@ async def _founding(transport: Transport, run_id: str, asker: SigningKey) -> tup
 
 
 def _present(config: RunConfig, seen: Snapshot, there: Revision) -> tuple[dict[str, float], int, bool]:
-    """The rates that the run is at or on its way to, the highest number that is known of, and whether these are its."""
+    """The rates that the run is at or will adopt, the highest revision that any peer knows of, and whether the rates
+    are that revision's."""
     told = [n for peer in seen.peers for n in (peer.revision, peer.revision_known) if n is not None]
     rates = there.rates or (config.outer_lr, config.outer_momentum)
     adopted = seen.run.revision or 0
@@ -107,8 +108,8 @@ def _present(config: RunConfig, seen: Snapshot, there: Revision) -> tuple[dict[s
     return {"outer_lr": rates[0], "outer_momentum": rates[1]}, highest, highest == read
 
 
-async def _leave(transport: Transport, founding: Founding, revision: Revision, within_s: float) -> None:
-    """Put it where every peer looks."""
+async def _store(transport: Transport, founding: Founding, revision: Revision, within_s: float) -> None:
+    """Store the revision in the DHT, where every peer looks for it."""
     if not await _until(lambda: revising.store(transport, founding, revision), within_s):
         raise GaveUpWaiting(f"the DHT did not take {revision}", mend="look whether its peers are up, and try again")
 

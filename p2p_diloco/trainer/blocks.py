@@ -33,9 +33,7 @@ LIBRARY_SKIPPED = frozenset(
     {"__pycache__", "dist-packages", "encodings", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
     | {"test", "tests", "turtledemo"}
 )
-"""Folders of the standard library that aren't it, that not every machine has, or that are tables and not
-prose.
-"""
+"""Folders that are not part of the library proper, that some machines lack, or that hold tables."""
 
 log = logging.getLogger(__name__)
 

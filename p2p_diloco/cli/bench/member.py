@@ -1,4 +1,7 @@
-"""What every measured process is told to do, and what the parts of a round are called."""
+"""The protocol of a measured process (`Member`), and the names of the parts of a round.
+
+Law: knows no contender; each of these is a `Member` in a module of its own, and is called `Contender` there.
+"""
 
 from __future__ import annotations
 
