@@ -61,24 +61,22 @@ def host(address: str) -> str:
 
 def is_loopback(address: str) -> bool:
     """Whether only this machine can reach the address."""
-    name = host(address)
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"
+    return _distance(address) == 2
 
 
 def by_reach(addresses: Sequence[str]) -> list[str]:
     """The addresses in the order of their reach: the whole internet, the local network, this machine."""
+    return sorted(addresses, key=_distance)
 
-    def distance(address: str) -> int:
-        try:
-            place = ip_address(host(address))
-        except ValueError:
-            return 2 if is_loopback(address) else 0
-        return 2 if place.is_loopback else 0 if place.is_global else 1
 
-    return sorted(addresses, key=distance)
+def _distance(address: str) -> int:
+    """0: the whole internet can reach the address; 1: the local network can; 2: this machine alone."""
+    name = host(address)
+    try:
+        place = ip_address(name)
+    except ValueError:
+        return 2 if name == "localhost" else 0
+    return 2 if place.is_loopback else 0 if place.is_global else 1
 
 
 def _parts(address: str, key: str) -> list[tuple[str, str]]:

@@ -33,8 +33,7 @@ from p2p_diloco.cli.demo.facts import (
     usual_round_s,
 )
 from p2p_diloco.cli.demo.play import QUICK
-from p2p_diloco.cli.demo.player import Player
-from p2p_diloco.cli.demo.stage import Stage
+from p2p_diloco.cli.demo.stage import Player, Stage
 from p2p_diloco.cli.processes import Child, Children, Lines
 from p2p_diloco.core.election import assign
 from p2p_diloco.errors import ConfigError, P2PDilocoError

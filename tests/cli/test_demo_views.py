@@ -15,10 +15,9 @@ from rich.console import Console
 from p2p_diloco.cli.demo import _png
 from p2p_diloco.cli.demo.facts import JoinCost, KillOutcome, NewcomerOutcome, Outcome, PeerOutcome, Row
 from p2p_diloco.cli.demo.play import QUICK
-from p2p_diloco.cli.demo.player import Player
 from p2p_diloco.cli.demo.report import NO_PNG, report
 from p2p_diloco.cli.demo.screen import Screen, progress
-from p2p_diloco.cli.demo.stage import Stage
+from p2p_diloco.cli.demo.stage import Player, Stage
 from p2p_diloco.cli.processes import Lines
 from p2p_diloco.observe.plot import Moment
 

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from p2p_diloco.cli.bench import measure
@@ -82,14 +82,17 @@ def ask(members: Sequence[Child], do: str, within_s: float = START_S, **values: 
     return [answers[member.name] for member in members]
 
 
+@dataclass(slots=True)
 class Group:
     """Processes that take a turn together. `sent_bytes`: bytes that one of them sends in a round."""
 
-    def __init__(self, plan: Plan, name: str, members: Sequence[Child], sent_bytes: int, idle: Memory) -> None:
-        self.name, self.members, self.sent_bytes, self.idle = name, list(members), sent_bytes, idle
-        self.rounds: list[Round] = []
-        self.failed = ""
-        self._plan = plan
+    plan: Plan
+    name: str
+    members: Sequence[Child]
+    sent_bytes: int
+    idle: Memory
+    rounds: list[Round] = field(default_factory=list)
+    failed: str = ""
 
     def play(self) -> Round:
         """One round.
@@ -97,9 +100,9 @@ class Group:
         Raises:
             Failed: a process didn't end it, or peers differ after it.
         """
-        ask(self.members, "train", self._plan.round_s_max)
+        ask(self.members, "train", self.plan.round_s_max)
         before = measure.cpu_s(self.members)
-        answers = ask(self.members, "round", self._plan.round_s_max)
+        answers = ask(self.members, "round", self.plan.round_s_max)
         used = {role: spent - before.get(role, 0.0) for role, spent in measure.cpu_s(self.members).items()}
         self._check(answers)
         self.rounds.append(measure.round_of(answers, used))
@@ -115,8 +118,8 @@ class Group:
 
     def _check(self, answers: Sequence[Line]) -> None:
         exchanges = {answer["exchanges"] for answer in answers if "exchanges" in answer}
-        expected = self._plan.fragments
-        first = not self.rounds and bool(self._plan.overlap)  # its last exchange is merged in the next
+        expected = self.plan.fragments
+        first = not self.rounds and bool(self.plan.overlap)  # its last exchange is merged in the next
         if exchanges - ({expected, expected - 1} if first else {expected}):
             raise Failed(f"{self.name}: a peer made {max(exchanges):.0f} exchanges in a round")
         if len({answer["digest"] for answer in answers if "digest" in answer}) > 1:

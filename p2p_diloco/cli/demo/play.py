@@ -20,8 +20,7 @@ from p2p_diloco.cli.demo.facts import (
     start_wait_s,
     usual_round_s,
 )
-from p2p_diloco.cli.demo.player import Player
-from p2p_diloco.cli.demo.stage import RUN_ID, Script, Stage
+from p2p_diloco.cli.demo.stage import RUN_ID, Player, Script, Stage
 from p2p_diloco.observe.plot import Moment
 
 FULL, QUICK = Script(epochs=60, kill_at=15), Script(epochs=20, kill_at=3, pause_s=0.04)

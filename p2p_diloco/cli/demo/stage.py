@@ -1,7 +1,6 @@
-"""The demo as it stands: its processes, what they have written, and the story so far.
+"""The demo as it stands: its processes, what each has written and told the others, and the story so far.
 
-Law: starts processes, reads and waits. A process that ends without having been told to ends the demo, with a sentence
-that names its log.
+Law: starts processes, reads and waits. A process that fails ends the demo, with a sentence that names its log.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
-from p2p_diloco.cli.demo.facts import curve, held_out
-from p2p_diloco.cli.demo.player import Player
+from p2p_diloco.cli.demo.facts import Row, curve, held_out
 from p2p_diloco.cli.demo.report import compared
 from p2p_diloco.cli.processes import Child, Children, Lines, module
 from p2p_diloco.core.election import assign
@@ -25,6 +24,8 @@ from p2p_diloco.settings import flag
 RUN_ID = "demo"
 T = TypeVar("T")
 LOOK_EVERY_S = 0.1
+LOSSES_SHOWN = 20
+"""The mean of so many training losses is shown: single batches vary too much to read."""
 PATIENCE_S = 180.0
 """How long nothing at all may happen: a slow machine imports torch in a minute."""
 
@@ -59,6 +60,69 @@ class Script:
     def trainer(self) -> dict[str, Any]:
         """What every trainer is told."""
         return {"threads": 1, "pause_s": self.pause_s, "eval_every_epochs": self.eval_every}
+
+
+@dataclass(slots=True)
+class Player:
+    """A process that trains."""
+
+    child: Child
+    written: Lines
+    in_run: bool = True
+    rows: list[Row] = field(default_factory=list)
+    told: dict[str, Any] = field(default_factory=dict)
+    """What it last told the others, as `p2p-diloco status --json` prints it; empty before."""
+
+    def look(self) -> bool:
+        """Read the new rows; whether there were any."""
+        new = [Row(**entry) for entry in self.written.new()]
+        self.rows += new
+        return bool(new)
+
+    @property
+    def name(self) -> str:
+        """Its own, in the run too."""
+        return self.child.name
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has neither ended nor been killed."""
+        return not self.child.killed and self.child.status is None
+
+    @property
+    def state(self) -> str:
+        """What it does, in a word."""
+        if self.child.killed:
+            return "killed"
+        if self.child.status is not None:
+            return "finished"
+        return str(self.told.get("state") or "training") if self.rows else "starting"
+
+    @property
+    def epoch(self) -> int:
+        """Outer steps that it has seen; -1 before its first inner step in the run."""
+        return self.rows[-1].epoch if self.rows else -1
+
+    @property
+    def steps(self) -> int:
+        """Its own inner steps."""
+        return self.rows[-1].step if self.rows else 0
+
+    @property
+    def steps_since(self) -> int:
+        """Its own inner steps since the last commit."""
+        return self.steps - next((entry.step for entry in self.rows if entry.epoch == self.epoch), 0)
+
+    @property
+    def loss(self) -> float | None:
+        """The mean of its last training losses."""
+        losses = [entry.loss for entry in self.rows[-LOSSES_SHOWN:] if entry.loss is not None]
+        return fmean(losses) if losses else None
+
+    @property
+    def val_loss(self) -> float | None:
+        """The last held-out loss that it has measured."""
+        return next((entry.val_loss for entry in reversed(self.rows) if entry.val_loss is not None), None)
 
 
 class Stage:
