@@ -93,6 +93,14 @@ def test_a_plan_says_how_much_a_peer_sends() -> None:
     assert four.reduced_bytes("gloo", "bf16") == 2 * 1000 * 2 * 3 // 4
 
 
+def test_others_send_what_they_can_send() -> None:
+    """gloo both widths; Hivemind half of fp32, or with codec=fp32 all of it; raw streams have no numbers."""
+    bf16, fp32 = plan_of(2, "1k"), plan_of(2, "1k", "fp32")
+    assert [list(plan.wires("averager")) for plan in (bf16, fp32)] == [["fp16"], ["fp32"]]
+    assert list(bf16.wires("gloo")) == ["fp32", "bf16"]
+    assert list(bf16.wires("raw")) == ["libp2p"]
+
+
 def test_links_are_alike_or_each_its_own() -> None:
     """One speed is everybody's; else the first peer has the first."""
     assert plan_of(3, "1k", link="1gbit").links_mbit == (1000.0,) * 3
@@ -292,8 +300,10 @@ def test_a_failure_is_told_and_does_not_hide_the_rest() -> None:
 
 
 def test_programs_get_every_round() -> None:
+    """With four digits after the point."""
     (told,) = as_object(PLAN, [RESULT], {})["results"]
     assert told["rounds_s"] == [3.0, 1.0, 2.0]
+    assert told["cpu_s_per_gb"] == {"node": 0.6667, "p2pd": 0.5}
     assert told["memory_peak_bytes"] == {
         "process": 5 * 10**8,
         "node": 4 * 10**8,

@@ -58,6 +58,19 @@ def test_a_world_that_breaks(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert f"p2p-diloco simulate --seed {broken} --kind {kind} --trace" in told
 
 
+def test_an_error_in_a_world_is_reported_with_its_kind(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of the code is no broken invariant, and ends no report."""
+
+    def fail(world: World) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setattr("p2p_diloco.cli.simulate.check", fail)
+    assert play(3) == 1
+    assert f"seed 3 ({kind_of(3)}): KeyError('lost')" in capsys.readouterr().out
+
+
 def test_a_trace_is_for_reading(capsys: pytest.CaptureFixture[str]) -> None:
     """Time, peer, and a few words; nothing of it is a Python object's own description."""
     assert play(5, trace=True) == 0

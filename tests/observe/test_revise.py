@@ -92,6 +92,20 @@ def test_what_is_not_named_stays_and_a_peer_is_waited_for() -> None:
     asyncio.run(asyncio.wait_for(life(), 100.0))
 
 
+def test_a_record_that_is_not_found_at_once_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A DHT may answer late: the run's record is asked for again."""
+    monkeypatch.setattr(module, "FOUND_S", 60.0)
+
+    async def life() -> Outcome:
+        swarm = Swarm()
+        asking = asyncio.create_task(swarm.ask({"outer_lr": 0.7}))
+        await asyncio.sleep(0.1)
+        await swarm.begin([0, 0.7, 0.9, 0])
+        return await asking
+
+    assert not asyncio.run(asyncio.wait_for(life(), 100.0)).news
+
+
 def test_numbers_go_on_where_the_dht_has_forgotten() -> None:
     """The record is long gone; what peers tell of themselves still says which numbers were used, and their rates."""
 
