@@ -14,11 +14,11 @@ from typer import Option
 
 from p2p_diloco import __version__
 from p2p_diloco.cli.flags import ListsAndCommand, given, with_dashes, with_flags
-from p2p_diloco.cli.logs import set_up_logs
+from p2p_diloco.cli.logs import FORMS, set_up_logs
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.trainer.config import TrainerConfig
 
-LOGS = Option("auto", help="Form of the log on stderr.", metavar="[auto|rich|plain|json]")
+LOGS = Option("auto", help="Form of the log on stderr.", metavar=f"[{'|'.join(FORMS)}]")
 DEBUG = Option(False, "--debug", help="Log more, and show where an error comes from.")
 CONFIG = Option(None, help="TOML file with settings; flags and environment come first.", metavar="PATH")
 INITIAL_PEERS = Option(None, help="Addresses to look through, with spaces or commas between.", metavar="ADDR...")

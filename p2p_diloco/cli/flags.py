@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -19,8 +19,6 @@ from p2p_diloco.config import PeerConfig, RunConfig, bare_type
 from p2p_diloco.errors import UsageError, shown
 from p2p_diloco.settings import flag
 from p2p_diloco.trainer.config import TrainerConfig
-
-Logs = Literal["auto", "rich", "plain", "json"]
 
 
 def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -122,14 +120,9 @@ def _metavar(annotation: object) -> str:
     """The placeholder of a flag's value in help."""
     kind = bare_type(annotation)
     if kind is Literal:
-        return f"[{'|'.join(_choices(annotation))}]"
+        literal = next(part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal)
+        return f"[{'|'.join(get_args(literal))}]"
     if kind is bool:
         return " "
     names: dict[object, str] = {int: "N", float: "X", tuple: "ADDR...", dict: "JSON", Path: "PATH"}
     return names.get(kind, "NAME")
-
-
-def _choices(annotation: object) -> list[str]:
-    if get_origin(annotation) is Literal:
-        return [str(choice) for choice in get_args(annotation)]
-    return [choice for part in get_args(annotation) for choice in _choices(cast(object, part))]

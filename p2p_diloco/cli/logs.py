@@ -9,10 +9,10 @@ import json
 import logging
 import os
 import sys
-from typing import get_args
 
-from p2p_diloco.cli.flags import Logs
 from p2p_diloco.errors import UsageError
+
+FORMS = ("auto", "rich", "plain", "json")
 
 
 class JsonLines(logging.Formatter):
@@ -37,8 +37,8 @@ def set_up_logs(form: str, *, debug: bool = False) -> None:
     Raises:
         UsageError: `form` is none of auto, rich, plain, json.
     """
-    if form not in get_args(Logs):
-        raise UsageError("is not known", key="--logs", value=form, mend=f"choose {', '.join(get_args(Logs))}")
+    if form not in FORMS:
+        raise UsageError("is not known", key="--logs", value=form, mend=f"choose {', '.join(FORMS)}")
     if form == "auto":
         form = "rich" if sys.stderr.isatty() and "NO_COLOR" not in os.environ else "plain"
     logging.basicConfig(handlers=[_destination(form)], level=logging.INFO, force=True)

@@ -6,6 +6,7 @@ Law: acts by starting and killing processes, as a user would by hand; the formul
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from p2p_diloco.cli.demo.facts import (
     SCHEMA_VERSION,
@@ -146,7 +147,7 @@ def _outcome(stage: Stage, alone: Player, kill: KillOutcome, newcomer: NewcomerO
         digest=min(digests) if equal else "",
         digests_equal=equal,
         kill=kill,
-        newcomer=NewcomerOutcome(newcomer.peer, newcomer.epoch, newcomer.joined_s, peers[-1].rounds or 0),
+        newcomer=replace(newcomer, rounds=peers[-1].rounds or 0),
         join_cost=None if newcomer.epoch is None else join_cost(stage.losses(), newcomer.epoch),
         steps=script.steps,
         warm_start=script.warm_start,

@@ -103,11 +103,9 @@ def _notes(outcome: Outcome, width: int) -> list[str]:
         "sent, received": "all messages of the run, with the state that newcomers were given.",
         "alone": f"the same trainer, text, seed and warm start of {outcome.warm_start} steps, then {outcome.steps:,}"
         " inner steps of its own; the run has seen up to three times as much text by then.",
+        "waited": f"{founder.start_wait_s:.1f} s of {founder.name}'s were for the other two to start.",
+        "killed": "bytes and waiting as it last told them to the others.",
     }
-    if founder.start_wait_s >= 1:
-        told["waited"] = f"{founder.start_wait_s:.1f} s of {founder.name}'s were for the other two to start."
-    if any(peer.fate == "killed" for peer in outcome.peers):
-        told["killed"] = "bytes and waiting as it last told them to the others."
     lines = [line for title, text in told.items() for line in _wrapped(text, width, f"{title}: ", "  ")]
     where = f"{outcome.folder}/summary.json has everything measured; the logs are beside it."
     lines += ["", f"{outcome.seconds:.0f} s on {outcome.cores} cores.", where]
