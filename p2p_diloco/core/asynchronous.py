@@ -1,7 +1,9 @@
-"""One shard's log in asynchronous mode: a submission becomes a commit as soon as it comes, and no peer is waited for.
+"""One shard's log in asynchronous mode: each submission becomes a commit as soon as it arrives; no round waits for
+peers.
 
-Law: a proposal is a commit only once the peers that it names hold it, so no peer is ever answered with, or fetches,
-what one more death could undo. The aggregator stays until a commit of its own names another.
+Law: a proposal becomes a commit only when every live peer that its plan names holds it. Peers are answered with commits
+only, so one more death cannot undo what a submitter was told. The aggregator changes only by a commit of its own or by
+a takeover.
 """
 
 from __future__ import annotations
@@ -26,24 +28,26 @@ class AsynchronousLog(ShardLog):
 
     def __init__(self, shard: int, rules: Rules, roster: Roster, attendance: Attendance) -> None:
         super().__init__(shard, rules, roster, attendance, Submitting(roster.me, rules))
-        self.recent: list[Commit] = []  # the last ones, which bring a submitter to here
-        self.arrived: dict[str, float] = {}  # when what is in the inbox came
-        self.owed: dict[str, Version] = {}  # submitters that are counted and not answered, and where they stood
-        self.unheard: dict[str, Held] = {}  # said, and not delivered
-        self.claims: dict[Version, tuple[int, str]] = {}  # on versions that are not reached yet
-        self.unproven = False  # the version that comes next was fetched: it may be behind what others hold
-        self.assigned: float | None = None  # since when a plan names this peer to aggregate
+        self.recent: list[Commit] = []  # the newest commits, to bring a submitter up to this version
+        self.arrived: dict[str, float] = {}  # when each contribution in the inbox arrived
+        # submitters that are counted but not yet answered, with the base that each stood on
+        self.owed: dict[str, Version] = {}
+        self.unheard: dict[str, Held] = {}  # Held messages that were sent but not delivered
+        self.claims: dict[Version, tuple[int, str]] = {}  # claims on versions that this replica has not reached
+        self.unproven = False  # the next version is a fetched one: other peers may already be further
+        self.assigned: float | None = None  # since when the plan has named this peer as aggregator
 
     # -- questions
 
     @property
     def needed(self) -> int:
-        """Workers that must be alive for an outer step to be taken; the first needs ``start_peers`` of them."""
+        """Live workers required for an outer step: ``start_peers`` for the first step, ``min_peers`` after it."""
         rules, counted = self.rules, self.state is not None and self.state.counted
         return rules.min_peers if counted else max(rules.min_peers, rules.start_peers)
 
     def unpromised(self) -> list[str]:
-        """As for any claim; and all that the plan names, until they are met or found dead."""
+        """The live peers that must still promise, and also the peers that the plan names and this peer has not met
+        yet."""
         promised = self.lead.promised_by
         if promised is None:
             return []
@@ -51,37 +55,37 @@ class AsynchronousLog(ShardLog):
         return [*super().unpromised(), *strangers]
 
     def waiting(self) -> str:
-        """What this peer's submission waits for, in one sentence."""
+        """What this peer's submission waits for, in one sentence; empty when nothing."""
         _, holder = self.lead.target()
         if not self.roster.may_aggregate(holder):
             candidates = ", ".join(self.lead.candidates())
-            return f"waiting for a peer that may aggregate and can be reached; of {candidates} none can"
+            return f"waiting for a reachable peer to aggregate; none of {candidates} can"
         if holder != self.me:
             return f"waiting for {holder} to answer a submission"
         if unpromised := self.unpromised():
-            return f"taking over shard {self.shard}, waiting for {', '.join(sorted(unpromised))}"
+            return f"taking over shard {self.shard}, waiting for a promise of {', '.join(sorted(unpromised))}"
         if missing := self.waited_for():
             return f"waiting for {', '.join(missing)} to hold a commit of shard {self.shard}"
         workers = len(self._workers())
         if workers < self.needed:
             key = "min_peers" if self.needed <= self.rules.min_peers else "start_peers"
-            return f"waiting for peers: {workers} of {self.needed} ({key}) are there"
+            return f"waiting for peers: {workers} of {self.needed} ({key}) are alive"
         return ""
 
     def waited_for(self) -> list[str]:
-        """The peers that must hold the proposed commit, and don't yet."""
+        """The peers that must hold the proposed commit and do not hold it yet."""
         return [] if self.round.proposed is None else self.must_hold(self.round.proposed)
 
     def must_hold(self, proposed: Proposal) -> list[str]:
-        """Those that the proposal's plan or the present one names, and that live. None, if it was made of damaged
-        tensors that no other peer has: no peer could be given its base."""
+        """The live peers that the proposal's plan or the present plan names. Empty if the proposal was computed from
+        damaged tensors that no other peer can replace, because no peer could be given its base."""
         if self.round.trusted or self.state is None:
             return []
         return sorted(p for p in proposed.missing(self.state.plan, self.me) if self._can_hold(p))
 
     def _can_hold(self, peer: str) -> bool:
-        """A live peer can hold a commit, but not one that computes other outer steps; nor one that began anew from
-        nothing: it has to fetch the whole model first, and counts like a peer that is gone."""
+        """Whether the peer can hold a commit: it is alive (or not met yet), holds a state and computes the same outer
+        steps. A peer without a state must fetch the whole model first, so it counts as dead here."""
         summary = self.roster.summary(peer)
         if summary is None:
             return self.roster.presumed(peer)
@@ -92,7 +96,7 @@ class AsynchronousLog(ShardLog):
         return {*watched, *self.unpromised(), *self.waited_for()}
 
     def donors(self) -> list[str]:
-        """Others are behind, as a rule."""
+        """The successors where one is able, because the other peers are usually behind."""
         able = super().donors()
         return [p for p in able if self.state is not None and p in self.state.plan.succession] or able
 
@@ -111,7 +115,7 @@ class AsynchronousLog(ShardLog):
         return [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs]
 
     def _training(self) -> list[str]:
-        """The workers that will submit something before long."""
+        """The workers that are expected to submit: live and not idle."""
         return [p for p in self._workers() if (s := self.roster.summary(p)) is not None and not s.idle]
 
     # -- submissions
@@ -122,7 +126,8 @@ class AsynchronousLog(ShardLog):
         return super().contribute(mine, now)
 
     def collect(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """A submission, on this version or an earlier one. What is counted already is answered again, not counted."""
+        """Take a submission on this version or an earlier one. One that is counted already is answered again, not
+        counted."""
         assert self.state is not None
         if self.final or settled(contribution, self.state.counted.get(sender)):
             return [] if sender == self.me else self._answer(sender, contribution.base)
@@ -132,16 +137,17 @@ class AsynchronousLog(ShardLog):
         if known is not None and known.id >= contribution.id:
             return effects
         if elsewhere and contribution.base != self.version:
-            return self._answer(sender, contribution.base) + effects  # the plan is in there, the claim is not
+            # the answer carries the plan but not the claim, so the refusal names the claim
+            return self._answer(sender, contribution.base) + effects
         self.round.inbox[sender], self.arrived[sender] = replace(contribution, weight=1.0), now
         return effects + self.close(now)
 
     def passed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """A submission on an earlier version is as good as any."""
+        """A submission on an earlier version counts like one on the present version."""
         return self.collect(sender, contribution, now)
 
     def close(self, now: float) -> list[Effect]:
-        """There may be a submission to commit, a window of them, or a better plan."""
+        """Make the next commit if there is a submission, a full window of them, or a better succession."""
         if not self._able() or self.state is None:
             return []
         effects, trusted = self._refuse_stale(self.state.version), self.round.trusted
@@ -151,8 +157,8 @@ class AsynchronousLog(ShardLog):
         return effects + self.work(window, now)
 
     def _window(self, now: float) -> Contributions:
-        """What is applied as one, by peer: without grace, what came first. With it, all that came, as soon as time is
-        up, every live peer has submitted, or the Delayed Nesterov buffer is full."""
+        """The submissions of the next commit, by peer. Without grace: the one that arrived first. With grace: all that
+        arrived, once the grace has passed, every working peer has submitted, or the Delayed Nesterov buffer is full."""
         assert self.state is not None
         size, inbox = self.rules.dn_buffer_size, self.round.inbox
         room = size - self.state.buffered if size > 1 else len(inbox) + 1
@@ -164,7 +170,8 @@ class AsynchronousLog(ShardLog):
         return tuple(sorted(by_arrival[:room])) if closes else ()
 
     def _refuse_stale(self, version: Version) -> list[Effect]:
-        """What is too far behind is not counted; its author carries it over once."""
+        """Refuse submissions that are more than ``max_staleness`` epochs behind; their authors carry the progress
+        once."""
         most, effects = self.rules.max_staleness, list[Effect]()
         for peer, contribution in sorted(self.round.inbox.items()) if most is not None else ():
             behind = version.epoch - contribution.base.epoch
@@ -180,8 +187,7 @@ class AsynchronousLog(ShardLog):
         return effects
 
     def _answer(self, peer: str, base: Version) -> list[Effect]:
-        """The newest value, to a peer that stands at ``base`` or further: the commits since then, or the whole
-        state."""
+        """Send a peer that stands at ``base`` the newest version: the commits since then, or the whole state."""
         assert self.state is not None
         summary = self.roster.summary(peer)
         at = next((i for i, commit in enumerate(self.recent) if commit.base == base), None)
@@ -192,8 +198,8 @@ class AsynchronousLog(ShardLog):
     # -- writing the next commit
 
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:
-        """The submitters are answered. But where a holder has died and another is found, not before that one holds the
-        state, too: an answer must be able to rely on it."""
+        """Append the commit and answer its submitters. If a successor died and the next commit names another, answer
+        only after that one holds the state: what a submitter was told must survive one more death."""
         commit = proposed.commit
         counted = [(c.peer, self.round.inbox.pop(c.peer, None)) for c in commit.contributions]
         have_it = {self.me, *proposed.holding}
@@ -213,11 +219,11 @@ class AsynchronousLog(ShardLog):
         return [Accept(((self.shard, commit.version.digest),)), *answers, *follows]
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
-        """The same aggregator and successors, unless some are gone or others are elected."""
+        """Keep the aggregator and the successors, unless one is gone or another peer is elected."""
         return Plan(tuple(self._training()), self._succession(now))
 
     def _succession(self, now: float) -> tuple[str, ...]:
-        """The peers that have the shard after the next commit."""
+        """The aggregator and the successors that the next commit names."""
         assert self.state is not None
         members = self.roster.summaries().items()
         able = tuple(p for p, s in members if s.eligible and s.epochs and not s.unlike) or (self.me,)
@@ -229,8 +235,8 @@ class AsynchronousLog(ShardLog):
     # -- others' commits and states
 
     def committed(self, sender: str, commit: Commit) -> list[Effect]:
-        """Unless its claim is the lesser one, the commit takes the place of this peer's own draft: it may also be what
-        an earlier life of this peer proposed, and another peer holds."""
+        """Another peer's commit replaces this peer's draft, unless that commit's claim is lower. A commit in this
+        peer's own name may come from an earlier life of it; another peer may hold that one."""
         round, lead = self.round, self.lead
         mine = round.proposed is not None and round.proposed.version == commit.version
         greater = (commit.term, commit.aggregator) > (lead.term, lead.holder) or commit.aggregator == self.me
@@ -239,8 +245,8 @@ class AsynchronousLog(ShardLog):
         return super().committed(sender, commit)
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
-        """If the commit's base is what this peer has proposed, then that is held. If this peer may have to hold the
-        commit (the plan in between may name it, too), it asks for what lies between."""
+        """A commit on a version that is not reached. If its base is this peer's proposal, the sender holds the
+        proposal. If this peer may have to hold the commit, it fetches the commits in between."""
         effects = self.held(sender, commit.base, now)
         asks = self._names_me(commit) or (sender == commit.aggregator and self.round.working is None)
         if asks and self.version is not None and self.version.epoch < commit.base.epoch:
@@ -248,7 +254,8 @@ class AsynchronousLog(ShardLog):
         return effects
 
     def repeated(self, sender: str, commit: Commit) -> list[Effect]:
-        """Its aggregator has not heard that it is held, or is behind."""
+        """A commit that this peer has already. If the sender is its aggregator, answer: the Held was lost, or the
+        sender is behind."""
         if sender != commit.aggregator:
             return []
         if commit.version == self.version:
@@ -256,11 +263,11 @@ class AsynchronousLog(ShardLog):
         return self._answer(sender, commit.base) if self._names_me(commit) else []
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
-        """Say so, if it had to be held."""
+        """Tell the aggregator that this peer holds the commit, if a plan names this peer."""
         commit = self.round.working.commit if isinstance(self.round.working, Apply) else None
         named = commit is not None and self._names_me(commit)
         wrong, effects = super().applied(base, digest, now)
-        if wrong is not None and named:  # its aggregator has nothing newer: take the base anew, then this again
+        if wrong is not None and named:  # no newer state exists: fetch the base again, then apply this commit again
             self.incoming.commits[wrong.base] = wrong
             self.found_damaged(base, now)
         if effects and commit is not None and named:
@@ -274,18 +281,19 @@ class AsynchronousLog(ShardLog):
     # -- a new version
 
     def adopt(self, state: State, now: float) -> list[Effect]:
-        """The donor that it was fetched from, or the disk that held it, may be behind, and the others have gone on: a
-        plan that comes with it gives no right to aggregate."""
+        """Take a fetched or restored state. Its plan gives no right to aggregate, because other peers may be further:
+        this peer must ask for promises first."""
         self.recent, self.unproven = [], True
         return super().adopt(state, now) + self.ask()
 
     def append(self, commit: Commit, now: float) -> None:
-        kept = self.rules.answered_with if self.me in commit.plan.succession else 1  # by those that may have to answer
+        # peers that may have to answer keep several
+        kept = self.rules.answered_with if self.me in commit.plan.succession else 1
         super().append(commit, now)
         self.recent = [*self.recent, commit][-kept:]
 
     def begin(self, now: float) -> list[Effect]:
-        """What is left of the inbox is for this peer to count, or not any more."""
+        """Begin the next round with the submissions that this peer must still count; answer those already counted."""
         inbox = self.round.inbox
         self.renew(now)
         self.round.inbox = inbox
@@ -296,7 +304,7 @@ class AsynchronousLog(ShardLog):
         effects = self.take_kept()
         stays = self.lead.target()[1] == self.me
         for peer, c in sorted(inbox.items()):
-            left = not grown_from(state, c.base)  # its lineage was: its author carries it over
+            left = not grown_from(state, c.base)  # made on a lineage that was left: its author carries it
             if not stays or left or settled(c, state.counted.get(peer)):
                 del inbox[peer]
                 effects += [] if peer == self.me or left else self._answer(peer, c.base)
@@ -311,8 +319,7 @@ class AsynchronousLog(ShardLog):
         return effects + self.advance(now)
 
     def _claim_again(self, version: Version, now: float) -> None:
-        """What gives this peer the right to aggregate the new version, or takes it: a plan, and claims that came
-        early."""
+        """Set who may aggregate the new version: by its plan, or by a claim that arrived early."""
         if self.unproven and self.lead.holder == self.me:
             self.lead.promised_by = set()
         self.unproven = False
@@ -328,7 +335,7 @@ class AsynchronousLog(ShardLog):
     # -- lost messages, and time
 
     def undelivered(self, to: str, message: Commit | State | Held) -> None:
-        """A proposal goes out again; of an answer, what is newest then."""
+        """Send again what was not delivered: a proposal, a Held, or in place of an answer the newest state."""
         proposed = self.round.proposed
         if isinstance(message, Held):
             self.unheard[to] = message
@@ -338,8 +345,8 @@ class AsynchronousLog(ShardLog):
             self.outgoing.undelivered(to, self.state)
 
     def insist(self, now: float) -> list[Effect]:
-        """Whatever may have been lost is said again, ever more rarely where it is long: a proposal, that a commit is
-        held, and this peer's own submission."""
+        """Send again what may have been lost, at growing intervals: a proposal, a Held, and this peer's own
+        submission."""
         effects = self.offer(now)
         if not self.roster.may_aggregate(self.lead.target()[1]):
             return effects
@@ -355,7 +362,7 @@ class AsynchronousLog(ShardLog):
     # -- failover
 
     def asked_by(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        """A claim on a version that is not reached yet is remembered until it is."""
+        """Answer a claim; remember a claim on a version that is not reached yet."""
         if request.base != self.version:
             claim = (request.term, sender)
             self.claims[request.base] = max(self.claims.get(request.base, claim), claim)
@@ -368,4 +375,5 @@ class AsynchronousLog(ShardLog):
         if holder != self.me:
             self.round.drop_draft()
         else:
-            self.lead.promised_by = set()  # a claim of its own that it has forgotten, with a lineage left: it asks anew
+            # a claim that this peer forgot when it changed lineage: ask for promises again
+            self.lead.promised_by = set()

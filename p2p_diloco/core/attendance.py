@@ -1,14 +1,14 @@
 """Attendance at the rounds of one fragment: which peers the next commit names, and how long a round waits for them.
 
-Law: local knowledge, taken from what the round itself carries: contributions, commits, and what peers say of
-themselves. It proposes members and bounds waits; a commit decides. All shards of a fragment share it, so that a peer
-that is counted in one shard is expected in all of them, and one that is left out of one is soon left out of all.
+Law: local knowledge only, from contributions, commits and what peers tell about themselves. It proposes members and
+bounds waits; the commit decides. All shards of a fragment share it: a peer that is counted in one shard is expected in
+all of them, and a peer that is left out of one is soon left out of all.
 
-A peer that works and holds a state is named until a round that named it closes without it. It is named again as soon
-as it shows a later epoch than the one that it missed: it says so by itself whenever it adopts an epoch that does not
-count it. A named peer that holds the base of the round, or was counted in the commit that made the base, is waited
-for like any other. For all others the wait is a grace, which doubles with each miss in a row: such a peer may still be
-fetching what the others have, and the rounds stand still for it meanwhile.
+A commit names every worker that holds a state, until a round that named the peer closes without it. The peer is named
+again when it shows an epoch later than the one it missed; it announces each adopted epoch that does not count it. A
+round waits until its deadline for a named peer that holds the round's base or was counted in the commit that made it.
+For any other named peer it waits only for a grace, which doubles with each miss in a row, because that peer may still
+be fetching while the round stands still.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from .roster import Roster
 from .rules import Rules
 
 ROUNDS_KEPT = 9
-"""Rounds whose median is the usual round."""
+"""How many of the last rounds give the usual length of a round, their median."""
 STRANGERS_MAX = 16
-"""So many peers are remembered that the roster doesn't know."""
+"""More peers than this, unknown to the roster, are forgotten here."""
 DOUBLINGS_MAX = 5
-"""So often a grace doubles at most."""
+"""A grace doubles at most this many times."""
 
 
 @dataclass(slots=True)
 class Missed:
-    """A round that named a peer and closed without it: the epoch of its base, when, and how many in a row."""
+    """A round that named a peer and closed without it: the epoch of its base, the time, and the number of misses in a
+    row."""
 
     epoch: int
     when: float
@@ -42,26 +43,26 @@ class Missed:
 class Attendance:
     def __init__(self, fragment: int, rules: Rules, roster: Roster) -> None:
         self.fragment, self.rules, self.roster = fragment, rules, roster
-        self._named = dict[str, int]()  # peer → the highest epoch whose round waits for it, by the plan of any shard
-        self._shown = dict[str, int]()  # peer → the highest epoch that it has shown to hold, by what it sent
-        self._counted = dict[str, int]()  # peer → the highest epoch that a commit which counts it has led to
+        self._named = dict[str, int]()  # peer → highest epoch for which a plan of any shard names it
+        self._shown = dict[str, int]()  # peer → highest epoch that it must hold, judging by what it sent
+        self._counted = dict[str, int]()  # peer → highest epoch made by a commit that counts it
         self._missed = dict[str, Missed]()
-        self._rounds = deque[float](maxlen=ROUNDS_KEPT)  # how long rounds took that nobody missed, in seconds
+        self._rounds = deque[float](maxlen=ROUNDS_KEPT)  # seconds that each of the last rounds without a miss took
         self._newest, self._since = -1, 0.0  # the highest epoch that was appended, and when
-        self._news = False  # a wait of another shard may be shorter than it was
+        self._news = False  # a wait of another shard may have become shorter
 
     # -- what is seen
 
     def shows(self, peer: str, epoch: int) -> None:
-        """The peer has sent what only a holder of this epoch sends."""
+        """The peer has sent what only a holder of this epoch can send."""
         self._shown[peer] = max(epoch, self._shown.get(peer, -1))
 
     def planned(self, plan: Plan, epoch: int) -> None:
-        """A shard has come to this epoch, and its plan names the peers that take part in the round that follows."""
+        """A shard has reached this epoch; ``plan`` names the peers that take part in the round that follows."""
         self._named |= {peer: epoch for peer in plan.group if epoch > self._named.get(peer, -1)}
 
     def appended(self, plan: Plan, commit: Commit, now: float) -> None:
-        """A shard has moved on; ``plan`` is that of the commit's base."""
+        """A shard has moved on; ``plan`` is the plan of the commit's base."""
         counted = {c.peer for c in commit.contributions}
         epoch, base = commit.version.epoch, commit.base.epoch
         for peer in counted:
@@ -81,12 +82,12 @@ class Attendance:
             self._newest, self._since = epoch, now
 
     def forget(self, peer: str) -> None:
-        """The peer began anew: what an earlier life of it has shown proves nothing."""
+        """The peer restarted: what an earlier life of it held proves nothing."""
         for known in (self._named, self._shown, self._counted, self._missed):
             known.pop(peer, None)
 
     def _forget_strangers(self) -> None:
-        """Peers that the roster has forgotten are forgotten here, once they are many."""
+        """Once there are many, drop the peers that the roster no longer remembers."""
         here = self.roster.members
         for known in (self._named, self._shown, self._counted, self._missed):
             if len(known) > len(here) + STRANGERS_MAX:
@@ -94,13 +95,13 @@ class Attendance:
                     del known[peer]
 
     def has_news(self) -> bool:
-        """Whether a round was closed without a member since this was asked last. That shortens waits in other shards: a
-        peer that is given up in one is given up sooner in all."""
+        """Whether a round closed without a member since the last call. If so, the waits of other shards may be shorter:
+        a peer that is given up in one shard is given up sooner in the others."""
         news, self._news = self._news, False
         return news
 
     def clear(self) -> None:
-        """Another lineage was adopted, and epochs of the old one say nothing any more."""
+        """Forget which peers attended: the adopted lineage has other epochs."""
         self._named, self._shown, self._counted, self._missed = {}, {}, {}, {}
         self._newest = -1
 
@@ -108,8 +109,7 @@ class Attendance:
 
     def group(self, plan: Plan, epoch: int) -> list[str]:
         """The peers that take part in a shard's round on a base of this epoch, sorted: those that its plan names, those
-        that the plan of another shard of the fragment names for the same epoch, and those that work and hold this
-        epoch."""
+        that the plan of another shard of the fragment names for the same epoch, and workers that hold this epoch."""
         named = (peer for peer, latest in self._named.items() if latest == epoch)
         return sorted({*plan.group, *named, *filter(lambda peer: self.sure(peer, epoch), self.roster.workers())})
 
@@ -126,13 +126,13 @@ class Attendance:
         return self._evidence(peer) > last
 
     def sure(self, peer: str, epoch: int) -> bool:
-        """Whether the peer is known to take part in the round on a base of this epoch: it holds the base or was
-        counted in making it, and no other shard has closed this round without it."""
+        """Whether the peer is sure to take part in the round on a base of this epoch: it holds the base or was counted
+        in the commit that made it, and no other shard has closed this round without it."""
         missed = self._missed.get(peer)
         return self._evidence(peer) >= epoch and (missed is None or missed.epoch < epoch)
 
     def waits_until(self, peer: str, opened: float) -> float:
-        """When the grace ends of a peer that is not sure to take part in a round which opened then."""
+        """When the grace ends of a peer that is not sure to take part, in a round that opened at ``opened``."""
         missed = self._missed.get(peer)
         if missed is None:
             return opened + self.grace
@@ -143,22 +143,22 @@ class Attendance:
         return peer in self._counted
 
     def is_near(self, peer: str, epoch: int) -> bool:
-        """Whether the peer holds a state of this epoch, or may hold it: its word is as old as a heartbeat."""
+        """Whether the peer holds this epoch or may hold it by now: its last Summary may be a heartbeat old."""
         unheard = round(self.rules.settle / self._usual) if self._rounds and self._usual > 0 else 0
         return self._evidence(peer) >= epoch - 1 - unheard
 
     @property
     def grace(self) -> float:
-        """Longest wait, in seconds, for a peer that was named and has never missed a round."""
+        """Longest wait, in seconds, for a named peer that has never missed a round."""
         return max(self.rules.settle, self._usual)
 
     @property
     def _usual(self) -> float:
-        """What a round usually takes, in seconds; 0 until known."""
+        """The usual length of a round in seconds; 0 until known."""
         return statistics.median(self._rounds) if self._rounds else 0.0
 
     def _evidence(self, peer: str) -> int:
-        """The highest epoch that the peer holds, as far as anything shows it."""
+        """The highest epoch that the peer is known to hold."""
         summary = self.roster.summary(peer)
         said = summary.epochs[self.fragment] if summary is not None and summary.epochs else -1
         return max(said, self._shown.get(peer, -1), self._counted.get(peer, -1))

@@ -1,7 +1,7 @@
-"""The fate of a trainer's local progress when newer state is merged: one small state machine per shard.
+"""The fate of a trainer's local progress when a newer state is merged: one small state machine per shard.
 
-The rule: a shard's replicated state lists the last contribution of each peer that it counts. Progress is carried into
-the next pseudo-gradient exactly when that table doesn't contain it.
+A shard's replicated state lists each peer's last counted contribution. Progress is carried into the next
+pseudo-gradient exactly if that table does not contain it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .version import ContributionId, Version
 
 @dataclass(slots=True)
 class Carried:
-    """One shard, as its trainer has it.
+    """The progress of one shard, as its trainer has it.
 
-    base: the version that the local parameters were last merged with. last: the newest contribution sent and not
-    written off. oldest: the oldest contribution whose progress rides in it. included: ``last`` is counted in base.
-    oldest_base: where the trainer stood when ``oldest`` was made. sends: how many contributions with the progress since
-    ``oldest`` have left; asynchronous: how many of these were refused.
+    base: the version that the local parameters were last merged with. last: the newest contribution that was sent and
+    not given up. oldest: the oldest contribution whose progress is still carried. included: ``last`` is counted in
+    base. oldest_base: the base of ``oldest``. sends: how many contributions have carried the progress since ``oldest``;
+    asynchronous: how many of these were refused.
     """
 
     base: Version | None = None
@@ -30,15 +30,15 @@ class Carried:
     sends: int = 0
 
     def send(self, id: ContributionId) -> ContributionId:
-        """Note that a contribution was made; returns the oldest one that rides in it."""
+        """Record that a contribution was made; return the oldest contribution whose progress it carries."""
         if self.last is None or self.included or self.oldest is None:
             self.oldest, self.oldest_base, self.sends = id, self.base, 0
         self.last, self.included = id, False
         return self.oldest
 
     def merge(self, version: Version, counted: ContributionId | None, *, given_up: bool) -> Carry:
-        """Move to ``version``, whose table counts ``counted`` as this peer's last contribution. ``given_up``: what it
-        doesn't count is dropped."""
+        """Move to ``version``, whose table has ``counted`` as this peer's last contribution. ``given_up``: uncounted
+        progress is dropped."""
         self.base = version
         if self.last is None or self.oldest is None:
             return Carry.KEEP
@@ -52,7 +52,7 @@ class Carried:
             case True, True:
                 return Carry.KEEP
             case True, False if part:
-                self._forget()  # inseparable from what is counted; what was trained since is not lost
+                self._forget()  # inseparable from what is counted; steps made since the last contribution are kept
                 return Carry.KEEP
             case True, False:
                 self.included = False

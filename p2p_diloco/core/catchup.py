@@ -1,8 +1,9 @@
-"""Catching up with a newer state, and the one comparison that ends a fork.
+"""Catching up with a newer state, and the comparison of lineages that ends a fork.
 
-Late join, a missed commit, repair and a healed partition are the same thing: ask for what is newer. Little is asked of
-one peer, much is gathered from several. A state that descends from mine is taken shard by shard. Lineages that differ
-are compared once, as whole models; the lesser side takes every differing shard of the greater, all at once, or none.
+A late join, a missed commit, a repair and a healed partition are handled alike: ask for what is newer. A small gap is
+fetched from one peer, a large one gathered from several. A state that descends from the present one is taken shard by
+shard. Lineages that differ are compared once, as whole models: the lesser side takes every differing shard of the
+greater one, all at once, or none.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .version import ModelVersion, Version, descends, model_version
 
 @dataclass(slots=True)
 class Fetching:
-    """One fetch from one peer, of all that is newer there; ``progress``: when something came last."""
+    """A fetch of everything newer from one peer; ``progress``: when something last arrived."""
 
     donor: str
     target: ModelVersion
@@ -38,7 +39,8 @@ class CatchUp:
         self.fetching: Fetching | None = None
         self.switching: Switching | None = None
         self.gathering: Gathering | None = None
-        self.filling: dict[tuple[int, Version], tuple[State, Version | None]] = {}  # with what was held then
+        # with the version held when it began
+        self.filling: dict[tuple[int, Version], tuple[State, Version | None]] = {}
         self.lag = Lag(rules, logs, roster)
         self.doubted: set[int] = set()  # shards whose state here is wrong: the next fetch asks for them whole
 
@@ -46,12 +48,12 @@ class CatchUp:
 
     @property
     def donor(self) -> str | None:
-        """The peer of which all that is newer was asked, or its lineage."""
+        """The one peer from which a fetch or a change of lineage is under way."""
         under_way = self.switching or self.fetching
         return None if under_way is None else under_way.donor
 
     def donors(self) -> list[str]:
-        """The peers from which a state is coming, sorted."""
+        """The peers from which a state is being fetched, sorted."""
         if self.donor is not None:
             return [self.donor]
         if self.gathering is None:
@@ -61,7 +63,8 @@ class CatchUp:
     # -- asking
 
     def seen(self, peer: str, theirs: ModelVersion, now: float) -> list[Effect]:
-        """A peer says what it holds: fetch it if it is ahead and no commit brings this replica there by itself."""
+        """Another peer has told its model's version: fetch from it if it is ahead and no commit seems to be on its
+        way."""
         if self.gathering is not None:
             return self._ask_more(now)
         mine = self.logs.model()
@@ -77,12 +80,13 @@ class CatchUp:
         return self.gather(peer, theirs, now) if self.lag.is_far(theirs) else self.fetch(peer, theirs, now)
 
     def gather(self, first: str, target: ModelVersion, now: float) -> list[Effect]:
-        """Fetch shard by shard from all that hold as much as the first; it tells what, to begin with."""
+        """Fetch shard by shard from every peer that holds as much as ``first``; ask ``first`` for its versions to
+        begin."""
         self.gathering = Gathering(self.rules, first, target, now)
         return [Send(first, Fetch(self.logs.versions(), shards=()))]
 
     def _ask_more(self, now: float, but: Collection[str] = ()) -> list[Effect]:
-        """Ask the donors that have room for more, but not those in ``but``."""
+        """Ask donors that have room for more shards, except those in ``but``."""
         gathering = self.gathering
         if gathering is None or gathering.vector is None:
             return []
@@ -92,14 +96,14 @@ class CatchUp:
         able = {p: s for p, s in self.roster.summaries().items() if s.model >= gathering.target}
         donors = {p: gathering.told_to_hold(p, s.epochs) for p, s in able.items() if p != self.roster.me}
         if gathering.hopeless(donors):
-            self.gathering = None  # the peers that held so much are gone; the next one seen ahead begins anew
+            self.gathering = None  # every donor is gone; the next peer seen ahead starts a new gathering
         have = self.logs.versions()
         requests = gathering.ask({p: holds for p, holds in donors.items() if p not in but}, have, now)
         return [Send(donor, Fetch(have, shards=shards)) for donor, shards in requests]
 
     def _gather_again(self, now: float) -> list[Effect]:
-        """All was gathered, but rounds were faster than the states came: commits between them and the commits that
-        were kept are missing, and none of them will come any more."""
+        """After a gathering: if commits between the fetched states and the kept commits are missing, gather again. They
+        will not arrive any more, because the rounds were faster than the states."""
         kept = ((log.version, log.incoming.commits) for log in self.logs)
         late = [commit for version, commits in kept if version not in commits for commit in commits.values()]
         donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""
@@ -109,7 +113,7 @@ class CatchUp:
         return self.gather(donor, self.logs.model(), now)
 
     def _too_old(self, peer: str, state: State, now: float) -> list[Effect]:
-        """A state that was asked of a peer and can't be taken: another may hold what was told."""
+        """A donor sent a state older than the one told: ask another donor for this shard."""
         gathering = self.gathering
         asked = None if gathering is None else gathering.asked.get(state.shard)
         if gathering is None or gathering.vector is None or asked is None or asked.donor != peer:
@@ -122,7 +126,7 @@ class CatchUp:
         return self._ask_more(now)
 
     def fetch(self, peer: str, target: ModelVersion, now: float) -> list[Effect]:
-        """Ask the peer for what is newer; where this replica's own state is in doubt, for the whole state."""
+        """Ask the peer for everything newer, and for the whole state of doubted shards."""
         if self.donor is not None:
             return []
         self.fetching = Fetching(peer, target, now)
@@ -131,12 +135,12 @@ class CatchUp:
         return [Send(peer, Fetch(have))]
 
     def doubt(self, shards: Collection[int]) -> None:
-        """This replica's own state of these shards is wrong: the next fetch asks for them whole."""
+        """This replica's state of these shards is wrong: the next fetch asks for them whole."""
         self.doubted.update(shards)
-        self.fetching = None  # whatever it was, the answer would not mend this
+        self.fetching = None  # the answer to a fetch under way would not mend this
 
     def is_fetching(self, shards: Collection[int]) -> bool:
-        """Whether a fetch is under way, or one of these shards has come and is being filled in."""
+        """Whether a fetch is under way, or the fetched state of one of these shards is being filled in."""
         return self.donor is not None or any(shard in shards for shard, _ in self.filling)
 
     def moved(self, now: float) -> list[Effect]:
@@ -149,7 +153,7 @@ class CatchUp:
         return self._ask_more(now)
 
     def gone(self, peer: str, now: float) -> list[Effect]:
-        """The peer died or can't be reached: what it held may be gone, and is asked of another."""
+        """The peer died or can't be reached: ask another donor for what was asked of it."""
         self.lag.gone(peer)
         if self.donor == peer:
             self._abandon()
@@ -164,12 +168,12 @@ class CatchUp:
         return self._ask_more(now, but=[peer])
 
     def tick(self, now: float) -> list[Effect]:
-        """Give up a fetch in which nothing moves; ask again for shards that don't come."""
+        """Give up a fetch that makes no progress; ask again for overdue shards."""
         effects = self._insist(now)
         if self.gathering is None:
             return effects
         if self.gathering.vector is None and now - self.gathering.began >= self.rules.settle:
-            self.gathering = None  # the first has not told
+            self.gathering = None  # the first donor has not told its versions
             return effects
         slow = self.gathering.overdue(now)
         donors = {self.gathering.asked[shard].donor for shard in slow}
@@ -177,8 +181,8 @@ class CatchUp:
         return [*effects, *self._ask_more(now, but=donors), *self._ask_more(now)]
 
     def _insist(self, now: float) -> list[Effect]:
-        """A fetch in which nothing moves is given up; a change of lineage not before what is missing was asked for
-        again: what is staged is not lost."""
+        """Give up a fetch that makes no progress. A change of lineage first asks again for its missing shards, because
+        the staged ones would be lost."""
         under_way = self.switching or self.fetching
         if under_way is None or now - under_way.progress < self.rules.fetch_again:
             return []
@@ -191,7 +195,7 @@ class CatchUp:
     # -- messages
 
     def received(self, sender: str, message: Message, now: float) -> list[Effect]:
-        """A message of catching up."""
+        """Handle a message of catching up."""
         match message:
             case Fetch():
                 return answer(self.logs, sender, message)
@@ -204,7 +208,7 @@ class CatchUp:
     # -- taking
 
     def told(self, peer: str, message: Versions, now: float) -> list[Effect]:
-        """A peer's versions: if the lineages differ, the greater whole model wins."""
+        """A peer told its versions: if the lineages differ, the greater whole model wins."""
         if len(message.versions) != len(self.logs):
             return []
         fork = message.forked or any(
@@ -226,7 +230,7 @@ class CatchUp:
         return [self.switching.ask()]
 
     def _told_more(self, peer: str, versions: tuple[Version, ...], now: float) -> list[Effect]:
-        """The first donor of a gathering tells what it holds; or any, that it has nothing newer of what was asked."""
+        """Versions without a fork: the first donor's answer to a gathering, or an answer that nothing newer is held."""
         gathering = self.gathering
         if gathering is None:
             return []
@@ -237,7 +241,8 @@ class CatchUp:
         return self._ask_more(now)
 
     def got(self, peer: str, state: State, now: float) -> list[Effect]:
-        """A shard's state: fill it in, if it belongs to the lineage being taken or descends from what is held."""
+        """A shard's state arrived: fill it in if it belongs to the lineage being taken or descends from the present
+        state."""
         key = (state.shard, state.version)
         staged = None if self.switching is None else self.switching.staged.get(state.shard)
         known = key in self.filling or (staged is not None and staged.version == state.version)
@@ -253,10 +258,10 @@ class CatchUp:
         return [Fill(state, meta_of(state))]
 
     def filled(self, shard: int, version: Version, digest: str, now: float) -> list[Effect]:
-        """A fetched state has been filled in: check it and make it the present one, or stage it."""
+        """A fetched state was filled in: check its digest, then make it the present state or stage it."""
         state, held = self.filling.pop((shard, version), (None, None))
         if state is None or held != self.logs[shard].version:
-            return []  # given up, or overtaken: the proposal is void
+            return []  # given up or overtaken meanwhile: ignore the proposal
         if digest != version.digest:
             note = Note("mismatch", f"shard {shard}: a fetched state of epoch {version.epoch} has another digest")
             self._abandon()
@@ -277,26 +282,26 @@ class CatchUp:
         return bool(takes)
 
     def _of_what_is_gathered(self, state: State) -> bool:
-        """A newcomer takes nothing that does not descend from what the first donor told."""
+        """Whether a gathering may take this state: it must descend from what the first donor told."""
         if self.gathering is None or self.gathering.vector is None:
             return True
         told = self.gathering.vector[state.shard]
         if came_late(state, told):
-            return self.logs[state.shard].version is not None  # from which it descends
+            return self.logs[state.shard].version is not None  # the state that it descends from
         same_lineage = descends(state.version, state.history, told)
         if not same_lineage:
-            self.gathering = None  # a lineage has been left: begin anew
+            self.gathering = None  # this replica left its lineage: begin again
         return same_lineage
 
     def _descends(self, state: State) -> bool:
-        """Whether it may take the place of what is held: it is newer, or the same undamaged."""
+        """Whether the state may replace the present one: it is newer, or the same version undamaged."""
         mine = self.logs[state.shard].version
         if mine is None or (self.logs[state.shard].round.damaged is not None and state.version == mine):
             return True
         return state.version != mine and descends(state.version, state.history, mine)
 
     def _switch(self, switching: Switching, now: float) -> list[Effect]:
-        """Change over to the other lineage once every shard that differs is there."""
+        """Change to the other lineage once every differing shard is staged."""
         if switching.missing():
             return []
         greater, before, staged = switching.is_greater(), self.logs.model(), switching.staged
@@ -307,7 +312,7 @@ class CatchUp:
         for shard, state in sorted(staged.items()):
             effects += self.logs[shard].adopt(state, now)
         donor = switching.donor
-        text = f"joined the lineage of {donor}; left behind a state of {before.epochs} epochs"
+        text = f"joined the lineage of {donor}; dropped its own state of {before.epochs} epochs"
         # What was taken is as old as the donor's word, and the others may wait for this peer by now: ask for the rest.
         return [*effects, Note("fork", text), Send(donor, Fetch(self.logs.versions()))]
 

@@ -1,7 +1,7 @@
-"""What one replica's own trainer has merged, has under way, and is to contribute next.
+"""What this peer's trainer has merged, has in an exchange, and is to contribute next.
 
-Law: one exchange is under way at a time; what is sent is on what was merged. What becomes of it in a shard's log is
-`shard`'s, what is kept of it for a later one `carry`'s.
+Law: one exchange is under way at a time, and a contribution is made on what was merged. `shard` decides what becomes of
+a contribution in the log, `carry` what progress is kept for a later one.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ class Contributing:
         self.me, self.rules, self.logs = me, rules, logs
         self.incarnation, self.sequence = incarnation, 0
         self.carried = [Carried() for _ in logs]
-        self.flight: dict[int, Version] | None = None  # the shards being exchanged, with their bases
-        self.to_land: deque[int] = deque()  # the same, those that were found to be over last
-        self.tolerated: dict[int, tuple[int, ...]] = {}  # fragments whose shards didn't come to one epoch in time
-        self.turn = 0  # asynchronous: contributions made, which decides whose turn it is of the fragments
+        self.flight: dict[int, Version] | None = None  # the shards of the exchange under way, with their bases
+        self.to_land: deque[int] = deque()  # the same shards; those that were last found to be over come last
+        # by fragment: unlike epochs that the trainer no longer waits for
+        self.tolerated: dict[int, tuple[int, ...]] = {}
+        self.turn = 0  # asynchronous: number of contributions so far; it selects the fragment that is due
         self.left = PerShard(logs, self._leaves_behind)
 
     # -- questions
 
     @property
     def next_id(self) -> ContributionId:
-        """The id of what the trainer contributes next, unless this peer's incarnation has to rise before."""
+        """The id of the next contribution, unless this peer's incarnation rises before."""
         return ContributionId(self.incarnation, self.sequence + 1)
 
     @property
     def merged(self) -> tuple[int, str]:
-        """Epoch and digest of what the trainer has merged; no digest where the shards of a fragment are at unlike
-        epochs, for then it is no state of the run."""
+        """Epoch and digest of what the trainer has merged. The digest is empty where the shards of a fragment are at
+        unlike epochs, because that is no state of the run."""
         bases = [carried.base for carried in self.carried]
         versions = [base for base in bases if base is not None]
         if not versions or len(versions) < len(bases):
@@ -54,12 +55,12 @@ class Contributing:
 
     @property
     def merged_samples(self) -> int:
-        """Samples counted by what the trainer has merged: the lowest number over the shards."""
+        """Samples counted in what the trainer has merged: the lowest number over the shards."""
         return min((carried.base.samples if carried.base is not None else 0) for carried in self.carried)
 
     @property
     def left_behind(self) -> bool:
-        """Whether some shard's present state has not grown from what the trainer has merged."""
+        """Whether some shard's present state does not descend from what the trainer has merged."""
         return bool(self.left.now())
 
     def _leaves_behind(self, log: ShardLog) -> bool | None:
@@ -67,7 +68,7 @@ class Contributing:
         return None if log.state is None or base is None or grown_from(log.state, base) else True
 
     def counted(self, shard: int) -> ContributionId | None:
-        """This peer's newest contribution that the shard's state counts."""
+        """This peer's last contribution that the shard's state counts."""
         state = self.logs[shard].state
         return None if state is None else state.counted.get(self.me)
 
@@ -84,9 +85,9 @@ class Contributing:
 
     @property
     def uneven(self) -> bool:
-        """Whether what there is to merge now is no state of the run, and may be one soon: the shards of a fragment are
-        at unlike epochs. Not if that was waited for in vain (a shard that was mended is ahead for a round), nor if a
-        shard that is behind waits for this trainer."""
+        """Whether a merge should wait because the shards of a fragment are at unlike epochs. No wait if one for the
+        same epochs has ended already (a repaired shard is ahead for a round), or if a shard that is behind waits for
+        this trainer."""
         if self.rules.asynchronous or self.flight is not None or not self.logs.whole:
             return False
         return any(
@@ -100,16 +101,16 @@ class Contributing:
         return any(isinstance(log, SynchronousLog) and log.awaits_me for log in at_epoch)
 
     def tolerate(self) -> None:
-        """Wait no longer for these shards to come to one epoch."""
+        """Stop waiting for these shards to reach one epoch."""
         self.tolerated = self.logs.uneven()
 
     def merge(self) -> Load:
-        """What the trainer merges, and what it is to send."""
+        """Answer a Merge: the shards to merge, and the shards to contribute next."""
         if self.flight is not None or not self.logs.whole:
             return Load((), ())
         loads = []
         for log, carried in zip(self.logs, self.carried, strict=True):
-            # what was refused is carried or dropped, though nothing newer has come since the last merge
+            # a refused contribution is carried or dropped even if nothing newer has arrived since the last merge
             own, news = log.own, log.version != carried.base or log.own.refusals > 0
             if log.state is not None and news and own.loads(log.state, carried.base):
                 carried.sends, own.refusals = carried.sends + own.refusals, 0
@@ -122,7 +123,7 @@ class Contributing:
         return Load(tuple(loads), due)
 
     def due(self) -> tuple[int, ...]:
-        """The shards that are to be sent next."""
+        """The shards that are to be contributed next."""
         if self.rules.asynchronous:
             return self._due_in_turn()
         lowest = self._lowest()
@@ -131,7 +132,7 @@ class Contributing:
         return tuple(s for s in self.rules.fragments[lowest[0]] if self._stands_at(self.logs[s]) == lowest)
 
     def _lowest(self) -> tuple[int, int] | None:
-        """The (fragment, epoch) of the shards that the logs ask for next."""
+        """The (fragment, epoch) of the shards that are due by the logs."""
         epochs = self.logs.open_epochs()
         fragment = fragment_by_log(epochs)
         epoch = None if fragment is None else epochs[fragment]
@@ -142,7 +143,7 @@ class Contributing:
         return None if log.version is None or log.final else (log.fragment, log.version.epoch)
 
     def _due_in_turn(self) -> tuple[int, ...]:
-        """Asynchronous: epochs say nothing of what a peer has to send; its fragments take turns."""
+        """Asynchronous: the fragments take turns, because epochs do not tell what a peer has contributed."""
         count = len(self.rules.fragments)
         for fragment in range(self.turn, self.turn + count):
             if due := tuple(s for s in self.rules.fragments[fragment % count] if not self.logs[s].final):
@@ -152,7 +153,7 @@ class Contributing:
     # -- sending
 
     def contribute(self, event: Contribute, now: float) -> list[Effect]:
-        """The trainer's pseudo-gradients go to their aggregators."""
+        """Send the trainer's pseudo-gradients to their aggregators."""
         if self.rules.asynchronous:
             return self._submit(event, now)
         self.sequence += 1
@@ -163,7 +164,8 @@ class Contributing:
             log, carried = self.logs[shard], self.carried[shard]
             oldest = carried.send(id)
             if log.version is None or log.version != carried.base:
-                continue  # the base changed while the pseudo-gradient was computed: it is carried, like one not counted
+                # the base changed while the pseudo-gradient was computed: its progress is carried, as if not counted
+                continue
             flight[shard], carried.sends = log.version, carried.sends + 1
             mine = Contribution(shard, log.version, id, oldest, event.weight, event.samples, payload)
             effects += log.contribute(mine, now)
@@ -173,7 +175,7 @@ class Contributing:
         return effects
 
     def _submit(self, event: Contribute, now: float) -> list[Effect]:
-        """Asynchronous: a contribution counts on any base of the lineage, and each counts one."""
+        """Asynchronous: a contribution counts on any base of the lineage, with weight 1."""
         self.sequence, self.turn = self.sequence + 1, self.turn + 1
         id = ContributionId(self.incarnation, self.sequence)
         bases, effects = dict[int, Version](), list[Effect]()
@@ -183,7 +185,7 @@ class Contributing:
             oldest = carried.send(id)
             base = log.own.base_of(log.state, carried.base, carried.oldest_base)
             if base is not None:
-                bases[shard] = carried.oldest_base = base  # refused, it stays as old as it was said to be
+                bases[shard] = carried.oldest_base = base  # if it is refused, the next one keeps this base
                 effects += log.contribute(Contribution(shard, base, id, oldest, 1.0, event.samples, payload), now)
         self._take_off(bases)
         return effects if bases else [Release(sent=False)]
@@ -194,15 +196,15 @@ class Contributing:
     # -- what follows
 
     def landed(self) -> bool:
-        """Whether the exchange under way is over; it is under way no more then."""
+        """Whether the exchange under way has ended; if so, it is cleared."""
         if self.flight is None or self._flying(self.flight):
             return False
         self.flight = None
         return True
 
     def _flying(self, flight: dict[int, Version]) -> bool:
-        """Whether some of what is exchanged is still due. After a fork the log may ask for another fragment: then the
-        trainer goes on to that one, and what it has sent may be counted all the same, or is carried."""
+        """Whether a shard of the exchange is still due. After a fork the log may ask for another fragment; the trainer
+        then goes on to that one, and what it sent may still be counted or is carried."""
         lowest = self._lowest()
         for _ in flight:
             log = self.logs[self.to_land[0]]
@@ -213,7 +215,8 @@ class Contributing:
         return False
 
     def renew_incarnation(self, shards: Iterable[int]) -> None:
-        """A life that begins below what was counted of an earlier one would be mute."""
+        """Raise this peer's incarnation above every counted one: a contribution with a lower id would never be
+        counted."""
         for shard in shards:
             counted = self.counted(shard)
             if counted is not None and counted > ContributionId(self.incarnation, self.sequence):

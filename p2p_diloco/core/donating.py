@@ -1,6 +1,6 @@
-"""What this replica sends to a peer that asks for a newer state.
+"""The answer to a peer that asks for a newer state.
 
-Law: a state is sent only to a peer whose own has not left its lineage; otherwise both compare whole models first.
+Law: a state is sent only to a peer of the same lineage; otherwise both peers first compare whole models.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .state import relation
 
 
 def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
-    """Send what is newer here; where lineages differ or might, say what is held instead."""
+    """Send the peer what is newer here. Where lineages differ or may differ, send this replica's versions instead."""
     mine = [log.state for log in logs if log.state is not None]
     if len(mine) < len(logs) or len(request.have) != len(logs):
         return []
@@ -34,6 +34,6 @@ def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
 
 
 def tell_versions(logs: Logs, peer: str, *, forked: bool = True) -> list[Effect]:
-    """Tell a peer what is held here, if all shards are; ``forked``: it is on another lineage."""
+    """Tell a peer this replica's versions if it holds all shards; ``forked``: the peer is on another lineage."""
     versions = [log.version for log in logs if log.version is not None]
     return [Send(peer, Versions(tuple(versions), forked=forked))] if len(versions) == len(logs) else []

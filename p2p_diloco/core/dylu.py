@@ -1,7 +1,7 @@
 """How many inner steps a peer makes between two submissions: dynamic local updates, smoothed.
 
-Law: arithmetic on the speeds of the membership table. Every peer computes its own number, at each of its exchanges, and
-asks no other. The formula is `schedule.dylu_steps`; here is what keeps its result from following every noise.
+Law: arithmetic on the speeds of the membership table. Every peer computes its own number at each of its exchanges and
+asks no other. `schedule.dylu_steps` is the formula; this module keeps its result from following noise.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from dataclasses import dataclass, field
 from .schedule import dylu_steps
 
 READINGS = 9
-"""Readings of which the middle one counts: four wrong ones change nothing; what lasts is followed after five."""
+"""Number of readings whose median counts: up to four outliers change nothing, a lasting change is followed after
+five."""
 
 STAYS_WITHIN = 0.1
-"""The number stays while the formula's differs from it by no more than this share: then it is noise, or of no use."""
+"""The number of steps stays while the formula's result differs from it by no more than this share."""
 
 
 @dataclass(slots=True)
 class Pace:
-    """One peer's number of inner steps. ``base``: H, what a peer of unknown speed makes, and the fastest one."""
+    """One peer's number of inner steps. ``base``: H, the number of the fastest peer and of a peer of unknown speed."""
 
     base: int
     steps: int = field(init=False)
@@ -30,10 +31,11 @@ class Pace:
         self.steps = self.base
 
     def adjust(self, speed: float, others: Iterable[float]) -> int:
-        """The number from now on, after a reading of the table. speeds in inner steps per second; ≤ 0: unknown.
+        """Take a reading of the table and return the number of inner steps from now on.
 
-        The readings are ordered by own speed / fastest, and the formula is applied to the middle one (of an even number
-        the lower of the two). Of an unknown speed of its own nothing is learnt: the base, and no readings.
+        Speeds in inner steps per second; ≤ 0: unknown. The formula is applied to the median reading by own speed /
+        fastest speed (the lower one of an even number). If this peer's speed is unknown, the readings are dropped and
+        the base is returned.
         """
         if speed <= 0:
             self._readings, self.steps = [], self.base

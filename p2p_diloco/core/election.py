@@ -1,4 +1,4 @@
-"""Which peer should aggregate which shard: weighted, balanced rendezvous hashing. It proposes, a commit decides."""
+"""Which peer should aggregate which shard: weighted, balanced rendezvous hashing. It proposes; a commit decides."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Weighted = tuple[tuple[str, float], ...]
 
 
 def rank(key: str, members: Mapping[str, float]) -> list[str]:
-    """Members by falling score for ``key``; a member of twice the weight comes first twice as often.
+    """Members by falling score for ``key``; a member of twice the weight is first twice as often.
 
-    Taking a member away never reorders the others (Thaler and Ravishankar 1998; weights after Schindelhauer and
-    Schomaker 2005: score = −weight / ln u).
+    Removing a member never reorders the others (Thaler and Ravishankar 1998; weights after Schindelhauer and Schomaker
+    2005: score = −weight / ln u).
     """
     return sorted(members, key=lambda peer: (-_score(key, peer, members[peer]), peer))
 
@@ -27,10 +27,10 @@ def rank(key: str, members: Mapping[str, float]) -> list[str]:
 def assign(
     run: str, epoch: int, shards: Sequence[int], members: Mapping[str, float], group: Mapping[str, float] = _NOBODY
 ) -> dict[int, tuple[str, ...]]:
-    """Order of succession per shard; as first, no member gets more than its share (see `shares`), rounded up.
+    """The order of succession for each shard; no member is first for more than its share (see `shares`), rounded up.
 
-    members: peer → bandwidth, in any unit, 0 where it is not known, of those that may aggregate; group: the same of
-    all that contribute. Raises ValueError when there is no member.
+    members: peer → bandwidth of the peers that may aggregate, in any unit, 0 where unknown. group: the same for all
+    peers that contribute. Raises ValueError when there is no member.
     """
     if not members:
         raise ValueError("an election needs at least one member")
@@ -47,16 +47,16 @@ def assign(
     return plan
 
 
-@lru_cache(maxsize=32)  # each shard of a fragment asks for the plan of all, and most ask for the same
+@lru_cache(maxsize=32)  # the shards of a fragment ask with the same arguments
 def assigned(
     run: str, epoch: int, shards: tuple[int, ...], members: Weighted, group: Weighted = ()
 ) -> Mapping[int, tuple[str, ...]]:
-    """As `assign`; of the same arguments it is made once."""
+    """`assign`, cached for equal arguments."""
     return assign(run, epoch, shards, dict(members), dict(group))
 
 
 def without(peers: Iterable[str], left_out: str) -> list[str]:
-    """The peers in order, less one."""
+    """The peers in order, without one."""
     return [peer for peer in peers if peer != left_out]
 
 

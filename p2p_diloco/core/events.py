@@ -1,7 +1,7 @@
-"""What goes into a replica (events) and what comes out (effects). Frozen data, no behaviour.
+"""Events that a replica takes and effects that it returns. Frozen data, no behaviour.
 
-Effects are carried out in the order given, before the next event is fed. Tensor work (Average, Apply, Fill) answers
-with an event later and changes nothing visible until Accept.
+The node carries out effects in order before it feeds the next event. Tensor work (Average, Apply, Fill) is answered by
+a later event and changes the present state only with Accept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
-    """``gone``: the dial was refused or the stream broke; otherwise a deadline passed or the remote refused."""
+    """``gone``: the dial was refused or the stream broke; otherwise a deadline passed or the remote refused the
+    message."""
 
     to: str
     message: Message
@@ -42,14 +43,14 @@ class SendFailed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A link to the peer broke: reason to suspect it and to probe at once, no verdict."""
+    """A connection to the peer broke: reason to suspect the peer and to probe it at once, but no proof of its death."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A transfer from or to the peer goes on: it lives, though its answers to probes may be waiting behind it."""
+    """A transfer from or to the peer moves: it is alive, though its answers to probes may wait behind the transfer."""
 
     peer: str
 
@@ -63,7 +64,7 @@ class Discovered:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What this peer's link carries, in bytes a second, has become known, or is clearly another than before."""
+    """The bandwidth of this peer's link, in bytes a second, became known or changed clearly."""
 
     bandwidth: float
 
@@ -87,12 +88,12 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """The trainer stands between two inner steps: answer with a Load of all that changed since its last one."""
+    """The trainer is between two inner steps: answer with a Load of all that changed since its last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contribute:
-    """The trainer's pseudo-gradient is ready, for the shards that a Load named as due; payloads in their order."""
+    """The trainer's pseudo-gradients are ready, for the shards that a Load named as due; payloads in the same order."""
 
     shards: tuple[int, ...]
     weight: float
@@ -113,7 +114,7 @@ class Averaged:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """The shard's present state hasn't the digest of its version any more: something has changed it in memory."""
+    """The shard's present state no longer has the digest of its version: its tensors changed in memory."""
 
     shard: int
     base: Version
@@ -138,7 +139,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Be the founder: epoch 0 of every shard, with the digests of θ₀ under ``founding_meta``."""
+    """Found the run: epoch 0 of every shard, with the digests of θ₀ under ``founding_meta``."""
 
     generation: int
     digests: tuple[str, ...]
@@ -146,14 +147,14 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Start from a checkpoint: every shard's replicated state; the tensors are already in place and verified."""
+    """Start from a checkpoint: every shard's replicated state; its tensors are already in place and verified."""
 
     states: tuple[State, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Revised:
-    """The run's founder has asked for this revision, or for this one already when it was last heard of."""
+    """The run's founder has signed this revision; the same one may be reported again."""
 
     revision: Revision
 
@@ -196,8 +197,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send; answer with Delivered or SendFailed. A State goes out with the shard's present tensors as payload, unless
-    these have another digest than its version → Damaged, and SendFailed."""
+    """Send; answered by Delivered or SendFailed. A State goes out with the shard's present tensors as payload; if these
+    no longer have its version's digest, the answers are Damaged and SendFailed."""
 
     to: str
     message: Message
@@ -207,9 +208,9 @@ class Send:
 class Average:
     """Weighted mean in the order given (sorted peer ids), rounded to the wire; propose the outer step. → Averaged
 
-    meta: what the new digest covers beside the tensors; held: what that of the base does. Where the present state has
-    another digest than the base → Damaged instead, unless ``held`` is None: then it is taken as it is.
-    buffered: submissions in the Delayed Nesterov buffer before this step. revision: what it is taken with.
+    meta: what the new digest covers besides the tensors; held: the same for the base. If the present state does not
+    have the base's digest, the answer is Damaged instead, unless ``held`` is None: then its tensors are used as they
+    are. buffered: submissions in the Delayed Nesterov buffer before this step. revision: the rates of the step.
     """
 
     shard: int
@@ -223,7 +224,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Propose the outer step of a commit that another peer made. → Applied"""
+    """Propose the outer step of another peer's commit. → Applied"""
 
     commit: Commit
     meta: bytes
@@ -240,7 +241,8 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Make these proposals, (shard, digest), the present state, all at once; other proposals for them are void."""
+    """Make these proposals, (shard, digest), the present state, all at once; other proposals for these shards are
+    void."""
 
     proposals: tuple[tuple[int, str], ...]
 
@@ -254,7 +256,7 @@ class Carry(Enum):
     KEEP = "keep"  # local ← new + (local − base)
     SUBTRACT = "subtract"  # local ← new + (local − base) + Δ: the contribution is counted in new
     RESTORE = "restore"  # local ← new + (local − base) − Δ: it was in base, but new doesn't count it
-    DROP = "drop"  # local ← new: the progress can't be told from what is counted, or is too old
+    DROP = "drop"  # local ← new: the uncounted progress can't be separated from the counted, or is too old
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,10 +270,10 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The answer to Merge, to the trainer: merge these shards (perhaps none); ``due`` is to be contributed next.
+    """The answer to the trainer's Merge: merge these shards (perhaps none); ``due`` is to be contributed next.
 
-    due: by the log, shards of one fragment: the fragment of the lowest epoch (then of the lowest index), and of it
-    the shards at that epoch, so that peers which see the same log work on the same. Empty when the run is finished.
+    due: shards of one fragment, chosen by the log so that peers with the same log choose alike: the fragment of the
+    lowest epoch, then of the lowest index, and its shards at that epoch. Empty when the run has ended.
     """
 
     shards: tuple[Loaded, ...]
@@ -280,19 +282,20 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """To the trainer: the exchange is over. ``sent`` False: it never began, for a base had changed; merge, try anew."""
+    """To the trainer: the exchange is over. ``sent`` False: it never began because a base had changed; merge and try
+    again."""
 
     sent: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """All shards are held: training may start."""
+    """This peer holds all shards: training may start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Some shard's present state changed; the trainer should merge at its next step."""
+    """Some shard's present state has changed: the trainer should merge at its next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +305,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """For the event log. ``kind`` is one of a fixed vocabulary, ``text`` one sentence."""
+    """A line of the event log. ``kind`` is one of a fixed vocabulary, ``text`` one sentence."""
 
     kind: str
     text: str

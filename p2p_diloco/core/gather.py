@@ -1,7 +1,7 @@
-"""Fetching a state shard by shard from several donors at once: which shard is asked of which donor, and asked again.
+"""Fetching a whole state from several donors at once: which shard is asked of which donor, and when again.
 
-Law: whether a state may be taken is `catchup`'s to judge. This keeps every donor busy with few shards at a time, so
-that a death costs those few, no donor uploads much at once, and donors that come later take their part.
+Law: `catchup` judges whether a state may be taken. This module asks each donor for few shards at a time: a donor's
+death costs only those, no donor uploads much at once, and donors that appear later are used too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .version import ModelVersion, Version
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A shard that was asked for."""
+    """A request for one shard."""
 
     donor: str
     when: float
@@ -24,28 +24,28 @@ class Asked:
 
 @dataclass(slots=True)
 class Gathering:
-    """A state under way. ``target``: what donors hold at least; ``vector``: what the first of them told of its shards,
-    from which all that is taken must descend, so that no two lineages mix."""
+    """A state that is being gathered. ``target``: the least model version of a donor. ``vector``: the shard versions
+    that the first donor told; every state taken must descend from them, so that two lineages never mix."""
 
     rules: Rules
     first: str
     target: ModelVersion
     began: float
     vector: tuple[Version, ...] | None = None
-    told_by: str | None = None  # the donor that told the vector, and so holds all of it; None once it may not
+    told_by: str | None = None  # the donor that told the vector and so holds all of it; None once it may be gone
     left: list[int] = field(default_factory=list)
     asked: dict[int, Asked] = field(default_factory=dict)
-    behind: set[tuple[str, int]] = field(default_factory=set)  # (donor, shard): it has sent less than was told
+    behind: set[tuple[str, int]] = field(default_factory=set)  # (donor, shard): the donor sent less than the vector
 
     def begin(self, vector: tuple[Version, ...]) -> None:
-        """The first donor has told what it holds."""
+        """The first donor has told its versions."""
         self.vector, self.told_by, self.left = vector, self.first, list(range(len(vector)))
 
     def ask(
         self, donors: Mapping[str, Collection[int]], have: Sequence[Version | None], now: float
     ) -> list[tuple[str, tuple[int, ...]]]:
-        """Which shards to ask of which donor now. ``donors``: each with the shards that it is known to hold as told;
-        these are asked of it first. Then it is tried with others, unless it was found to be behind there."""
+        """Which shards to ask of which donor now. ``donors``: donor → shards that it is known to hold. A shard is asked
+        of a donor known to hold it, else of any donor that has not yet sent less than the vector."""
         requests: dict[str, tuple[int, ...]] = {}
         for likely in (True, False):
             for donor, holds in donors.items():
@@ -66,38 +66,38 @@ class Gathering:
         return {s for fragment, of in shards for s in of if all_of_it or epochs[fragment] >= vector[s].epoch}
 
     def hopeless(self, donors: Mapping[str, Collection[int]]) -> bool:
-        """Nothing is to come, and no donor may have what is left."""
+        """Whether no request is under way and no donor may hold the remaining shards."""
         tried = all((p, s) in self.behind for p, holds in donors.items() for s in self.left if s not in holds)
         return not self.asked and tried and not any(s in holds for holds in donors.values() for s in self.left)
 
     def lacks(self, donor: str, shard: int) -> None:
-        """What the donor has sent of a shard that was asked of it is less than what was told."""
+        """The donor sent less of this shard than the vector names."""
         self.behind.add((donor, shard))
         self.again([shard])
 
     def came(self, shards: Collection[int]) -> None:
-        """These need not come any more."""
+        """These shards need not be waited for any more."""
         for shard in shards:
             self.asked.pop(shard, None)
 
     def again(self, shards: Collection[int]) -> None:
-        """These are to be asked for once more."""
+        """These shards must be asked for again."""
         self.left += sorted(shards)
         self.came(shards)
 
     def of(self, donor: str) -> list[int]:
-        """The shards that were asked of a donor."""
+        """The shards asked of this donor."""
         return [shard for shard, asked in self.asked.items() if asked.donor == donor]
 
     def overdue(self, now: float) -> list[int]:
-        """The shards that were asked for too long ago."""
+        """The shards asked for longer than ``fetch_again`` ago."""
         return [shard for shard, asked in self.asked.items() if now - asked.when >= self.rules.fetch_again]
 
     def moved(self, versions: Sequence[Version | None]) -> list[int]:
-        """The shards that have another version than when they were asked for."""
+        """The shards whose version changed since they were asked for."""
         return [shard for shard, asked in self.asked.items() if versions[shard] != asked.had]
 
     @property
     def done(self) -> bool:
-        """Nothing is left to ask for, or to come."""
+        """Whether nothing is left to ask for or to wait for."""
         return self.vector is not None and not self.left and not self.asked

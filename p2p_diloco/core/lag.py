@@ -1,6 +1,6 @@
-"""Whether this replica has fallen behind, so that it has to ask: commits that are on their way need no question.
+"""Whether this replica is behind and has to fetch, or whether the missing commits are on their way.
 
-Law: it judges what peers say of themselves and gaps that messages show; `catchup` asks.
+Law: it judges by peers' Summaries and by gaps that messages show; `catchup` asks.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from .version import ModelVersion, Version
 class Lag:
     def __init__(self, rules: Rules, logs: Logs, roster: Roster) -> None:
         self.rules, self.logs, self.roster = rules, logs, roster
-        self.ahead: tuple[ModelVersion, float, str] | None = None  # the first greater model seen, when, at which peer
-        self.moving = float("-inf")  # when bytes of a payload came or went last: commits may be among or behind them
-        self.kept_up: dict[str, float] = {}  # asynchronous: when a peer was last asked
-        self.missed: dict[int, tuple[Version | None, float]] = {}  # shard → its version when a gap showed, and when
+        # the first greater model seen, when, and the peer that holds it
+        self.ahead: tuple[ModelVersion, float, str] | None = None
+        # when payload bytes last came or went: they may belong to commits, or commits may wait behind them
+        self.moving = float("-inf")
+        self.kept_up: dict[str, float] = {}  # asynchronous: when each peer was last asked
+        # shard → its version when a missing commit showed, and when
+        self.missed: dict[int, tuple[Version | None, float]] = {}
 
     # -- what is seen
 
     def gap(self, shard: int, now: float) -> None:
-        """Another peer works on a base that this replica doesn't hold: it has missed a commit, or will get it soon."""
+        """Another peer works on a base that this replica does not hold: a commit was missed or is on its way."""
         at = self.logs[shard].version
         if shard not in self.missed or self.missed[shard][0] != at:
             self.missed[shard] = (at, now)
@@ -41,15 +44,15 @@ class Lag:
     # -- what follows
 
     def is_far(self, theirs: ModelVersion) -> bool:
-        """Whether a peer's model is more than one epoch of all shards ahead: no commit that comes now leads there."""
+        """Whether a peer's model is more than one epoch of all shards ahead: commits on their way would not suffice."""
         mine = self.logs.model()
         return theirs.generation == mine.generation and theirs.epochs - mine.epochs > len(self.logs)
 
     def lasts(self, peer: str, theirs: ModelVersion, now: float) -> bool:
-        """Whether this replica stays behind the peer, whose model is greater, unless it asks.
+        """Whether this replica stays behind the peer, whose model is greater, unless it fetches.
 
-        On a slow link the commits of one round come one after another for a while; what is asked for meanwhile comes
-        behind them, for the second time.
+        On a slow link the commits of one round arrive over a while. A state asked for meanwhile would only arrive after
+        them, as a second copy.
         """
         if self.ahead is None:
             self.ahead = (theirs, now, peer)
@@ -60,8 +63,8 @@ class Lag:
         return now - min([quiet, *stuck]) >= self.rules.settle
 
     def keep_up(self, peer: str, now: float) -> Fetch | None:
-        """Asynchronous: to be behind is usual. Ask only for the shards that this peer is named to hold; now and then
-        even for none, so that a fork shows."""
+        """Asynchronous, where being behind is usual: fetch only the shards whose plan names this peer. Without any, ask
+        for none every ``dead_after``, so that a fork is noticed."""
         states = (log.state for log in self.logs)
         mine = tuple(s.shard for s in states if s is not None and self.roster.me in s.plan.succession)
         every = self.rules.settle if mine else self.rules.dead_after

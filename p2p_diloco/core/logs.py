@@ -1,7 +1,7 @@
-"""The logs of all shards, and what they come to together.
+"""The logs of all shards, and totals over them.
 
-Law: a log that was handed out may change until the event ends. Only logs that were handed out are looked at again, so
-that an event on one shard costs the same however many shards there are; a loop over all of them costs all of them.
+Law: a log that was handed out may change until the event ends. Only logs that were handed out are counted again, so an
+event on one shard costs the same however many shards there are. A loop over all logs costs all of them.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Logs(Sequence[ShardLog]):
-    """By shard. Questions about all shards are answered from running counts: how many shards are at which epoch."""
+    """The logs by shard, with running counts that answer questions about all shards."""
 
     def __init__(self, rules: Rules, logs: Iterable[ShardLog]) -> None:
         self._rules, self._logs = rules, tuple(logs)
         self._taken, self._watches = set(range(len(self._logs))), list[set[int]]()
-        self._told: list[Version | None] = [None for _ in self._logs]  # when `moved` was asked last
+        self._told: list[Version | None] = [None for _ in self._logs]  # the version that `moved` returned last
         # each shard as it was when it was counted
         self._states: list[State | None] = [None for _ in self._logs]
         self._versions: list[Version | None] = [None for _ in self._logs]
         self._digests = ["" for _ in self._logs]
         self._collected = [0 for _ in self._logs]
-        # how many shards
+        # shard counts, by what `_count` has seen
         self._empty = len(self._logs)
         self._epochs = [Counter[int]() for _ in rules.fragments]
-        self._open = [Counter[int]() for _ in rules.fragments]  # of these, whose run has not ended
+        self._open = [Counter[int]() for _ in rules.fragments]  # of these, the shards for which the run goes on
         self._generations, self._revisions = Counter[int](), Counter({FOUNDED: len(self._logs)})
         self._samples_sum = self._epochs_sum = self._collected_sum = 0
         self._model: ModelVersion | None = None
@@ -65,7 +65,8 @@ class Logs(Sequence[ShardLog]):
         return len(self._logs)
 
     def moved(self) -> list[int]:
-        """The shards that have another version than when this was asked last; the event is over."""
+        """The shards whose version changed since the last call. Called once an event is over: it ends the dirty
+        marks."""
         moved = [shard for shard in sorted(self._taken) if self._logs[shard].version != self._told[shard]]
         self._look()
         self._taken.clear()
@@ -92,39 +93,38 @@ class Logs(Sequence[ShardLog]):
 
     @property
     def even(self) -> bool:
-        """Whether all is held, and the shards of each fragment are at one epoch, but for those that the run has ended
-        for."""
+        """Whether all shards are held, and the shards of each fragment for which the run goes on are at one epoch."""
         return self.whole and not self.uneven()
 
     def uneven(self) -> dict[int, tuple[int, ...]]:
-        """The epochs in which the shards of a fragment are, lowest first, of each fragment that is in several."""
+        """Fragment → epochs of its shards, lowest first, for each fragment whose shards are at several epochs."""
         self._look()
         return {f: tuple(sorted(epochs)) for f, epochs in enumerate(self._open) if len(epochs) > 1}
 
     def epochs(self) -> tuple[int, ...]:
-        """The lowest of each fragment; only while all shards are held."""
+        """The lowest epoch of each fragment; only while all shards are held."""
         self._look()
         return tuple(map(min, self._epochs))
 
     def open_epochs(self) -> list[int | None]:
-        """The lowest of each fragment over the shards that are held, and for which the run has not ended."""
+        """The lowest epoch of each fragment, over held shards for which the run goes on."""
         self._look()
         return [min(epochs, default=None) for epochs in self._open]
 
     @property
     def revision(self) -> Revision:
-        """The lowest."""
+        """The lowest revision over all shards."""
         self._look()
         return min(self._revisions)
 
     @property
     def collected(self) -> int:
-        """Payloads of others that wait in all shards together."""
+        """Number of other peers' payloads that wait, over all shards."""
         self._look()
         return self._collected_sum
 
     def model(self) -> ModelVersion:
-        """The version of the whole model; the least there is while a shard is missing."""
+        """The version of the whole model; the least version while a shard is missing."""
         if not self.whole:
             return ModelVersion()
         if self._model is None:
@@ -133,8 +133,7 @@ class Logs(Sequence[ShardLog]):
         return self._model
 
     def _look(self) -> None:
-        """Count anew what was handed out and has changed. It stays marked: its holder may change it until the event
-        ends."""
+        """Count again the logs handed out since the last event. They stay dirty until the event ends."""
         for shard in self._taken:
             log = self._logs[shard]
             if (collected := log.collected) != self._collected[shard]:
@@ -146,7 +145,7 @@ class Logs(Sequence[ShardLog]):
                 self._count(log, log.state, 1)
 
     def _count(self, log: ShardLog, state: State | None, by: int) -> None:
-        """Put a shard's state into the counts, or take it out of them."""
+        """Add a shard's state to the counts, or subtract it."""
         _add(self._revisions, FOUNDED if state is None else state.revision, by)
         if state is None:
             self._empty += by
@@ -163,25 +162,25 @@ class Logs(Sequence[ShardLog]):
     # -- for derived values
 
     def watch(self) -> set[int]:
-        """A set to which each shard is added when its log is handed out; it begins with all. Its owner empties it."""
+        """A set that receives each shard whose log is handed out; it starts with all. Its owner empties it."""
         self._watches.append(set(range(len(self._logs))))
         return self._watches[-1]
 
     def look_at(self, shard: int) -> ShardLog:
-        """A log for reading only: it is not marked as handed out."""
+        """A log for reading only: it is not marked as dirty."""
         return self._logs[shard]
 
 
 class PerShard(Generic[T]):
-    """A value derived from each log, computed again only for logs that were handed out since. For questions between
-    events: within one a log in hand might still change."""
+    """A value derived from each log, computed again only for logs handed out since. Ask only between events, because a
+    log that was handed out may still change during one."""
 
     def __init__(self, logs: Logs, of: Callable[[ShardLog], T | None]) -> None:
         self._logs, self._of, self._taken = logs, of, logs.watch()
         self._kept: dict[int, T] = {}
 
     def forget(self) -> None:
-        """What the values depend on beside the logs has changed: compute all of them again."""
+        """Compute all values again: something besides the logs has changed."""
         self._taken.update(range(len(self._logs)))
 
     def now(self) -> Mapping[int, T]:

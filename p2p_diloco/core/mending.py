@@ -1,6 +1,7 @@
-"""Shards whose tensors are not their version's: fetched anew, or taken as they are where no peer has them.
+"""Repair of shards whose tensors are wrong: fetched again, or used as they are if no peer has better ones.
 
-A damaged shard fails its checksum before it is used. A doubted one led a commit to another digest than its author's.
+A damaged shard failed its checksum before it was used. On a doubted shard a commit led to another digest than its
+author's.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from .rules import Rules
 class Mending:
     def __init__(self, rules: Rules, logs: Logs, roster: Roster, catchup: CatchUp) -> None:
         self.rules, self.logs, self.roster, self.catchup = rules, logs, roster, catchup
-        self.repairs = 0  # so far; each asks another peer
+        self.repairs = 0  # number of repairs; each asks another peer
 
     def doubt(self, shard: int, author: str, now: float) -> list[Effect]:
-        """A commit led this replica to another digest than its author: its state of the shard is not to be trusted.
-        What the author holds is asked for, or, if it is gone, what any peer holds that is ahead."""
+        """A commit led to another digest than its author's: fetch this replica's state of the shard again, from the
+        author or, if the author is gone, from any peer that is ahead."""
         self.catchup.doubt([shard])
         if author == self.roster.me or not self.roster.live(author):
             ahead = [p for p, s in self.roster.summaries().items() if s.model > self.logs.model()]
@@ -29,7 +30,8 @@ class Mending:
         return self.catchup.fetch(author, self.logs.model(), now)
 
     def mend(self, now: float) -> list[Effect]:
-        """Where tensors have changed in memory, fetch them anew; where no peer has them, go on with what is there."""
+        """Fetch damaged shards again. If no peer has sent one within ``dead_after``, go on with its tensors as they
+        are."""
         damaged = [log for log in self.logs if log.round.damaged is not None]
         shards = [log.shard for log in damaged]
         if not damaged or self.catchup.is_fetching(shards):
@@ -42,8 +44,8 @@ class Mending:
             return self.catchup.fetch(donors[self.repairs % len(donors)], self.logs.model(), now)
         ended, effects = all(log.final for log in self.logs), list[Effect]()
         for log in damaged:
-            then = "the run has ended with it damaged" if ended else "going on with what is there"
-            text = f"shard {log.shard} was changed in memory and no peer has it as it was: {then}"
+            then = "the run ended with this damage" if ended else "going on with the changed one"
+            text = f"shard {log.shard} was changed in memory and no live peer has an intact copy: {then}"
             effects.append(Note("mismatch", text))
             if ended:
                 log.give_up()

@@ -1,6 +1,6 @@
-"""What replicas say to each other: frozen data.
+"""Messages between replicas: frozen data.
 
-``payload`` is an opaque reference to bytes; the core never looks inside.
+``payload`` is an opaque reference to bytes; the core never reads it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from .version import ContributionId, ModelVersion, Version
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The peers that take part in a shard's next epoch; written into the commit before it (or the founding state).
+    """The peers that take part in a shard's next epoch; written into the commit before it, or into the founding state.
 
-    ``group`` is waited for, ``succession`` may aggregate: its first member does, the others follow in that order.
+    The round waits for the ``group``. The ``succession`` may aggregate: its first member does, the others follow in
+    order.
     """
 
     group: tuple[str, ...]
@@ -30,19 +31,20 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a peer says of itself with every probe."""
+    """What a peer tells about itself with every probe."""
 
     incarnation: int
     role: str  # "worker" contributes and aggregates, "aggregator" only aggregates
-    eligible: bool  # may aggregate: reachable by others
+    eligible: bool  # may aggregate: others can reach it
     model: ModelVersion
     epochs: tuple[int, ...]  # lowest epoch per fragment; empty while it holds no state
-    idle: bool  # makes no progress of its own: paused, or its trainer is stuck
-    bandwidth: float = 0.0  # of its link, the slower direction, in bytes a second; 0: not measured yet
-    unlike: bool = False  # it computes other outer steps: it gets states in place of commits, and is elected last
-    revision: Revision = FOUNDED  # the highest that it has heard of
-    speed: float = 0.0  # inner steps a second while it trains; 0: not known yet
-    paused: bool = False  # its trainer has announced that it makes no steps for a while; idle or not
+    idle: bool  # makes no inner steps: paused for long, or its trainer is stuck
+    bandwidth: float = 0.0  # of its link, the slower direction, in bytes a second; 0: not measured
+    # its outer steps give other digests: it is sent states instead of commits, and is elected last
+    unlike: bool = False
+    revision: Revision = FOUNDED  # the highest revision that it knows
+    speed: float = 0.0  # inner steps a second while it trains; 0: unknown
+    paused: bool = False  # its trainer has announced a pause; idle or not
 
 
 # -- liveness
@@ -60,8 +62,8 @@ class ProbeAck:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The sender leaves the run on purpose: no peer need wait for it, or for a timeout. ``incarnation``: the life that
-    leaves, for the message may come late."""
+    """The sender leaves the run on purpose: no peer need wait for it or for a timeout. ``incarnation``: the life that
+    leaves, because the message may arrive after a restart."""
 
     incarnation: int
 
@@ -77,7 +79,7 @@ class Contribution:
     shard: int
     base: Version
     id: ContributionId
-    oldest: ContributionId  # the oldest contribution whose uncounted progress rides in this one
+    oldest: ContributionId  # the oldest contribution whose uncounted progress this one carries
     weight: float
     samples: int
     payload: Any = field(compare=False, repr=False, default=None)
@@ -95,7 +97,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One outer step: apply the payload (the encoded mean) to ``base`` with ``revision`` and reach ``version``."""
+    """One outer step: apply the payload (the encoded mean) to ``base`` with ``revision`` to reach ``version``."""
 
     shard: int
     base: Version
@@ -110,8 +112,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """The sender aggregates the epoch after ``base`` and lacks the receiver's contribution: there is none yet, or it
-    was lost. A receiver that has handed it over already does so again."""
+    """The sender aggregates the epoch after ``base`` and lacks the receiver's contribution. A receiver that has
+    delivered one already sends it again, because it may have been lost."""
 
     shard: int
     base: Version
@@ -122,7 +124,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The sender holds this version: its commit named the sender, and its author may answer for it now."""
+    """The sender holds this version, whose commit named it: the commit's author may count it as a holder."""
 
     shard: int
     version: Version
@@ -130,7 +132,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Refusal: at ``version`` the contribution is further behind than the run allows. What is newer comes beside."""
+    """Refusal: at ``version`` the contribution is more than max_staleness epochs behind. The newer commits or state
+    follow."""
 
     shard: int
     id: ContributionId
@@ -142,7 +145,8 @@ class Stale:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The sender wants to aggregate the epoch after ``base``, its predecessors in the succession being dead."""
+    """The sender claims the right to aggregate the epoch after ``base``, because the peers before it in the succession
+    died."""
 
     shard: int
     base: Version
@@ -173,8 +177,10 @@ class Outdated:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Send me what you have that is newer, of these ``shards`` (None: of all), or say what you have where nothing is.
-    ``whole``: I know that we are forked and want all that differs; or these ``shards``, even if they don't any more."""
+    """Request for all that is newer than ``have``, of these ``shards`` (None: all); without any, for the versions held.
+
+    ``whole``: the sender knows of the fork and wants every shard that differs, or these ``shards`` even if they do not.
+    """
 
     have: tuple[Version | None, ...]
     whole: bool = False
@@ -183,7 +189,8 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What the sender holds, where lineages differ (``forked``) or may: compare whole models before taking anything."""
+    """The sender's shard versions, sent where lineages differ (``forked``) or may: compare whole models before taking
+    any."""
 
     versions: tuple[Version, ...]
     forked: bool
@@ -191,18 +198,18 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One shard's whole replicated state, a value. payload: θ and the outer optimizer's state, filled in on sending.
+    """One shard's whole replicated state. payload: θ and the outer optimizer's state, filled in on sending.
 
-    ``term``: the one under which the commit that made this version was written, and ``revision`` the one that it was
-    applied with. ``buffered``: submissions in the Delayed Nesterov buffer.
+    ``term``: of the commit that made this version. ``revision``: the rates that it was applied with. ``buffered``:
+    submissions in the Delayed Nesterov buffer.
     """
 
     shard: int
     version: Version
     term: int
     plan: Plan
-    counted: Mapping[str, ContributionId]  # by peer: its last contribution that is counted
-    history: Mapping[int, str]  # epoch → digest of the version and its newest ancestors
+    counted: Mapping[str, ContributionId]  # peer → its last counted contribution
+    history: Mapping[int, str]  # epoch → digest, of this version and its newest ancestors
     buffered: int = 0
     payload: Any = field(compare=False, repr=False, default=None)
     revision: Revision = FOUNDED

@@ -1,4 +1,5 @@
-"""Commits that lead this replica to another digest than they name: said once in a while, until it gives up commits."""
+"""Commits that lead this replica to another digest than they name: counted and logged, until it asks for states
+instead."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from .rules import Rules
 class Mismatches:
     def __init__(self, rules: Rules, roster: Roster, now: float) -> None:
         self.rules, self.roster = rules, roster
-        self.in_a_row = 0  # commits of any shard
+        self.in_a_row = 0  # commits in a row, of any shard
         self.silent_until, self.unsaid = now, 0
 
     def agreed(self) -> None:
@@ -18,22 +19,22 @@ class Mismatches:
         self.in_a_row = 0
 
     def found(self, text: str, now: float) -> list[Effect]:
-        """A commit led elsewhere. Say so, but not at every commit of a fault that lasts. After many in a row ask for
-        states in place of commits."""
+        """A commit led to another digest: log it, but not for every commit of a lasting fault. After ``astray_max`` in
+        a row ask for states instead of commits."""
         self.in_a_row += 1
         if self.in_a_row >= self.rules.astray_max and not self.roster.mine.unlike:
             self.roster.says(unlike=True)
             why = (
-                f"{text}, as did all of the last {self.in_a_row}: this machine computes the outer step unlike those "
-                "that make the commits. It is sent whole states from now on, several times the bytes, and aggregates "
-                "only where all are unlike. outer_optimizer=sgd computes alike everywhere; if it is set, test the "
-                "memory"
+                f"{text}, as did all of the last {self.in_a_row}: this machine computes the outer step unlike the "
+                "peers that make the commits. It is sent whole states from now on, several times the bytes, and "
+                "aggregates only if every peer computes unlike the others. outer_optimizer=sgd gives the same result "
+                "on every machine; if it is set already, test the memory"
             )
             return [Note("mismatch", why)]
         if now < self.silent_until:
             self.unsaid += 1
             return []
         if self.unsaid:
-            text = f"{text}, as did {self.unsaid} others since it was last said"
+            text = f"{text}, as did {self.unsaid} more since the last such line"
         self.silent_until, self.unsaid = now + self.rules.say_again, 0
         return [Note("mismatch", text)]

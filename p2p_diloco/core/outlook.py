@@ -1,4 +1,4 @@
-"""What a replica waits for and works on, for its user: questions about its logs, in words and numbers."""
+"""What a replica waits for and works on, in words and numbers for its user."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def waiting(replica: Replica) -> str:
 
 
 def round_now(replica: Replica) -> tuple[int, int, int] | None:
-    """(fragment, contributions that came, contributions expected) of a round that the replica aggregates."""
+    """(fragment, contributions received, contributions expected) of a round that the replica aggregates."""
     for log in replica.logs:
         came = len(log.round.inbox)
         if came and log.lead.holder == replica.me:
@@ -46,7 +46,7 @@ def _waiting_for_a_state(replica: Replica) -> str:
 
 def _waiting_as_aggregator(replica: Replica, log: ShardLog) -> str:
     if unpromised := log.unpromised():
-        return f"taking over shard {log.shard}, waiting for {', '.join(sorted(unpromised))}"
+        return f"taking over shard {log.shard}, waiting for a promise of {', '.join(sorted(unpromised))}"
     if missing := log.waited_for():
         paused = (peer for peer in missing if (s := replica.roster.summary(peer)) is not None and s.paused)
         marks = dict.fromkeys(paused, " (paused)")
@@ -62,5 +62,5 @@ def _waiting_for_commits(replica: Replica, logs: list[ShardLog]) -> str:
     _, holder = lead.target()
     if not replica.roster.may_aggregate(holder):
         candidates = ", ".join(lead.candidates())
-        return f"waiting for a peer that may aggregate and can be reached; of {candidates} none can"
-    return f"waiting for the commit of {len(logs)} shards, the next from {holder}"
+        return f"waiting for a reachable peer to aggregate; none of {candidates} can"
+    return f"waiting for a commit from {holder}; shards left: {len(logs)}"

@@ -1,6 +1,7 @@
-"""Peers that come, go, and tell of themselves, and what follows from that for the logs and for catching up.
+"""Peers that come, go and send their Summary: the effects on the logs and on catching up.
 
-Law: what a peer is known by is the roster's. A peer tells all others at once when rounds hang on what has changed.
+Law: the roster keeps what is known of a peer. This peer probes all others at once if rounds depend on a change in its
+own Summary.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ class Presence:
     # -- this peer tells
 
     def probe(self, peer: str, now: float) -> list[Effect]:
-        """Ask the peer whether it lives, and tell what this one holds."""
+        """Send the peer a probe with this peer's Summary."""
         self.roster.probing.probe(peer, now)
         return [Send(peer, Probe(self.roster.mine))]
 
     def tell_all(self, now: float) -> list[Effect]:
-        """What this peer says of itself has changed, and rounds hang on it. Peers that a plan names, and that were not
-        met yet, should hear it, too."""
+        """Probe all peers, because rounds depend on the changed Summary; also peers that a plan names and that are not
+        met yet."""
         return [effect for peer in self.roster.within_reach() for effect in self.probe(peer, now)]
 
     def leave(self) -> list[Effect]:
-        """Say goodbye to all."""
+        """Tell all live peers that this one leaves."""
         return [Send(peer, Leave(self.roster.mine.incarnation)) for peer in self.roster.alive()]
 
     def learn(self, *heard: Revision) -> list[Effect]:
-        """Revisions that others, or this peer's own shards, know of: the highest goes into the next commits, and on."""
+        """Take the highest of these revisions, heard from peers or found in this peer's shards, if it is news. This
+        peer's next commits and probes name it."""
         mine = self.roster.mine
         highest = max(mine.revision, *heard)
         if highest == mine.revision:
@@ -48,7 +50,7 @@ class Presence:
     # -- others tell
 
     def received(self, sender: str, message: Probe | ProbeAck | Leave, now: float) -> list[Effect]:
-        """A message of membership."""
+        """Handle a message of membership."""
         if isinstance(message, ProbeAck):
             self.roster.probing.reached(sender)
         back = self.roster.heard(sender)
@@ -75,7 +77,7 @@ class Presence:
             if log.version is not None and summary.epochs[log.fragment] >= log.version.epoch:
                 log.outgoing.reached(peer)
         if back:
-            effects.append(Note("joined", f"{peer} is there"))
+            effects.append(Note("joined", f"{peer} joined"))
         if back or restarted or before is None or before.idle != summary.idle or not before.epochs:
             effects += [effect for log in self.logs for effect in log.advance(now)]
         return effects + self.catchup.seen(peer, summary.model, now)
@@ -83,7 +85,7 @@ class Presence:
     # -- silence and refused dials
 
     def failed(self, peer: str, now: float) -> list[Effect]:
-        """A dial of the peer was refused."""
+        """A dial to the peer was refused."""
         if not (self.roster.live(peer) or self.roster.presumed(peer)):
             return []
         if self.roster.failed(peer):
@@ -91,7 +93,7 @@ class Presence:
         return self.probe(peer, now)
 
     def tick(self, now: float) -> list[Effect]:
-        """An interval has passed: say which peers are dead, and probe some."""
+        """An interval has passed: note peers that died, and probe some."""
         effects: list[Effect] = []
         for peer in self.roster.probing.expire(now):
             effects += [Note("died", f"{peer} {self.roster.probing.why_dead(peer)}"), *self._lost(peer, now)]
@@ -106,7 +108,7 @@ class Presence:
         return effects
 
     def _watched(self) -> set[str]:
-        """The peers that something here waits for."""
+        """The peers that this replica waits for."""
         watched: set[str] = set()
         for log in self.logs:
             watched |= log.watched()

@@ -1,8 +1,8 @@
-"""Whether peers live: which of them are asked, and what their silence means. Time is an argument, never read.
+"""Liveness of peers: which peers are probed, and when they count as dead. Time is an argument, never read.
 
-Law: the number of probes in an interval does not grow with the swarm, beside those of peers that this one waits for.
-Silence for ``dead_after`` is a verdict. So is a link that carries nothing one way: a peer that is heard while no probe
-arrives there is dead until one does.
+Law: besides the peers that this one waits for, a fixed number is probed per interval, whatever the size of the swarm. A
+peer is dead after silence of ``dead_after``. It is also dead if its messages arrive but no probe reaches it for
+``deaf_after``, until one does: a link that works only one way counts as cut.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from .messages import Summary
 from .rules import Rules
 
 PROBED_EACH_INTERVAL = 3
-"""Peers probed per interval beside those waited for."""
+"""Peers probed per interval besides those waited for."""
 
 
 @dataclass(slots=True)
 class Member:
     summary: Summary | None = None
     probed: float = float("-inf")
-    unanswered: float | None = None  # when the oldest probe left after which nothing was heard
-    asked: bool = False  # a probe has left since the last interval, or since something is known to have arrived
-    unreached: int = 0  # intervals in a row in which a probe left, and nothing arrived
+    unanswered: float | None = None  # when the oldest probe was sent after which nothing was heard
+    asked: bool = False  # a probe was sent since the last interval or the last known arrival
+    unreached: int = 0  # intervals in a row in which a probe was sent and nothing is known to have arrived
     suspect: bool = False
     dead: bool = False
-    left: int | None = None  # the incarnation that said goodbye
-    named: bool = False  # a commit names it, so it holds state and is alive unless it turns out otherwise
+    left: int | None = None  # the incarnation that left
+    named: bool = False  # a commit names it: presumed alive and holding state until found otherwise
     gone_since: float | None = None  # when it was first found dead or departed
 
     @property
@@ -48,7 +48,7 @@ class Probing:
         self.rules, self.members = rules, members
 
     def probe(self, peer: str, now: float) -> None:
-        """Note that a probe leaves."""
+        """Record that a probe is sent."""
         member = self.members.setdefault(peer, Member())
         member.probed = now
         if member.unanswered is None:
@@ -56,7 +56,8 @@ class Probing:
         member.asked = True
 
     def to_probe(self, watched: Collection[str], now: float) -> list[str]:
-        """Those waited for, then the ones not probed for longest; the dead now and then, so that a cut can heal."""
+        """The peers to probe now: those waited for, then those not probed for longest, and now and then a dead one, so
+        that a healed cut is noticed."""
         others = [peer for peer, member in self.members.items() if peer not in watched and member.left is None]
         others.sort(key=lambda peer: (self.members[peer].probed, peer))
         quiet = [peer for peer in others if not self.members[peer].dead]
@@ -64,8 +65,8 @@ class Probing:
         return sorted(watched) + quiet[:PROBED_EACH_INTERVAL] + dead[:1]
 
     def expire(self, now: float) -> list[str]:
-        """An interval has passed: the peers that have just become dead by silence, or because nothing arrives at them.
-        Those gone for long are forgotten."""
+        """An interval has passed: returns the peers that just became dead, by silence or because nothing reaches them.
+        Peers gone for ``forgotten_after`` are removed."""
         gone = []
         for peer, member in list(self.members.items()):
             if member.here:
@@ -84,23 +85,23 @@ class Probing:
         return gone
 
     def why_dead(self, peer: str) -> str:
-        """Why `expire` has found the peer dead."""
+        """Why `expire` found the peer dead."""
         member = self.members[peer]
         if self.is_deaf(member):
-            return f"is heard, but no probe has arrived there in {member.unreached} intervals"
-        return "never answered" if member.summary is None else f"is silent for {self.rules.dead_after:g} s"
+            return f"sends messages, but no probe has reached it in {member.unreached} intervals"
+        return "never answered" if member.summary is None else f"was silent for {self.rules.dead_after:g} s"
 
     def forgive(self, now: float) -> None:
-        """This process stood still, so silence so far says nothing."""
+        """This process stood still: start the wait for every unanswered probe again."""
         for member in self.members.values():
             if member.unanswered is not None:
                 member.unanswered = now
 
     def reached(self, peer: str) -> None:
-        """Something has arrived at the peer, so the link to it works."""
+        """A message has reached the peer, so the link to it works."""
         if peer in self.members:
             self.members[peer].asked, self.members[peer].unreached = False, 0
 
     def is_deaf(self, member: Member) -> bool:
-        """Whether nothing arrives at the peer."""
+        """Whether no message reaches the peer."""
         return member.unreached >= self.rules.deaf_after

@@ -1,8 +1,8 @@
 """One replica's control plane: ``handle(event, now) → effects`` and ``next_wakeup()``. The only door into the core.
 
-Same state and same event give the same effects. It knows versions, references and weights, never tensors; time is an
-argument. What happens to one shard is in `shard`, to the whole state in `catchup`, to membership in `presence`, to
-this peer's own trainer in `contributing`.
+The same state and event give the same effects. It knows versions, references and weights, never tensors; time is an
+argument. `shard` handles one shard, `catchup` the whole state, `presence` membership, `contributing` this peer's own
+trainer.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class Replica:
         self.rounds = Rounds(self.logs, self.catchup, self.mending, self.mismatches, self.training)
         self.finished = self.departed = False
         self.had_state = False  # before the last event
-        self.adopted = FOUNDED  # the revision that every shard was last said to be at
+        self.adopted = FOUNDED  # the revision last logged as reached by every shard
         self.next_tick = self.planned = now
-        self.ends = PerShard(self.logs, lambda log: log.closes_at())  # of rounds, by time alone
-        self.asked_of = self.roster.standing()  # what they hang on beside the logs
+        self.ends = PerShard(self.logs, lambda log: log.closes_at())  # per shard: when time alone closes its round
+        self.asked_of = self.roster.standing()  # what these times depend on besides the logs
 
     # -- questions
 
@@ -110,7 +110,7 @@ class Replica:
 
     @property
     def revision(self) -> Revision:
-        """The lowest over all shards: no outer step is taken with a lesser one any more."""
+        """The lowest revision over all shards: no later outer step uses a lesser one."""
         return self.logs.revision
 
     def state(self, shard: int) -> State:
@@ -120,7 +120,7 @@ class Replica:
         return state
 
     def workers(self) -> int:
-        """Live peers that train, this one included."""
+        """The number of live peers that train, this one included."""
         return sum(summary.role == "worker" for summary in self.roster.summaries().values())
 
     def aggregates(self) -> tuple[int, ...]:
@@ -128,16 +128,16 @@ class Replica:
         return tuple(log.shard for log in self.logs if log.version is not None and log.lead.target()[1] == self.me)
 
     def round(self) -> tuple[int, int, int] | None:
-        """(fragment, contributions that came, contributions expected) of a round that this peer aggregates."""
+        """(fragment, contributions received, contributions expected) of a round that this peer aggregates."""
         return outlook.round_now(self)
 
     @property
     def collected(self) -> int:
-        """Payloads of others that wait here, for rounds or for versions that are not reached yet."""
+        """Number of other peers' payloads that wait here, for a round or for a version that is not reached yet."""
         return self.logs.collected
 
     def crowded(self, shard: int) -> bool:
-        """Whether so many wait that a contribution to this shard should come later."""
+        """Whether a contribution to this shard should wait because too many payloads are kept."""
         return self.memory.crowded(shard)
 
     def waiting(self) -> str:
@@ -145,7 +145,7 @@ class Replica:
         return outlook.waiting(self)
 
     def next_wakeup(self) -> float:
-        """When to feed Wakeup, unless something else happens first; never, once this peer has left."""
+        """When to feed Wakeup unless another event comes first; inf once this peer has left."""
         if self.departed:
             return float("inf")
         if (standing := self.roster.standing()) != self.asked_of:
@@ -258,9 +258,9 @@ class Replica:
         return effects
 
     def _settle(self, now: float) -> list[Effect]:
-        """Tell the trainer and the others what the event has changed."""
+        """Tell the trainer and the other peers what the event changed."""
         moved = self.logs.moved()
-        if not self.rules.asynchronous:  # there they are answers, too
+        if not self.rules.asynchronous:  # in asynchronous mode kept commits are also answers
             self.memory.moved(moved)
         if not moved and not self.rules.asynchronous:
             return []
@@ -294,7 +294,7 @@ class Replica:
         return effects
 
     def _notice_idleness(self, now: float) -> list[Effect]:
-        """Tell all when this peer's trainer has become idle, or has gone on."""
+        """Tell all peers when this peer's trainer becomes idle or resumes."""
         idle = self.training.is_idle(now)
         if idle == self.roster.mine.idle:
             return []
@@ -302,7 +302,7 @@ class Replica:
         return self.presence.tell_all(now)
 
     def _is_left_out(self, moved: Sequence[int]) -> bool:
-        """Whether this peer works, and holds an epoch that doesn't count it: the others should hear of it."""
+        """Whether this peer works and holds an epoch that does not count it, so that the others should hear of it."""
         mine = self.roster.mine
         if self.rules.asynchronous or mine.role != "worker" or mine.idle or not self.logs.even:
             return False
@@ -310,6 +310,6 @@ class Replica:
         return not all(self.logs.look_at(s).counts_me for f in fragments for s in self.rules.fragments[f])
 
     def _describe(self) -> None:
-        """Keep what this peer says of its state up to date."""
+        """Update this peer's Summary with its present state."""
         model, epochs = self.logs.model(), self.logs.epochs()
         self.roster.says(model=model, epochs=epochs, incarnation=self.own.incarnation)

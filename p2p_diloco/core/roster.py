@@ -1,7 +1,7 @@
-"""The membership table: the live peers as this one sees them, and what each last said of itself.
+"""The membership table: the live peers as this one sees them, with the last Summary of each.
 
-Law: a broken link or a refused dial is a suspicion, the next refused dial a verdict; silence is a verdict, too
-(`probing`). Being heard reverses any verdict but one: that nothing arrives at the peer.
+Law: a broken connection or a refused dial makes a peer suspect, the next refused dial makes it dead; so does silence
+(`probing`). Any message makes a dead peer live again, unless messages do not reach it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Roster:
         return peer == self.me or (peer in self.members and self.members[peer].live)
 
     def sound(self, peer: str) -> bool:
-        """It is live, and nothing speaks against that."""
+        """Whether the peer is live and not suspect."""
         return self.live(peer) and (peer == self.me or not self.members[peer].suspect)
 
     def alive(self) -> list[str]:
@@ -36,36 +36,36 @@ class Roster:
         return sorted(peer for peer, member in self.members.items() if member.live)
 
     def workers(self) -> list[str]:
-        """All that live, train and hold a state of this lineage, this one included."""
+        """All live workers that hold a state of this lineage and are not idle, this one included."""
         here = {peer: member.summary for peer, member in self.members.items() if member.live} | {self.me: self.mine}
         return [peer for peer, s in here.items() if s is not None and _works(s) and not self.elsewhere(s)]
 
     def within_reach(self) -> list[str]:
-        """All but this one that live, or that a commit names and that were not met yet; sorted."""
+        """All other peers that are live, or named by a commit and not met yet; sorted."""
         return sorted(peer for peer, member in self.members.items() if member.live or member.presumed)
 
     def summary(self, peer: str) -> Summary | None:
-        """What a live peer last said of itself."""
+        """The last Summary of a live peer."""
         if peer == self.me:
             return self.mine
         member = self.members.get(peer)
         return member.summary if member is not None and member.live else None
 
     def summaries(self) -> dict[str, Summary]:
-        """All live peers, this one included, by sorted id."""
+        """The Summaries of all live peers, this one included, by sorted id."""
         known = {p: m.summary for p, m in self.members.items() if m.live and m.summary is not None}
         return dict(sorted({**known, self.me: self.mine}.items()))
 
     def presumed(self, peer: str) -> bool:
-        """Named by a commit, and neither met nor found dead yet."""
+        """Whether a commit names the peer, and it is neither met nor found dead yet."""
         return peer in self.members and self.members[peer].presumed
 
     def met(self, peer: str) -> bool:
-        """It has spoken for itself, be it long ago."""
+        """Whether the peer has ever sent its Summary."""
         return peer == self.me or (peer in self.members and self.members[peer].summary is not None)
 
     def away(self, peer: str) -> bool:
-        """Known to be dead or to have left."""
+        """Whether the peer is known to be dead or to have left."""
         return peer in self.members and not self.members[peer].here
 
     def holds_state(self, peer: str) -> bool:
@@ -73,7 +73,8 @@ class Roster:
         return summary is not None and bool(summary.epochs)
 
     def may_aggregate(self, peer: str) -> bool:
-        """Alive, reachable by others, and in possession of a state; or named by a commit and not met yet."""
+        """Whether the peer may aggregate: it is live, reachable and holds a state, or a commit names it and it is not
+        met yet."""
         summary = self.summary(peer)
         if self.presumed(peer):
             return True
@@ -89,9 +90,9 @@ class Roster:
         return mine.role, bool(mine.epochs), others
 
     def elsewhere(self, theirs: Summary) -> bool:
-        """Whether a peer's word shows that it is on another lineage: as far in every shard, with fewer samples.
+        """Whether a peer's Summary shows another lineage: as far in every shard as this peer, with fewer samples.
 
-        Told only while the shards of each fragment are at one epoch here; False where nothing is known.
+        Decided only while the shards of each fragment are at one epoch here; False where nothing is known.
         """
         if not theirs.epochs or not self.mine.epochs:
             return False
@@ -104,7 +105,7 @@ class Roster:
     # -- what happens
 
     def says(self, **changes: Any) -> None:
-        """What this peer says of itself from now on: fields of its Summary."""
+        """Change fields of this peer's own Summary."""
         self.mine = replace(self.mine, **changes)
 
     def discovered(self, peer: str) -> bool:
@@ -120,9 +121,9 @@ class Roster:
             self.members.setdefault(peer, Member()).named = True
 
     def heard(self, peer: str) -> bool:
-        """Any message from the peer. True when it was unknown or counted as dead.
+        """Any message came from the peer. True when it was unknown or counted as dead.
 
-        What comes late from a peer that has left doesn't bring it back; another incarnation does.
+        A late message of a peer that has left does not bring it back; another incarnation does.
         """
         member = self.members.setdefault(peer, Member())
         member.unanswered = None
@@ -133,9 +134,9 @@ class Roster:
         return back and member.left is None
 
     def summarized(self, peer: str, summary: Summary) -> bool:
-        """True when the peer is another incarnation than before: it has forgotten what it was sent.
+        """Take a peer's Summary. True when it is another incarnation than before: it has forgotten what it was sent.
 
-        A life never goes back to a lesser model: what says so has been overtaken, and is passed over.
+        A Summary of the same incarnation with a lesser model is outdated and ignored.
         """
         member = self.members[peer]
         before = member.summary
@@ -159,7 +160,7 @@ class Roster:
         self.members.setdefault(peer, Member()).suspect = True
 
     def departed(self, peer: str, incarnation: int) -> bool:
-        """A life of the peer said goodbye. False when another one is known: the word comes late, or early."""
+        """An incarnation of the peer left. False when another incarnation is known: the message came late, or early."""
         member = self.members.setdefault(peer, Member())
         if member.summary is not None and member.summary.incarnation != incarnation:
             return False

@@ -1,4 +1,4 @@
-"""What belongs to one version of a shard and dies with it: the round that makes the next one."""
+"""What belongs to one version of a shard and ends with it: the round that makes the next version."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from .proposal import Proposal
 
 @dataclass(slots=True)
 class Round:
-    """Times in seconds.
+    """One round. Times in seconds.
 
-    opened: when the version came, the first contribution came, or this peer took over, whichever was last.
-    asks_at: when what is missing is asked for next; ``patience``: how long after the last time.
-    working: tensor work under way; ``draft``: the commit that an Average is to become; ``proposed``: that commit,
-    computed, until all that must hold it do. interrupted: an Average whose proposal waits for its base to be mended.
-    damaged: since when the tensors are not the version's, so that nothing is averaged. trusted: they are not, and no
-    peer has better ones: the next commit makes them true. past_mending: they are not, and no commit comes any more.
+    opened: when the version came, the first contribution came, or this peer took over, whichever was last. asks_at:
+    when to ask again for what is missing; patience: the interval before that.
+
+    working: tensor work under way. draft: the commit that an Average computes. proposed: that commit, computed, until
+    every peer that must hold it does. interrupted: an Average to repeat once its damaged base is mended.
+
+    damaged: since when the tensors do not match the version, so that nothing is averaged. trusted: they do not match,
+    but no peer has better ones; the next commit makes a version from them. past_mending: the same after the run's end.
     """
 
     lead: Leadership
@@ -36,11 +38,11 @@ class Round:
     past_mending: bool = False
 
     def open(self, now: float, patience: float) -> None:
-        """The round begins, or begins anew."""
+        """The round begins, or begins again."""
         self.opened, self.patience, self.asks_at = now, patience, now + patience
 
     def ask_later(self, now: float, longest: float) -> None:
-        """What is missing was asked for: the next time comes after twice as long."""
+        """Double the interval until the next request for what is missing."""
         self.patience = min(2 * self.patience, longest)
         self.asks_at = now + self.patience
 

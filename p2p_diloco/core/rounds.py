@@ -1,7 +1,7 @@
-"""What comes for one shard: messages of its rounds, the answers of tensor work, and which of them show a gap or a fork.
+"""Dispatch of what concerns one shard: messages of its rounds and answers of tensor work.
 
-Law: a message is sorted by how its base relates to the shard's version. What is on that version is for the shard's log;
-what is on another one may show that this replica has missed something, or is on another lineage: that is `catchup`'s.
+Law: a message is sorted by how its base relates to the shard's version. A message on that version is handled by the
+shard's log. One on another version may show a missed commit or another lineage; `catchup` handles that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Rounds:
         self.mismatches, self.training = mismatches, training
 
     def received(self, sender: str, message: Message, now: float) -> list[Effect]:
-        """A message of one shard's round, or of catching up."""
+        """Handle a message of one shard's round, or of catching up."""
         match message:
             case Contribution():
                 return self._contributed(sender, message, now)
@@ -48,7 +48,7 @@ class Rounds:
         return self.catchup.received(sender, message, now)
 
     def delivered(self, to: str, message: Message) -> None:
-        """A message has reached its peer."""
+        """A message was delivered."""
         match message:
             case Contribution(shard):
                 self.logs[shard].own.delivered(to, message, ok=True)
@@ -56,7 +56,7 @@ class Rounds:
                 self.logs[shard].outgoing.reached(to)
 
     def undelivered(self, to: str, message: Message, now: float) -> list[Effect]:
-        """A message has not reached its peer."""
+        """A message was not delivered."""
         match message:
             case Contribution(shard):
                 self.logs[shard].own.delivered(to, message, ok=False)
@@ -67,7 +67,7 @@ class Rounds:
         return []
 
     def applied(self, shard: int, base: Version, digest: str, now: float) -> list[Effect]:
-        """The outer step of another peer's commit has been computed."""
+        """The outer step of another peer's commit was computed."""
         wrong, effects = self.logs[shard].applied(base, digest, now)
         if wrong is None:
             if effects:
@@ -78,7 +78,7 @@ class Rounds:
         return effects + self.mending.doubt(shard, wrong.aggregator, now)
 
     def damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
-        """The shard's tensors were changed in memory."""
+        """The shard's tensors changed in memory."""
         if not self.logs[shard].found_damaged(base, now):
             return []
         text = f"shard {shard}: the state of epoch {base.epoch} was changed in memory; fetching it anew"
@@ -92,7 +92,7 @@ class Rounds:
             case "ancestor":
                 return log.passed(sender, contribution, now)
             case "fork":
-                log.incoming.stash(sender, contribution)  # its lineage may win
+                log.incoming.stash(sender, contribution)  # this replica may join that lineage later
                 return tell_versions(self.logs, sender)
         log.incoming.stash(sender, contribution)
         self.catchup.lag.gap(log.shard, now)

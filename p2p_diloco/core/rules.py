@@ -1,4 +1,4 @@
-"""The rules of a run as the core needs them, and the one ladder of timeouts derived from them."""
+"""The rules of a run as far as the core needs them, and all timeouts, derived from a few settings."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from .version import ModelVersion
 
 EVEN_S_MAX = 10.0
-"""A trainer that waits for an answer of its node waits no longer than this for a state of one epoch."""
+"""The longest time, in seconds, that a trainer waits for its node to answer with shards of one epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What all replicas agree on. Times in seconds."""
+    """Rules that all replicas agree on. Times in seconds."""
 
     run: str
-    fragments: tuple[tuple[int, ...], ...]  # the shards of each fragment
-    mode: str = "sync"  # or "async": an outer step waits for no contribution
+    fragments: tuple[tuple[int, ...], ...]  # fragment → its shards
+    mode: str = "sync"  # or "async": each submission becomes a commit by itself
     min_peers: int = 1
     start_peers: int = 1
     round_timeout: float = 600.0
@@ -25,20 +25,20 @@ class Rules:
     heartbeat_interval: float = 1.0
     heartbeat_timeout: float = 10.0
     carry_rounds: int = 2
-    successors: int = 1  # async: hold each commit before its submitter is answered
-    dn_buffer_size: int = 0  # async: submissions in the Delayed Nesterov buffer; 0 or 1: there is none
+    successors: int = 1  # async: peers that must hold each commit before its submitter is answered
+    dn_buffer_size: int = 0  # async: submissions in the Delayed Nesterov buffer; 0 or 1: no buffer
     async_grace: float = 0.0  # async: how long a submission waits to be averaged with others
-    max_staleness: int | None = None  # async: epochs that a submission may be behind
+    max_staleness: int | None = None  # async: the most epochs that a submission may be behind
     stop_after_epochs: int | None = None
     stop_after_samples: int | None = None
     history: int = 256  # ancestors remembered per shard
-    forgotten: int = 60  # heartbeat_timeouts after which a peer that is gone is not remembered
-    fetch_window: int = 2  # shards that are asked of one donor at a time
-    commits_kept: int = 256  # per shard, on bases that are still being fetched
-    fetch_repeats: int = 5  # of the question for what is missing of another lineage, while nothing comes
-    astray_max: int = 6  # commits in a row that lead a replica to other digests; then it computes unlike the others
-    answered_with: int = 4  # commits at most in place of a state: of as many bytes as a state, or fewer
-    resends: int = 2  # of a commit or a state that did not reach a living peer; then it has to ask
+    forgotten: int = 60  # in heartbeat_timeouts: when a peer that is gone is forgotten
+    fetch_window: int = 2  # shards asked of one donor at a time
+    commits_kept: int = 256  # per shard, commits on versions not reached yet
+    fetch_repeats: int = 5  # requests to donors of another lineage while nothing arrives
+    astray_max: int = 6  # commits in a row that lead to other digests, until this replica asks for states instead
+    answered_with: int = 4  # most commits sent in place of a state: as many bytes as a state, or fewer
+    resends: int = 2  # of a commit or a state to a live peer that did not get it; after that the peer must ask
 
     @property
     def asynchronous(self) -> bool:
@@ -49,7 +49,7 @@ class Rules:
         return sum(len(shards) for shards in self.fragments)
 
     def ended(self, model: ModelVersion) -> bool:
-        """Whether the run has ended with this model, for all that can be seen of a whole model's version."""
+        """Whether the run has ended at this version of the whole model, as far as that version shows."""
         epochs, samples = self.stop_after_epochs, self.stop_after_samples
         return (epochs is not None and model.epochs >= epochs * self.shards) or (
             samples is not None and model.samples >= samples * self.shards
@@ -57,32 +57,31 @@ class Rules:
 
     @property
     def payloads_kept(self) -> int:
-        """Others' payloads that a replica keeps, of all shards: contributions that are collected, and, as far as these
-        leave room, commits for those that may lack them. Half of what one contribution to every shard is: of two peers
-        each collects as much."""
+        """The most payloads of others that a replica keeps, over all shards: contributions first, then commits that
+        peers may lack. Half the number of shards, because each of two peers collects half of one contribution."""
         return max(1, self.shards // 2)
 
     # -- the ladder: every wait of the protocol is one of these
 
     @property
     def probe_every(self) -> float:
-        """Between two probes of a peer that one waits for, and between two rounds of probing others."""
+        """The time between two probes of a peer that is waited for, and between two rounds of probes to others."""
         return self.heartbeat_interval
 
     @property
     def settle(self) -> float:
-        """How long a peer may be seen ahead before its state is fetched: usually a commit is on its way."""
+        """How long a peer may be ahead before its state is fetched: usually a commit is on its way."""
         return 2 * self.heartbeat_interval
 
     @property
     def even_within(self) -> float:
-        """How long a trainer waits for the shards of a fragment to come to one epoch: commits are on their way."""
+        """How long a trainer waits for the shards of a fragment to reach one epoch: commits are on their way."""
         return min(2 * self.heartbeat_interval, EVEN_S_MAX)
 
     @property
     def fetch_again(self) -> float:
-        """Without a shard's state for this long, a fetch is given up and begun again; of a whole lineage, its donor
-        is asked again for what is missing, ``fetch_repeats`` times. (A dead donor shows sooner.)"""
+        """How long a fetch may stand still before it is given up and begun again. A fetch of another lineage instead
+        asks its donors again, ``fetch_repeats`` times. (A donor's death is noticed sooner.)"""
         return 3 * self.heartbeat_timeout
 
     @property
@@ -97,12 +96,12 @@ class Rules:
 
     @property
     def answers_within(self) -> float:
-        """A transfer that stands still, or an answer that stays out, for this long has failed."""
+        """A transfer that stands still for this long, or an answer that takes longer, has failed."""
         return self.heartbeat_timeout
 
     @property
     def room_within(self) -> float:
-        """A contribution waits no longer for room that is made by none of the rounds under way."""
+        """The longest that a contribution waits for room while no round under way makes any."""
         return self.heartbeat_timeout / 4
 
     @property
@@ -112,22 +111,22 @@ class Rules:
 
     @property
     def forgotten_after(self) -> float:
-        """A peer that has been gone for this long is not probed any more, nor remembered."""
+        """A peer that has been gone for this long is forgotten and no longer probed."""
         return self.forgotten * self.heartbeat_timeout
 
     @property
     def assigned_for(self) -> float:
-        """Async: a shard stays with its aggregator for this long at least before a newcomer is elected for it."""
+        """Async: the least time that a shard stays with its aggregator before it moves to a newly elected peer."""
         return self.heartbeat_timeout
 
     @property
     def frozen_after(self) -> float:
-        """A wakeup this late means that this very process stood still: others' silence proves nothing."""
+        """A wakeup this late means that this process stood still, so that silence proves no peer's death."""
         return 2 * self.heartbeat_interval
 
     @property
     def say_again(self) -> float:
-        """How often a fault that lasts is said."""
+        """The time between two log lines on a fault that lasts."""
         return 6 * self.heartbeat_timeout
 
     def idle_after(self, step_time_s: float) -> float:

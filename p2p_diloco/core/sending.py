@@ -1,4 +1,4 @@
-"""This peer's own contribution to one shard, from the trainer until it is answered for: the record of its fate.
+"""This peer's own contribution to one shard: which peer has it, from the trainer until the log counts or passes it.
 
 Law: a synchronous contribution counts on the version that it was made on, or not at all. Asynchronous: `submitting`.
 """
@@ -15,14 +15,14 @@ class Sending:
     def __init__(self, me: str, rules: Rules) -> None:
         self.me, self.rules = me, rules
         self.mine: Contribution | None = None
-        self.handed: str | None = None  # the peer that has it
+        self.handed: str | None = None  # the peer that received it
         self.under_way: str | None = None  # the peer that it is being sent to
         self.refusals = 0  # asynchronous: since the trainer last merged
 
     # -- for the trainer
 
     def gives_up(self, carried: Carried) -> bool:
-        """Whether progress that is not counted has been sent so often that it is dropped rather than sent again."""
+        """Whether uncounted progress has been sent too often and is dropped instead of sent again."""
         return carried.sends > self.rules.carry_rounds
 
     def loads(self, state: State, base: Version | None) -> bool:
@@ -44,14 +44,14 @@ class Sending:
         return self.mine is not None and self.mine.base == version
 
     def send_to(self, holder: str) -> Contribution | None:
-        """It is to go to this peer: what to send, unless the peer has it or soon will."""
+        """The contribution to send to this peer; None if the peer has it or it is on its way."""
         if holder in (self.handed, self.under_way):
             return None
         self.under_way = holder
         return self.mine
 
     def delivered(self, to: str, message: Contribution, ok: bool) -> None:
-        """It reached the peer, or didn't."""
+        """It was delivered to the peer, or was not (``ok``)."""
         if self.mine is None or message.id != self.mine.id or self.under_way != to:
             return
         self.under_way = None
@@ -59,23 +59,24 @@ class Sending:
             self.handed = to
 
     def wanted(self) -> None:
-        """An aggregator lacks what it was handed: hand it over again. If another peer asks, the one that has it may
-        have forgotten its claim: asked again, it says so."""
+        """An aggregator asks for the contribution: send it again, also to the peer that received it before. If that
+        peer has forgotten its claim, its answer shows it."""
         if self.handed != self.me:
             self.handed = None
 
     def lost(self, peer: str) -> None:
-        """The peer has died or left."""
+        """The peer died or left."""
         if self.under_way == peer:
             self.under_way = None
 
     def forgotten_by(self, peer: str) -> None:
-        """The peer restarted, and what it was handed is gone."""
+        """The peer restarted and lost what it received."""
         if self.handed == peer:
             self.handed = None
 
     def stale(self, refusal: Stale, state: State | None) -> None:
-        """It is refused as too far behind. Here it never is."""
+        """It was refused as too stale; in synchronous mode never."""
 
     def settle(self, state: State) -> None:
-        """The version is another: the contribution may be answered for. Here the version alone tells."""
+        """The version changed: the contribution may be counted or refused. In synchronous mode the version alone
+        decides."""

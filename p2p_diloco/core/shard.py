@@ -1,9 +1,9 @@
-"""One shard's log of commits, as one replica holds it: its state, the round after it, and how the next state comes.
+"""One shard's log of commits, as one replica holds it: its state, the round after it, and how the next state is made.
 
 Law: one state machine for both modes. A commit is drafted, computed, offered to the peers that must hold it (in
-synchronous mode to none), and appended. A method returns the effects of one thing that happened; it sees other peers
-only through the roster. What a mode decides is in its subclass: which contributions count, when a window of them
-closes, which peers must hold a commit, and which come next. Fetching a newer state is `catchup`'s work.
+synchronous mode none), and appended. Each method handles one event and returns its effects; other peers are read only
+through the roster. A mode's subclass decides which contributions count, when a window of them closes, which peers must
+hold a commit, and which the next plan names. `catchup` fetches newer states.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class ShardLog(ABC):
     def __init__(self, shard: int, rules: Rules, roster: Roster, attendance: Attendance, own: Sending) -> None:
         self.shard, self.fragment, self.me = shard, attendance.fragment, roster.me
         self.rules, self.roster, self.attendance = rules, roster, attendance
-        self.state: State | None = None  # payload None
+        self.state: State | None = None  # without its payload
         self.counts_me = False  # whether the commit that made the present version counts this peer
-        self.frozen = False  # another lineage is about to take this one's place: nothing is appended
+        self.frozen = False  # another lineage is about to replace this one: nothing is appended
         self.round = Round(Leadership(roster, None))
         self.incoming, self.outgoing = Incoming(rules, roster), Outgoing(rules, roster)
         self.own = own
@@ -51,12 +51,12 @@ class ShardLog(ABC):
 
     @property
     def final(self) -> bool:
-        """The run ends for this shard at its present version."""
+        """Whether the run ends for this shard at its present version."""
         return final(self.version, self.rules)
 
     @property
     def collected(self) -> int:
-        """Payloads of others that wait here: for the round, or for a version that is not reached yet."""
+        """Number of other peers' payloads that wait here, for the round or for a version that is not reached yet."""
         return len(self.round.inbox) - (self.me in self.round.inbox) + len(self.incoming)
 
     def relation(self, theirs: Version) -> str:
@@ -73,7 +73,7 @@ class ShardLog(ABC):
         return self.lead.holder == self.me and not self.unpromised()
 
     def donors(self) -> list[str]:
-        """The peers that may have this shard's tensors as they should be."""
+        """The peers that may have undamaged tensors of this shard."""
         return [p for p in self.roster.alive() if self.roster.holds_state(p)]
 
     def _able(self) -> bool:
@@ -88,7 +88,7 @@ class ShardLog(ABC):
     @property
     @abstractmethod
     def needed(self) -> int:
-        """Without so many peers no outer step is taken: contributors, or live workers in asynchronous mode."""
+        """The fewest contributors for an outer step; in asynchronous mode the fewest live workers."""
 
     @abstractmethod
     def waited_for(self) -> list[str]:
@@ -96,7 +96,7 @@ class ShardLog(ABC):
 
     @abstractmethod
     def watched(self) -> set[str]:
-        """The peers that something here waits for, to be probed often."""
+        """The peers that this shard waits for, to be probed often."""
 
     @abstractmethod
     def closes_at(self) -> float | None:
@@ -114,7 +114,7 @@ class ShardLog(ABC):
         return self.deliver(now)
 
     def deliver(self, now: float) -> list[Effect]:
-        """Hand this peer's contribution to the aggregator, if it hasn't it already."""
+        """Send this peer's contribution to the aggregator, unless that has it already."""
         mine = self.own.mine
         if mine is None or not self.own.sendable(self.version):
             return []
@@ -133,7 +133,7 @@ class ShardLog(ABC):
         return self.deliver(now)
 
     def withdraw(self) -> None:
-        """The trainer is about to write the next pseudo-gradient where the last one lies."""
+        """Drop this peer's contribution: the trainer is about to overwrite its memory."""
         self.own.mine = None
         self.round.inbox.pop(self.me, None)
 
@@ -141,21 +141,21 @@ class ShardLog(ABC):
 
     @abstractmethod
     def collect(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """A contribution that counts on the present version."""
+        """Take a contribution on the present version."""
 
     @abstractmethod
     def passed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """A contribution on an earlier version."""
+        """Handle a contribution on an earlier version."""
 
     # -- writing the next commit
 
     @abstractmethod
     def close(self, now: float) -> list[Effect]:
-        """Make the next commit, if it may be made. Of damaged tensors that no peer can replace, a commit of no
-        contributions makes a version that is true again."""
+        """Make the next commit if it may be made. On damaged tensors that no peer can replace, a commit without
+        contributions makes a version that matches them."""
 
     def work(self, contributions: Contributions, now: float) -> list[Effect]:
-        """Have the next commit computed."""
+        """Start to compute the next commit."""
         state, round = self.state, self.round
         assert state is not None
         round.draft = draft = self._draft(state.version, contributions, now)
@@ -175,7 +175,7 @@ class ShardLog(ABC):
         return Commit(self.shard, base, version, self.lead.term, self.me, listed, plan, revision=revision)
 
     def averaged(self, base: Version, digest: str, payload: object, now: float) -> list[Effect]:
-        """The outer step has been computed: offer it, unless something newer has come meanwhile."""
+        """The outer step was computed: offer the commit, unless something newer arrived meanwhile."""
         round = self.round
         if not isinstance(round.working, Average) or round.working.base != base or round.proposed is not None:
             return []
@@ -188,7 +188,7 @@ class ShardLog(ABC):
         return self.offer(now)
 
     def offer(self, now: float) -> list[Effect]:
-        """Send the proposed commit to the peers that must hold it and may not have it; if all do, it is a commit."""
+        """Send the proposed commit to the peers that must hold it; publish it once all do."""
         proposed = self.round.proposed
         if proposed is None or self.frozen:
             return []
@@ -198,29 +198,31 @@ class ShardLog(ABC):
         return [Send(p, proposed.commit) for p in due]
 
     def must_hold(self, proposed: Proposal) -> list[str]:
-        """The peers without which the proposal is no commit: none."""
+        """The peers that must hold the proposal before it becomes a commit: in synchronous mode none."""
         return []
 
     @abstractmethod
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:
-        """The proposal is a commit: append it, and tell the peers that should know."""
+        """The proposal becomes a commit: append it and tell the peers that should know."""
 
     # -- others' commits and states
 
     def committed(self, sender: str, commit: Commit) -> list[Effect]:
-        """A commit on the present version: apply it, unless a living peer has claimed a higher term."""
+        """A commit on the present version: apply it, unless a live peer has claimed a higher term."""
         if self.round.working is not None or self.frozen or self.state is None:
             return []
         older = (commit.term, commit.aggregator) < (self.lead.term, self.lead.holder)
         if sender == commit.aggregator and older and self.lead.is_claimed_by_another(sender, self.fragment):
             return [Send(sender, self.lead.refusal())]
         if commit.revision < self.state.revision:
-            return [Note("refused", f"a commit of {commit.aggregator} on shard {self.shard} goes back a revision")]
+            return [
+                Note("refused", f"a commit of {commit.aggregator} takes shard {self.shard} back to an earlier revision")
+            ]
         self.round.working = Apply(commit, meta_of(append(self.state, commit, self.rules)), self.state.buffered)
         return [self.round.working]
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
-        """A commit on a version that this replica has not reached. ``have``: what it has of all shards."""
+        """A commit on a version that this replica has not reached. ``have``: its versions of all shards."""
         return []
 
     def repeated(self, sender: str, commit: Commit) -> list[Effect]:
@@ -228,7 +230,7 @@ class ShardLog(ABC):
         return []
 
     def held(self, sender: str, version: Version, now: float) -> list[Effect]:
-        """A peer holds what was proposed."""
+        """A peer confirms that it holds the proposal."""
         proposed = self.round.proposed
         if proposed is None or proposed.version != version:
             return []
@@ -236,7 +238,7 @@ class ShardLog(ABC):
         return self.offer(now)
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
-        """The outer step of a commit is computed; the commit, if it led to another digest than it names."""
+        """Another peer's commit was computed: append it, or return it if its digest differs."""
         work = self.round.working
         if not isinstance(work, Apply) or work.commit.base != base:
             return None, []
@@ -249,7 +251,7 @@ class ShardLog(ABC):
         return None, [Accept(((self.shard, digest),)), *self.begin(now)]
 
     def adopt(self, state: State, now: float) -> list[Effect]:
-        """Take a whole state in place of the present one; its proposal has been accepted already."""
+        """Replace the present state with a fetched one, whose tensors are already in place."""
         if self.version is not None and not descends(state.version, state.history, self.version):
             self.attendance.clear()
         self.state, self.counts_me = fetched(state, self.rules), False
@@ -257,7 +259,7 @@ class ShardLog(ABC):
         return self.begin(now)
 
     def append(self, commit: Commit, now: float) -> None:
-        """The commit's outer step has been taken."""
+        """Append the commit to the state."""
         assert self.state is not None
         self.counts_me = any(c.peer == self.me for c in commit.contributions)
         self.state = append(self.state, commit, self.rules)
@@ -265,10 +267,10 @@ class ShardLog(ABC):
 
     @abstractmethod
     def begin(self, now: float) -> list[Effect]:
-        """The round after a new version begins, with what had come early."""
+        """Begin the round after a new version, with what arrived early."""
 
     def renew(self, now: float) -> None:
-        """Forget what was of the version before."""
+        """Drop everything of the previous round."""
         assert self.state is not None
         self.outgoing.renew(self.state)
         self.round = Round(Leadership(self.roster, self.state))
@@ -277,7 +279,7 @@ class ShardLog(ABC):
             self.roster.name(peer)
 
     def take_kept(self) -> list[Effect]:
-        """Apply the commit that had come for the present version, if any."""
+        """Apply the kept commit on the present version, if there is one."""
         commit = None if self.version is None else self.incoming.take_commit(self.version)
         return [] if commit is None else self.committed(commit.aggregator, commit)
 
@@ -285,11 +287,11 @@ class ShardLog(ABC):
 
     @abstractmethod
     def undelivered(self, to: str, message: Commit | State | Held) -> None:
-        """A message of this shard did not reach a peer."""
+        """A message of this shard was not delivered."""
 
     @abstractmethod
     def insist(self, now: float) -> list[Effect]:
-        """Ask again for what is missing, ever more rarely."""
+        """Ask again for what is missing, at growing intervals."""
 
     def tick(self, now: float) -> list[Effect]:
         """A heartbeat interval has passed."""
@@ -298,13 +300,13 @@ class ShardLog(ABC):
     # -- failover
 
     def lost(self, peer: str, now: float) -> list[Effect]:
-        """A peer has died or left: its successor takes over, and no round waits for it."""
+        """A peer died or left: its successor takes over, and no round waits for it."""
         self.own.lost(peer)
         self.incoming.lost(peer)
         return self.advance(now)
 
     def forgotten_by(self, peer: str) -> None:
-        """The peer restarted: what it was handed, promised or held is gone."""
+        """The peer restarted and lost what it received, promised or held."""
         self.attendance.forget(peer)
         self.own.forgotten_by(peer)
         if self.lead.promised_by is not None:
@@ -313,8 +315,7 @@ class ShardLog(ABC):
             self.round.proposed.forgotten_by(peer)
 
     def advance(self, now: float) -> list[Effect]:
-        """Take over if it falls to this peer; hand over the contribution, close the round, offer the commit, whichever
-        is due."""
+        """Do what is due: take over, send the contribution, close the round, offer the commit."""
         if self.version is None or self.final or self.frozen:
             return self.offer(now)
         term, holder = self.lead.target()
@@ -328,11 +329,11 @@ class ShardLog(ABC):
         return [*effects, *self.deliver(now), *self.close(now), *self.offer(now)]
 
     def ask(self) -> list[Effect]:
-        """Ask for promises, if this peer has claimed the term."""
+        """Ask for promises if this peer has claimed the term."""
         return [] if self.frozen else self.lead.ask()
 
     def asked_by(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        """A peer wants to take over on this version: promise, unless a greater claim is known."""
+        """A peer claims this version: promise, unless a greater claim is known."""
         if request.base == self.version:
             if (request.term, sender) < (self.lead.term, self.lead.holder):
                 return [Send(sender, self.lead.refusal())]
@@ -343,21 +344,21 @@ class ShardLog(ABC):
         return self.close(now) if self.lead.promised(sender, promise) else []
 
     def outdated(self, sender: str, refusal: Outdated, now: float) -> list[Effect]:
-        """A peer knows of a higher claim, or the holder knows nothing of its own."""
+        """A peer knows a greater claim, or the holder has forgotten its own."""
         if not self.lead.is_overruled(sender, refusal):
             return []
         self.concede(refusal.term, refusal.holder)
         return self.deliver(now)
 
     def concede(self, term: int, holder: str) -> None:
-        """Another peer holds the term."""
+        """Accept that another peer holds the term."""
         self.lead.concede(term, holder)
 
     # -- damaged memory
 
     def found_damaged(self, base: Version, now: float) -> bool:
-        """The tensors are not those of this version. True where that is news of the present one. What was proposed by
-        then may be held by a peer already: it is to be computed again, and nothing else."""
+        """Record that the tensors do not match this version; True if that is new. A proposal computed before may be
+        held by a peer already, so the same Average is repeated after the repair."""
         round = self.round
         if base != self.version or round.damaged is not None or round.trusted or round.past_mending:
             return False
@@ -373,9 +374,9 @@ class ShardLog(ABC):
         self.round.damaged, self.round.past_mending = None, True
 
     def mended(self, now: float, *, trusted: bool = False) -> list[Effect]:
-        """The tensors are those of the version again; what was interrupted comes first. Or they are all there is
-        (``trusted``). Then the next commit is this peer's, even if another claims it: a peer that could promise would
-        have had better tensors."""
+        """The tensors match the version again: repeat the interrupted Average first. ``trusted``: no peer has better
+        ones, and this peer writes the next commit even against a claim: a peer that could promise would have had better
+        tensors."""
         round = self.round
         average, round.interrupted = round.interrupted, None
         round.damaged = None

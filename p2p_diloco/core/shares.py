@@ -1,20 +1,16 @@
-"""How much of a fragment each peer should aggregate, so that the round is over as soon as the links allow.
+"""How large a part of a fragment each peer should aggregate, so that the round ends as soon as the links allow.
 
-Law: exact arithmetic on what peers say of their bandwidth; the same everywhere, to the last digit.
+Law: exact arithmetic on the bandwidths that peers tell; every peer gets the same result to the last digit.
 
 N peers take part, with P bytes of contributions each; peer i aggregates the share s_i of the shards, Σ s_i = 1. It
 sends its contributions to the other aggregators, (1 − s_i) P, and its commits to the N − 1 others, s_i P each; it
 receives as much. So its link of b_i bytes a second, each way, is busy for
-
     t_i = P · (1 + (N − 2) s_i) / b_i
-
-(a peer that only aggregates, for no longer), and the round takes max t_i at best. No peer is done before P / b_i: where
-the others meanwhile find time for everything, this bound is the optimum; else all links are to be busy equally long:
-
+(a peer that only aggregates, for no longer), and the round takes max t_i at best. No peer is done before P / b_i. If
+the other peers can do all the rest within that time, it is the optimum; else all links should be busy equally long:
     T / P = max(max 1 / b_i, (N − 2 + m) / Σ b_i)       the sum over the m peers that may aggregate
     0 ≤ s_i ≤ (T b_i / P − 1) / (N − 2)
-
-Within these limits the shares are as equal as they can be. Of two peers each sends P, whichever aggregates.
+Within these limits the shares are as equal as possible. Of two peers each sends P, whichever aggregates.
 """
 
 from __future__ import annotations
@@ -25,13 +21,13 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction
 
 STEP = 2**0.5
-"""Bandwidths that differ from the median by less than half a step of this ratio count as the median: what is measured
-is never quite the same twice, and equal peers should share equally."""
+"""A bandwidth within half a step of this ratio from the median counts as the median: measurements vary, and equal peers
+should share equally."""
 STEPS_MAX = 40
 
 
 def shares(links: Mapping[str, float], members: Collection[str]) -> dict[str, Fraction]:
-    """The share of each of ``members``, those that may aggregate; their sum is 1.
+    """The share of each of ``members``, the peers that may aggregate; their sum is 1.
 
     links: peer → bandwidth > 0, in any unit, of all that take part, the members among them.
     """
@@ -45,13 +41,13 @@ def shares(links: Mapping[str, float], members: Collection[str]) -> dict[str, Fr
 
 
 def rounded(bandwidths: Mapping[str, float]) -> dict[str, Fraction]:
-    """Bandwidths as steps from their median, which is 1."""
+    """Bandwidths as numbers of steps from their median, which is 1."""
     median = statistics.median_low(bandwidths.values())
     return {peer: _step(round(2 * math.log2(each / median))) for peer, each in bandwidths.items()}
 
 
 def filled(bandwidths: Mapping[str, float]) -> dict[str, float]:
-    """Where a bandwidth is not known (0), the median of those that are."""
+    """The bandwidths, with the median of the known ones in place of each unknown one (0)."""
     known = [each for each in bandwidths.values() if each > 0]
     usual = statistics.median_low(known) if known else 1.0
     return {peer: each or usual for peer, each in bandwidths.items()}

@@ -1,6 +1,6 @@
-"""One shard's replicated state as a value: what follows a commit, how versions relate, what a digest covers.
+"""One shard's replicated state as a value: appending a commit, how versions relate, what a digest covers.
 
-Law: pure functions. A state is never changed; a commit leads to another one.
+Law: pure functions. A state is never changed; appending a commit returns another one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .version import Version, descends
 
 
 def append(state: State, commit: Commit, rules: Rules) -> State:
-    """The state that the outer step of ``commit``, made on ``state``, leads to."""
+    """The state after the outer step of ``commit``, which was made on ``state``."""
     version = commit.version
     history = {**state.history, version.epoch: version.digest}
     if len(history) > rules.history:
@@ -26,29 +26,31 @@ def append(state: State, commit: Commit, rules: Rules) -> State:
 
 
 def fetched(state: State, rules: Rules) -> State:
-    """A state that came from elsewhere, without its tensors and with no more ancestors than this peer remembers."""
+    """A fetched state without its tensors, and with no more ancestors than this peer remembers."""
     newest = sorted(state.history)[-rules.history :]
     return replace(state, history={epoch: state.history[epoch] for epoch in newest}, payload=None)
 
 
 def _buffered_after(state: State, commit: Commit, size: int) -> int:
-    """How full the Delayed Nesterov buffer is then; no commit goes beyond the submission that empties it."""
+    """Submissions in the Delayed Nesterov buffer after this commit; no commit goes beyond the one that empties the
+    buffer."""
     return (state.buffered + len(commit.contributions)) % size if size > 1 else 0
 
 
 def founding(shard: int, version: Version, founder: str, role: str) -> State:
-    """A shard of epoch 0. The first round has its founder alone by right; any other contribution is counted as well."""
+    """The state of a shard at epoch 0. Its plan names the founder alone; other contributions count as well."""
     plan = Plan((founder,) if role == "worker" else (), (founder,))
     return State(shard, version, 0, plan, {}, {0: version.digest})
 
 
 def founding_meta(generation: int, founder: str, role: str) -> bytes:
-    """What the digest of every shard of epoch 0 covers beside θ₀."""
+    """What the digest of every shard of epoch 0 covers besides θ₀."""
     return meta_of(founding(0, Version(generation, 0, 0, ""), founder, role))
 
 
 def relation(mine: State | None, theirs: Version) -> str:
-    """``equal``, ``ancestor`` (of mine), ``fork``, or ``ahead``: newer, and nothing speaks against its descent."""
+    """How a version relates to my state: ``equal``, ``ancestor``, ``fork``, or ``ahead`` (newer, and no sign of a
+    fork)."""
     if mine is None:
         return "ahead"
     version = mine.version
@@ -62,7 +64,7 @@ def relation(mine: State | None, theirs: Version) -> str:
 
 
 def grown_from(state: State | None, base: Version) -> bool:
-    """Whether the state is ``base`` or has grown from it."""
+    """Whether the state is ``base`` or descends from it."""
     return state is not None and descends(state.version, state.history, base)
 
 
@@ -75,7 +77,7 @@ def final(version: Version | None, rules: Rules) -> bool:
 
 
 def meta_of(state: State) -> bytes:
-    """What the digest of a state's version covers beside the tensors: canonical JSON of all but the digest itself."""
+    """What the digest of a state's version covers besides the tensors: canonical JSON of all but the digest itself."""
     version, revision = state.version, state.revision
     covered: list[object] = [
         version.generation,

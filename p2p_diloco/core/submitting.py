@@ -1,8 +1,8 @@
-"""This peer's own contribution in asynchronous mode, a submission: it is counted on any version of the lineage.
+"""This peer's own contribution in asynchronous mode, a submission: it counts on any version of the lineage.
 
-Law: an exchange ends when the peer's own state counts the submission, when it is refused and what is newer has come,
-or when it can't be counted any more; the trainer merges then, and at no other time. What is made of submissions is for
-`asynchronous`.
+Law: an exchange ends when the peer's own state counts the submission, when it is refused and the newer state has come,
+or when it can't be counted any more. The trainer merges then and at no other time. `asynchronous` is the aggregator's
+side.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from .version import ContributionId, Version
 ENDED = "the run has ended"
 TOO_OLD = "it was further behind than max_staleness"
 LEFT = "the lineage that it was made on was left"
-"""Why a submission isn't counted."""
+"""Reasons why a submission is not counted."""
 
 
 def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
-    """Whether nothing of it can be counted any more: it is, or a part of what rides in it."""
+    """Whether the submission can't be counted any more: it, or a part of the progress that it carries, is counted
+    already."""
     if counted is None or counted < contribution.oldest:
         return False
     ours = counted.incarnation in (contribution.oldest.incarnation, contribution.id.incarnation)
@@ -31,29 +32,29 @@ def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
 class Submitting(Sending):
     def __init__(self, me: str, rules: Rules) -> None:
         super().__init__(me, rules)
-        self.refused: Version | None = None  # where the submission was found to be too stale
+        self.refused: Version | None = None  # the version at which it was refused as too stale
         self.over = False  # the exchange is over, and the trainer has not merged the result
-        self.behind: int | None = 0  # the last one's staleness as its answer told; None: it isn't counted
-        self.uncounted = ""  # why it isn't
+        self.behind: int | None = 0  # staleness of the last submission; None: not counted
+        self.uncounted = ""  # the reason why it was not counted
 
     def gives_up(self, carried: Carried) -> bool:
-        """What was refused is carried over once."""
+        """Refused progress is carried once."""
         return carried.sends > 1
 
     def loads(self, state: State, base: Version | None) -> bool:
-        """The trainer merges when its exchange is over, when its base is of a lineage that was left, and when the run
-        has ended: no exchange follows."""
+        """The trainer merges when its exchange is over, when its base's lineage was left, and when the run has
+        ended."""
         over, self.over = self.over, False
         return over or final(state.version, self.rules) or base is None or not grown_from(state, base)
 
     def goes_on(self, state: State | None, base: Version, due: bool) -> bool:
-        """Until it is answered for: counted, or refused."""
+        """The exchange goes on until the submission is counted or refused."""
         return self.mine is not None
 
     def base_of(self, state: State | None, base: Version | None, oldest: Version | None) -> Version | None:
-        """The base that a contribution names, so that old work can't pass as fresh: the older one of where its oldest
-        progress began and where the trainer stands (which is the older one where a lineage was left and came back).
-        None: it can't be counted here, for its lineage was left or the run has ended."""
+        """The base that a contribution names, so that old work can't pass as fresh: the base of its oldest progress or
+        the trainer's base, whichever is older (the latter may be, after a lineage was left and came back). None if its
+        lineage was left or the run has ended."""
         if base is None or state is None or final(state.version, self.rules) or not grown_from(state, base):
             return None
         return min(base, oldest) if oldest is not None and grown_from(state, oldest) else base
@@ -68,14 +69,14 @@ class Submitting(Sending):
         return self.mine is not None
 
     def stale(self, refusal: Stale, state: State | None) -> None:
-        """The aggregator refuses it. The exchange is over once what is newer has come, too."""
+        """The aggregator refuses it. The exchange ends once the newer state has come, too."""
         if self.mine is not None and refusal.id == self.mine.id:
             self.refused = refusal.version
             if state is not None:
                 self.settle(state)
 
     def settle(self, state: State) -> None:
-        """If the submission is answered for, or never will be, the trainer goes on."""
+        """End the exchange if the submission is counted, refused, or can't be counted any more."""
         mine, version = self.mine, state.version
         if mine is None:
             return

@@ -1,7 +1,7 @@
-"""Which peers have a shard from one asynchronous commit to the next: its aggregator, and its successors.
+"""Which peers hold a shard from one asynchronous commit to the next: its aggregator and its successors.
 
 Law: pure. It proposes the next plan to the author of a commit. An aggregator stays while it lives and no other peer is
-elected; an elected peer is made a successor first, so that it holds the state when it takes over.
+elected. An elected peer is made a successor first, so that it holds the state when it takes over.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from .messages import Plan
 
 
 def elected(run: str, shards: tuple[int, ...], members: tuple[str, ...]) -> Mapping[int, tuple[str, ...]]:
-    """Which peers should have which shard at any epoch; the first aggregates. All weigh alike: links are measured again
-    and again, and a shard that followed them would be sent as a whole each time."""
+    """Which peers should hold each shard at any epoch; the first aggregates. All have equal weight: with measured
+    weights, each new measurement would move whole shards."""
     return assigned(run, 0, shards, tuple((peer, 1.0) for peer in members))
 
 
 def hands_over(me: str, order: Sequence[str], assigned_for: float, least: float) -> bool:
-    """Whether another peer is elected for a shard that has stayed here for long enough. Times in seconds."""
+    """Whether another peer is elected for a shard that has stayed here long enough. Times in seconds."""
     return order[0] != me and assigned_for >= least
 
 
 def succession(
     me: str, plan: Plan, order: Sequence[str], able: Sequence[str], room: int, *, hand_over: bool
 ) -> tuple[str, ...]:
-    """The aggregator, ``me``, and its successors after the next commit: those that are, while they are able; then the
-    elected (``order``). ``room``: how many successors there should be."""
+    """The aggregator, ``me``, and its successors after the next commit: the present ones while able, then the elected
+    (``order``). ``room``: how many successors there should be."""
     others, first = without(plan.succession, me), order[0]
     successors = [p for p in others if p in able][:room]
     if hand_over and first not in successors:
@@ -40,5 +40,5 @@ def succession(
 
 
 def worth_a_commit(me: str, plan: Plan, then: Sequence[str]) -> bool:
-    """Whether a succession alone is reason for a commit: it hands over, or names a new peer."""
+    """Whether a succession alone justifies a commit: it hands over, or names a new peer."""
     return then[0] != me or not {*then} <= {me, *plan.succession}

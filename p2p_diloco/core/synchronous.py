@@ -1,7 +1,7 @@
-"""One shard's log in synchronous mode: a round is for one version, and waits for all that take part in it.
+"""One shard's log in synchronous mode: a round is for one version, and waits for all peers that take part in it.
 
-Law: a contribution counts on the version that it was made on. A commit counts as soon as it is computed, for if its
-author dies before any other peer has it, the contributors still have all that it was made of.
+Law: a contribution counts on the version that it was made on. A commit counts as soon as it is computed: if its author
+dies before any other peer has it, the contributors still have what it was made of.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SynchronousLog(ShardLog):
         return effects + self.close(now)
 
     def passed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """It comes too late, and its author will soon stand on a later version."""
+        """A contribution on an earlier version is too late; its author will soon be on a later one."""
         assert self.state is not None
         self.attendance.shows(sender, contribution.base.epoch + 1)
         return [Send(sender, self.outgoing.news(self.state, sender, contribution.base))]
@@ -91,7 +91,7 @@ class SynchronousLog(ShardLog):
         return self.work(tuple(sorted(self.round.inbox.items())), now) if closes else []
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
-        """Wait for every live worker that holds a state; let those aggregate that already took part."""
+        """Wait for every live worker that holds a state; let those peers aggregate that took part already."""
         assert self.state is not None
         epoch, present = self.state.version.epoch, self.state.plan
         group, members, unlike = dict[str, float](), dict[str, float](), dict[str, float]()
@@ -110,7 +110,8 @@ class SynchronousLog(ShardLog):
         return Plan(tuple(group), plan[self.shard])
 
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:
-        """All live peers are told, those that still fetch, too: see `Incoming.keep`."""
+        """Send the commit to all live peers, also to those that still fetch a state: they keep it (see
+        `Incoming.keep`)."""
         commit = proposed.commit
         self.append(commit, now)
         assert self.state is not None
@@ -125,19 +126,19 @@ class SynchronousLog(ShardLog):
         super().append(commit, now)
 
     def begin(self, now: float) -> list[Effect]:
-        """Nothing is collected but what had come early."""
+        """Begin the round with the contributions that arrived early."""
         self.renew(now)
         assert self.state is not None
         epoch = self.state.version.epoch
         self.attendance.planned(self.state.plan, epoch)
-        self.attendance.shows(self.me, epoch)  # what it tells others of itself is older, until the event is over
+        self.attendance.shows(self.me, epoch)  # this peer's own Summary is older until the event is over
         effects, early = self.take_kept(), self.incoming.early
         for peer, contribution in sorted(early.items()):
             if contribution.base == self.version:
                 del early[peer]
                 effects += self.collect(peer, contribution, now)
             elif contribution.base.epoch < epoch:
-                del early[peer]  # passed by; should its lineage come back, it is asked for again
+                del early[peer]  # on another lineage; should this replica join that one, it asks again
         return effects
 
     # -- lost messages, and time
@@ -147,8 +148,8 @@ class SynchronousLog(ShardLog):
             self.outgoing.undelivered(to, message)
 
     def insist(self, now: float) -> list[Effect]:
-        """Ask for the contributions that are missing: once the round has lasted a while, then ever more rarely; most
-        peers have none to give yet."""
+        """Ask for missing contributions once the round has lasted a while, then at growing intervals: most peers have
+        none to give yet."""
         if self.state is None or self.final or not self.aggregating or now < self.round.asks_at:
             return []
         self.round.ask_later(now, self.rules.dead_after)

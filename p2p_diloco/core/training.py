@@ -1,7 +1,7 @@
 """What this peer's trainer does, as its replica knows: it waits for a state, trains, merges, pauses, or stands still.
 
-Law: the trainer starts on the newest state that is at hand, and merges states of the run, not mixtures of two epochs.
-A wait for either is bounded, for others may wait for this trainer.
+Law: the trainer starts on the newest state available, and merges states of the run, not mixtures of two epochs. Both
+waits are bounded, because others may wait for this trainer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Training:
     def __init__(self, rules: Rules, logs: Logs, roster: Roster, own: Contributing, now: float) -> None:
         self.rules, self.logs, self.roster, self.own = rules, logs, roster, own
         self.ready = False  # training may start
-        self.whole_since = now  # when the last shard came
+        self.whole_since = now  # when the last shard arrived
         self.step_time, self.last_step = 0.0, now
         self.paused: float | None = None  # since when the trainer pauses
         self.merging: float | None = None  # since when it waits for the answer to a Merge
@@ -25,17 +25,17 @@ class Training:
     # -- the trainer's word
 
     def stepped(self, step_time_s: float, now: float) -> None:
-        """It has made inner steps."""
+        """The trainer has made inner steps."""
         self.step_time, self.last_step = step_time_s, now
         self.roster.says(speed=1 / step_time_s if step_time_s > 0 else 0.0)
 
     def pauses(self, paused: bool, now: float) -> None:
-        """It will make no steps for a while, or is back."""
+        """The trainer announces a pause, or its end."""
         self.paused, self.last_step = now if paused else None, now
         self.roster.says(paused=paused)
 
     def landed(self, now: float) -> bool:
-        """Whether its exchange has just ended, so that it goes on."""
+        """Whether the trainer's exchange has just ended."""
         if not self.own.landed():
             return False
         self.last_step = now
@@ -44,8 +44,8 @@ class Training:
     # -- what follows
 
     def is_idle(self, now: float) -> bool:
-        """Whether others should not wait for it: this is its own word. One that pauses is waited for, for a while: it
-        comes back, and rounds without it would carry the model after the others' data."""
+        """Whether the other peers should not wait for this trainer. In synchronous mode a paused trainer is waited for
+        until ``pause_timeout``: rounds without it would move the model towards the others' data."""
         if self.paused is not None:
             return self.rules.asynchronous or now - self.paused >= self.rules.pause_timeout
         exchanging = self.own.flight is not None or self.merging is not None
@@ -53,8 +53,8 @@ class Training:
         return trains and now - self.last_step > self.rules.idle_after(self.step_time)
 
     def start(self, now: float) -> list[Effect]:
-        """Let training start on the newest state: not while this replica has commits that lead further than it is, and
-        not at once while the shards of a fragment are at unlike epochs."""
+        """Let training start on the newest state. It waits while kept commits lead further, and for a short while if
+        the shards of a fragment are at unlike epochs."""
         if self.ready or not self.logs.whole:
             return []
         if not self.rules.asynchronous:
@@ -66,14 +66,14 @@ class Training:
         return [Ready()]
 
     def merge(self, now: float) -> list[Effect]:
-        """The trainer asks for what is new."""
+        """The trainer asks for a merge."""
         self.merging = now
         return self.load(now)
 
     def load(self, now: float) -> list[Effect]:
-        """Answer its Merge. While the shards of a fragment are at unlike epochs the answer waits a little, so that what
-        is merged is one state of the run; not for long, for others may wait for a contribution to those that are
-        behind."""
+        """Answer the trainer's Merge. The answer waits while the shards of a fragment are at unlike epochs, so that one
+        state of the run is merged; not for long, because a shard that is behind may wait for this trainer's
+        contribution."""
         if self.merging is None:
             return []
         if self.own.uneven:
@@ -85,5 +85,5 @@ class Training:
 
     @property
     def loads_by(self) -> float:
-        """When its Merge is answered at the latest; inf while none waits."""
+        """The latest time to answer the trainer's Merge; inf if there is none."""
         return float("inf") if self.merging is None else self.merging + self.rules.even_within

@@ -1,4 +1,4 @@
-"""What names a state: versions of shards, of the whole model, and contributions. Plain ordered data, nothing else."""
+"""Names of states: versions of shards and of the whole model, and ids of contributions. Plain ordered data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """One shard's outer state. ``samples`` is the count over the whole lineage; the digest covers all outer state."""
+    """One shard's outer state. ``samples`` counts the whole lineage; the digest covers all outer state."""
 
     generation: int
     samples: int
@@ -18,9 +18,9 @@ class Version:
 
 
 def descends(newer: Version, history: Mapping[int, str], older: Version) -> bool:
-    """Whether ``newer`` is ``older`` or has grown from it, as far as its remembered ancestors (epoch → digest) tell.
+    """Whether ``newer`` is ``older`` or descends from it, as far as its remembered ancestors (epoch → digest) tell.
 
-    Along a lineage samples never fall; that alone tells of what is older than the memory.
+    Along a lineage samples never fall; for versions older than the memory that alone decides.
     """
     if newer == older:
         return True
@@ -35,7 +35,7 @@ def descends(newer: Version, history: Mapping[int, str], older: Version) -> bool
 class ModelVersion:
     """A whole model's outer state, comparable across lineages: the greater one wins a fork, with all its shards."""
 
-    generation: int = -1  # -1: holds no state yet, less than any that does
+    generation: int = -1  # -1: holds no state, less than any state
     samples: int = 0
     epochs: int = 0
     digest: str = ""
@@ -53,17 +53,18 @@ SALT_BITS = 20
 
 
 def incarnation(clock_ms: int, salt: int) -> int:
-    """A life's number: it grows with the clock; the salt (random, below 2**20) keeps lives apart where that fails."""
+    """An incarnation number: it grows with the clock; the random salt (below 2**20) separates lives if the clock
+    repeats."""
     return clock_ms << SALT_BITS | salt
 
 
 def incarnation_after(counted: int, own: int) -> int:
-    """The least number above ``counted`` that keeps the own salt: for a life whose clock is behind an earlier one's."""
+    """The least number above ``counted`` with the same salt: for a life whose clock is behind an earlier one's."""
     return ((counted >> SALT_BITS) + 1) << SALT_BITS | own & (1 << SALT_BITS) - 1
 
 
 def model_version(versions: Sequence[Version]) -> ModelVersion:
-    """Sum the shards' versions; the digest stands for the exact vector."""
+    """The version of the whole model: sums over the shards, and a digest of their digests."""
     return ModelVersion(
         max(v.generation for v in versions),
         sum(v.samples for v in versions),
@@ -73,5 +74,5 @@ def model_version(versions: Sequence[Version]) -> ModelVersion:
 
 
 def digest_of(digests: Iterable[str]) -> str:
-    """What stands for the exact vector of versions with these digests, by shard."""
+    """The digest of a vector of versions with these digests, by shard."""
     return blake2b("".join(digests).encode(), digest_size=16).hexdigest()

@@ -26,11 +26,11 @@ class Waits:
 
     @property
     def epoch(self) -> int:
-        """Of the round's base."""
+        """The epoch of the round's base."""
         return self.state.version.epoch
 
     def missing(self) -> list[str]:
-        """Members of the averaging group that work, and whose contribution is missing."""
+        """Members of the group that work and whose contribution is missing."""
         group = self.attendance.group(self.state.plan, self.epoch)
         return [p for p in group if p not in self.round.inbox and self._expected(p)]
 
@@ -40,46 +40,46 @@ class Waits:
 
     @property
     def needed(self) -> int:
-        """Contributions without which no outer step is ever taken."""
+        """The fewest contributions for any outer step."""
         rules = self.rules
         return rules.min_peers if self.epoch else max(rules.min_peers, rules.start_peers)
 
     def quorum(self, now: float) -> int:
-        """Contributions without which no outer step is taken as long as others take part: half of all, and two. The
-        outer momentum would carry the model after one peer's data."""
+        """The fewest contributions while other peers take part: half of all, and at least two, because the outer
+        momentum would carry the model towards one peer's data."""
         taking_part = len(self.round.inbox) + len(self._taking_part(now))
         return max(self.needed, min(taking_part, max(2, math.ceil(taking_part / 2))))
 
     def may_close(self, now: float) -> bool:
-        """Whether the round may end with the contributions that came."""
+        """Whether the round may close with the contributions it has."""
         if len(self.round.inbox) < self.quorum(now):
             return False
         return now >= self.deadline or not self._taking_part(now)
 
     def closes_at(self) -> float | None:
-        """When time alone will end the round, if it will."""
+        """When time alone will close the round, if it will."""
         moments = {self.deadline, *(self._given_up_at(p) for p in self.missing())} - {math.inf}
         return next(filter(self.may_close, sorted(moments)), None)
 
     @property
     def deadline(self) -> float:
-        """When the round ends with the contributions that came, if they are a quorum."""
+        """When the round closes with the contributions it has, if they are a quorum."""
         return self.round.opened + self.rules.round_timeout
 
     def to_ask(self) -> list[str]:
-        """The peers whose contributions would help: those waited for; if there are none and more are needed, all that
-        work."""
+        """The peers to ask for contributions: the missing members; if none is missing and more contributions are
+        needed, all working peers."""
         if (missing := self.missing()) or len(self.round.inbox) >= self.needed:
             return missing
         working = [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs and not s.idle]
         return [p for p in working if p not in self.round.inbox]
 
     def _taking_part(self, now: float) -> list[str]:
-        """The missing ones that are not given up: they take part for sure, or their grace has not ended."""
+        """The missing members not given up: they are sure to take part, or their grace has not ended."""
         return [p for p in self.missing() if now < self._given_up_at(p)]
 
     def _given_up_at(self, peer: str) -> float:
-        """When a member that works is given up, if its contribution does not come; never if it is sure to come."""
+        """When a missing member is given up; inf if it is sure to take part."""
         sure = self.roster.presumed(peer) or self.attendance.sure(peer, self.epoch)
         return math.inf if sure else self.attendance.waits_until(peer, self.round.opened)
 

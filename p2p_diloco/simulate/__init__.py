@@ -1,1 +1,1 @@
-"""Deterministic simulation of whole runs: a seed decides everything, and replays."""
+"""Deterministic simulation of whole runs: a seed decides everything, so each run can be replayed."""

@@ -1,4 +1,4 @@
-"""Worlds drawn from a seed, played through chaos, healing and settling, and held against every invariant."""
+"""Worlds drawn from a seed, played through faults, healing and settling, and checked against every invariant."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from .world import World
 
 CHAOS_S, HEAL_S, SETTLE_S = 40.0, 30.0, 12.0
 RESUMED_S = 15.0
-"""In the last part of the healing time, this long, every peer must see commits: a bound on recovery, too."""
+"""In the last part of the healing time, this many seconds long, every peer must see commits: a bound on recovery."""
 SHORT_CHAOS_S = 10.0
-"""The first of them where rounds are shorter than `SHORT_S`: as much happens meanwhile."""
+"""The same where a round takes less than `SHORT_S`: as many commits happen in the shorter time."""
 SHORT_HEAL_S = 6.0
 ROUNDS, SHORT_S, LONG_S = 4.0, 0.5, 5.0
-"""These times are longer by so many rounds where a round takes longer than `LONG_S`."""
+"""These times grow by this many rounds where a round takes longer than `LONG_S`."""
 LAGS = 2.0
-"""These times are longer by so many times what a State takes (the first is not): after one a second may be needed."""
+"""These times (not the first) grow by this many transfers of a state, because two may be needed one after the other."""
 FOR_EVER = 1000.0
-"""A round_timeout that outlasts every world: nothing but the protocol itself ends a wait."""
+"""A round_timeout longer than any world: only the protocol itself can end a wait."""
 KINDS = {
-    "healed": "faults of all kinds; then everybody is there again",
+    "healed": "faults of all kinds; then all peers return",
     "patient": "the same, with a round_timeout that never passes",
     "bereaved": "as patient, and the dead stay dead",
     "hesitant": "as bereaved, and bases change while pseudo-gradients are made",
     "overlapped": "as healed, and training goes on while exchanges are under way",
-    "joining": "no faults but pauses; peers come one after another, into rounds far shorter or longer than a heartbeat",
-    "crowded": "8 to 12 peers; faults of all kinds, and pauses; then everybody is there again",
-    "async": "asynchronous mode; no more deaths and damaged memories at a time than there are successors",
-    "torn": "asynchronous mode; faults of all kinds, cuts of the network too",
+    "joining": "no faults but pauses; peers join one after another; rounds far shorter or longer than a heartbeat",
+    "crowded": "8 to 12 peers; faults of all kinds, and pauses; then all peers return",
+    "async": "asynchronous mode; at most as many deaths and damaged memories at a time as there are successors",
+    "torn": "asynchronous mode; faults of all kinds, also cuts of the network",
 }
 _MIX = ("healed", "patient", "async", "bereaved", "joining", "torn", "overlapped", "hesitant", "healed", "joining")
 _CROWDED = 40
-"""Of so many worlds one is crowded: it takes as long as several others."""
+"""One of this many worlds is crowded: it takes as long as several others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a world that held came to."""
+    """The result of a world that kept every invariant."""
 
     seed: int
     epochs: int  # the lowest epoch at the end
     events: int
-    steps: Counter[str]  # inner steps, shard by shard: taken, counted, pending, died, dropped
+    steps: Counter[str]  # inner steps, counted once per shard: taken, counted, pending, died, dropped
     happened: Counter[str]
 
 
 def kind_of(seed: int) -> str:
-    """The kind of world that a seed stands for, unless another is asked for."""
+    """The kind of world that a seed stands for, unless another kind is asked for."""
     return "crowded" if seed % _CROWDED == _CROWDED - 1 else _MIX[seed % len(_MIX)]
 
 
 def drawn(seed: int, kind: str = "healed") -> Settings:
-    """What a world of a kind is made of. Raises KeyError for a kind that there is not."""
+    """The settings of a world of this kind. Raises KeyError for an unknown kind."""
     kinds = {
         "healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant, "overlapped": _overlapped,
         "joining": _joining, "crowded": _crowded, "async": _async, "torn": _torn,
@@ -77,10 +77,10 @@ def _revised(settings: Settings, rng: Random) -> Settings:
 
 
 def _harder(settings: Settings, rng: Random) -> Settings:
-    """Half of the worlds: short memories, slow states, links cut one by one."""
+    """Half of the worlds have short memories, slow states, and links that are cut one by one."""
     if rng.random() < 0.5:
         return settings
-    torn = ("part", "mute") if settings.deaths_at_once is None else ()  # who is cut off is as good as dead
+    torn = ("part", "mute") if settings.deaths_at_once is None else ()  # a peer that is cut off counts as dead
     return replace(
         settings,
         history=rng.choice([8, 256]),
@@ -140,8 +140,8 @@ def _overlapped(rng: Random) -> Settings:
 
 
 def _joining(rng: Random) -> Settings:
-    """Rounds of 0.02 to 50 heartbeats, into which a state takes up to 100 rounds to come."""
-    usual = rng.choice([0.02, 0.1, 0.1, 0.5, 1.0, 1.0, 10.0, 50.0])  # seconds of a round; a heartbeat is one
+    """Rounds of 0.02 to 50 heartbeats, in which a state takes up to 100 rounds to arrive."""
+    usual = rng.choice([0.02, 0.1, 0.1, 0.5, 1.0, 1.0, 10.0, 50.0])  # seconds of a round; a heartbeat is 1 s
     interval = rng.choice([1, 2, 5])
     slow = rng.choice([1.0, 1.0, 3.0, 5.0])
     return Settings(
@@ -205,7 +205,7 @@ def _torn(rng: Random) -> Settings:
 
 
 def check(world: World) -> Outcome:
-    """One world from birth to peace. Raises Violation."""
+    """Play one world to its end and check every invariant. Raises Violation."""
     round_s = world.settings.interval * world.settings.step_times[1]
     rounds = ROUNDS * round_s if round_s > LONG_S else 0.0
     long = round_s >= SHORT_S
@@ -218,13 +218,13 @@ def check(world: World) -> Outcome:
     slow = LAGS * world.settings.state_lag + rounds
     if round_s >= SHORT_S:
         heal = max(heal, world.membership.patience + ROUNDS * round_s)
-    world.run(world.now + heal + 2 * slow)  # as long for what recovers as for what it must show then
+    world.run(world.now + heal + 2 * slow)  # as long to recover as to show commits afterwards
     steps: Counter[str] = Counter()
     if not ended_damaged(world):
         for name, process in world.alive.items():
             newest = max((when for when, who, *_ in world.commits if who == name), default=0.0)
             moving = process.replica.finished or newest > world.now - RESUMED_S - slow
-            require(moving, "d", f"{name} has no commit in the last {RESUMED_S + slow:g} s of healing")
+            require(moving, "d", f"{name} saw no commit in the last {RESUMED_S + slow:g} s of healing")
         world.membership.at_peace()
         world.trainers.training = False
         world.run(world.now + SETTLE_S + slow)

@@ -1,7 +1,6 @@
-"""What goes wrong in a world: drawn from its seed one after the other, until all of it ends.
+"""The faults of a world: drawn from its seed one after the other until the healing time.
 
-Law: nothing happens to a peer here that could not happen to a real one; at most as many are struck at a time as the
-world's settings let.
+Law: only faults that can happen to a real peer; at most as many peers at a time as the world's settings allow.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ if TYPE_CHECKING:
     from .world import World
 
 FREEZE_S = (0.5, 8.0)
-"""How long a frozen process stands still."""
+"""How long a frozen process stands still, in seconds."""
 PAUSE_S = (0.5, 12.0)
-"""How long a trainer pauses; for longer than it is waited for, or not."""
+"""How long a trainer pauses, in seconds: shorter or longer than the others wait for it."""
 
 
 class Faults:
-    """What strikes one world."""
+    """The faults of one world."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        # until when what a death has left is being repaired; at first nobody but the founder holds anything
+        # until when the damage of each death is being repaired; at first only the founder holds a state
         self._weakened = [self.repair] * (world.settings.deaths_at_once or 0)
 
     def save(self, name: str) -> None:
-        """Write to its disk what a peer holds."""
+        """Write the peer's state to its disk."""
         world = self._world
         process = world.alive[name]
         if process.replica.has_state:
@@ -39,7 +38,7 @@ class Faults:
             world.disks[name] = (states, tuple(process.store.present))
 
     def chaos(self, until: float) -> None:
-        """Draw faults now and then until then."""
+        """Schedule random faults until this time."""
         world = self._world
         delay = world.rng.uniform(*world.settings.fault_every)
         if world.settings.faults and world.now + delay < until:
@@ -51,13 +50,13 @@ class Faults:
 
     @property
     def repair(self) -> float:
-        """What it takes until a death is noticed, and others hold what was held."""
+        """Seconds until a death is noticed and other peers hold what the dead peer held."""
         world = self._world
         return 2 * world.rules.heartbeat_timeout + 4 + 3 * world.settings.state_lag
 
     def _spared(self, kind: str) -> bool:
-        """Whether as many have died of late as may. Who starts again holds little; who freezes is as good as dead, and
-        so is whose memory is damaged, until that is mended."""
+        """Whether to skip this fault because as many peers as allowed have died lately. A restarted peer holds little;
+        a frozen one counts as dead, and so does one with damaged memory until it is repaired."""
         world = self._world
         most = world.settings.deaths_at_once
         if most is None or kind not in ("crash", "flip", "freeze", "leave", "restart"):
@@ -67,12 +66,12 @@ class Faults:
         damaged = sum(any(world.damaged(p, s) for s in range(world.rules.shards)) for p in able)
         if len(self._weakened) + damaged >= most and kind != "restart":
             return True
-        if kind != "flip":  # which is found to be damaged
+        if kind != "flip":  # a bit flip is counted by `damaged` instead
             self._weakened.append(world.now + self.repair + (FREEZE_S[1] if kind == "freeze" else 0.0))
         return False
 
     def fault(self) -> None:
-        """One of them, unless nobody may be struck now."""
+        """Cause one random fault, unless no peer may fail now."""
         world = self._world
         kind = world.rng.choice(world.settings.faults)
         if self._spared(kind):
@@ -121,7 +120,7 @@ class Faults:
             case "stall" if someone:
                 world.alive[someone].stalled_until = world.now + world.rng.uniform(0.5, 15)
                 world.membership.disturbed(world.alive[someone].stalled_until)
-                world.say(someone, "stalls: its trainer stops, its node lives")
+                world.say(someone, "stalls: its trainer stops, its node goes on")
 
             case "pause" if someone:
                 world.say(someone, "pauses")
@@ -133,7 +132,7 @@ class Faults:
             world.crash(process.name)
 
     def heal(self) -> None:
-        """All faults end; everybody is there again, or everybody who was not dead."""
+        """End all faults. All peers return, or only those that were not dead."""
         world = self._world
         if world.cut or world.mute or world.drop:
             world.membership.disturbed(world.now)

@@ -1,4 +1,4 @@
-"""The founder of a simulated run: it asks for other outer rates, and leaves a record of them in the DHT."""
+"""The founder of a simulated run: it asks for other outer rates and leaves their record in the DHT."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
     from .world import World
 
 RECORDED_S = 20.0
-"""How long the record of a revision lives, unless a peer keeps it."""
+"""How long the record of a revision lives unless a peer renews it."""
 
 
 class Founder:
     def __init__(self, world: World) -> None:
         self.world = world
-        self.recorded, self.recorded_until = FOUNDED, 0.0  # the revision that the DHT holds
+        self.recorded, self.recorded_until = FOUNDED, 0.0  # the revision in the DHT, and until when
 
     def ask(self, within: float) -> None:
-        """Have the founder ask for revisions at random times."""
+        """Let the founder ask for revisions at random times."""
         asks = Random(f"revisions {self.world.seed}")
         for number in range(1, self.world.settings.revisions + 1):
-            # now and then two have one number: an asker that has not seen the other's
+            # now and then two revisions have one number: the asker has not seen the other one
             number -= number > 1 and asks.random() < 0.2
             revision = Revision(number, asks.choice([0.3, 0.5, 0.7]), asks.choice([0.0, 0.8, 0.9]))
             dies = asks.random() < 0.5
             self.world.at(asks.uniform(0.0, within), lambda r=revision, d=dies: self._asked(asks, r, d))  # type: ignore[misc]
 
     def _asked(self, asks: Random, revision: Revision, dies: bool) -> None:
-        """The asker leaves a record, or dies when it has told one peer."""
+        """The asker leaves a record, or dies after it has told one peer."""
         self.world.say("founder", f"asks for {revision}{' and dies' if dies else ''}")
         if not dies:
             self.record(revision)
@@ -45,10 +45,10 @@ class Founder:
 
     @property
     def present(self) -> Revision:
-        """What the DHT says."""
+        """The revision that the DHT holds."""
         return self.recorded if self.world.now < self.recorded_until else FOUNDED
 
     def highest(self) -> Revision:
-        """The highest revision that anybody alive knows of, or the DHT."""
+        """The highest revision known to any live peer or to the DHT."""
         known = (p.replica.roster.mine.revision for p in self.world.alive.values() if not p.replica.departed)
         return max([self.present, *known])

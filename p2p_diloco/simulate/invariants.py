@@ -1,6 +1,6 @@
-"""What must hold of a world, by the letters of docs/testing.md: after every event, and once there is peace.
+"""The invariants of a world, by their letters in docs/testing.md: checked after every event, and at the end.
 
-Law: looks, and changes nothing; but `account`, which ends what is under way first. Raises Violation.
+Law: reads only; except that `account` first ends the exchanges under way. Raises Violation.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 
 def after_event(world: World, process: Process, ticked: bool) -> None:
-    """(b), (e), (h): of the peer that was fed an event; ``ticked``: it woke up by itself."""
+    """(b), (e), (h) for the peer that was fed an event; ``ticked``: the event was its own wakeup."""
     model = process.replica.roster.mine.model
     if model < process.best:
         raise Violation(f"(b) {process.name} went back from {process.best} to {model}")
     process.best = model
     known = process.replica.roster.mine.revision
-    require(known >= process.known, "h", f"{process.name} forgot {process.known}, and knows {known}")
+    require(known >= process.known, "h", f"{process.name} forgot {process.known} and now knows {known}")
     process.known = known
     for log in process.replica.logs if ticked and not process.replica.departed else ():
         if world.rules.asynchronous:
             now = process.clock(world.now)
-            require(not log.close(now), "e", f"{process.name} could commit to shard {log.shard} and waits")
+            require(not log.close(now), "e", f"{process.name} could make a commit of shard {log.shard} but waits")
             continue
         if (
             not isinstance(log, SynchronousLog)
@@ -46,13 +46,13 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
         ):
             continue
         stuck = log.waits.may_close(process.clock(world.now))
-        require(not stuck, "e", f"{process.name} has all it needs for shard {log.shard} and waits")
+        require(not stuck, "e", f"{process.name} could close the round of shard {log.shard} but waits")
     if ticked:
         _blame(world, process)
 
 
 def advanced(world: World, process: Process, shard: int, version: Version) -> None:
-    """(h): along a lineage the revision never falls, and who has a shard at one knows of it."""
+    """(h): along a lineage the revision never falls. Called when a peer's shard has a new version."""
     before, state = process.reached.get(shard), process.replica.state(shard)
     if before is not None and state.history.get(before[0].epoch) == before[0].digest:
         fell = state.revision < before[1]
@@ -61,7 +61,7 @@ def advanced(world: World, process: Process, shard: int, version: Version) -> No
 
 
 def _blame(world: World, process: Process) -> None:
-    """(e): nobody waits for a peer that has long been dead, cut off, or without a running trainer."""
+    """(e): no round waits for long for a peer that is dead, cut off, or without a running trainer."""
     in_turn = world.rules.asynchronous
     aggregated = [log for log in process.replica.logs if (log.round.inbox or in_turn) and log.aggregating]
     waited_for = {peer for log in aggregated for peer in log.waited_for()}
@@ -77,11 +77,13 @@ def _at_work(world: World, peer: str, seen_by: str) -> bool:
     process = world.alive.get(peer)
     if process is None or not world.carries(peer, seen_by):
         return False
-    return world.rules.asynchronous or process.stalled_until <= world.now  # whose trainer is stuck may hold a commit
+    # a peer with a stuck trainer can still confirm a commit
+    return world.rules.asynchronous or process.stalled_until <= world.now
 
 
 def lineage(world: World) -> set[tuple[Any, ...]]:
-    """What the living hold; asynchronous: what those hold that don't stand on an ancestor of it."""
+    """The lineages of the live peers. Synchronous: their distinct versions. Asynchronous: the newest versions, and
+    those of peers that hold no ancestor of them."""
     if not world.rules.asynchronous:
         return {p.replica.versions for p in world.alive.values()}
     logs = [newest(world, shard).replica.logs[shard] for shard in range(world.rules.shards)]
@@ -95,7 +97,7 @@ def lineage(world: World) -> set[tuple[Any, ...]]:
 
 
 def newest(world: World, shard: int) -> Process:
-    """Who has the greatest version of a shard."""
+    """The live peer with the greatest version of a shard."""
 
     def version(process: Process) -> Version:
         return process.replica.versions[shard] or Version(-1, 0, 0, "")
@@ -104,34 +106,35 @@ def newest(world: World, shard: int) -> Process:
 
 
 def relied_upon(world: World) -> None:
-    """(g): what a trainer was told is counted is there in the end, if no more holders died than may."""
+    """(g): every step that a trainer was told is counted is counted at the end, if no more holders died than
+    allowed."""
     for shard, steps in enumerate(world.trainers.answered):
         lost = steps & ~newest(world, shard).store.present[shard].steps
-        require(not lost, "g", f"steps {bin(lost)} of shard {shard} were answered for, and are lost")
+        require(not lost, "g", f"steps {bin(lost)} of shard {shard} were told to be counted, but are lost")
 
 
 def intact(world: World) -> None:
-    """Whatever was changed in memory has been mended, wherever commits still came after it."""
+    """(a): damaged memory has been repaired wherever a commit still came after it."""
     for name, process in world.alive.items():
         for shard in range(world.rules.shards) if not process.replica.finished else ():
-            require(not world.damaged(process, shard), "a", f"{name}: shard {shard} is not what its version says")
+            require(not world.damaged(process, shard), "a", f"{name}: shard {shard} does not match its version")
 
 
 def ended_damaged(world: World) -> bool:
-    """The run has ended for all that hold its greatest state, and they were changed in memory since: no commit
-    comes to mend it, and nobody else can have it."""
+    """Whether the run has ended for every peer that holds its greatest state, and all of them have been damaged since:
+    no commit will repair it, and no other peer has it."""
     greatest = max((p.replica.roster.mine.model for p in world.alive.values()), default=ModelVersion())
     holders = [p for p in world.alive.values() if p.replica.roster.mine.model == greatest and p.replica.finished]
     return bool(holders) and all(any(world.damaged(p, s) for s in range(world.rules.shards)) for p in holders)
 
 
 def revised(world: World, asked: Revision) -> None:
-    """(h): all know of the highest revision, which is ``asked`` at least, and every log that goes on is at it."""
+    """(h): all peers know the highest revision, at least ``asked``, and every shard still in the run is at it."""
     highest = world.founder.highest()
-    require(highest >= asked, "h", f"{asked} was known, and now {highest} is the highest")
+    require(highest >= asked, "h", f"{asked} was known, but now {highest} is the highest")
     for name, process in world.alive.items():
         known = process.replica.roster.mine.revision
-        require(known == highest, "h", f"{name} knows of {known}, others of {highest}")
+        require(known == highest, "h", f"{name} knows {known}, others know {highest}")
     for shard in range(world.rules.shards):
         state = newest(world, shard).replica.state(shard)
         at_it = final(state.version, world.rules) or state.revision == highest
@@ -141,7 +144,7 @@ def revised(world: World, asked: Revision) -> None:
 def account(world: World) -> Counter[str]:
     """(f): every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule.
 
-    How many became what, summed over all shards.
+    Returns how many steps became what, summed over all shards.
     """
     for process in world.alive.values():
         process.blocked = process.blocked and not process.released

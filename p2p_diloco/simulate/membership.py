@@ -1,9 +1,9 @@
-"""Who is counted, held against every synchronous world: (l) nobody starves, (m) nobody steps alone.
+"""Which peers are counted, checked in every synchronous world: (l) no peer starves, (m) no peer steps alone.
 
-Law: it sees what trainers send and merge and what aggregators average, and changes nothing. It judges what happens
-once the world has been quiet for a while: no death, cut, frozen process or stuck trainer, and no lost message. Peers
-that start and trainers that pause are no excuse, for the protocol is to be kind to a model while they come and go. A
-peer that leaves a lineage for another is a newcomer there.
+Law: it sees what trainers send and merge and what aggregators average, and changes nothing. It only judges what happens
+after the world has been quiet for a while: no death, cut, frozen process, stuck trainer or lost message. Peers that
+start and trainers that pause do not interrupt the quiet, because the protocol must handle them without harm to the
+model. A peer that changes its lineage is a newcomer there.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from .world import World
 
 QUIET_S = 15.0
-"""What the protocol may take to notice that faults are over."""
+"""Seconds that the protocol may take to notice that faults are over."""
 QUIET_ROUNDS = 2.0
-"""The same in rounds, where they are long."""
+"""The same as a number of rounds, where rounds are long."""
 JOINS_S = 8.0
-"""What a peer may take to be counted, beside rounds and what a state takes, where nothing ever went wrong."""
+"""Seconds until a peer must be counted, besides rounds and state transfers, in a world without any fault."""
 KNOWN_S = 3.0
-"""How long it may take until all know of a peer that has begun to train."""
+"""Seconds until all peers must know that a peer has begun to train."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """One contribution of a trainer: when it left, for which shards, and which one to their fragment it is."""
+    """One contribution of a trainer: when it was sent, for which shards, and its number within the fragment."""
 
     sent: float
     shards: tuple[int, ...]
@@ -44,10 +44,10 @@ class Exchange:
 class Attended:
     """What is remembered of one life of a peer."""
 
-    since: float = math.inf  # when its trainer merged first
+    since: float = math.inf  # when its trainer first merged
     exchanges: Counter[int] = field(default_factory=Counter)  # by fragment
     open: Exchange | None = None
-    excused_until: float = -math.inf  # it paused for so long that nobody had to wait
+    excused_until: float = -math.inf  # until then a long pause excuses it
     joined: float = -math.inf  # when it left another lineage for this one
     counted_at: float = 0.0  # when it last merged a state that counts all of an exchange
 
@@ -66,11 +66,11 @@ class Membership:
     # -- what goes by
 
     def disturbed(self, until: float) -> None:
-        """A fault strikes, or lasts until then."""
+        """A fault happens now, or lasts until this time."""
         self.quiet_from = max(self.quiet_from, until)
 
     def healed(self) -> None:
-        """What was to last has ended."""
+        """A lasting fault has ended."""
         self.quiet_from = min(self.quiet_from, self.world.now)
 
     def sends(self, process: Process, shards: tuple[int, ...]) -> None:
@@ -81,8 +81,8 @@ class Membership:
         life.open = Exchange(self.world.now, shards, life.exchanges[fragment])
 
     def merges(self, process: Process, load: Load) -> None:
-        """(l): a trainer merges what came of its exchange; it was counted, unless it was the first to its
-        fragment."""
+        """(l): a trainer merges the result of its exchange. The result must count the contribution, unless it was the
+        first to its fragment."""
         life = self._life(process)
         life.since = min(life.since, self.world.now)
         judged = self._judged(self.world.now, life)
@@ -97,10 +97,10 @@ class Membership:
             life.counted_at = self.world.now
         elif judged:
             which = f"exchange {exchange.number}, sent at {exchange.sent:.3f}"
-            require(False, "l", f"{process.name}: shards {missed} don't count its {which}")
+            require(False, "l", f"{process.name}: shards {missed} do not count its {which}")
 
     def averages(self, process: Process, work: Average) -> None:
-        """(m): no outer step is taken by less than half of those that work, or by one of several."""
+        """(m): an outer step needs at least half of the working peers, and two if several work."""
         if self.world.rules.asynchronous or not work.contributions:
             return
         log = process.replica.logs.look_at(work.shard)
@@ -108,11 +108,14 @@ class Membership:
         alive = self.world.alive.items()
         working = {name for name, other in alive if name in came or self._works(other, work.shard, log.version)}
         least = min(len(working), max(2, math.ceil(len(working) / 2)))
-        text = f"{process.name}: shard {work.shard} moves on with {sorted(came)}, where {sorted(working)} work"
+        text = (
+            f"{process.name}: shard {work.shard} takes a step with {sorted(came)} only; working are {sorted(working)}"
+        )
         require(len(came) >= least, "m", text)
 
     def joins_lineage(self, process: Process) -> None:
-        """A peer leaves its lineage for another and is a newcomer there: none of its rounds could count it before."""
+        """A peer changes its lineage and is a newcomer in the new one: none of that lineage's rounds could count it
+        before."""
         life = self._life(process)
         life.exchanges.clear()
         life.open, life.joined = None, self.world.now
@@ -124,7 +127,7 @@ class Membership:
             self._life(process).excused_until = self.world.now
 
     def at_peace(self) -> None:
-        """(l): a peer that has been there for long, and does not pause, has been counted lately."""
+        """(l): at the end, a peer that has been there for long and does not pause has been counted lately."""
         world = self.world
         never = self.quiet_from == -math.inf
         limit = self.patience + world.settings.state_lag - (QUIET_S - JOINS_S if never else 0.0)
@@ -134,7 +137,7 @@ class Membership:
             life = self._life(process)
             late = world.now - max(life.counted_at, life.excused_until, life.joined, process.born)
             counted = process.replica.finished or process.paused is not None or late < limit
-            require(counted, "l", f"{name} started or was counted last {late:.1f} s ago")
+            require(counted, "l", f"{name} was not counted in the last {late:.1f} s")
 
     # -- inside
 
@@ -142,7 +145,7 @@ class Membership:
         return self._lives.setdefault(id(process), Attended())
 
     def _judged(self, since: float, life: Attended) -> bool:
-        """Whether what has happened since then is judged."""
+        """Whether something that happened at this time is judged."""
         world = self.world
         lasting = [t for p in world.alive.values() for t in (p.frozen_until, p.stalled_until) if t > world.now]
         if lasting or world.drop or world.cut or world.mute:
@@ -151,7 +154,7 @@ class Membership:
         return not world.rules.asynchronous and world.trainers.training and since >= quiet
 
     def _works(self, process: Process, shard: int, version: object) -> bool:
-        """Whether a peer has worked for long, so that all know of it, on the same base."""
+        """Whether the peer has worked on the same base, and for so long that all peers know it."""
         life, world = self._life(process), self.world
         if process.replica.finished or process.replica.departed:
             return False

@@ -1,7 +1,7 @@
-"""What stands in for tensors: sets of inner steps, as bit masks, so that every single step can be accounted for.
+"""Simulated tensors: sets of inner steps as bit masks, so that every single step can be accounted for.
 
 A shard's θ is the set of inner steps that it contains; a pseudo-gradient is the set that a peer adds. Averaging is a
-union that must be disjoint: a step that came twice would show here.
+union that must be disjoint, so a step that arrives twice is detected.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from p2p_diloco.core.revision import FOUNDED, Revision
 
 
 class Violation(AssertionError):
-    """An invariant does not hold."""
+    """An invariant was broken."""
 
 
 def require(holds: bool, law: str, what: str) -> None:
-    """Raise Violation naming the invariant unless it holds."""
+    """Raise Violation with the invariant's letter unless the condition is true."""
     if not holds:
         raise Violation(f"({law}) {what}")
 
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """One shard's outer state: the steps in it, and a hash chain over all commits in place of the momentum."""
+    """One shard's outer state: its steps, and a hash chain over all commits in place of the momentum."""
 
     steps: int = 0
     chain: bytes = b""
@@ -44,7 +44,7 @@ class Tensors:
         return Tensors(steps, chain.digest())
 
     def rated(self, revision: Revision) -> Tensors:
-        """These, about to take a step with the rates of a revision: other rates lead elsewhere."""
+        """The same tensors about to take a step with a revision's rates: other rates lead to another digest."""
         if revision.rates is None:
             return self
         return replace(self, chain=blake2b(self.chain + repr(revision.rates).encode(), digest_size=8).digest())
@@ -86,9 +86,9 @@ class Trainer:
     local: list[int] = field(default_factory=list)
     delta: list[int] = field(default_factory=list)  # the last contribution, per shard
     taken: int = 0  # all inner steps of this life
-    dropped: list[int] = field(default_factory=list)  # by a stated rule, per shard
+    dropped: list[int] = field(default_factory=list)  # dropped by rule, per shard
     since_sending: int = 0
-    since: dict[int, int] = field(default_factory=dict)  # steps since each fragment's last sending
+    since: dict[int, int] = field(default_factory=dict)  # steps since each fragment's last contribution
     loaded: bool = False
 
     def __post_init__(self) -> None:
@@ -101,21 +101,21 @@ class Trainer:
         self.since_sending += 1
 
     def merge(self, loaded: Loaded, new: int) -> None:
-        """Carry local progress over to a newer global value, as `Carry` words it."""
+        """Carry local progress over to a newer global value, as `Carry` defines it."""
         s = loaded.shard
         base, progress, delta = self.base[s], self.local[s] & ~self.base[s], self.delta[s]
-        lost = base & self.taken & ~new  # what the old lineage had of mine and the new one hasn't
+        lost = base & self.taken & ~new  # my steps that the old lineage counted and the new one does not
         match loaded.carry:
             case Carry.SUBTRACT:
-                require(delta & ~progress == 0, "f", "a contribution is subtracted that is not there")
+                require(delta & ~progress == 0, "f", "the subtracted contribution is not in the local progress")
                 progress &= ~delta
             case Carry.RESTORE:
-                require(delta & ~base == 0, "f", "a contribution is restored that was not in the base")
+                require(delta & ~base == 0, "f", "the restored contribution was not in the base")
                 progress |= delta
             case Carry.DROP:
                 lost |= progress & ~new
                 progress = 0
-        require(not progress & new, "c", f"shard {s}: progress carried over is counted already ({loaded.carry})")
+        require(not progress & new, "c", f"shard {s}: carried progress is counted already ({loaded.carry})")
         self.dropped[s] |= lost & ~progress
         self.dropped[s] &= ~new
         self.base[s], self.local[s] = new, new | progress

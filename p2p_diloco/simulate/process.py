@@ -30,17 +30,18 @@ class Process:
         self.stalled_until = self.frozen_until = 0.0
         self.paused: float | None = None  # since when
         self.training = self.changed = False
-        self.blocked = self.released = False  # an exchange is under way; it is over, and its result not merged yet
-        self.flown = 0  # steps since it was sent
-        self.waiting_for: dict[str, float] = {}  # peers that it waits for though they are not at work; since when
+        self.blocked = self.released = False  # an exchange is under way; it is over but its result not merged
+        self.flown = 0  # inner steps since the contribution
+        self.waiting_for: dict[str, float] = {}  # peer at fault → since when a round here waits for it
         self.best = ModelVersion()
-        self.known = FOUNDED  # the highest revision that it has known of
+        self.known = FOUNDED  # the highest revision that it has known
         self.reached: dict[int, tuple[Version, Revision]] = {}  # by shard
         self.woken_for = float("inf")
         self.disk = disk
 
     def _step_times(self, world: World) -> tuple[float, float]:
-        """Where peers come late, the first are quick and the others slow, so that what is not waited for is late."""
+        """Step times of this trainer. In worlds with late peers the first two are fast and the late ones slow, so that
+        a round which does not wait for them leaves them behind."""
         quickest, slowest = world.settings.step_times
         if world.settings.late is None:
             return quickest, slowest

@@ -1,7 +1,8 @@
 """Events and effects in plain words: one line of a trace each.
 
-A version is written `epoch 3 (b6e5f6)`, with the first letters of its digest; a contribution `#0042.3`, the third one
-of a life that the four digits tell from others. A commit ends with the peers that may aggregate the next one, in order.
+A version is written `epoch 3 (b6e5f6)`, with the first letters of its digest. A contribution is written `#0042.3`: the
+third of an incarnation whose last four digits are 0042. A commit ends with the peers that may aggregate the next one,
+in order.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ from p2p_diloco.core.version import ContributionId, Version
 CARRIED = {
     Carry.KEEP: "keeps its progress",
     Carry.SUBTRACT: "its contribution is counted",
-    Carry.RESTORE: "its contribution is not counted there, and is progress again",
+    Carry.RESTORE: "its contribution is not counted there: carried",
     Carry.DROP: "drops its progress",
 }
 
 
 def tell(what: Event | Effect) -> str:
-    """One line on what a replica learned (an event) or does (an effect)."""
+    """One line on an event that a replica receives or an effect that it returns."""
     match what:
         case Received(sender, message):
             return f"hears from {sender}: {_message(message)}"
@@ -142,7 +143,7 @@ def _effect(effect: Effect) -> str:
         case Ready():
             return "holds all shards: training may begin"
         case Changed():
-            return "has a newer state for the trainer"
+            return "has a newer state for its trainer"
         case Finished():
             return "reaches the end of the run"
         case Note(kind, text):
@@ -168,24 +169,24 @@ def _message(message: Message) -> str:
         case State(shard, version):
             return f"the state of {_at(shard, version)}"
         case Fetch(have, whole, shards):
-            beyond = f"beyond {_versions(have)}"
             if shards == ():
-                return f"the question what it has {beyond}"
-            return f"a request for {_shards(shards) if shards else 'all shards'} {'whole' if whole else beyond}"
+                return "a request for its versions"
+            held = f"(holding {_versions(have)})"
+            return f"a request for {_shards(shards) if shards else 'all shards'} {'whole' if whole else held}"
         case Versions(versions, forked):
-            return f"its versions{', which fork' if forked else ''}: {_versions(versions)}"
+            return f"its versions{', which are forked' if forked else ''}: {_versions(versions)}"
         case TakeOver(shard, base, term):
-            return f"the question to take over {_at(shard, base)}, term {term}"
+            return f"a claim on {_at(shard, base)}, term {term}"
         case Promise(shard, base, term):
             return f"the promise of {_at(shard, base)}, term {term}"
         case Outdated(shard, base, term, holder):
-            return f"a refusal: {holder} has {_at(shard, base)}, term {term}"
+            return f"a refusal: {holder} holds term {term} of {_at(shard, base)}"
         case Want(shard, base):
-            return f"the question for a contribution to {_at(shard, base)}"
+            return f"a request for a contribution to {_at(shard, base)}"
         case Held(shard, version):
             return f"that it holds {_at(shard, version)}"
         case Stale(shard, id, version):
-            return f"a refusal: {_id(id)} is too far behind {_at(shard, version)}"
+            return f"a refusal: {_id(id)} is too stale for {_at(shard, version)}"
 
 
 def _summary(summary: Summary) -> str:

@@ -1,6 +1,6 @@
-"""The trainers of a simulated world: they make inner steps, exchange when it is time, merge, and pause.
+"""The trainers of a simulated world: they make inner steps, exchange when due, merge, and pause.
 
-Law: a trainer sees its own replica alone, as a real one does; the world's laws look on.
+Law: a trainer sees only its own replica, as a real one does; the invariants watch it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 class Trainers:
     def __init__(self, world: World) -> None:
         self.world = world
-        self.all: list[tuple[str, Trainer]] = []  # of all lives, with their peers' names
-        self.answered = [0] * world.rules.shards  # the steps that a trainer was told are counted
-        self.training = True  # until the world comes to rest
-        self.steps = 0  # that were made so far; each is one bit
+        self.all: list[tuple[str, Trainer]] = []  # (peer, trainer) of all lives
+        self.answered = [0] * world.rules.shards  # per shard, the steps that a trainer was told are counted
+        self.training = True  # False at the end, when the world settles
+        self.steps = 0  # number of inner steps so far; each is one bit
 
     def step(self, process: Process) -> None:
-        """Make an inner step, or wait; then again."""
+        """Make an inner step, or wait; schedule the next one."""
         world = self.world
         if world.alive.get(process.name) is not process or not self.training:
             return
@@ -61,13 +61,13 @@ class Trainers:
         return process.blocked and (due or process.flown >= settings.overlap or process.replica.finished)
 
     def land(self, process: Process) -> None:
-        """The exchange is over: merge its result, if training stands still for that."""
+        """The exchange is over: merge its result if training waits for it."""
         if process.released and self._waits(process):
             process.blocked = process.released = False
             self.world.feed(process, Merge())
 
     def load(self, process: Process, load: Load) -> None:
-        """Merge what is new, and send what is due."""
+        """Merge what is newer, and contribute what is due."""
         world, trainer = self.world, process.trainer
         world.membership.merges(process, load)
         for loaded in load.shards:
@@ -93,7 +93,7 @@ class Trainers:
             world.at(delay, lambda: self._contribute(process, event))
 
     def pause(self, process: Process, seconds: float) -> None:
-        """The trainer announces that it makes no steps, and is back after so long."""
+        """The trainer announces a pause of this length, then resumes."""
         world = self.world
         if process.paused is None and process.training:
             process.paused = world.now

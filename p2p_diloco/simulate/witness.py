@@ -1,6 +1,6 @@
-"""What only the asynchronous mode promises, held against every world of it, as its effects go by.
+"""Invariants of the asynchronous mode, checked in every asynchronous world on the effects that pass.
 
-Law: it sees what replicas have computed and what they accept, and changes nothing.
+Law: it sees what replicas compute and what they accept, and changes nothing.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ if TYPE_CHECKING:
 class Witness:
     def __init__(self, rules: Rules, one_line: bool) -> None:
         self.rules = rules
-        self.one_line = one_line  # nobody is cut off, and no more die at a time than there are successors
-        self.begun: list[list[Version | None]] = []  # by inner step, and shard: what it was made on
-        self.bases: dict[tuple[int, int], Version] = {}  # (id of a trainer, shard) → what it last merged
+        # whether only one lineage may exist: no peer cut off, no more deaths at a time than successors
+        self.one_line = one_line
+        self.begun: list[list[Version | None]] = []  # by inner step and shard: the version that the step was made on
+        self.bases: dict[tuple[int, int], Version] = {}  # (id of a trainer, shard) → the version last merged
         self.filled: dict[tuple[int, str], int] = {}  # (shard, digest) → submissions in the Delayed Nesterov buffer
-        self.epochs: dict[tuple[int, int], Version] = {}  # (shard, epoch) → the one version that it has
+        self.epochs: dict[tuple[int, int], Version] = {}  # (shard, epoch) → its only version
 
     def stepped(self, process: Process) -> None:
         """A trainer has made the next inner step."""
         self.begun.append([carried.base for carried in process.replica.own.carried])
 
     def merges(self, process: Process, loaded: Loaded) -> None:
-        """A trainer goes on from a newer state. The steps that it made while its exchange was under way stand on the
-        answer now; and how old work of a lineage is that was left can't be told on another."""
+        """A trainer merges a newer state. Steps made during its exchange now count as made on the new version; so do
+        all its uncounted steps after a change of lineage, because their age can't be expressed there."""
         shard, trainer = loaded.shard, process.trainer
         before = self.bases.get((id(trainer), shard))
         left = before is not None and process.replica.logs[shard].relation(before) == "fork"
@@ -44,26 +45,30 @@ class Witness:
             self.begun[step][shard] = loaded.version
 
     def averages(self, log: ShardLog, work: Average, digest: str) -> None:
-        """An aggregator has computed the step that leads to ``digest``."""
+        """An aggregator computed the step that leads to ``digest``."""
         if not self.rules.asynchronous:
             return
-        self.one_line = self.one_line and work.held is not None  # else it is made of what was changed in memory
+        self.one_line = self.one_line and work.held is not None  # a commit of damaged tensors may fork
         most = self.rules.max_staleness
         for peer, c in work.contributions:
             ours = log.relation(c.base) in ("equal", "ancestor")
-            require(ours, "i", f"{peer} stands on {c.base}, which is of another lineage, and is counted")
+            require(ours, "i", f"a submission of {peer} on another lineage ({c.base}) is counted")
             behind = work.base.epoch - c.base.epoch
-            require(most is None or behind <= most, "i", f"{peer} is {behind} epochs behind, and counted")
+            require(
+                most is None or behind <= most,
+                "i",
+                f"a submission of {peer} is counted though it is {behind} epochs behind",
+            )
             for step in _bits(c.payload):
                 began = self.begun[step][log.shard]
                 history = {} if log.state is None else log.state.history
                 here = began is not None and history.get(began.epoch) == began.digest
                 fresh = here and began is not None and c.base.epoch > began.epoch
-                require(not fresh, "i", f"{peer} sends work of {began} as if it were of {c.base}")
+                require(not fresh, "i", f"{peer} says that its work began at {c.base}, but it began at {began}")
         self._steps(log.shard, work.base, len(work.contributions), work.buffered, digest)
 
     def applies(self, work: Apply) -> None:
-        """A peer applies another's commit."""
+        """A peer applies another peer's commit."""
         commit = work.commit
         counted = len(commit.contributions)
         self._steps(commit.shard, commit.base, counted, work.buffered, commit.version.digest)
@@ -72,26 +77,36 @@ class Witness:
         """A peer fetches a state."""
         state = work.state
         told = self.filled.get((state.shard, state.version.digest), 0)
-        require(state.buffered == told, "j", f"a state with {state.buffered} in the buffer, where {told} were put")
+        require(
+            state.buffered == told, "j", f"a state says {state.buffered} submissions in the buffer; there are {told}"
+        )
 
     def accepts(self, shard: int, version: Version) -> None:
-        """A peer's present state is this one now."""
+        """A peer makes this version its present state."""
         known = self.epochs.setdefault((shard, version.epoch), version)
-        require(not self.one_line or known == version, "k", f"shard {shard}: both {known} and {version}")
+        require(
+            not self.one_line or known == version,
+            "k",
+            f"shard {shard}: two versions of one epoch, {known} and {version}",
+        )
 
     def ended(self, steps: Counter[str], happened: Counter[str]) -> None:
-        """The world is at peace: what became of its inner steps, and what happened."""
+        """The world has ended: check what became of its inner steps, and what happened."""
         if self.one_line:
-            require(not happened["note fork"], "k", "lineages have parted")
+            require(not happened["note fork"], "k", "the lineage has forked")
             lost = steps["dropped"] and not happened["note stale"]
-            require(not lost, "k", f"{steps['dropped']} inner steps are dropped, and nothing was refused as too stale")
+            require(
+                not lost, "k", f"{steps['dropped']} inner steps were dropped, though nothing was refused as too stale"
+            )
 
     def _steps(self, shard: int, base: Version, counted: int, told: int, digest: str) -> None:
         size = self.rules.dn_buffer_size
         before = self.filled.get((shard, base.digest), 0)
-        require(told == before, "j", f"shard {shard}: {told} are said to be in the buffer, where {before} were put")
+        require(
+            told == before, "j", f"shard {shard}: a commit says {told} submissions in the buffer; there are {before}"
+        )
         after = before + counted if size > 1 else 0
-        require(after <= max(size, 0), "j", f"shard {shard}: a window goes {after - size} beyond the buffer")
+        require(after <= max(size, 0), "j", f"shard {shard}: a window exceeds the buffer by {after - size}")
         self.filled[shard, digest] = after % size if size > 1 else 0
 
 

@@ -64,9 +64,9 @@ class World:
         self.alive: dict[str, Process] = {}
         self.disks: dict[str, tuple[tuple[State, ...], tuple[Tensors, ...]]] = {}
         self.cut: set[frozenset[str]] = set()
-        self.mute: set[tuple[str, str]] = set()  # (from, to) of links that carry nothing that way
+        self.mute: set[tuple[str, str]] = set()  # (from, to) of links that lose everything in this direction
         self.flips = 0
-        self.happened: Counter[str] = Counter()  # faults, messages and their fates, commits
+        self.happened: Counter[str] = Counter()  # number of faults, of messages by fate, and of commits
         self.drop, self.duplicate = settings.drop, settings.duplicate
         self.faults = Faults(self)
         self.trainers = Trainers(self)
@@ -85,7 +85,7 @@ class World:
         heapq.heappush(self.queue, (self.now + delay, self.count, action))
 
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
-        """Let time pass until then, or until ``stop()`` holds (looked at after every event)."""
+        """Let time pass until ``until``, or until ``stop()`` is true (asked after every event)."""
         while self.queue and self.queue[0][0] <= until:
             self.now, _, action = heapq.heappop(self.queue)
             action()
@@ -144,7 +144,7 @@ class World:
         self.at(5.0, lambda: self._discover(process))
 
     def _measure(self, process: Process) -> None:
-        """It finds out what its link carries, or that this has changed."""
+        """A peer measures its bandwidth, for the first time or after a change."""
         if self.alive.get(process.name) is not process or self.settings.bandwidths is None:
             return
         slowest, fastest = self.settings.bandwidths
@@ -152,7 +152,7 @@ class World:
         self.at(self.links.uniform(*self.settings.measured_every), lambda: self._measure(process))
 
     def holders(self) -> list[str]:
-        """Who holds the state."""
+        """The peers that hold the state."""
         return sorted(n for n, p in self.alive.items() if p.replica.has_state)
 
     # -- network
@@ -288,9 +288,10 @@ class World:
     def damaged(self, process: Process, shard: int) -> bool:
         state = process.replica.state(shard)
         damaged = process.store.present[shard].digest(meta_of(state)) != state.version.digest
-        require(not damaged or self.flips > 0, "a", f"{process.name}: shard {shard} is not what its version says")
+        require(not damaged or self.flips > 0, "a", f"{process.name}: shard {shard} does not match its version")
         return damaged
 
     def _excused(self, process: Process, commit: Commit) -> bool:
-        """A commit may lead elsewhere on damaged tensors; and so may one of no contributions, made from such."""
+        """Whether a commit may lead to another digest: its tensors were damaged, or it has no contributions because its
+        author's were."""
         return self.damaged(process, commit.shard) or not commit.contributions

@@ -1,4 +1,4 @@
-"""One replica with a clock that is set by hand, short ways to feed it messages, and helpers that several files use."""
+"""One replica whose clock the test sets, short ways to feed it messages, and helpers for several test files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LIFE = 1 << 40
 
 
 class Peer:
-    """A replica under test. Peers have names of one letter: "abc" stands for three of them."""
+    """A replica under test. Peers have names of one letter: "abc" stands for three peers."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Peer:
         self.rules = Rules(run="run", fragments=fragments, **{"round_timeout": 5.0, **rules})
         self.replica = Replica(me, self.rules, role=role, eligible=eligible, incarnation=LIFE, now=self.now)
         self.silent: set[str] = set()
-        self.feed(Wakeup())  # the first tick, of its beginning
+        self.feed(Wakeup())  # the first tick after its start
         if epoch is not None:
             plan = self.plan(group, succession)
             self.feed(
@@ -150,12 +150,13 @@ class Peer:
         return self.feed(Received(sender, message), after)
 
     def take(self, commit: Commit, sender: str = "") -> list[Effect]:
-        """A commit comes, from its author unless a sender is named, and is applied; the effects of the latter."""
+        """A commit arrives, from its author unless a sender is named, and is applied; returns the effects of the
+        application."""
         self.hear(sender or commit.aggregator, commit)
         return self.feed(Applied(commit.shard, commit.base, commit.version.digest))
 
     def about(self, **says: Any) -> Summary:
-        """The summary of a peer that holds what this one does, but for ``says``."""
+        """The Summary of a peer that holds the same as this one, except the fields in ``says``."""
         mine = self.replica.roster.mine
         plain = {
             "incarnation": 1,
@@ -171,7 +172,7 @@ class Peer:
         return self.hear(name, ProbeAck(self.about(**says)))
 
     def blank(self) -> dict[str, Any]:
-        """What a peer without a state says."""
+        """The Summary of a peer without a state."""
         return {"model": ModelVersion(), "epochs": ()}
 
     def refuse(self, name: str) -> list[Effect]:
@@ -179,12 +180,13 @@ class Peer:
         return self.feed(SendFailed(name, Probe(self.replica.roster.mine), gone=True))
 
     def lose(self, name: str) -> list[Effect]:
-        """The peer's process is gone; the effects of noticing it."""
+        """The peer's process dies; returns the effects of noticing that."""
         assert self.refuse(name) == [Send(name, Probe(self.replica.roster.mine))]
         return self.refuse(name)
 
     def pass_time(self, seconds: float) -> list[Effect]:
-        """Let time pass; probes of peers that are not ``silent`` are answered at once. Effects but for probes."""
+        """Let time pass; probes are answered at once, except by ``silent`` peers. Returns the effects without
+        probes."""
         until, effects = self.now + seconds, list[Effect]()
         while (wakeup := self.replica.next_wakeup()) <= until:
             self.now = max(self.now, wakeup)
@@ -226,13 +228,13 @@ class Peer:
 
     @staticmethod
     def said(effects: list[Effect]) -> list[Any]:
-        """The messages that are sent, without probes."""
+        """The messages that the effects send, without probes."""
         return [e.message for e in effects if isinstance(e, Send) and not isinstance(e.message, Probe | ProbeAck)]
 
 
 @pytest.fixture
 def peer() -> type[Peer]:
-    """The class above: ``peer("a", group="abc")`` is a replica at epoch 1 beside b and c."""
+    """Make a `Peer`: ``peer("a", group="abc")`` is a replica at epoch 1 that has met b and c."""
     return Peer
 
 
@@ -254,7 +256,7 @@ PLAIN = Rules(run="run", fragments=((0,),))
 
 
 def meta(version: Version, term: int, plan: Plan, counted: dict[str, ContributionId]) -> bytes:
-    """What a digest covers beside the tensors."""
+    """What a digest covers besides the tensors."""
     return meta_of(State(0, version, term, plan, counted, {}))
 
 
@@ -287,7 +289,7 @@ def fetches(effects: list[Effect]) -> list[tuple[str, Fetch]]:
 
 
 def gathering(peer: type[Peer], donors: str = "ac", **rules: Any) -> tuple[Any, list[Any]]:
-    """A newcomer that knows what a holds of five shards, and the shards that it asks of each donor."""
+    """A newcomer that knows a's versions of five shards, and the shards that it asks of each donor."""
     n = peer("n", epoch=None, live="", fragments=FIVE, **rules)
     n.meet("a", model=ahead(n, 7), epochs=(7,) * 5)
     for name in donors[1:]:
@@ -300,7 +302,7 @@ def gathering(peer: type[Peer], donors: str = "ac", **rules: Any) -> tuple[Any, 
 
 
 def roster_of(me: str, others: str = "", *, rules: Rules = PLAIN) -> Roster:
-    """The roster of a peer at epoch 1 that has met others at the same epoch."""
+    """The roster of a peer at epoch 1 that has met other peers at the same epoch."""
     summary = Summary(1, "worker", True, ModelVersion(0, 10, 1, ""), (1,), idle=False)
     made = Roster(me, rules, summary)
     for name in others:
@@ -348,7 +350,7 @@ def mismatches(effects: list[Effect]) -> list[str]:
 
 
 def running(peer: type[Peer], me: str = "c", succession: str = "cb", **rules: Any) -> Any:
-    """A replica of an asynchronous run of a, b and c; c aggregates, b succeeds, and an election finds the same."""
+    """A replica of an asynchronous run of a, b and c; c aggregates, b succeeds, and an election gives the same."""
     assert assign("run", 0, (0,), dict.fromkeys("abc", 1.0))[0][:2] == ("c", "b")
     one = peer(me, group="abc", succession=succession, **{"mode": "async", "heartbeat_timeout": 10.0, **rules})
     if succession[0] == me:
@@ -368,7 +370,7 @@ def commits_to(effects: list[Effect], peer: str) -> list[Commit]:
 
 
 def joined_by(one: Peer, peer: str) -> list[Effect]:
-    """Another peer comes, and promises this one its term."""
+    """Another peer joins, and promises this one its term."""
     return [*one.meet(peer), *one.hear(peer, Promise(0, one.held, 0))]
 
 
@@ -385,7 +387,7 @@ def computed(one: Peer, effects: list[Effect], digest: str = "new") -> list[Effe
 
 
 def held_by(one: Peer, peer: str, effects: list[Effect]) -> list[Effect]:
-    """The peer says that it holds the commit that the effects propose to it."""
+    """The peer confirms that it holds the commit that the effects propose."""
     return one.hear(peer, Held(0, commits_to(effects, peer)[-1].version))
 
 

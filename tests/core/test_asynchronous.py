@@ -1,4 +1,4 @@
-"""Asynchronous mode: a submission is a commit of its own, held by its successors before any peer relies on it."""
+"""Asynchronous mode: each submission becomes a commit, and its successors hold it before its submitter is answered."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.core.conftest import commits_to, computed, held_by, joined_by, next_c
 
 
 def submitted(one: Any, sender: str, sequence: int = 1, base: Version | None = None, digest: str = "") -> list[Effect]:
-    """Somebody's submission comes, is computed, and held by b."""
+    """A submission arrives, is computed, and held by b."""
     effects = one.hear(sender, one.contribution(base or one.held, sequence))
     return held_by(one, "b", computed(one, effects, digest or f"d{one.held.epoch + 1}"))
 
@@ -54,7 +54,7 @@ def test_a_commit_is_held_by_its_successor_before_it_is_accepted(peer: Any) -> N
 
 
 def test_without_successors_a_commit_is_accepted_at_once(peer: Any) -> None:
-    """With successors=0 acknowledged means held by the aggregator."""
+    """With successors=0 an answer means that the aggregator holds the commit."""
     c = running(peer, succession="c", successors=0)
     effects = computed(c, c.hear("a", c.contribution(c.held)))
     assert effects[0] == Accept(((0, "new"),))
@@ -74,7 +74,7 @@ def test_each_submission_is_an_epoch_in_the_order_of_arrival(peer: Any) -> None:
 
 
 def test_a_submission_counts_once(peer: Any) -> None:
-    """Sent again while it is under way it changes nothing; afterwards it is answered again."""
+    """Sent again before its commit it changes nothing; sent again after it, it is answered again."""
     c = running(peer)
     contribution = c.contribution(c.held)
     effects = computed(c, c.hear("a", contribution))
@@ -135,7 +135,7 @@ def test_a_submission_on_a_wrong_base_is_not_counted(peer: Any, base: Version) -
 
 
 def test_a_submission_on_a_lineage_that_was_left_is_not_counted(peer: Any) -> None:
-    """It waited for its window when the aggregator joined another lineage; its author carries it over."""
+    """Its aggregator joined another lineage while the window was open; the author carries its progress."""
     c = running(peer, async_grace=5.0)
     assert c.averages(c.hear("a", c.contribution(c.held))) == []
     other = Version(0, 70, 6, "x6")
@@ -148,7 +148,7 @@ def test_a_submission_on_a_lineage_that_was_left_is_not_counted(peer: Any) -> No
 
 
 def test_no_submission_is_committed_while_fewer_than_min_peers_are_there(peer: Any) -> None:
-    """Idle workers count. When enough are there, the submission that waited is committed."""
+    """Idle workers count. Once enough are alive, the waiting submission is committed."""
     c = running(peer, min_peers=3)
     c.lose("a")
     assert c.averages(c.hear("b", c.contribution(c.held))) == []
@@ -156,7 +156,7 @@ def test_no_submission_is_committed_while_fewer_than_min_peers_are_there(peer: A
 
 
 def test_the_first_outer_step_waits_for_start_peers(peer: Any) -> None:
-    """As long as nothing is counted."""
+    """The wait lasts only until a submission is counted."""
     c = running(peer, start_peers=4)
     effects = c.hear("a", c.contribution(c.held))
     assert c.averages(effects) == []
@@ -171,7 +171,7 @@ def test_the_first_outer_step_waits_for_start_peers(peer: Any) -> None:
 
 
 def test_a_submitter_that_is_far_behind_is_answered_with_the_state(peer: Any) -> None:
-    """More commits than a state's bytes are not kept."""
+    """The aggregator keeps no more commits than have a state's bytes."""
     c = running(peer)
     base = c.held
     for sequence in range(1, 6):
@@ -191,7 +191,7 @@ def test_only_peers_that_may_have_to_answer_keep_several_commits(peer: Any) -> N
 
 
 def test_a_submitter_that_is_unlike_is_answered_with_the_state(peer: Any) -> None:
-    """A commit would lead it elsewhere."""
+    """A commit would lead it to another digest."""
     c = running(peer)
     c.meet("a", unlike=True)
     effects = submitted(c, "a")
@@ -210,7 +210,7 @@ def test_an_aggregator_that_fetched_its_state_answers_with_the_state(peer: Any) 
 
 
 def test_a_submitter_that_holds_the_commit_is_not_sent_it_again(peer: Any) -> None:
-    """The proposal answers a successor's own submission."""
+    """A successor's own submission is answered by the proposal."""
     assert commits_to(submitted(running(peer), "b"), "b") == []
 
 
@@ -226,7 +226,8 @@ def test_an_answer_that_did_not_arrive_is_sent_again_as_the_newest_state(peer: A
 
 
 def test_a_successor_answers_a_submission_with_the_aggregator_and_the_commits(peer: Any) -> None:
-    """Each time. It keeps a submission on the present version only, which it would count should it take over now."""
+    """It answers each time. It keeps only a submission on the present version, which it would count after a
+    takeover."""
     b = running(peer, "b")
     base = b.held
     for epoch in (1, 2):
@@ -259,7 +260,7 @@ def test_a_submission_beyond_max_staleness_is_refused(peer: Any) -> None:
 
 
 def test_a_joiners_staleness_counts_from_the_state_that_it_adopted(peer: Any) -> None:
-    """However old the run is, its first submission is as far behind as the run has gone on since."""
+    """Its first submission's staleness is the number of epochs since the adopted state, however old the run is."""
     n = peer("n", epoch=None, live="", mode="async", max_staleness=2)
     state = n.state(0, 40, plan=Plan(tuple("abc"), tuple("cb")))
     n.meet("c", model=model_version([state.version]), epochs=(40,))
@@ -279,7 +280,7 @@ def test_a_joiners_staleness_counts_from_the_state_that_it_adopted(peer: Any) ->
 
 
 def test_a_window_averages_the_submissions_of_async_grace(peer: Any) -> None:
-    """It opens with the first one. The commit counts all that came."""
+    """The window opens with the first submission. The commit counts all that arrived."""
     c = running(peer, async_grace=0.5)
     assert c.hear("b", c.contribution(c.held)) == []
     assert c.replica.next_wakeup() == c.now + 0.5
@@ -344,7 +345,8 @@ def test_a_fetched_state_brings_the_count_of_its_buffer(peer: Any) -> None:
 
 
 def test_a_successor_goes_on_from_the_last_commit_it_holds(peer: Any) -> None:
-    """It claims the next term, asks all live peers, counts what was not counted, and answers for what was."""
+    """It claims the next term, asks all live peers, counts uncounted submissions, and answers the counted ones
+    again."""
     b = running(peer, "b", dn_buffer_size=4)
     commit = next_commit(b)
     b.take(commit)
@@ -359,7 +361,7 @@ def test_a_successor_goes_on_from_the_last_commit_it_holds(peer: Any) -> None:
 
 
 def test_an_aggregator_with_the_lesser_claim_commits_nothing(peer: Any) -> None:
-    """Its successor refuses the proposal. It yields, and hands its own submission to the other."""
+    """Its successor refuses the proposal. It concedes, and sends its own submission to the successor."""
     c = running(peer)
     effects = computed(c, c.contribute())
     [proposal] = commits_to(effects, "b")
@@ -377,7 +379,7 @@ def test_an_aggregator_with_the_lesser_claim_commits_nothing(peer: Any) -> None:
 
 
 def test_a_claim_on_a_later_version_is_remembered(peer: Any) -> None:
-    """A peer that promised while it was behind refuses the old aggregator's commit once it has caught up."""
+    """A peer that promised while it was behind refuses the old aggregator's commit after it has caught up."""
     a = running(peer, "a")
     effects = a.hear("b", TakeOver(0, a.version(4), 1))
     assert to(effects, "b", Promise) == [Promise(0, a.version(4), 1)]
@@ -388,7 +390,7 @@ def test_a_claim_on_a_later_version_is_remembered(peer: Any) -> None:
 
 
 def test_of_claims_on_a_later_version_the_greatest_is_remembered(peer: Any) -> None:
-    """Whichever came last; and no more of them than of commits."""
+    """The order of arrival does not matter; at most as many claims are kept as commits."""
     a = running(peer, "a", commits_kept=16)
     a.hear("b", TakeOver(0, a.version(4), 2))
     a.hear("c", TakeOver(0, a.version(4), 1))
@@ -401,8 +403,8 @@ def test_of_claims_on_a_later_version_the_greatest_is_remembered(peer: Any) -> N
 
 
 def test_a_peer_that_has_forgotten_its_claim_claims_again(peer: Any) -> None:
-    """It left the lineage and came back, and sends to the plan's aggregator, which has promised to it. Told so, it asks
-    for promises and commits when it has them."""
+    """It left the lineage and came back, and sends its contribution to the plan's aggregator, which has promised to it.
+    That answer makes it ask for promises again; it commits when it has them."""
     b = running(peer, "b")
     assert [e.to for e in b.contribute() if isinstance(e, Send)] == ["c"]
     assert b.averages(b.hear("c", Outdated(0, b.held, 1, "b"))) == []
@@ -413,7 +415,7 @@ def test_a_peer_that_has_forgotten_its_claim_claims_again(peer: Any) -> None:
 
 
 def test_a_restarted_aggregator_takes_the_commit_of_its_earlier_life(peer: Any) -> None:
-    """A successor holds it; the aggregator does not insist on another one."""
+    """A successor holds that commit, so the aggregator gives up its new draft."""
     c = running(peer)
     computed(c, c.hear("a", c.contribution(c.held)), "mine")
     held = replace(next_commit(c), contributions=())
@@ -422,8 +424,8 @@ def test_a_restarted_aggregator_takes_the_commit_of_its_earlier_life(peer: Any) 
 
 
 def test_an_aggregator_that_starts_from_a_disk_asks_for_promises_first(peer: Any) -> None:
-    """Its plan may be an old one: nothing is committed until all peers that it names have promised or are found
-    dead."""
+    """The restored plan may be outdated: it commits nothing until all peers that the plan names have promised or are
+    found dead."""
     c = peer("c", group="abc", succession="cb", mode="async", live="a")
     assert c.averages(c.contribute()) == []
     c.hear("a", Promise(0, c.held, 0))
@@ -432,7 +434,7 @@ def test_an_aggregator_that_starts_from_a_disk_asks_for_promises_first(peer: Any
 
 
 def test_an_aggregator_that_fetched_its_state_asks_for_promises_first(peer: Any) -> None:
-    """The donor may be behind the others, which hold what this peer committed in an earlier life."""
+    """The donor may be behind the others, which may hold a commit of this peer's earlier life."""
     c = peer("c", epoch=None, live="", mode="async", heartbeat_timeout=10.0)
     behind = c.state(0, 4, plan=Plan(tuple("abc"), tuple("cb")))
     c.meet("a", model=model_version([behind.version]), epochs=(4,))

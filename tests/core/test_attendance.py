@@ -1,4 +1,4 @@
-"""Which peers take part in a fragment's rounds: what a peer shows gets it named, and bounds the wait for it."""
+"""Which peers take part in a fragment's rounds: what a peer sent decides whether it is named and waited for."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def commit(base: int, counted: str, by: str = "a") -> Commit:
 
 
 def attendance(fragment: int = 0, **said: int) -> Attendance:
-    """That of the peer "a", which stands at epoch 5. ``said``: the epoch that a live worker last said it holds; of the
-    other fragment it holds no less than 0."""
+    """The attendance of the peer "a", at epoch 5. ``said``: the epoch in a live worker's last Summary; its other
+    fragment is at 0 or more."""
     assert RULES.settle == SETTLE
     mine = Summary(1, "worker", True, ModelVersion(), (5, 5), idle=False)
     made = Attendance(fragment, RULES, Roster("a", RULES, mine))
@@ -40,7 +40,7 @@ def attendance(fragment: int = 0, **said: int) -> Attendance:
 
 
 def says(attendance: Attendance, peer: str, **what: object) -> None:
-    """A peer speaks for itself."""
+    """The peer sends its Summary."""
     plain = Summary(1, "worker", True, ModelVersion(), (0, 0), idle=False)
     attendance.roster.heard(peer)
     attendance.roster.summarized(peer, replace(plain, **what))  # type: ignore[arg-type]
@@ -55,12 +55,12 @@ def round_of(attendance: Attendance, base: int, group: str, counted: str, now: f
 
 
 def test_a_named_peer_takes_part() -> None:
-    """Whatever it shows. The shard leaves out dead and idle ones."""
+    """Whatever epoch it holds. Dead and idle peers are left out by the shard."""
     assert attendance(b=0).group(plan("bc"), 7) == ["b", "c"]
 
 
 def test_a_peer_named_in_one_shard_takes_part_in_all_of_the_fragment() -> None:
-    """For the same epoch; the plan of another shard for an earlier or a later one says nothing."""
+    """For the same epoch; another shard's plan for an earlier or later epoch does not count."""
     a = attendance()
     a.planned(plan("ab"), 7)
     a.planned(plan("c"), 7)
@@ -74,7 +74,7 @@ def test_a_peer_named_in_one_shard_takes_part_in_all_of_the_fragment() -> None:
 
 
 def test_a_worker_that_holds_the_base_takes_part() -> None:
-    """Named or not, this peer included. A worker that holds less does not."""
+    """Whether named or not, this peer included. A worker that holds an earlier epoch does not take part."""
     assert attendance(b=5, c=9, d=4).group(plan(""), 5) == ["a", "b", "c"]
 
 
@@ -96,7 +96,7 @@ def test_only_the_epoch_of_this_fragment_counts() -> None:
 
 
 def test_a_peer_that_holds_the_base_is_sure() -> None:
-    """By its own word, by what it sent, or by a commit that it wrote."""
+    """Its Summary, its messages, or a commit that it wrote can show that it holds the base."""
     a = attendance(b=7, c=6)
     a.shows("d", 7)
     a.appended(plan(""), commit(6, "", by="e"), 0.0)
@@ -111,8 +111,7 @@ def test_an_older_message_that_comes_late_takes_nothing_back() -> None:
 
 
 def test_a_peer_that_the_base_counts_is_sure() -> None:
-    """It waits for that commit and for nothing else. A peer that only an earlier commit counts may have got none
-    since."""
+    """It only waits for that commit. A peer counted only by an earlier commit may not have received any since."""
     a = attendance()
     round_of(a, 6, "bc", "bc")
     assert a.sure("b", 7)
@@ -121,7 +120,7 @@ def test_a_peer_that_the_base_counts_is_sure() -> None:
 
 
 def test_a_count_in_one_shard_holds_for_the_others() -> None:
-    """A later commit of a shard that is behind takes nothing back."""
+    """A later commit of a shard that is behind does not lower it."""
     a = attendance()
     round_of(a, 7, "b", "b")
     round_of(a, 6, "b", "b")
@@ -129,7 +128,8 @@ def test_a_count_in_one_shard_holds_for_the_others() -> None:
 
 
 def test_a_peer_left_out_of_one_shard_is_not_sure_in_the_others() -> None:
-    """In the same round, whatever it holds: their wait for it has a bound. In the next round it may be sure again."""
+    """In the same round, whatever it holds: the other shards wait for it only for a grace. In the next round it may be
+    sure again."""
     a = attendance(b=7)
     assert a.sure("b", 7)
     round_of(a, 7, "ab", "a")
@@ -143,7 +143,7 @@ def test_a_peer_left_out_of_one_shard_is_not_sure_in_the_others() -> None:
 
 
 def test_a_contributor_is_named() -> None:
-    """Whatever was known of it."""
+    """Whatever was known of it before."""
     a = attendance()
     round_of(a, 6, "b", "")
     assert a.names("b", plan("b"), 7, "b")
@@ -164,13 +164,13 @@ def test_an_expected_peer_that_did_not_contribute_is_not_named_again() -> None:
 
 
 def test_a_peer_that_missed_a_round_is_named_again_once_it_shows_a_later_epoch() -> None:
-    """Later than that of the round that it missed; however many rounds later, and by whatever shows it."""
+    """Later than the epoch of the round that it missed, after any number of rounds, and by any kind of evidence."""
     a = attendance(b=5)
     round_of(a, 5, "ab", "a")
     assert not any(a.names("b", plan("a"), epoch, "a") for epoch in (6, 9))
     a.shows("b", 6)
     assert a.names("b", plan("a"), 9, "a")
-    assert a.names("b", plan("a"), 6, "a") is False  # it takes part in the round on 6, and did not come
+    assert a.names("b", plan("a"), 6, "a") is False  # it takes part in the round on 6, and did not contribute
 
 
 def test_a_peer_that_is_ahead_is_named_though_it_did_not_contribute() -> None:
@@ -182,7 +182,7 @@ def test_a_peer_that_is_ahead_is_named_though_it_did_not_contribute() -> None:
 
 
 def test_a_grace_is_settle_or_a_usual_round_if_that_is_longer() -> None:
-    """Until a round is known, settle."""
+    """Until the length of a round is known, it is settle."""
     a = attendance()
     assert a.waits_until("b", 100.0) == 100.0 + SETTLE
     take_rounds(a, [0.5] * 3)
@@ -192,7 +192,7 @@ def test_a_grace_is_settle_or_a_usual_round_if_that_is_longer() -> None:
 
 
 def take_rounds(attendance: Attendance, lasting: Iterable[float], base: int = 10, group: str = "a") -> None:
-    """Rounds on epoch ``base`` and those that follow, which count "a" alone; the others of the group miss them."""
+    """Rounds on epoch ``base`` and the following ones, which count only "a"; the others of the group miss them."""
     now = 1000.0
     round_of(attendance, base - 1, group, "a", now)
     for epoch, seconds in enumerate(lasting, base):
@@ -214,7 +214,7 @@ def test_a_grace_doubles_with_each_miss_in_a_row() -> None:
 
 
 def test_a_miss_of_one_round_in_two_shards_is_one() -> None:
-    """They share a round; and a shard that is behind adds nothing to a later miss."""
+    """They are one round. A shard that is behind does not change a later miss."""
     a = attendance()
     for now, base in ((50.0, 10), (60.0, 10), (70.0, 9)):
         round_of(a, base, "ab", "a", now)
@@ -233,28 +233,28 @@ def test_a_count_ends_the_misses_in_a_row() -> None:
 
 
 def test_a_peer_that_was_not_expected_misses_nothing() -> None:
-    """It holds a state, but the round was not to wait for it."""
+    """It holds a state, but no plan named it for the round."""
     a = attendance(b=3)
     round_of(a, 10, "a", "a", now=50.0)
     assert a.waits_until("b", 0.0) == SETTLE
 
 
 def test_the_usual_round_is_the_median_of_the_last() -> None:
-    """One round that a death held up says little, and what was usual long ago nothing."""
+    """One long round hardly counts, and old rounds do not count at all."""
     a = attendance()
     take_rounds(a, [100.0] * ROUNDS_KEPT + [10.0] * (ROUNDS_KEPT // 2 + 1) + [300.0] * (ROUNDS_KEPT // 2))
     assert a.grace == 10.0
 
 
 def test_a_round_that_a_peer_missed_is_not_usual() -> None:
-    """It lasted as long as that peer was waited for: a grace would make itself longer."""
+    """Such a round includes the wait for that peer: otherwise a grace would lengthen the next one."""
     a = attendance()
     take_rounds(a, [30.0] * 5, group="ab")
     assert a.grace == SETTLE
 
 
 def test_a_round_counts_once_and_whole() -> None:
-    """The other shards of an epoch are no further round; epochs that a fetch passed over are none."""
+    """The other shards of an epoch are not further rounds; epochs skipped by a fetch are no rounds."""
     a = attendance()
     round_of(a, 1, "a", "a", now=100.0)
     round_of(a, 1, "a", "a", now=140.0)  # of the other shard
@@ -275,7 +275,7 @@ def test_a_round_counts_once_and_whole() -> None:
 def test_a_peer_is_near_if_it_was_at_most_an_epoch_behind_when_it_was_heard(
     lasting: tuple[float, ...], least: int
 ) -> None:
-    """What a peer says is as old as a heartbeat or two, in which so many rounds may have gone by."""
+    """A Summary may be one or two heartbeats old, and as many rounds may have passed since."""
     a = attendance()
     take_rounds(a, lasting, base=1)
     a.shows("b", least)
@@ -287,7 +287,7 @@ def test_a_peer_is_near_if_it_was_at_most_an_epoch_behind_when_it_was_heard(
 
 
 def test_a_restarted_peer_is_known_by_nothing_that_its_earlier_life_did() -> None:
-    """It holds what it says. No plan named it, and it has missed nothing."""
+    """Only its new Summary counts. No plan has named it, and it has missed nothing."""
     a = attendance()
     a.planned(plan("b"), 7)
     a.shows("b", 7)
@@ -301,7 +301,7 @@ def test_a_restarted_peer_is_known_by_nothing_that_its_earlier_life_did() -> Non
 
 
 def test_nothing_is_known_of_attendance_on_another_lineage() -> None:
-    """Its epochs are others. How long rounds take is as before."""
+    """Another lineage has other epochs. The usual length of a round stays."""
     a = attendance()
     take_rounds(a, [30.0], base=5)
     a.planned(plan("bc"), 7)

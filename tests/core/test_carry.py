@@ -18,7 +18,7 @@ def id(sequence: int, life: int = 5) -> ContributionId:
 
 
 def test_before_anything_is_sent_progress_is_kept() -> None:
-    """Steps made since the base ride on, whatever the table counts."""
+    """Steps made since the base stay, whatever the table counts."""
     progress = Carried()
     assert progress.merge(v(1), None, given_up=False) is Carry.KEEP
     assert progress.merge(v(2), id(9), given_up=False) is Carry.KEEP
@@ -26,7 +26,7 @@ def test_before_anything_is_sent_progress_is_kept() -> None:
 
 
 def test_counted_progress_is_subtracted_once() -> None:
-    """It is sent, counted and subtracted; the next newer state finds nothing more to subtract."""
+    """It is sent, counted and subtracted; a later state subtracts nothing more."""
     progress = Carried(base=v(0))
     assert progress.send(id(1)) == id(1)
     assert progress.merge(v(1), id(1), given_up=False) is Carry.SUBTRACT
@@ -41,7 +41,7 @@ def test_uncounted_progress_rides_in_the_next_contribution() -> None:
     assert progress.merge(v(1), None, given_up=False) is Carry.KEEP
     assert progress.send(id(2)) == id(1)
     assert progress.merge(v(2), id(2), given_up=False) is Carry.SUBTRACT
-    assert progress.send(id(3)) == id(3)  # a new beginning: nothing old rides in it
+    assert progress.send(id(3)) == id(3)  # nothing old is carried in it
 
 
 def test_a_count_of_what_was_sent_earlier_says_nothing_of_what_is_carried() -> None:
@@ -54,7 +54,7 @@ def test_a_count_of_what_was_sent_earlier_says_nothing_of_what_is_carried() -> N
 
 @pytest.mark.parametrize("counted", [id(7, life=4), id(7, life=6)])
 def test_a_contribution_of_another_life_is_not_this_ones(counted: ContributionId) -> None:
-    """Another life of this peer, earlier or with a greater number, has made other steps: this life's are not in it."""
+    """An earlier life of this peer, or one with a greater number, made other steps than this life."""
     progress = Carried(base=v(0))
     progress.send(id(1))
     assert progress.merge(v(1), counted, given_up=False) is Carry.KEEP
@@ -62,7 +62,7 @@ def test_a_contribution_of_another_life_is_not_this_ones(counted: ContributionId
 
 
 def test_both_incarnations_of_a_life_that_had_to_rise_are_its_own() -> None:
-    """A life that took a greater number on its way still knows what it sent under the first."""
+    """A life whose incarnation had to rise still recognises the contributions that it sent under the first number."""
     early = Carried(base=v(0))
     early.send(id(1, life=5))
     early.merge(v(1), None, given_up=False)
@@ -77,7 +77,7 @@ def test_both_incarnations_of_a_life_that_had_to_rise_are_its_own() -> None:
 
 @pytest.mark.parametrize("counted", [1, 2])
 def test_progress_of_which_a_part_is_counted_is_dropped(counted: int) -> None:
-    """Contribution 3 contains 1 and 2. If one of these is counted after all, the rest can't be told from it."""
+    """Contribution 3 contains 1 and 2. If one of them is counted, the rest can't be separated from it."""
     progress = Carried(base=v(0))
     for sequence in (1, 2):
         progress.send(id(sequence))
@@ -89,7 +89,7 @@ def test_progress_of_which_a_part_is_counted_is_dropped(counted: int) -> None:
 
 
 def test_progress_that_is_given_up_is_dropped() -> None:
-    """What is sent afterwards is a new beginning."""
+    """The next contribution carries nothing old."""
     progress = Carried(base=v(0))
     progress.send(id(1))
     assert progress.merge(v(1), None, given_up=True) is Carry.DROP
@@ -107,7 +107,7 @@ def test_counted_progress_is_subtracted_however_often_it_was_sent() -> None:
 
 
 def test_progress_is_as_old_as_the_oldest_contribution_in_it() -> None:
-    """Sent again it is no younger. After a count the next stretch begins anew, where the trainer stands."""
+    """Sent again it keeps its age. After it is counted, new progress begins at the trainer's base."""
     progress = Carried(base=v(0))
     for sequence in (1, 2, 3):
         progress.send(id(sequence))
@@ -120,7 +120,7 @@ def test_progress_is_as_old_as_the_oldest_contribution_in_it() -> None:
 
 
 def test_sendings_are_counted_from_the_oldest_contribution_in_it() -> None:
-    """Each contribution with the same progress counts; a count or a drop begins anew."""
+    """Each contribution with the same progress counts; after it is counted or dropped the number starts again."""
     progress = Carried(base=v(0))
     for sends in (1, 2, 3):
         progress.send(id(sends))
@@ -137,7 +137,7 @@ def test_sendings_are_counted_from_the_oldest_contribution_in_it() -> None:
 
 
 def test_refusals_before_a_count_or_a_drop_are_forgotten() -> None:
-    """They say nothing of what is sent next."""
+    """They do not affect the next contribution."""
     counted, dropped = Carried(base=v(0)), Carried(base=v(0))
     for progress in (counted, dropped):
         progress.send(id(1))
@@ -149,7 +149,7 @@ def test_refusals_before_a_count_or_a_drop_are_forgotten() -> None:
 
 
 def test_progress_that_a_lost_lineage_counted_is_restored() -> None:
-    """Once; and it may be sent again."""
+    """It is restored once, and may be sent again."""
     progress = Carried(base=v(0))
     progress.send(id(1))
     assert progress.merge(v(1), id(1), given_up=False) is Carry.SUBTRACT
@@ -160,7 +160,7 @@ def test_progress_that_a_lost_lineage_counted_is_restored() -> None:
 
 
 def test_restored_progress_that_is_counted_after_all_is_subtracted() -> None:
-    """Back and forth between lineages, the contribution is in the sum exactly when the table says so."""
+    """Also after several changes of lineage the progress is in the state exactly if the table counts it."""
     progress = Carried(base=v(0))
     progress.send(id(1))
     progress.merge(v(1), id(1), given_up=False)
@@ -169,7 +169,7 @@ def test_restored_progress_that_is_counted_after_all_is_subtracted() -> None:
 
 
 def test_progress_since_is_kept_when_a_lineage_that_counts_a_part_takes_over() -> None:
-    """The base held 1 and 2 as one contribution; the new state has 1 alone."""
+    """The base counted 1 and 2 as one contribution; the new state counts 1 only."""
     progress = Carried(base=v(0))
     progress.send(id(1))
     progress.merge(v(1), None, given_up=False)
@@ -180,7 +180,7 @@ def test_progress_since_is_kept_when_a_lineage_that_counts_a_part_takes_over() -
 
 
 def test_progress_that_is_counted_at_last_is_left_alone() -> None:
-    """The merges that follow neither subtract nor drop it."""
+    """The following merges neither subtract nor drop it."""
     progress = Carried(base=v(0))
     for sequence in (1, 2):
         progress.send(id(sequence))

@@ -1,4 +1,4 @@
-"""Catching up: a newcomer's state, the least that closes a gap, and donors that fail."""
+"""Catching up: a newcomer's state, the smallest answer that closes a gap, and donors that fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.core.conftest import TWO, ahead, fetches, fill, filled, running, to
 
 
 def late_newcomer(peer: Any, **rules: Any) -> Any:
-    """Rounds were faster than the state came: it is of epoch 1, and the first commit that was heard is on epoch 3."""
+    """A newcomer whose state came more slowly than the rounds: it is of epoch 1, and the first kept commit is on epoch
+    3."""
     n = peer("n", epoch=None, live="", **rules)
     n.meet("a", model=model_version([n.version(1)]), epochs=(1,))
     n.hear("a", Versions((n.version(1),), forked=False))
@@ -26,7 +27,7 @@ def late_newcomer(peer: Any, **rules: Any) -> Any:
 
 
 def fetching(peer: Any) -> Any:
-    """A peer one commit behind in each of two shards, that has asked a, and knows c as well."""
+    """A peer that is one commit behind in each of two shards, has asked a, and also knows c."""
     n = peer("n", epoch=6, group="acn", fragments=TWO)
     n.now += 2.0
     n.meet("a", model=ahead(n, 7), epochs=(7, 7))
@@ -41,7 +42,7 @@ def fetching(peer: Any) -> Any:
 
 
 def test_a_newcomer_asks_the_first_peer_that_holds_a_state(peer: Any) -> None:
-    """Once, and for what that peer holds."""
+    """It asks once, and takes that peer's versions as the target."""
     n = peer("n", epoch=None, live="")
     n.meet("a", **n.blank())
     assert n.replica.catchup.donors() == []
@@ -53,7 +54,7 @@ def test_a_newcomer_asks_the_first_peer_that_holds_a_state(peer: Any) -> None:
 
 
 def test_a_newcomer_is_ready_when_all_shards_are_filled_in(peer: Any) -> None:
-    """A shard is adopted when its digest is right. Then all live and named peers are told: they may be about to wait
+    """A shard is adopted when its digest is right. Then all live and named peers are probed, because they may soon wait
     for it."""
     n = peer("n", epoch=None, live="", fragments=TWO)
     n.meet("b", model=model_version([n.version(7)] * 2), epochs=(7, 7))
@@ -77,7 +78,7 @@ def test_a_newcomer_is_ready_when_all_shards_are_filled_in(peer: Any) -> None:
 
 
 def test_a_hole_between_the_gathered_state_and_the_kept_commits_is_fetched_at_once(peer: Any) -> None:
-    """The commits in between will not come any more. Training does not start before."""
+    """The commits in between will not arrive any more. Training does not start before they are fetched."""
     n = late_newcomer(peer)
     effects = filled(n, n.state(0, 1))
     assert Send("a", Fetch((n.version(1),), shards=())) in effects
@@ -88,7 +89,7 @@ def test_a_hole_between_the_gathered_state_and_the_kept_commits_is_fetched_at_on
 
 
 def test_training_starts_when_the_kept_commits_are_applied(peer: Any) -> None:
-    """A first contribution on the state before them would come too late."""
+    """A first contribution on the state before them would be too late."""
     n = late_newcomer(peer)
     filled(n, n.state(0, 1))
     n.hear("a", n.state(0, 3))
@@ -107,15 +108,15 @@ def test_nothing_is_fetched_where_the_kept_commits_follow_the_gathered_state(pee
 
 
 def test_a_hole_is_not_fetched_at_once_if_its_aggregator_is_gone(peer: Any) -> None:
-    """The next peer that is seen ahead is asked."""
+    """The next peer that is seen ahead is asked instead."""
     n = late_newcomer(peer)
     n.lose("a")
     assert not any(isinstance(e, Send) and isinstance(e.message, Fetch) for e in filled(n, n.state(0, 1)))
 
 
 def test_a_newcomer_that_lacks_a_commit_asks_at_once(peer: Any) -> None:
-    """The author of the missing commit may not have known of it. A peer that trains waits a moment: the commit comes,
-    as a rule."""
+    """The author of the missing commit may not have known of this newcomer. A peer that trains waits for a while,
+    because the commit usually arrives."""
     told = {}
     for epochs in ((5, 4), (4, 4)):  # the shards of the first are at unlike epochs, so that it does not train yet
         n = peer("n", epoch=None, live="", fragments=((0, 1),))
@@ -175,7 +176,7 @@ def test_a_donor_sends_the_least_that_closes_the_gap(peer: Any, have: int | None
 
 
 def test_a_state_that_was_fetched_is_passed_on_whole(peer: Any) -> None:
-    """Its last commit did not come with it."""
+    """Its last commit did not arrive with it."""
     b = peer("b", epoch=3, group="ab")
     assert b.hear("a", Fetch((b.version(2),))) == [Send("a", b.replica.state(0))]
 
@@ -186,14 +187,14 @@ def test_only_newer_shards_are_sent(peer: Any) -> None:
 
 
 def test_an_asker_that_is_ahead_in_part_is_told_the_versions_too(peer: Any) -> None:
-    """It may be on another lineage where it is ahead, and needs something to compare with."""
+    """Where it is ahead it may be on another lineage, and needs the versions to compare."""
     b = peer("b", epoch=3, group="ab", fragments=TWO)
     versions = Versions((b.version(3), b.version(3)), forked=False)
     assert b.hear("a", Fetch((b.version(4), b.version(1)))) == [Send("a", b.replica.state(1)), Send("a", versions)]
 
 
 def test_a_peer_that_holds_only_a_part_answers_nothing(peer: Any) -> None:
-    """Nor is a question about another number of shards answered: it is of another run."""
+    """Nor is a request with another number of shards answered: it is of another run."""
     n = peer("n", epoch=None, live="", fragments=TWO)
     n.meet("b", model=model_version([n.version(7)] * 2), epochs=(7, 7))
     n.hear("b", n.state(0, 7))
@@ -210,7 +211,7 @@ def test_an_asker_that_knows_of_the_fork_is_sent_all_that_differs(peer: Any) -> 
 
 
 def test_shards_that_are_asked_for_as_a_whole_are_sent_though_they_are_equal(peer: Any) -> None:
-    """The asker takes the lineage as it was told, and what it holds of it by now is part of that."""
+    """The asker takes the whole lineage as told, and the shards that it has by now are part of it."""
     b = peer("b", epoch=3, group="ab", fragments=((0,), (1,), (2,)))
     have = (b.version(3), b.version(3, "other"), b.version(5, "other"))
     effects = b.hear("a", Fetch(have, whole=True, shards=(0, 2)))
@@ -231,7 +232,7 @@ def test_a_peer_that_is_seen_ahead_is_asked_after_settle(peer: Any) -> None:
 
 
 def test_a_commit_that_arrives_restarts_the_wait(peer: Any) -> None:
-    """A peer that keeps getting its commits does not fetch, however long another stays ahead of it."""
+    """A peer that keeps receiving its commits does not fetch, however long another stays ahead of it."""
     b = peer("b", group="ab")
     for epoch in range(1, 6):
         assert not b.said(b.meet("a", model=ahead(b, epoch + 1), epochs=(epoch + 1,)))
@@ -249,7 +250,7 @@ def test_a_gap_that_does_not_close_is_fetched_though_other_shards_move(peer: Any
     b.now += 1.5
     commit = Commit(1, b.version(1), b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
     b.take(commit)
-    b.hear("a", b.contribution(b.version(2)))  # seen again: the gap is as old as it was
+    b.hear("a", b.contribution(b.version(2)))  # seen again: the gap is as old as before
     b.now += 0.5
     assert b.said(b.meet("a", model=ahead(b, 2), epochs=(2, 2))) == [Fetch((b.version(1), b.version(2)))]
 
@@ -287,8 +288,8 @@ def test_a_commit_that_reaches_the_target_ends_the_fetch(peer: Any) -> None:
 
 
 def test_a_state_that_descends_from_the_present_one_is_taken_from_any_peer(peer: Any) -> None:
-    """Its ancestors contain what is held, so nothing is compared. No commit on the way counts this peer, so all are
-    told that it is there."""
+    """Its ancestors contain the present state, so nothing is compared. No commit on the way counts this peer, so it
+    probes all peers."""
     b = peer("b", group="ab")
     state = b.state(0, 4, plan=b.plan("ab"))
     assert b.hear("a", state) == [fill(b, state)]
@@ -312,7 +313,7 @@ def test_an_older_or_forked_state_is_not_taken_by_itself(peer: Any, other: str) 
 
 
 def test_a_state_that_has_forgotten_the_present_epoch_is_taken(peer: Any) -> None:
-    """Nothing tells of a fork."""
+    """Nothing shows a fork."""
     b = peer("b", epoch=3, group="ab")
     state = b.state(0, 900, history=((800, "x"), (900, "d900")))
     assert b.hear("a", state) == [fill(b, state)]
@@ -328,7 +329,7 @@ def test_a_state_that_has_forgotten_the_present_epoch_and_has_fewer_samples_is_n
 
 
 def test_a_state_that_a_commit_overtakes_is_void(peer: Any) -> None:
-    """It was filled in on another present state."""
+    """The present state is another one than when it began."""
     b = peer("b", group="ab")
     state = b.state(0, 4)
     b.hear("a", state)
@@ -338,7 +339,7 @@ def test_a_state_that_a_commit_overtakes_is_void(peer: Any) -> None:
 
 
 def test_a_peer_that_was_ahead_and_died_hurries_nothing(peer: Any) -> None:
-    """The wait counts from the first living peer that was seen ahead."""
+    """The wait counts from the first live peer that was seen ahead."""
     b = peer("b", group="abc")
     b.meet("a", model=ahead(b, 2), epochs=(2,))
     b.now += 1.9
@@ -354,8 +355,8 @@ def test_a_peer_that_was_ahead_and_died_hurries_nothing(peer: Any) -> None:
 
 
 def test_nothing_is_fetched_while_payloads_come(peer: Any) -> None:
-    """On a slow link the commit is among or behind them. Once they rest it is asked for; after fetch_again also while
-    they come, for they may be something else."""
+    """On a slow link the missing commit may be among or behind them. The state is asked for once no more bytes come,
+    and after fetch_again in any case, because the bytes may be something else."""
     b = peer("b", group="abc")
     b.meet("a", model=ahead(b, 2), epochs=(2,))
     for _ in range(10):
@@ -375,7 +376,7 @@ def test_nothing_is_fetched_while_payloads_come(peer: Any) -> None:
 
 
 def test_a_peer_more_than_a_round_behind_does_not_wait_for_payloads(peer: Any) -> None:
-    """No commit brings it there."""
+    """The commits on their way would not suffice."""
     b = peer("b", group="abc")
     b.meet("a", model=ahead(b, 5), epochs=(5,))
     b.now += b.rules.settle
@@ -384,7 +385,7 @@ def test_a_peer_more_than_a_round_behind_does_not_wait_for_payloads(peer: Any) -
 
 
 def test_an_asynchronous_peer_fetches_what_it_must_hold_and_looks_at_the_rest(peer: Any) -> None:
-    """A successor that is behind asks for its shards; the others ask now and then for nothing, so that a fork shows."""
+    """A successor that is behind asks for its shards; other peers sometimes ask for none, so that a fork is noticed."""
     ahead = running(peer, "c").replica.roster.mine.model
     ahead = replace(ahead, samples=ahead.samples + 10, epochs=ahead.epochs + 1)
     b, a = running(peer, "b"), running(peer, "a")
@@ -402,14 +403,14 @@ def test_an_asynchronous_peer_fetches_what_it_must_hold_and_looks_at_the_rest(pe
 
 
 def test_a_silent_donor_is_replaced(peer: Any) -> None:
-    """It answers probes, but no state comes: after the timeout another is asked."""
+    """It answers probes but sends no state: after the timeout another donor is asked."""
     n = fetching(peer)
     assert fetches(n.pass_time(29.5)) == []
     assert [message for _, message in fetches(n.pass_time(2.5))] == [Fetch((n.version(6), n.version(6)))]
 
 
 def test_a_donor_that_keeps_sending_is_kept(peer: Any) -> None:
-    """The clock runs from its last state. What others send is no progress of the donor's."""
+    """The clock starts again with each of its states; other peers' states don't count."""
     n = fetching(peer)
     n.pass_time(28.0)
     n.hear("a", n.state(0, 7))

@@ -1,4 +1,4 @@
-"""A peer's own trainer: what it merges, what it is to contribute next, and under which number."""
+"""A peer's own trainer: what it merges, what it contributes next, and under which id."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.core.conftest import TWO, computed, moves_on, running
 
 
 def test_a_merge_loads_each_shard_that_has_changed(peer: Any) -> None:
-    """Once per version; and it names the shards that are due."""
+    """Each version is merged once, and the Load names the shards that are due."""
     b = peer("b", group="ab", fragments=TWO)
     one, two = Loaded(0, b.version(1), Carry.KEEP), Loaded(1, b.version(1), Carry.KEEP)
     assert b.feed(Merge()) == [Load((one, two), due=(0,))]
@@ -30,7 +30,7 @@ def test_a_merge_loads_nothing_before_all_shards_are_held(peer: Any) -> None:
 
 
 def test_nothing_is_merged_during_an_exchange(peer: Any) -> None:
-    """The trainer's base stays until the round is over; then all that came meanwhile is loaded."""
+    """The trainer's base stays until the round is over; then everything newer is merged."""
     b = peer("b", group="ab", fragments=TWO)
     b.contribute(0)
     assert Release(sent=True) not in moves_on(b, 1)
@@ -48,7 +48,7 @@ def test_a_counted_contribution_is_subtracted_from_local_progress(peer: Any, lif
 
 
 def test_an_uncounted_contribution_rides_in_the_next_one(peer: Any, life: int) -> None:
-    """Its progress is kept, and the next contribution names it as the oldest that rides in it."""
+    """Its progress is kept, and the next contribution names it as the oldest one in it."""
     b = peer("b", group="ab", carry_rounds=1)
     b.contribute()
     moves_on(b)
@@ -61,7 +61,7 @@ def test_an_uncounted_contribution_rides_in_the_next_one(peer: Any, life: int) -
 
 @pytest.mark.parametrize("group", ["a", "ab"])
 def test_uncounted_progress_is_dropped_after_carry_rounds_more_sendings(peer: Any, group: str) -> None:
-    """Whether the rounds waited for it or not: parameters must not drift apart without a bound."""
+    """Whether the rounds waited for it or not: local parameters must not drift without a bound."""
     b = peer("b", group=group, live="a", carry_rounds=2)
     carries = []
     for _ in range(6):
@@ -72,7 +72,7 @@ def test_uncounted_progress_is_dropped_after_carry_rounds_more_sendings(peer: An
 
 
 def test_many_epochs_missed_at_once_are_one_miss(peer: Any) -> None:
-    """The progress was sent once, so it rides in the next contribution."""
+    """The progress was sent once, so the next contribution carries it."""
     b = peer("b", group="ab", carry_rounds=2)
     b.contribute()
     for _ in range(9):
@@ -108,7 +108,7 @@ def test_a_fragment_that_has_ended_by_samples_is_not_due(peer: Any) -> None:
 
 
 def test_asynchronous_fragments_take_turns(peer: Any) -> None:
-    """Epochs say nothing of what a peer has to send."""
+    """Epochs do not tell what a peer has contributed."""
     c = running(peer, "c", succession="c", successors=0, fragments=((0,), (1,)))
     for other in "ab":
         c.hear(other, Promise(1, c.held, 0))
@@ -132,7 +132,7 @@ def test_an_exchange_is_over_when_all_its_shards_have_moved(peer: Any) -> None:
 
 
 def test_a_contribution_whose_base_has_changed_is_not_sent(peer: Any, life: int) -> None:
-    """The trainer is told to merge and try again; the progress rides in the next contribution."""
+    """The trainer is told to merge and try again; the next contribution carries the progress."""
     b = peer("b", group="ab")
     b.feed(Merge())
     moves_on(b)
@@ -155,7 +155,7 @@ def test_the_shards_whose_base_has_not_changed_are_sent(peer: Any) -> None:
 
 
 def test_each_contribution_has_its_own_number(peer: Any, life: int) -> None:
-    """All shards of one sending share it."""
+    """All shards of one exchange share the id."""
     b = peer("b", group="ab", fragments=((0, 1), (2,)))
     first = [e.message.id.sequence for e in b.contribute(0, 1)]
     moves_on(b, 0)
@@ -165,7 +165,7 @@ def test_each_contribution_has_its_own_number(peer: Any, life: int) -> None:
 
 
 def test_an_incarnation_rises_above_a_greater_one_that_is_counted(peer: Any, life: int) -> None:
-    """After the clock went back, the contributions of a restarted peer would look like old ones."""
+    """Otherwise, after its clock went back, a restarted peer's contributions would count as old ones."""
     earlier = ContributionId(life + (7 << 20), 12)
     b = peer("b", group="ab", counted=(("b", earlier),))
     risen = incarnation_after(earlier.incarnation, life)

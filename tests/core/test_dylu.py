@@ -1,4 +1,4 @@
-"""Dynamic local updates: the formula's numbers, and calm where speeds are noisy."""
+"""Dynamic local updates: the formula's numbers, and a steady number under noise."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ speeds = st.floats(0.01, 1000.0)
     [((10.0, 5.0, 2.0), 500, (500, 250, 100)), ((100.0, 0.01), 10, (10, 1)), ((20.0, 5.0), 100, (100, 25))],
 )
 def test_steady_speeds_give_the_formulas_numbers(table: tuple[float, ...], base: int, steps: tuple[int, ...]) -> None:
-    """From the first reading on, and for ever."""
+    """From the first reading on."""
     for speed, expected in zip(table, steps, strict=True):
         pace = Pace(base)
         assert [pace.adjust(speed, table) for _ in range(10)] == [expected] * 10
 
 
 def test_an_unknown_speed_gives_the_base() -> None:
-    """Before the first reading, and where none is known; what was read before is not kept."""
+    """Before the first reading, and whenever this peer's speed is unknown; earlier readings are dropped."""
     pace = Pace(500)
     assert pace.steps == 500
     assert pace.adjust(1.0, [10.0]) == 50
@@ -45,7 +45,7 @@ def test_other_peers_of_unknown_speed_are_ignored() -> None:
 def test_four_wrong_readings_of_nine_change_nothing(
     speed: float, fastest: float, wrong: list[tuple[float, float]], base: int
 ) -> None:
-    """Whatever they say, and wherever they fall: the number stays what the other readings give."""
+    """Outliers of any size and order: the number is that of the other readings."""
     pace = Pace(base)
     for _ in range(READINGS - 4):
         steps = pace.adjust(speed, [fastest])
@@ -59,7 +59,7 @@ def test_four_wrong_readings_of_nine_change_nothing(
 def test_a_speed_that_lasts_is_followed(
     before: list[tuple[float, float]], speed: float, fastest: float, base: int
 ) -> None:
-    """Whatever was read before, nine equal readings bring the number within a tenth of the formula's."""
+    """After nine equal readings the number is within a tenth of the formula's, whatever was read before."""
     pace = Pace(base)
     for own, other in before:
         pace.adjust(own, [other])
@@ -79,8 +79,8 @@ def test_the_number_is_at_least_one_and_at_most_the_base(readings: list[tuple[fl
 
 @pytest.mark.parametrize("seed", range(5))
 def test_heavy_noise_moves_the_number_little(seed: int) -> None:
-    """Speeds whose logarithms have a spread of a factor of two: the number spreads little more than half as far as the
-    formula's, and stays where it is at most readings."""
+    """With speeds whose logarithms have a spread of a factor of two, the number spreads little more than half as far as
+    the formula's result, and stays the same at most readings."""
     rng, pace = Random(seed), Pace(500)
     raw, smooth = [], []
     for _ in range(400):

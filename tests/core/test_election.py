@@ -35,13 +35,13 @@ def test_no_member_aggregates_more_than_its_share(members: dict[str, float], sha
 @settings(max_examples=40, deadline=None)
 @given(names=st.sets(st.sampled_from(NAMES), min_size=1), weight=st.floats(1.0, 1e12), shards=st.integers(1, 40))
 def test_equal_members_are_balanced(names: set[str], weight: float, shards: int) -> None:
-    """Whatever their bandwidth is, equal members aggregate equally many, but for what a division leaves over."""
+    """Equal members aggregate equally many shards, up to the remainder of the division, whatever their bandwidth."""
     first = Counter(order[0] for order in assign("run", 7, range(shards), dict.fromkeys(names, weight)).values())
     assert all(held <= math.ceil(Fraction(shards, len(names))) for held in first.values())
 
 
 def test_a_peer_on_a_slow_link_aggregates_nothing() -> None:
-    """At a fifth of the others' bandwidth its link is busy with its own contribution: all shards are the others'."""
+    """At a fifth of the others' bandwidth its link is busy with its own contribution: the others have all shards."""
     members = {"a": 100.0, "b": 100.0, "c": 20.0}
     for epoch in range(20):
         first = Counter(order[0] for order in assign("run", epoch, range(24), members).values())
@@ -49,7 +49,7 @@ def test_a_peer_on_a_slow_link_aggregates_nothing() -> None:
 
 
 def test_an_unknown_bandwidth_counts_as_the_median() -> None:
-    """A peer that has measured nothing yet has the share of a usual one; where no peer has, all are equal."""
+    """A peer without a measurement has a median peer's share; without any measurement all shares are equal."""
     known = {"a": 100.0, "b": 100.0, "c": 20.0}
     assert assign("run", 3, range(24), {**known, "d": 0.0}) == assign("run", 3, range(24), {**known, "d": 100.0})
     unknown = dict.fromkeys("abc", 0.0)
@@ -57,7 +57,7 @@ def test_an_unknown_bandwidth_counts_as_the_median() -> None:
 
 
 def test_a_contributor_that_may_not_aggregate_leaves_the_others_time() -> None:
-    """While its link is busy, the others' need not be used in proportion: they share equally."""
+    """While its link is busy, the others need not share in proportion to their links: they share equally."""
     first = Counter(
         order[0]
         for order in assign("run", 3, range(24), {"a": 100.0, "b": 50.0}, {"a": 100.0, "b": 50.0, "c": 5.0}).values()
@@ -94,7 +94,7 @@ def test_equal_members_share_exactly_whatever_their_weight(weight: float) -> Non
 
 
 def test_a_member_without_room_is_passed_over_for_the_next_in_rank() -> None:
-    """It has its share already, and still succeeds that member."""
+    """It has its full share, and stays in the succession."""
     members = {"a": 1.0, "b": 1.0}
     for epoch in range(30):
         plan = assign("run", epoch, (4, 9), members)
@@ -112,7 +112,7 @@ def test_a_member_of_twice_the_weight_comes_first_twice_as_often() -> None:
 
 
 def test_removing_a_member_leaves_the_order_of_the_others() -> None:
-    """So successions stay as known when a peer comes or goes."""
+    """So known successions stay the same when a peer comes or goes."""
     members = {name: 1.0 + i % 3 for i, name in enumerate(NAMES)}
     for key in map(str, range(20)):
         before = rank(key, members)
@@ -122,7 +122,7 @@ def test_removing_a_member_leaves_the_order_of_the_others() -> None:
 
 
 def test_every_epoch_and_shard_draws_anew() -> None:
-    """Over many epochs the burden goes round, and no two shards are tied to each other."""
+    """Over many epochs every member has its turn, and no two shards always have the same aggregator."""
     members = dict.fromkeys("abcd", 1.0)
     by_epoch = Counter(assign("run", epoch, (0,), members)[0][0] for epoch in range(400))
     assert all(60 < n < 140 for n in by_epoch.values())
@@ -131,7 +131,7 @@ def test_every_epoch_and_shard_draws_anew() -> None:
 
 
 def test_the_order_of_an_election_is_pinned() -> None:
-    """It is part of the protocol: peers with different versions of the program must agree on it."""
+    """The order is part of the protocol: peers with different versions of the program must compute the same one."""
     assert rank("run/1/0", dict.fromkeys("abcde", 1.0)) == ["a", "d", "c", "e", "b"]
     assert rank("run/1/0", {"a": 5.0, "b": 1.0, "c": 1.0, "d": 0.5, "e": 9.0}) == ["a", "e", "c", "d", "b"]
 
@@ -165,7 +165,7 @@ def test_an_election_without_members_is_an_error() -> None:
 
 
 def test_a_plan_for_many_shards_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each shard asks for it anew; another epoch, another member or another link is another plan."""
+    """Every shard asks for it again; another epoch, member or bandwidth needs another plan."""
     made, plain = list[object](), election.assign
 
     def counting(*given: Any) -> dict[int, tuple[str, ...]]:

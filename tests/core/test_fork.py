@@ -1,4 +1,4 @@
-"""Forks: two lineages are compared once as whole models, and the lesser side takes the greater one whole."""
+"""Forks: two lineages are compared once as whole models, and the lesser side takes all of the greater one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.core.conftest import FIVE, TWO, ahead, fetches, fill, filled, gatheri
 
 
 def fork(peer: Any, **more: Any) -> tuple[Any, Versions, tuple[State, State]]:
-    """A peer at epoch 3, and what a greater lineage holds, forked off at epoch 2, with its two states."""
+    """A peer at epoch 3, the versions of a greater lineage that forked at epoch 2, and its two states."""
     b = peer("b", epoch=3, group="ab", fragments=TWO, **more)
     theirs = Version(0, 99, 5, "other")
     history = ((2, "d2"), (3, "x3"), (4, "x4"), (5, "other"))
@@ -23,7 +23,7 @@ def fork(peer: Any, **more: Any) -> tuple[Any, Versions, tuple[State, State]]:
 
 
 def asked_again(b: Any, seconds: float) -> list[Fetch]:
-    """What is asked of the donor in this time, which says that it holds more."""
+    """The requests to a donor that says it holds more, within the given time."""
     b.meet("a", model=model_version([Version(0, 99, 5, "other")] * 2), epochs=(5, 5))
     return [message for to, message in fetches(b.pass_time(seconds)) if to == "a"]
 
@@ -49,7 +49,7 @@ def test_a_message_of_a_forked_round_is_answered_with_the_versions_of_all_shards
 
 @pytest.mark.parametrize("theirs", [Version(0, 29, 900, "x"), Version(0, 31, 1, "x")])
 def test_a_fork_older_than_the_memory_shows_by_its_samples(peer: Any, theirs: Version) -> None:
-    """More epochs of fewer samples, or fewer epochs of more."""
+    """More epochs with fewer samples, or fewer epochs with more."""
     b = peer("b", epoch=None, group="ab", live="a")
     b.feed(Restore((b.state(0, 3, history=((2, "d2"), (3, "d3"))),)))
     assert b.hear("a", Fetch((theirs,))) == [Send("a", Versions((b.version(3),), forked=True))]
@@ -61,7 +61,7 @@ def test_the_lesser_lineage_asks_for_all_that_differs(peer: Any) -> None:
 
 
 def test_the_greater_lineage_tells_its_versions(peer: Any) -> None:
-    """The other side, which is the lesser, asks then."""
+    """The other side, which is the lesser, then asks for its states."""
     b, _, _ = fork(peer)
     lesser = Versions((Version(0, 20, 9, "x"), Version(0, 20, 9, "x")), forked=True)
     assert b.hear("a", lesser) == [Send("a", Versions((b.version(3), b.version(3)), forked=True))]
@@ -93,14 +93,14 @@ def test_equal_models_are_no_fork(peer: Any) -> None:
 
 
 def test_versions_show_a_fork_that_their_sender_could_not_see(peer: Any) -> None:
-    """It is behind where the lineages part."""
+    """The sender is behind the point where the lineages fork."""
     b, _, _ = fork(peer)
     theirs = Versions((Version(0, 99, 2, "other"), b.version(3)), forked=False)
     assert b.said(b.hear("a", theirs)) == [Fetch((b.version(3), b.version(3)), whole=True)]
 
 
 def test_a_newcomer_that_holds_only_a_part_compares_nothing(peer: Any) -> None:
-    """It has no model yet."""
+    """It has no whole model yet."""
     n = peer("n", epoch=None, live="", fragments=TWO)
     n.meet("a", model=ahead(n, 7), epochs=(7, 7))
     n.meet("c", model=ahead(n, 7), epochs=(7, 7))
@@ -113,8 +113,8 @@ def test_a_newcomer_that_holds_only_a_part_compares_nothing(peer: Any) -> None:
 
 
 def test_all_shards_that_differ_change_at_once(peer: Any) -> None:
-    """The first of two changes nothing; with the last, both are accepted in one effect. Then the donor is asked for
-    what it got meanwhile."""
+    """The first of two shards changes nothing; with the last one both are accepted in one effect. Then the donor is
+    asked for newer states."""
     b, theirs, (one, two) = fork(peer)
     b.hear("a", theirs)
     assert b.hear("a", one) == [fill(b, one)]
@@ -149,7 +149,7 @@ def test_a_shard_that_both_lineages_hold_alike_stays(peer: Any) -> None:
 
 
 def test_only_the_donors_states_are_staged(peer: Any) -> None:
-    """A mixture of two peers' shards would be no lineage's state."""
+    """A mixture of two peers' shards would be the state of no lineage."""
     b, theirs, (one, _) = fork(peer)
     b.meet("c")
     b.hear("a", theirs)
@@ -177,7 +177,7 @@ def test_a_newcomer_that_holds_a_part_takes_one_lineage_whole(peer: Any) -> None
 
 
 def test_states_newer_than_told_are_taken(peer: Any) -> None:
-    """Their lineage is greater all the same."""
+    """Their lineage is the greater one in any case."""
     b, theirs, (one, two) = fork(peer)
     b.hear("a", theirs)
     newer = replace(one, version=Version(0, 120, 6, "newer"), history={**one.history, 6: "newer"})
@@ -188,7 +188,7 @@ def test_states_newer_than_told_are_taken(peer: Any) -> None:
 
 
 def test_one_lineage_is_taken_at_a_time(peer: Any) -> None:
-    """A second, greater one is not begun before the first is taken or given up."""
+    """A second, greater one is only begun after the first is taken or given up."""
     b, theirs, _ = fork(peer)
     b.meet("c")
     b.hear("a", theirs)
@@ -205,7 +205,7 @@ def test_a_plain_fetch_gives_way_to_a_fork(peer: Any) -> None:
 
 @pytest.mark.parametrize("lineage", [False, True])
 def test_a_doubt_replaces_a_plain_fetch_but_not_a_change_of_lineage(peer: Any, lineage: bool) -> None:
-    """The plain fetch was asked without doubt; another lineage replaces all that is doubted."""
+    """A plain fetch was asked without the doubt; another lineage replaces all doubted shards anyway."""
     b, theirs, _ = fork(peer)
     if lineage:
         b.hear("a", theirs)
@@ -216,7 +216,7 @@ def test_a_doubt_replaces_a_plain_fetch_but_not_a_change_of_lineage(peer: Any, l
 
 
 def test_nothing_is_appended_while_the_lineage_changes(peer: Any) -> None:
-    """Neither by own rounds, nor by commits of the old lineage, nor by work under way."""
+    """Not by this peer's rounds, nor by commits of the old lineage, nor by work under way."""
     b, theirs, _ = fork(peer)
     b.feed_tick()
     working = Commit(1, b.held, b.version(4), 0, "a", (), Plan(("a", "b"), ("a", "b")))
@@ -233,7 +233,7 @@ def test_nothing_is_appended_while_the_lineage_changes(peer: Any) -> None:
 
 
 def test_a_claim_is_not_repeated_while_the_lineage_changes(peer: Any) -> None:
-    """No commit may follow it."""
+    """Nothing may be committed then."""
     b, theirs, _ = fork(peer, live="acd")
     b.contribute(0)
     b.lose("a")
@@ -257,7 +257,7 @@ def test_a_mean_that_comes_back_while_the_lineage_changes_is_not_committed(peer:
 
 
 def test_the_donor_of_a_lineage_is_probed_at_every_tick(peer: Any) -> None:
-    """Its death shows as soon as that of any peer that is waited for."""
+    """Its death is noticed as soon as that of any peer that is waited for."""
     b, theirs, _ = fork(peer, live="acdefghij")
     b.hear("a", theirs)
     for _ in range(5):
@@ -265,7 +265,7 @@ def test_the_donor_of_a_lineage_is_probed_at_every_tick(peer: Any) -> None:
 
 
 def test_the_missing_states_of_a_lineage_are_asked_for_again(peer: Any) -> None:
-    """A state may take longer than a fetch may stand still. What has come is kept."""
+    """A state may take longer than a fetch may stand still. Staged states are kept."""
     b, theirs, (one, two) = fork(peer)
     b.hear("a", theirs)
     b.now += 20.0
@@ -278,7 +278,7 @@ def test_the_missing_states_of_a_lineage_are_asked_for_again(peer: Any) -> None:
 
 
 def test_the_missing_states_of_a_lineage_are_asked_of_each_donor_in_turn(peer: Any) -> None:
-    """A donor may be unable. What any of them sends is taken."""
+    """One donor may be unable to send. States of any of them are taken."""
     b, theirs, (one, two) = fork(peer, live="ac")
     b.hear("a", theirs)
     b.hear("a", one)
@@ -292,7 +292,7 @@ def test_the_missing_states_of_a_lineage_are_asked_of_each_donor_in_turn(peer: A
 
 
 def test_a_lineage_is_given_up_after_fetch_repeats_questions(peer: Any) -> None:
-    """A state that comes begins the count anew."""
+    """A state that arrives restarts the count."""
     b, theirs, (one, _) = fork(peer, fetch_repeats=2)
     b.hear("a", theirs)
     assert [m.shards for m in asked_again(b, 65.0)] == [(0, 1), (0, 1)]
@@ -318,7 +318,7 @@ def test_a_lineage_whose_donor_sends_nothing_new_is_given_up(peer: Any) -> None:
 
 
 def test_a_donor_that_holds_no_more_than_this_peer_is_given_up(peer: Any) -> None:
-    """It has left the lineage that it told of."""
+    """It has left the lineage whose versions it told."""
     b, theirs, _ = fork(peer)
     b.hear("a", theirs)
     b.meet("a", model=ahead(b, 3), epochs=(3, 3))
@@ -327,7 +327,7 @@ def test_a_donor_that_holds_no_more_than_this_peer_is_given_up(peer: Any) -> Non
 
 
 def test_states_older_than_told_are_not_taken(peer: Any) -> None:
-    """When the donor says that it holds less, the change of lineage is given up."""
+    """If the donor now holds less than it told, the change of lineage is given up."""
     b, theirs, _ = fork(peer)
     b.hear("a", theirs)
     poor = [b.state(s, 1, version=Version(0, 1, 1, "poor"), history=((1, "poor"),)) for s in (0, 1)]
@@ -339,7 +339,7 @@ def test_states_older_than_told_are_not_taken(peer: Any) -> None:
 
 
 def test_a_donor_that_changed_its_lineage_is_given_up(peer: Any) -> None:
-    """What it sends has not grown from what it told."""
+    """Its states do not descend from the versions that it told."""
     b, theirs, (one, _) = fork(peer)
     b.hear("a", theirs)
     elsewhere = replace(one, version=Version(0, 150, 6, "y"), history={4: "z", 5: "else", 6: "y"})
@@ -362,7 +362,7 @@ def test_a_lineage_that_is_not_the_greater_one_any_more_is_given_up(peer: Any) -
 
 
 def test_the_old_lineage_goes_on_when_the_other_is_given_up(peer: Any) -> None:
-    """The donor died before the last shard came: nothing has changed, and rounds are closed again."""
+    """The donor died before the last shard came: nothing has changed, and rounds close again."""
     b, theirs, (one, _) = fork(peer)
     b.replica.logs[0].lead.holder = "b"
     b.hear("a", theirs)
@@ -376,14 +376,14 @@ def test_the_old_lineage_goes_on_when_the_other_is_given_up(peer: Any) -> None:
 
 
 def test_a_state_that_comes_late_ends_no_fetch(peer: Any) -> None:
-    """It was asked for before its donor told what it holds now, and says nothing of that donor's lineage."""
+    """It was sent before its donor told its versions, and does not show the donor's lineage."""
     b, theirs, (one, _) = fork(peer)
     b.hear("a", theirs)
     old = b.state(0, 4, version=Version(0, 80, 4, "x4"), history=((2, "d2"), (3, "x3"), (4, "x4")))
     assert b.hear("a", old) == []
     assert b.hear("a", one) == [fill(b, one)]
     n, _ = gathering(peer)
-    assert n.hear("a", n.state(0, 6)) == []  # whose ancestor it may be, it can't tell
+    assert n.hear("a", n.state(0, 6)) == []  # it can't tell whose ancestor this is
     assert n.replica.catchup.gathering is not None
     assert n.hear("a", n.state(0, 7)) == [fill(n, n.state(0, 7))]
     far = peer("n", epoch=1, fragments=FIVE)

@@ -1,4 +1,4 @@
-"""Gathering a state from several donors: a few shards of each at a time, again of others, and none twice."""
+"""Gathering a state from several donors: a few shards of each at a time, others asked again, none fetched twice."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ BOTH = {"b": ALL, "c": ALL}
 
 
 def begun(shards: int = 5) -> Gathering:
-    """One whose first donor has told what it holds."""
+    """A gathering whose first donor has told its versions."""
     gathering = Gathering(RULES, "b", ModelVersion(), 0.0)
     gathering.begin((NEW,) * shards)
     return gathering
 
 
 def test_each_donor_is_asked_for_a_few() -> None:
-    """No more than the window at a time; what comes makes room for the next ones."""
+    """No more than the window at a time; each shard that arrives makes room for another."""
     gathering = begun()
     assert gathering.ask(BOTH, [None] * 5, 0.0) == [("b", (0, 1)), ("c", (2, 3))]
     assert gathering.ask(BOTH, [None] * 5, 1.0) == []
@@ -38,7 +38,7 @@ def test_each_donor_is_asked_for_a_few() -> None:
 
 
 def test_a_shard_that_has_moved_since_it_was_asked_for_has_come() -> None:
-    """Also where an older state was held before. A shard that was never asked for may come without harm."""
+    """Also if an older state was held before. A shard that was never asked for does no harm."""
     gathering = begun(2)
     gathering.ask({"b": ALL}, [OLD, OLD], 0.0)
     assert gathering.moved([OLD, OLD]) == []
@@ -51,7 +51,7 @@ def test_a_shard_that_has_moved_since_it_was_asked_for_has_come() -> None:
 
 
 def test_a_shard_that_does_not_come_is_asked_for_again() -> None:
-    """After fetch_again, not before; in the order of shards."""
+    """After fetch_again and not before, in the order of shards."""
     gathering = begun(3)
     gathering.ask(BOTH, [None] * 3, 5.0)
     assert gathering.overdue(5.0 + RULES.fetch_again - 0.1) == []
@@ -62,14 +62,14 @@ def test_a_shard_that_does_not_come_is_asked_for_again() -> None:
 
 
 def test_donors_that_hold_what_was_told_are_asked_first() -> None:
-    """Others are tried for what such donors have no room for."""
+    """Other donors are only tried for shards that such donors have no room for."""
     donors = {"b": [], "c": [1, 2, 3]}
     assert begun(3).ask(donors, [None] * 3, 0.0) == [("b", (0,)), ("c", (1, 2))]
     assert begun().ask(donors, [None] * 5, 0.0) == [("b", (0, 3)), ("c", (1, 2))]
 
 
 def test_a_donor_that_was_found_behind_in_a_shard_is_not_asked_for_it_again() -> None:
-    """Unless it has come to hold what was told. For other shards it may be as good as any."""
+    """Unless its Summary shows now that it holds the told version. For other shards it is asked as before."""
     gathering = begun(3)
     gathering.ask({"b": []}, [None] * 3, 0.0)
     gathering.lacks("b", 0)
@@ -80,7 +80,7 @@ def test_a_donor_that_was_found_behind_in_a_shard_is_not_asked_for_it_again() ->
 
 
 def test_a_gathering_is_hopeless_only_when_no_donor_may_have_what_is_left() -> None:
-    """Not while a shard is to come, a donor was not tried, or one has come to hold it."""
+    """Not while a request is under way, or while a donor was not tried or now holds the told version."""
     gathering = begun(2)
     assert gathering.hopeless({})
     assert not gathering.hopeless({"b": []})
@@ -94,21 +94,22 @@ def test_a_gathering_is_hopeless_only_when_no_donor_may_have_what_is_left() -> N
 
 
 def test_nothing_is_asked_for_before_the_first_donor_has_told() -> None:
-    """Nor is the gathering done."""
+    """The gathering is not finished either."""
     gathering = Gathering(RULES, "b", ModelVersion(), 0.0)
     assert gathering.ask({"b": ALL}, [], 0.0) == []
     assert not gathering.done
 
 
 def take(n: Any, sender: str, shard: int, epoch: int = 7) -> list[Any]:
-    """A shard's state comes, right."""
+    """A shard's state arrives with the right digest."""
     state = n.state(shard, epoch)
     assert n.hear(sender, state) == [fill(n, state)]
     return [(to, message.shards) for to, message in fetches(filled(n, state))]
 
 
 def behind(peer: Any) -> tuple[Any, list[Any]]:
-    """A newcomer whom b told of epoch 9 of shard 1, of which a holds epoch 8; the shards that it asks of each donor."""
+    """A newcomer that b told of epoch 9 of shard 1, of which a holds epoch 8; with the shards that it asks of each
+    donor."""
     n = peer("n", epoch=None, live="", fragments=TWO)
     n.meet("b", model=ahead(n, 7), epochs=(7, 7))
     n.meet("a", model=ahead(n, 8), epochs=(8, 8))
@@ -121,7 +122,7 @@ def behind(peer: Any) -> tuple[Any, list[Any]]:
 
 
 def test_shards_are_asked_of_all_donors(peer: Any) -> None:
-    """A few of each at a time; a donor that has delivered one is asked for the next, until all have come."""
+    """A few of each at a time; after each delivery the donor is asked for the next, until all have arrived."""
     n, asked = gathering(peer, fetch_window=2)
     assert asked == [("a", (0, 1)), ("c", (2, 3))]
     assert n.replica.catchup.donors() == ["a", "c"]
@@ -134,16 +135,16 @@ def test_shards_are_asked_of_all_donors(peer: Any) -> None:
 
 
 def test_a_donor_that_comes_later_takes_its_part(peer: Any) -> None:
-    """If it holds as much as was told."""
+    """If it holds at least the told versions."""
     n, asked = gathering(peer, "a", fetch_window=1)
     assert asked == [("a", (0,))]
     later = n.meet("d", model=ahead(n, 8), epochs=(8,) * 5)
     assert [(to, message.shards) for to, message in fetches(later)] == [("d", (1,))]
-    assert not fetches(n.meet("e", model=ahead(n, 6), epochs=(6,) * 5))  # has less than was told
+    assert not fetches(n.meet("e", model=ahead(n, 6), epochs=(6,) * 5))  # holds less than told
 
 
 def test_the_shards_of_a_dead_donor_are_asked_of_the_others(peer: Any) -> None:
-    """What has come is not asked for again."""
+    """Delivered shards are not asked for again."""
     n, _ = gathering(peer, fetch_window=1)
     assert take(n, "a", 0) == [("a", (2,))]
     effects = n.lose("a")
@@ -160,7 +161,7 @@ def test_the_shards_of_a_restarted_donor_are_asked_of_the_others(peer: Any) -> N
 
 
 def test_a_lost_request_goes_to_another_donor(peer: Any) -> None:
-    """At once; to the same one only if there is no other, and then at the next tick."""
+    """At once; to the same donor only if there is no other, and then at the next tick."""
     n, _ = gathering(peer, fetch_window=5)
     lost = Fetch((None,) * 5, shards=(0, 1, 2, 3, 4))
     effects = n.feed(SendFailed("a", lost, gone=False))
@@ -192,7 +193,7 @@ def test_a_donor_that_falls_silent_is_dropped_when_it_is_dead(peer: Any) -> None
 
 
 def test_a_donor_with_nothing_newer_says_so(peer: Any) -> None:
-    """Then its shards are settled: what is held is as new."""
+    """Then its shards are done: this peer's own are as new."""
     b = peer("b", epoch=3, group="ab", fragments=TWO)
     assert b.hear("a", Fetch((b.version(3), b.version(1)), shards=(0,))) == [
         Send("a", Versions((b.version(3),) * 2, forked=False))
@@ -226,13 +227,13 @@ def test_two_lineages_do_not_mix(peer: Any) -> None:
 
 
 def test_a_shard_is_asked_of_a_donor_that_holds_what_was_told(peer: Any) -> None:
-    """What a has of shard 1 could not be taken."""
+    """The state that a sent for shard 1 could not be taken."""
     assert behind(peer)[1] == [("a", (0,)), ("b", (1,))]
 
 
 def test_a_donor_that_is_behind_is_passed_over_at_once(peer: Any) -> None:
-    """Its state can't be taken, so another is asked. When no peer is left that may hold it, gathering begins anew with
-    what there is."""
+    """Its state can't be taken, so another donor is asked. When no peer that may hold it is left, gathering begins
+    again with the peers that remain."""
     n, _ = behind(peer)
     effects = n.lose("b")
     assert [(to, m.shards) for to, m in fetches(effects)] == [("a", (1,))]
@@ -248,7 +249,7 @@ def test_a_donor_that_is_behind_is_passed_over_at_once(peer: Any) -> None:
 
 
 def test_a_first_donor_that_restarted_holds_what_it_says_now(peer: Any) -> None:
-    """That may be less than it told. Gathering begins anew when no other peer holds more."""
+    """That may be less than it told before. Gathering begins again if no other peer holds more."""
     n, _ = behind(peer)
     n.meet("b", incarnation=9, model=ahead(n, 8), epochs=(8, 8))
     for donor in "abc":
@@ -258,14 +259,14 @@ def test_a_first_donor_that_restarted_holds_what_it_says_now(peer: Any) -> None:
 
 
 def test_a_state_that_comes_late_does_not_show_its_donor_as_behind(peer: Any) -> None:
-    """It was asked for before the donor told what it holds; the newer one comes."""
+    """It was sent before the donor told its versions; the newer one is still to arrive."""
     n, _ = behind(peer)
     assert n.hear("b", n.state(1, 8)) == []
     take(n, "b", 1, 9)
 
 
 def test_less_is_gathered_when_all_donors_that_held_more_are_gone(peer: Any) -> None:
-    """The greatest version may be lost with its holders, and a newcomer does not wait for it."""
+    """The greatest version may be lost with its holders; a newcomer does not wait for it."""
     n, _ = gathering(peer, "a")
     n.meet("e", model=ahead(n, 6), epochs=(6,) * 5)
     n.lose("a")
@@ -293,7 +294,7 @@ def test_a_first_donor_that_is_gone_is_replaced(peer: Any, how: str) -> None:
 
 
 def test_a_newcomer_waits_settle_for_what_the_first_donor_holds(peer: Any) -> None:
-    """Then it asks for what it lacks. If the first donor does not tell, the next peer that is heard is asked."""
+    """Then it asks for missing shards. If the first donor does not answer, the next peer that is heard is asked."""
     n = peer("n", epoch=None, live="")
     summary = peer("a").replica.roster.mine
     assert n.said(n.hear("a", Probe(summary))) == [Fetch((None,), shards=())]

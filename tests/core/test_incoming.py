@@ -1,4 +1,4 @@
-"""Contributions and commits that come before their version: kept, bounded, and used once it is reached."""
+"""Contributions and commits that arrive before their version: kept, bounded, and used once the version is reached."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_early_contribution_is_counted_once_its_base_is_reached(peer: Any) ->
 
 
 def test_an_early_contribution_on_another_commit_is_not_counted(peer: Any) -> None:
-    """Two commits led to the same epoch, and this peer took the other one."""
+    """Two commits led to the same epoch, and this peer applied the other one."""
     b = peer("b", group="ab")
     commit = b.commit(plan=b.plan("ab", "b"))
     b.hear("a", b.contribution(Version(0, 20, 2, "other")))
@@ -58,7 +58,7 @@ def test_a_contribution_on_a_lineage_that_wins_is_counted(peer: Any) -> None:
 
 
 def test_an_early_contribution_on_an_adopted_state_opens_its_round(peer: Any) -> None:
-    """The clock of the round runs from the adoption."""
+    """The round's deadline counts from the adoption."""
     b = peer("b", group="ab", succession="ba")
     b.hear("a", b.contribution(b.version(4)))
     b.hear("a", b.state(0, 4, plan=b.plan("abc", "ba")))
@@ -78,7 +78,7 @@ def test_each_early_contributor_is_told_the_aggregator(peer: Any) -> None:
 
 
 def test_an_early_contribution_is_dropped_when_its_base_is_passed(peer: Any) -> None:
-    """Contributions on another lineage's present and on later versions may still count, and stay."""
+    """Contributions on another lineage and on later versions may still count, and stay."""
     b = peer("b", group="ab", live="acd")
     other, future = Version(0, 30, 3, "other"), b.version(5)
     for name, base in (("a", b.version(2, "passed")), ("c", other), ("d", future)):
@@ -90,7 +90,7 @@ def test_an_early_contribution_is_dropped_when_its_base_is_passed(peer: Any) -> 
 
 
 def test_a_strangers_early_contribution_is_kept_unless_it_is_found_dead(peer: Any) -> None:
-    """It was told that its contribution is here, and need not send it again once it is met."""
+    """Its sender was told of its delivery, and need not send it again after the peers have met."""
     b = peer("b", group="ab", succession="ba", live="a")
     early = b.replica.logs[0].incoming.early
     for name in "xyz":
@@ -112,7 +112,7 @@ def test_a_strangers_early_contribution_is_kept_unless_it_is_found_dead(peer: An
 
 
 def test_commits_that_come_during_a_fetch_are_applied_after_it(peer: Any) -> None:
-    """In whatever order they came, one after another, on the state that was fetched."""
+    """They are applied in order on the fetched state, whatever order they came in."""
     n = peer("n", epoch=None, group="")
     n.meet("a", model=model_version([n.version(1)]), epochs=(1,))
     first, second, third = commits(n, 1, 4)
@@ -128,7 +128,7 @@ def test_commits_that_come_during_a_fetch_are_applied_after_it(peer: Any) -> Non
 
 
 def test_the_newest_commits_are_kept_up_to_a_bound(peer: Any) -> None:
-    """A long fetch must not fill the memory. Commits that a state has overtaken are dropped."""
+    """A long fetch must not fill the memory. Commits older than a fetched state are dropped."""
     n = peer("n", epoch=None, group="", commits_kept=2)
     n.meet("a", model=model_version([n.version(1)]), epochs=(1,))
     for commit in commits(n, 1, 5):
@@ -164,7 +164,7 @@ def test_the_oldest_commit_goes_when_there_are_too_many() -> None:
 
 
 def test_the_early_contribution_of_a_dead_peer_is_kept_only_if_it_was_met() -> None:
-    """A peer that was met may be back; what a dead peer's message brings late is not kept."""
+    """A peer that was met may come back; late messages of a dead peer are not kept."""
     incoming = Incoming(PLAIN, roster_of("b", "ac"))
     for peer in "acx":
         incoming.stash(peer, Peer.contribution(Peer.version(2)))

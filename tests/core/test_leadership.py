@@ -1,4 +1,4 @@
-"""Which peer may write the next commit: claims, promises and refusals when an aggregator is gone."""
+"""Which peer may write the next commit: claims, promises and refusals after an aggregator's death."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def test_dead_candidates_are_passed_over_in_order(peer: Any) -> None:
     c.contribute()
     first = c.lose("a")
     assert [m for m in c.said(first) if isinstance(m, TakeOver)] == []
-    assert Send("b", c.replica.logs[0].own.mine) in first  # handed to the one that should take over
+    assert Send("b", c.replica.logs[0].own.mine) in first  # sent to the peer that should take over
     effects = c.lose("b")
     assert Send("d", TakeOver(0, c.held, 2)) in effects
 
 
 def test_a_successor_without_state_is_passed_over(peer: Any) -> None:
-    """It restarted with nothing and can't continue the log."""
+    """It restarted without a state and can't continue the log."""
     c = peer("c", group="abc")
     c.contribute()
     c.meet("b", incarnation=2, **c.blank())
@@ -36,7 +36,7 @@ def test_a_successor_without_state_is_passed_over(peer: Any) -> None:
 
 
 def test_an_aggregator_that_lost_its_state_is_replaced(peer: Any) -> None:
-    """It lives but can't continue the log: its successor takes over, without waiting for a timeout."""
+    """It is alive but can't continue the log: its successor takes over without a timeout."""
     b = peer("b")
     b.contribute()
     effects = b.meet("a", incarnation=2, **b.blank())
@@ -44,7 +44,7 @@ def test_an_aggregator_that_lost_its_state_is_replaced(peer: Any) -> None:
 
 
 def test_the_rest_of_the_group_follows_the_succession(peer: Any) -> None:
-    """When all successors are gone, the other members of the group continue, in the plan's order."""
+    """If all successors are gone, the other members of the group take over in the plan's order."""
     c = peer("c", group="abc", succession="a")
     c.contribute()
     c.lose("a")
@@ -55,7 +55,7 @@ def test_the_rest_of_the_group_follows_the_succession(peer: Any) -> None:
 
 
 def test_with_all_candidates_gone_the_lowest_of_the_other_holders_continues(peer: Any) -> None:
-    """A run does not end with the peers that a commit named."""
+    """The run goes on without the peers that a commit named."""
     e = peer("e", group="ab", succession="a", live="abdf")
     e.meet("c", eligible=False)
     e.lose("a")
@@ -68,7 +68,7 @@ def test_with_all_candidates_gone_the_lowest_of_the_other_holders_continues(peer
 
 
 def test_a_peer_that_can_not_be_reached_does_not_take_over(peer: Any) -> None:
-    """A peer in client mode may be waited for, but is passed over in the succession."""
+    """A peer in client mode may be waited for, but does not aggregate."""
     c = peer("c", group="abc", succession="a")
     c.meet("b", eligible=False)
     c.contribute()
@@ -76,7 +76,7 @@ def test_a_peer_that_can_not_be_reached_does_not_take_over(peer: Any) -> None:
 
 
 def test_an_unreachable_peer_outside_the_plan_claims_nothing(peer: Any) -> None:
-    """It waits for the holder to come back."""
+    """It waits for the holder to return."""
     e = peer("e", group="a", live="a", eligible=False)
     e.lose("a")
     assert e.replica.logs[0].lead.target() == (0, "a")
@@ -84,7 +84,7 @@ def test_an_unreachable_peer_outside_the_plan_claims_nothing(peer: Any) -> None:
 
 
 def test_a_named_aggregator_that_was_not_met_is_not_replaced_before_it_falls_silent(peer: Any) -> None:
-    """Until then it gets the contribution."""
+    """Until it is found dead it gets the contribution."""
     c = peer("c", group="abc", succession="bca", live="a")
     (sent,) = [e for e in c.contribute() if isinstance(e, Send)]
     assert sent.to == "b"
@@ -107,7 +107,7 @@ def test_the_successor_of_a_dead_aggregator_claims_the_next_term(peer: Any) -> N
 
 
 def test_a_claimant_writes_nothing_before_all_have_promised(peer: Any) -> None:
-    """One of them may hold the old aggregator's commit."""
+    """Another peer may hold the old aggregator's commit."""
     b = peer("b", live="acd")
     b.meet("d", idle=True)
     b.contribute()
@@ -155,7 +155,7 @@ def test_a_promise_counts_for_its_base_and_term_only(peer: Any, promise: tuple[i
 
 
 def test_a_promise_that_was_not_asked_for_is_ignored(peer: Any) -> None:
-    """An aggregator by the plan needs none."""
+    """An aggregator named by the plan needs none."""
     a = peer("a")
     a.contribute()
     assert a.hear("b", Promise(0, a.held, 0)) == []
@@ -163,7 +163,7 @@ def test_a_promise_that_was_not_asked_for_is_ignored(peer: Any) -> None:
 
 
 def test_a_peer_that_restarted_has_to_promise_again(peer: Any) -> None:
-    """Its promise died with its process."""
+    """Its promise was lost with its process."""
     b = peer("b", live="acd")
     b.meet("d", idle=True)
     b.contribute()
@@ -177,7 +177,7 @@ def test_a_peer_that_restarted_has_to_promise_again(peer: Any) -> None:
 
 
 def test_a_takeover_restarts_the_clock_of_the_round(peer: Any) -> None:
-    """The survivors have round_timeout from then on to hand over their contributions."""
+    """The survivors have round_timeout from then on to send their contributions again."""
     b = peer("b", live="acd", round_timeout=5.5)
     b.contribute()
     b.pass_time(4.0)
@@ -190,7 +190,7 @@ def test_a_takeover_restarts_the_clock_of_the_round(peer: Any) -> None:
 
 
 def test_a_round_closes_after_its_claimant_has_died(peer: Any) -> None:
-    """The mean that came back after a promise was dropped; now it is computed again."""
+    """The mean that was computed before the promise was dropped; now it is computed again."""
     a = peer("a")
     a.contribute()
     a.hear("b", a.contribution(a.held))
@@ -202,7 +202,7 @@ def test_a_round_closes_after_its_claimant_has_died(peer: Any) -> None:
 
 
 def test_a_new_version_forgets_the_claims_on_the_last(peer: Any) -> None:
-    """Terms count within one epoch: the next one begins at 0 with the aggregator that the commit names."""
+    """Terms belong to one epoch: the next one begins at 0 with the aggregator that the commit names."""
     b = peer("b")
     b.contribute()
     b.lose("a")
@@ -216,7 +216,7 @@ def test_a_new_version_forgets_the_claims_on_the_last(peer: Any) -> None:
 
 
 def test_a_promise_comes_with_the_contribution(peer: Any) -> None:
-    """Both go to the successor together."""
+    """The successor receives both at once."""
     c = peer("c")
     (send,) = c.contribute()
     c.feed(Delivered("a", send.message))
@@ -233,7 +233,7 @@ def test_a_claim_on_an_older_base_is_answered_with_the_commit_that_followed(peer
 
 
 def test_a_commit_that_one_survivor_holds_is_adopted_not_redone(peer: Any, life: int) -> None:
-    """The others did not get it before the aggregator died; the survivor sends it in answer to the claim."""
+    """The others did not receive it before the aggregator died; the survivor sends it in answer to the claim."""
     b = peer("b")
     base = b.held
     (send,) = b.contribute()
@@ -250,7 +250,7 @@ def test_a_commit_that_one_survivor_holds_is_adopted_not_redone(peer: Any, life:
 
 
 def test_a_claimant_takes_the_old_aggregators_commit(peer: Any) -> None:
-    """It was written after all, and asking for it is what a claim is for."""
+    """It was written before the aggregator died. Claims exist to find such a commit."""
     b = peer("b")
     b.contribute()
     b.lose("a")
@@ -275,7 +275,7 @@ def test_the_greater_of_two_claims_wins(peer: Any, term: int, sender: str, wins:
 
 
 def test_a_refused_claim_is_given_up(peer: Any) -> None:
-    """The claimant concedes to the greater claim and hands its contribution to that peer."""
+    """The claimant concedes, and sends its contribution to the peer with the greater claim."""
     b = peer("b")
     b.contribute()
     b.lose("a")
@@ -298,7 +298,7 @@ def test_a_refusal_that_names_no_greater_claim_is_ignored(peer: Any, refusal: tu
 
 
 def test_a_refusal_tells_the_greatest_claim(peer: Any) -> None:
-    """Its term and holder are adopted, and lesser claims are refused with them."""
+    """Its term and holder are adopted, and named when lesser claims are refused."""
     b = peer("b", group="abc")
     b.hear("a", Outdated(0, b.held, 3, "c"))
     log = b.replica.logs[0]
@@ -311,7 +311,7 @@ def test_a_refusal_tells_the_greatest_claim(peer: Any) -> None:
 
 def test_a_forgotten_claim_is_denied_when_a_contribution_comes(peer: Any) -> None:
     """b claimed the term and got c's contribution; then it left the lineage and came back to it, where the plan names
-    a. When a asks c for its contribution, c asks b again, and b says each time that it does not aggregate."""
+    a. When a asks c for its contribution, c sends it to b again, and b answers each time that it does not aggregate."""
     c, b = peer("c"), peer("b")
     c.hear("b", TakeOver(0, c.held, 1))
     (send,) = c.contribute()
@@ -324,7 +324,7 @@ def test_a_forgotten_claim_is_denied_when_a_contribution_comes(peer: Any) -> Non
 
 
 def test_a_contribution_goes_on_to_the_peer_that_the_claimant_names(peer: Any) -> None:
-    """The claimant denies its claim."""
+    """The claimant says that it has no claim."""
     c = peer("c")
     c.hear("b", TakeOver(0, c.held, 1))
     (send,) = c.contribute()
@@ -337,7 +337,7 @@ def test_a_contribution_goes_on_to_the_peer_that_the_claimant_names(peer: Any) -
 
 
 def test_a_commit_of_a_lower_term_is_refused(peer: Any) -> None:
-    """This peer has promised to a living claimant; the old aggregator is told of the greater claim."""
+    """This peer has promised to a live claimant; the old aggregator is told of the greater claim."""
     c = peer("c")
     c.hear("b", TakeOver(0, c.held, 1))
     assert c.hear("a", c.commit(plan=c.plan("ac"))) == [Send("a", Outdated(0, c.held, 1, "b"))]
@@ -345,17 +345,17 @@ def test_a_commit_of_a_lower_term_is_refused(peer: Any) -> None:
 
 
 def test_a_commit_of_a_lower_term_is_taken_when_the_claimant_is_gone(peer: Any) -> None:
-    """Promises keep the lineage one; without the claimant there is no other."""
+    """Promises prevent a fork; without the claimant there is no other commit."""
     c = peer("c")
     c.hear("b", TakeOver(0, c.held, 1))
     c.lose("b")
     log = c.replica.logs[0]
-    log.lead.holder, log.lead.term = "b", 1  # as before its death was noticed and c made a claim of its own
+    log.lead.holder, log.lead.term = "b", 1  # as before its death was noticed and c claimed the term
     assert isinstance(c.hear("a", c.commit(plan=c.plan("ac")))[-1], Apply)
 
 
 def test_a_commit_of_a_lower_term_is_taken_when_the_claimant_has_moved_on(peer: Any) -> None:
-    """It stands beyond that epoch itself, so it has adopted this commit."""
+    """It holds a later epoch, so it has adopted this commit."""
     c = peer("c")
     c.hear("b", TakeOver(0, c.held, 1))
     c.meet("b", epochs=(2,), model=model_version([c.version(2)]))
@@ -364,7 +364,7 @@ def test_a_commit_of_a_lower_term_is_taken_when_the_claimant_has_moved_on(peer: 
 
 
 def test_a_commit_that_another_peer_passes_on_is_taken(peer: Any) -> None:
-    """That peer holds it, so it is in the log: terms decide which peer may write, not what was written."""
+    """The sender holds it, so it is in the log: terms only decide which peer may write a commit."""
     c = peer("c", group="abcd")
     c.hear("b", TakeOver(0, c.held, 1))
     assert isinstance(c.hear("d", c.commit(plan=c.plan("ac")))[-1], Apply)
@@ -387,14 +387,14 @@ def test_the_greatest_claimant_may_write_under_a_lower_term(peer: Any) -> None:
 
 
 def leadership(me: str, others: str = "abcde", group: str = "abc", succession: str = "ab") -> Leadership:
-    """That of a peer at epoch 1 that has met the others."""
+    """The leadership of a peer at epoch 1 that has met the others."""
     state = Peer.state(0, 1, plan=Peer.plan(group, succession))
     return Leadership(roster_of(me, others.replace(me, "")), state)
 
 
 def test_the_target_is_the_first_living_candidate_under_its_term() -> None:
-    """Succession, rest of the group, then the lowest other holder; each step is another term. If none is left, the
-    holder stays."""
+    """The succession, the rest of the group, then the lowest other holder; each step is another term. If no peer is
+    left, the holder stays."""
     lead = leadership("e")
     targets = [lead.target()]
     for peer in "abc":
@@ -407,7 +407,7 @@ def test_the_target_is_the_first_living_candidate_under_its_term() -> None:
 
 
 def test_the_target_after_a_dead_claimant_follows_its_term() -> None:
-    """Terms only rise, and the line goes round."""
+    """Terms only rise, and the order is cyclic."""
     lead = leadership("e")
     lead.concede(2, "c")
     assert lead.target() == (2, "c")
@@ -447,7 +447,8 @@ def test_a_claim_is_overruled_by_a_greater_one_or_by_its_own_holder(
 def test_a_claim_of_a_live_third_peer_counts_unless_that_peer_has_moved_on(
     epochs: tuple[int, ...], claimed: bool
 ) -> None:
-    """A claimant that has told no epoch has not moved on. This peer's claim, or the sender's, is no third one's."""
+    """A claimant without epochs in its Summary has not moved on. A claim of this peer or of the sender is no third
+    peer's."""
     lead = leadership("e")
     lead.concede(1, "b")
     lead.roster.summarized("b", replace(lead.roster.mine, epochs=epochs, incarnation=2))

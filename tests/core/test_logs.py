@@ -1,4 +1,4 @@
-"""The logs of all shards: their counts agree with a look at each, and an event reads only the logs that it is about."""
+"""The logs of all shards: their counts equal a full count, and an event reads only the logs that it concerns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def reach(
 
 
 def test_counts_agree_with_a_look_at_each_log() -> None:
-    """Whichever shards move, in whatever order, forward or to another lineage."""
+    """Whichever shards change, in any order, forward or to another lineage."""
     rng, logs = Random(7), five()
     plain: list[ShardLog] = list(logs)
     for _ in range(400):
@@ -75,7 +75,7 @@ def test_counts_agree_with_a_look_at_each_log() -> None:
 
 
 def test_a_log_may_change_after_a_question() -> None:
-    """Until the event is over; a question in its midst finds what is there then."""
+    """Its log stays dirty until the event is over; a question during the event sees the present value."""
     logs = five()
     log = logs[3]
     reach(log, 1)
@@ -86,7 +86,7 @@ def test_a_log_may_change_after_a_question() -> None:
 
 
 def test_moved_lists_the_shards_whose_version_has_changed_since_the_last_event() -> None:
-    """In their order. A shard that has come back to its version has not moved."""
+    """In shard order. A shard that returned to its version has not changed."""
     logs = five()
     for shard in (4, 1):
         reach(logs[shard], 1)
@@ -107,7 +107,7 @@ def test_a_slice_is_taken_like_each_of_its_logs() -> None:
 
 
 def test_a_kept_answer_is_asked_again_of_the_logs_that_were_taken() -> None:
-    """Of all to begin with, and after `forget`."""
+    """At first for all logs, and again after `forget`."""
     asked, logs = list[int](), five()
 
     def epoch(log: ShardLog) -> int | None:
@@ -131,7 +131,7 @@ def test_a_kept_answer_is_asked_again_of_the_logs_that_were_taken() -> None:
 
 
 def test_the_next_wakeup_follows_the_roster_though_no_log_was_taken(peer: Any) -> None:
-    """A claimant's round waits for promises until the peers that owe them are gone."""
+    """A claimant waits for promises only while the peers that owe them are alive."""
     a = peer("a", group="abc", round_timeout=0.5)
     for name in "bc":
         a.hear(name, a.contribution(a.held))
@@ -145,7 +145,7 @@ def test_the_next_wakeup_follows_the_roster_though_no_log_was_taken(peer: Any) -
 
 
 def test_a_count_of_an_earlier_life_raises_the_incarnation_whichever_shard_came_first(peer: Any, life: int) -> None:
-    """Also if its shard came while others were missing."""
+    """Also if that shard arrived while others were missing."""
     n = peer("a", epoch=None, group="a", fragments=((0, 1),))
     n.feed(Restore((n.state(0, 1, counted=(("a", ContributionId(life + 9, 4)),)),)))
     assert n.replica.own.incarnation == life
@@ -157,7 +157,7 @@ def test_a_count_of_an_earlier_life_raises_the_incarnation_whichever_shard_came_
 
 
 class Visits:
-    """How often anything of a log is read while ``count`` runs."""
+    """Counts how often anything of a log is read while ``count`` runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen, self.counting, plain = 0, False, ShardLog.__getattribute__
@@ -176,7 +176,7 @@ class Visits:
 
 
 def round_of_one(p: Any, shards: int) -> list[Event]:
-    """One shard's round, as its aggregator sees it, and what else happens meanwhile; all shards are exchanged."""
+    """One shard's round, as its aggregator sees it, with other events in between; all shards are exchanged."""
     for shard in range(shards):
         p.hear("b", Promise(shard, p.held, 0))  # asynchronous: asked of all, after a restart
     p.feed(Progress(0.5))
@@ -196,7 +196,7 @@ def round_of_one(p: Any, shards: int) -> list[Event]:
 
 
 def happen(p: Any, event: Event) -> None:
-    """An event, and what a node asks after each."""
+    """Feed an event, and ask all that a node asks after each."""
     p.feed(event)
     replica = p.replica
     assert replica.has_state
@@ -210,7 +210,7 @@ def happen(p: Any, event: Event) -> None:
 def test_an_event_costs_the_same_however_many_shards_there_are(
     mode: str, peer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The replica, its next wakeup, and a node's questions read the logs that the event is about, and no more."""
+    """The replica, its next wakeup and a node's questions read only the logs that the event concerns."""
     visits, spent = Visits(monkeypatch), list[list[int]]()
     for shards in (6, 60):
         p = peer("a", group="ab", mode=mode, fragments=(tuple(range(shards)),))

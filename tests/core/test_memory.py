@@ -1,4 +1,4 @@
-"""Others' payloads, over all shards: which commits are dropped, and which contributions should come later."""
+"""Other peers' payloads, over all shards: which commits are dropped, and which contributions should wait."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from p2p_diloco.core.messages import Commit
 
 
 def take(b: Any, shard: int, maker: str = "a") -> Commit:
-    """``b`` takes the next commit of a shard, which another peer has made."""
+    """``b`` applies another peer's next commit of a shard."""
     commit = b.commit(shard, by=maker)
     b.take(commit)
     assert b.replica.versions[shard] == commit.version
@@ -17,7 +17,7 @@ def take(b: Any, shard: int, maker: str = "a") -> Commit:
 
 
 def kept(b: Any) -> list[int]:
-    """The shards whose last commit is there with its payload."""
+    """The shards whose last commit is kept with its payload."""
     return [log.shard for log in b.replica.logs if log.outgoing.last is not None]
 
 
@@ -41,7 +41,7 @@ def test_the_newest_commits_of_others_are_kept(peer: Any) -> None:
     assert b.replica.collected == 3
     assert kept(b) == [4]
     b.contribute(6)
-    assert b.replica.collected == 3  # this peer's own is the trainer's memory
+    assert b.replica.collected == 3  # this peer's own is in the trainer's memory
     take(b, 6)
     assert (b.replica.collected, kept(b)) == (1, [4, 6])
 
@@ -56,7 +56,7 @@ def test_the_commit_that_came_first_is_dropped_first(peer: Any) -> None:
 
 
 def test_a_peers_own_commits_are_not_dropped(peer: Any) -> None:
-    """It has to send them; others' commits give way."""
+    """It has to send them; other peers' commits are dropped instead."""
     a = peer("a", group="abc", fragments=((0, 1, 2, 3),))
     for name in "bc":
         a.hear(name, a.contribution(a.held))
@@ -69,7 +69,7 @@ def test_a_peers_own_commits_are_not_dropped(peer: Any) -> None:
 
 
 def test_the_commits_of_a_peer_that_may_be_gone_are_not_dropped(peer: Any) -> None:
-    """A peer that lacks one can ask only those that took it."""
+    """A peer that lacks one can only get it from the peers that received it."""
     b = peer("b", group="abc", fragments=((0, 1, 2, 3),))
     take(b, 0)
     take(b, 1, "c")
@@ -81,7 +81,7 @@ def test_the_commits_of_a_peer_that_may_be_gone_are_not_dropped(peer: Any) -> No
 
 
 def test_an_asynchronous_peer_drops_no_commits(peer: Any) -> None:
-    """There they are answers, and kept anyway."""
+    """There they are answers, and limited otherwise."""
     b = peer("b", group="abc", fragments=((0, 1, 2),), mode="async", succession="ac")
     assert b.rules.payloads_kept == 1
     for shard in range(3):
@@ -93,8 +93,8 @@ def test_an_asynchronous_peer_drops_no_commits(peer: Any) -> None:
 
 
 def test_contributions_beyond_the_room_come_later_except_to_the_first_open_shard(peer: Any) -> None:
-    """Peers send in the order of shards, so the round of the first one makes room. Where no round waits, and in
-    asynchronous mode, all may come."""
+    """Peers send in shard order, so the round of the first shard closes next and makes room. If no round waits, and in
+    asynchronous mode, none should wait."""
     b = peer("b", group="abcd", fragments=((0, 1, 2, 3),))
     assert not any(b.replica.crowded(shard) for shard in range(4))
     b.hear("a", b.contribution(b.held, shard=1))

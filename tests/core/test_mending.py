@@ -1,4 +1,4 @@
-"""Shards whose tensors are damaged or doubted: fetched anew, or taken as they are where no peer has better ones."""
+"""Shards whose tensors are damaged or doubted: fetched again, or used as they are if no peer has better ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FETCHING = "shard 0: the state of epoch 1 was changed in memory; fetching it ane
 
 
 def test_a_damaged_shard_is_fetched_and_commits_nothing_meanwhile(peer: Any) -> None:
-    """The round that was about to close goes on with the same contributions once the state is there."""
+    """The round that was about to close goes on with the same contributions after the repair."""
     a = peer("a", group="ab")
     a.hear("b", a.contribution(a.held))
     assert peer.averages(a.contribute()) == [["a", "b"]]
@@ -56,7 +56,7 @@ def test_damage_is_reported_once_and_for_the_present_version_only(peer: Any) -> 
 
 
 def test_no_wakeup_is_planned_for_a_round_that_damage_holds_open(peer: Any) -> None:
-    """Its deadline passes, and nothing can be done before the tensors are there."""
+    """Its deadline has passed, and it can't close before the repair."""
     a = peer("a", group="abc", round_timeout=0.3)
     a.feed_tick()
     tick = a.replica.next_wakeup()
@@ -68,7 +68,7 @@ def test_no_wakeup_is_planned_for_a_round_that_damage_holds_open(peer: Any) -> N
 
 
 def test_each_repair_asks_another_donor(peer: Any) -> None:
-    """The last one may have nothing better."""
+    """The last donor may have sent nothing better."""
     a = peer("a", group="abc")
     asked = [e.to for e in a.feed(Damaged(0, a.held)) if isinstance(e, Send)]
     a.replica.catchup.fetching = None
@@ -77,7 +77,7 @@ def test_each_repair_asks_another_donor(peer: Any) -> None:
 
 
 def test_damaged_tensors_are_not_committed_while_better_ones_are_filled_in(peer: Any) -> None:
-    """The damaged ones would be averaged, and then replace what came."""
+    """Otherwise damaged tensors would be averaged, and then replace the fetched ones."""
     a = peer("a", group="ab", fragments=((0,), (1,)))
     a.feed(Damaged(0, a.held))
     a.pass_time(a.rules.dead_after + 1.0)
@@ -89,12 +89,12 @@ def test_damaged_tensors_are_not_committed_while_better_ones_are_filled_in(peer:
 
 
 def test_damaged_tensors_that_no_peer_can_replace_become_a_version(peer: Any) -> None:
-    """By a commit of no contributions, below min_peers and under the next term; the round goes on from it."""
+    """By a commit without contributions, below min_peers and under the next term; the round goes on from it."""
     a = peer("a", group="ab", min_peers=2)
     a.lose("b")
     a.contribute()
     told = a.feed(Damaged(0, a.held))
-    alone = "shard 0 was changed in memory and no peer has it as it was: going on with what is there"
+    alone = "shard 0 was changed in memory and no live peer has an intact copy: going on with the changed one"
     assert mismatches(told) == [FETCHING, alone]
     average = told[-1]
     assert isinstance(average, Average)
@@ -120,7 +120,7 @@ def test_a_damaged_shard_past_its_end_becomes_a_version_while_the_run_goes_on(pe
 
 
 def test_a_donor_that_delivers_nothing_is_waited_for_dead_after_seconds(peer: Any) -> None:
-    """Then the run goes on with what is there, though a live peer should have better tensors."""
+    """Then the run goes on with the damaged tensors, though a live peer should have better ones."""
     a = peer("a", group="ab")
     a.feed(Damaged(0, a.held))
     a.hear("b", Versions((a.version(1),), forked=False))
@@ -134,7 +134,7 @@ def test_damage_after_the_end_of_the_run_is_reported_and_stays(peer: Any) -> Non
     told = a.feed(Damaged(0, a.held))
     assert mismatches(told) == [
         FETCHING,
-        "shard 0 was changed in memory and no peer has it as it was: the run has ended with it damaged",
+        "shard 0 was changed in memory and no live peer has an intact copy: the run ended with this damage",
     ]
     assert not any(isinstance(effect, Average) for effect in told)
     assert a.feed(Damaged(0, a.held)) == []
@@ -143,7 +143,7 @@ def test_damage_after_the_end_of_the_run_is_reported_and_stays(peer: Any) -> Non
 
 
 def test_an_asynchronous_peer_asks_the_succession_for_damaged_shards(peer: Any) -> None:
-    """The others are behind, as a rule."""
+    """Other peers are usually behind."""
     b = running(peer, "b")
     assert [e.to for e in b.feed(Damaged(0, b.held)) if isinstance(e, Send)] == ["c"]
     assert b.replica.logs[0].donors() == ["c"]
@@ -152,7 +152,7 @@ def test_an_asynchronous_peer_asks_the_succession_for_damaged_shards(peer: Any) 
 
 
 def test_an_asynchronous_commit_of_damaged_tensors_waits_for_no_successor(peer: Any) -> None:
-    """No peer could be given its base; the successors fetch what it made."""
+    """No peer could be given its base; the successors fetch the result."""
     c = running(peer)
     for one in "ab":
         c.lose(one)
@@ -162,7 +162,7 @@ def test_an_asynchronous_commit_of_damaged_tensors_waits_for_no_successor(peer: 
 
 
 def test_a_proposal_that_damage_interrupts_is_computed_again_unchanged(peer: Any) -> None:
-    """A successor may hold it already. By now another plan would be made."""
+    """A successor may hold the proposal already. A new draft would have another plan."""
     c = running(peer)
     first = average_in(c.hear("a", c.contribution(c.held)))
     c.feed(Averaged(0, first.base, "d2", "mean"))
@@ -187,7 +187,7 @@ def test_a_proposal_whose_base_no_peer_can_replace_is_given_up(peer: Any) -> Non
 
 
 def test_a_commit_that_leads_to_another_digest_is_not_taken(peer: Any) -> None:
-    """This replica's own state of that shard is in doubt, and is fetched whole."""
+    """This replica's own state of the shard is in doubt, and is fetched whole."""
     b = peer("b", group="ab", fragments=TWO)
     commit = Commit(1, b.version(1), b.version(2), 0, "a", (), Plan(("a", "b"), ("a", "b")))
     b.hear("a", commit)
@@ -202,7 +202,7 @@ def test_a_commit_that_leads_to_another_digest_is_not_taken(peer: Any) -> None:
 
 
 def test_a_doubted_shard_is_asked_of_a_peer_that_is_ahead_if_the_author_is_gone(peer: Any) -> None:
-    """That peer has taken the commit. Where none is ahead, none is asked."""
+    """That peer has applied the commit. If no peer is ahead, none is asked."""
     b = peer("b", group="abc")
     commit = Commit(0, b.version(1), b.version(2), 0, "a", (), Plan(("b", "c"), ("b", "c")))
     b.lose("a")
@@ -222,7 +222,7 @@ def test_a_doubted_shard_whose_author_is_this_peer_is_asked_of_a_peer_that_is_ah
 
 
 def test_a_doubted_shard_is_asked_for_whole_once(peer: Any) -> None:
-    """A later fetch asks for what is newer."""
+    """A later fetch asks only for what is newer."""
     b = peer("b", group="ab")
     assert fetches(b.replica.mending.doubt(0, "a", b.now)) == [("a", Fetch((None,)))]
     b.pass_time(b.rules.fetch_again + 1.5)
@@ -239,7 +239,7 @@ def test_the_fetch_of_a_doubted_shard_is_given_up_like_any_other(peer: Any) -> N
 
 
 def test_a_successor_mends_a_doubted_shard_and_then_holds_the_commit(peer: Any) -> None:
-    """Its aggregator waits for it, and has nothing newer: the base is fetched anew, and the commit applied again."""
+    """Its aggregator waits for it and has nothing newer: the base is fetched again, and the commit applied again."""
     b = running(peer, "b")
     commit = next_commit(b)
     b.hear("c", commit)

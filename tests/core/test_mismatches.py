@@ -12,12 +12,12 @@ from tests.core.conftest import PLAIN, mismatches, roster_of
 
 
 def next_commit(b: Any) -> Commit:
-    """What "a" commits on what b holds."""
+    """The commit of "a" on the version that b holds."""
     return Commit(0, b.held, b.version(b.held.epoch + 1), 0, "a", (), Plan(("a", "b"), ("a", "b")))
 
 
 def astray(b: Any) -> list[str]:
-    """A commit leads b to another digest than it names; what b says of it."""
+    """A commit leads b to another digest than it names; returns the notes of b."""
     commit = next_commit(b)
     b.hear("a", commit)
     return mismatches(b.feed(Applied(0, commit.base, "astray")))
@@ -38,17 +38,17 @@ def test_mismatches_that_go_on_are_reported_now_and_then_with_their_number(peer:
     assert astray(b) == [plain]
     assert [astray(b) for _ in range(3)] == [[], [], []]
     b.now += b.rules.say_again
-    assert astray(b) == [f"{plain}, as did 3 others since it was last said"]
+    assert astray(b) == [f"{plain}, as did 3 more since the last such line"]
     b.replica.mismatches.in_a_row = 0
     assert astray(b) == []
     b.now += b.rules.say_again
-    assert astray(b) == [f"{plain}, as did 1 others since it was last said"]
+    assert astray(b) == [f"{plain}, as did 1 more since the last such line"]
     b.now += b.rules.say_again
     assert astray(b) == [plain]
 
 
 def test_a_peer_with_many_mismatches_in_a_row_says_that_it_is_unlike(peer: Any) -> None:
-    """A commit that leads to its digest begins the count anew. It is said once."""
+    """A commit that leads to its digest restarts the count. The line is logged once."""
     b = peer("b", group="ab")
     most = b.rules.astray_max
     for _ in range(most - 1):
@@ -63,18 +63,18 @@ def test_a_peer_with_many_mismatches_in_a_row_says_that_it_is_unlike(peer: Any) 
     (told,) = astray(b)
     assert told == (
         "shard 0: a commit on epoch 2 led to another digest than it names, as did all of the last "
-        f"{most}: this machine computes the outer step unlike those that make the commits. It is sent whole states "
-        "from now on, several times the bytes, and aggregates only where all are unlike. outer_optimizer=sgd "
-        "computes alike everywhere; if it is set, test the memory"
+        f"{most}: this machine computes the outer step unlike the peers that make the commits. It is sent whole "
+        "states from now on, several times the bytes, and aggregates only if every peer computes unlike the others. "
+        "outer_optimizer=sgd gives the same result on every machine; if it is set already, test the memory"
     )
     assert b.replica.roster.mine.unlike
     b.now += 2 * b.rules.say_again
-    assert "others since it was last said" in "".join(astray(b))
+    assert "more since the last such line" in "".join(astray(b))
     assert astray(b) == []
 
 
 def test_an_unlike_peer_is_sent_states_and_elected_last(peer: Any) -> None:
-    """In place of commits that it could not apply, asked for or not. Where all are unlike, they are elected."""
+    """It could not apply the commits. If every peer is unlike the others, they are elected all the same."""
     a = peer("a", group="abc", succession="abc")
     a.hear("b", Probe(a.about(unlike=True)))
     base = a.held
@@ -100,11 +100,11 @@ def test_an_unlike_peer_is_sent_states_and_elected_last(peer: Any) -> None:
 
 
 def test_a_mismatch_is_reported_at_once_and_then_at_intervals() -> None:
-    """With the number of those that were not reported."""
+    """With the number of unreported ones."""
     found = Mismatches(replace(PLAIN, astray_max=99), roster_of("b"), 100.0)
     every = PLAIN.say_again
     told = [mismatches(found.found("text", 100.0 + after)) for after in (0.0, 1.0, every - 1.0, every, 2 * every)]
-    assert told == [["text"], [], [], ["text, as did 2 others since it was last said"], ["text"]]
+    assert told == [["text"], [], [], ["text, as did 2 more since the last such line"], ["text"]]
 
 
 def test_only_mismatches_in_a_row_make_a_peer_unlike() -> None:

@@ -1,4 +1,4 @@
-"""What brings other peers to the present version: the last commit while a peer may lack it, and what is sent again."""
+"""What brings other peers to the present version: the last commit while a peer may lack it, and repeated messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.core.conftest import PLAIN, Peer, commit_on, commits, dies, roster_of
 
 
 def test_a_commit_is_kept_while_a_peer_may_lack_it(peer: Any) -> None:
-    """Until all live peers have taken it or show that they have it; a newcomer takes the whole state."""
+    """Until all live peers hold the version; a newcomer takes the whole state."""
     a = peer("a", group="a", live="bcd")
     log, base = a.replica.logs[0], a.held
     for name in "bcd":
@@ -34,8 +34,8 @@ def test_a_commit_is_kept_while_a_peer_may_lack_it(peer: Any) -> None:
 
 
 def test_a_commit_that_no_third_peer_can_lack_is_not_kept(peer: Any) -> None:
-    """Of two peers, the one that takes the other's commit is the last to have it. With a third one it may have to
-    tell."""
+    """Of two peers, the one that applies the other's commit is the last to hold it. With a third one it may have to
+    send it on."""
     for live, kept in (("a", False), ("ac", True)):
         b = peer("b", group="ab", live=live)
         commit = b.commit(plan=b.plan("ab"))
@@ -78,7 +78,7 @@ def test_an_outdated_commit_is_not_sent_again_nor_is_one_to_a_dead_peer(peer: An
 
 
 def outgoing(others: str = "acd") -> tuple[Outgoing, Commit, State]:
-    """That of b, which has taken a's commit on epoch 1 beside others; with the commit and the state."""
+    """The Outgoing of b, which has applied a's commit on epoch 1; with the commit and the state."""
     made, commit = Outgoing(PLAIN, roster_of("b", others)), commit_on(Peer.state(0, 1))
     made.appended(commit)
     return made, commit, Peer.state(0, 2)
@@ -104,7 +104,7 @@ def test_the_last_commit_goes_when_no_live_peer_but_its_author_can_lack_it() -> 
 
 
 def test_the_last_commit_is_given_up_only_while_its_author_is_sound() -> None:
-    """Its author is there to send it, then."""
+    """Only then another peer can still send it."""
     out, commit, _ = outgoing()
     out.roster.suspected("a")
     out.let_go()
@@ -126,7 +126,7 @@ def test_a_message_is_sent_again_to_living_peers_a_bounded_number_of_times() -> 
 
 
 def test_at_a_new_version_a_state_is_sent_again_as_it_is_then_and_a_commit_is_not() -> None:
-    """And each message has all its tries again."""
+    """Each message may be sent again the full number of times."""
     out, commit, state = outgoing()
     for _ in range(PLAIN.resends):
         out.undelivered("c", commit)

@@ -1,4 +1,4 @@
-"""What a replica says that it waits for: one sentence for people."""
+"""The sentence that tells a user what a replica waits for."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def test_the_sentence_names_the_donor_the_contributors_or_the_aggregator(peer: A
     assert a.replica.waiting() == "waiting for the contributions of b, c"
     b = peer("b", group="abcd", fragments=((0, 1),))
     b.contribute(0, 1)
-    assert b.replica.waiting() == "waiting for the commit of 2 shards, the next from a"
+    assert b.replica.waiting() == "waiting for a commit from a; shards left: 2"
     moves_on(b, 0)
-    assert b.replica.waiting() == "waiting for the commit of 1 shards, the next from a"
+    assert b.replica.waiting() == "waiting for a commit from a; shards left: 1"
     b.lose("a")
-    assert b.replica.waiting() == "taking over shard 1, waiting for c, d"
+    assert b.replica.waiting() == "taking over shard 1, waiting for a promise of c, d"
 
 
 def test_the_sentence_marks_the_contributors_that_pause(peer: Any) -> None:
@@ -51,10 +51,10 @@ def test_the_sentence_names_the_setting_that_too_few_peers_meet(peer: Any) -> No
 
 
 def test_the_sentence_names_the_missing_commit_while_the_mean_is_computed(peer: Any) -> None:
-    """A shard that another peer aggregates does not hide one that this peer does."""
+    """A shard aggregated by another peer does not hide one that this peer aggregates."""
     a = solo(peer)
     a.contribute()
-    assert a.replica.waiting() == "waiting for the commit of 1 shards, the next from a"
+    assert a.replica.waiting() == "waiting for a commit from a; shards left: 1"
     b = peer("b", group="ab", fragments=((0, 1),))
     b.replica.logs[1].lead.holder = "b"
     b.contribute(0, 1)
@@ -66,11 +66,11 @@ def test_the_sentence_names_the_candidates_when_none_can_be_reached(peer: Any) -
     b.contribute()
     b.lose("a")
     b.meet("d", eligible=False)
-    assert b.replica.waiting() == "waiting for a peer that may aggregate and can be reached; of a, b, d none can"
+    assert b.replica.waiting() == "waiting for a reachable peer to aggregate; none of a, b, d can"
 
 
 def test_round_tells_the_contributions_of_a_round_that_this_peer_aggregates(peer: Any) -> None:
-    """(fragment, contributions that came, contributions expected); None when it aggregates none."""
+    """(fragment, contributions received, contributions expected); None if the peer aggregates no round."""
     a = peer("a", epoch=4, group="abc", fragments=TWO)
     assert a.replica.round() is None
     a.hear("b", a.contribution(a.version(4), shard=1))
@@ -87,7 +87,7 @@ def test_round_tells_the_contributions_of_a_round_that_this_peer_aggregates(peer
 
 
 def test_the_sentence_names_what_a_submission_waits_for(peer: Any) -> None:
-    """On the aggregator and elsewhere; it is empty where nothing is under way."""
+    """On the aggregator and on other peers; empty while no submission is under way."""
     a, c = running(peer, "a"), running(peer, min_peers=3)
     assert (a.replica.waiting(), c.replica.waiting()) == ("", "")
     a.contribute()
@@ -95,17 +95,17 @@ def test_the_sentence_names_what_a_submission_waits_for(peer: Any) -> None:
     a.lose("b")
     a.lose("c")
     a.replica.roster.mine = replace(a.replica.roster.mine, eligible=False)
-    assert a.replica.waiting() == "waiting for a peer that may aggregate and can be reached; of c, b, a none can"
+    assert a.replica.waiting() == "waiting for a reachable peer to aggregate; none of c, b, a can"
     effects = c.contribute()
     computed(c, effects)
     assert c.replica.waiting() == "waiting for b to hold a commit of shard 0"
     d = running(peer, min_peers=4)
     d.contribute()
-    assert d.replica.waiting() == "waiting for peers: 3 of 4 (min_peers) are there"
+    assert d.replica.waiting() == "waiting for peers: 3 of 4 (min_peers) are alive"
 
 
 def test_the_sentence_of_a_claimant_names_the_peers_that_must_promise(peer: Any) -> None:
     b = running(peer, "b")
     b.contribute()
     b.lose("c")
-    assert b.replica.waiting() == "taking over shard 0, waiting for a"
+    assert b.replica.waiting() == "taking over shard 0, waiting for a promise of a"

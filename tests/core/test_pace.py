@@ -20,7 +20,7 @@ def summary(speed: float, **values: Any) -> Summary:
 
 
 def steps_made(step_s: float, planned_s: float, most: int) -> int:
-    """How many steps a peer of an even speed makes."""
+    """How many steps a peer of constant speed makes."""
     made = 1
     while made < most and not is_over(made * step_s, step_s, planned_s):
         made += 1
@@ -33,15 +33,15 @@ def steps_made(step_s: float, planned_s: float, most: int) -> int:
         ((1.0, 0.5, 0.2), 20, (20, 10, 4)),
         ((1.0, 0.5, 0.2), 100, (100, 50, 20)),
         ((7.0, 7.0, 7.0), 500, (500, 500, 500)),
-        ((1.0, 0.01), 20, (20, 1)),  # at least one, though it takes five rounds' time
+        ((1.0, 0.01), 20, (20, 1)),  # at least one, though it takes as long as five rounds
         ((1.0, 0.27), 20, (20, 5)),  # 5.4: a sixth step would be late by more than half a step
-        ((1.0, 0.28), 20, (20, 6)),  # 5.6: and here it is nearer to the plan than five are
+        ((1.0, 0.28), 20, (20, 6)),  # 5.6: six steps are nearer to the plan than five
         ((1.0, 0.135), 20, (20, 2)),  # 2.7: a third one would be late by a ninth of the round
         ((1.0, 0.14), 20, (20, 3)),  # 2.8: by a fourteenth
     ],
 )
 def test_steps_in_proportion_to_speed(table: tuple[float, ...], steps: int, made: tuple[int, ...]) -> None:
-    """The fastest makes H; the others what takes about as long, at least one step."""
+    """The fastest makes H steps; each other peer as many as take about as long, at least one."""
     run = {str(index): summary(speed) for index, speed in enumerate(table)}
     planned_s = [trains_for(steps, 0, peer, run) for peer in run]
     assert planned_s == [steps / max(table)] * len(table)
@@ -49,8 +49,8 @@ def test_steps_in_proportion_to_speed(table: tuple[float, ...], steps: int, made
 
 
 def test_a_links_time_is_counted_in() -> None:
-    """Steps and transfers together take each peer equally long: 20 s and 2 s for the fastest, 12 s and 10 s for one
-    whose link is five times slower. The fastest is the one whose H steps are there first."""
+    """Steps and transfers together take all peers equally long: 20 s and 2 s for the fastest, 12 s and 10 s for one
+    with a five times slower link. The fastest is the peer whose H steps arrive first."""
     run = {"a": summary(1.0, bandwidth=500.0), "b": summary(0.5, bandwidth=100.0)}
     assert trains_for(20, 1000, "a", run) == pytest.approx(20.0)
     assert trains_for(20, 1000, "b", run) == pytest.approx(12.0)
@@ -68,7 +68,7 @@ def test_a_link_that_takes_longer_than_the_round_leaves_one_step() -> None:
 
 
 def test_an_unknown_bandwidth_counts_as_the_median() -> None:
-    """A peer that was not measured is taken neither for slow nor for fast."""
+    """A peer without a measurement counts as neither slow nor fast."""
     run = {"a": summary(1.0), "b": summary(0.5, bandwidth=100.0), "c": summary(0.5, bandwidth=100.0)}
     assert trains_for(20, 1000, "a", run) == trains_for(20, 1000, "b", run) == pytest.approx(20.0)
 
@@ -89,8 +89,8 @@ def test_while_no_speed_is_known_nothing_is_planned() -> None:
 
 
 def test_a_peer_that_is_slowed_down_makes_fewer_steps_in_that_round() -> None:
-    """A plan of 19 s, steps of 1 s; after ten of them each takes 4 s. The peer stops after two of these; as long as it
-    takes steps for quick still, after one more."""
+    """A plan of 19 s and steps of 1 s; after ten of them each takes 4 s. The peer stops after two of these, or after
+    three while it still expects quick steps."""
     assert not is_over(10 + 4.0, 4.0, 19.0)
     assert is_over(10 + 2 * 4.0, 4.0, 19.0)
     assert not is_over(10 + 2 * 4.0, 1.0, 19.0)
@@ -99,7 +99,7 @@ def test_a_peer_that_is_slowed_down_makes_fewer_steps_in_that_round() -> None:
 
 @given(st.floats(0.01, 100.0), st.floats(0.1, 1000.0))
 def test_no_peer_plans_to_end_late_by_much(step_s: float, planned_s: float) -> None:
-    """A peer of an even speed ends at most LATE_MAX of the plan late, unless its first step does; and at most a step
+    """A peer of constant speed ends at most LATE_MAX of the plan late, unless its first step does; and at most a step
     early."""
     ends_s = step_s * steps_made(step_s, planned_s, 10**6)
     assert ends_s <= max(step_s, (1 + LATE_MAX) * planned_s) * (1 + 1e-9)
@@ -107,7 +107,7 @@ def test_no_peer_plans_to_end_late_by_much(step_s: float, planned_s: float) -> N
 
 
 def test_a_lone_slow_or_quick_step_changes_nothing() -> None:
-    """Not the usual time of a step, wherever it falls, also where rounds are of one step."""
+    """The usual time of a step stays the same, wherever it falls, also if rounds have one step."""
     for round_steps in (1, 4, 100):
         times = StepTimes()
         for number in range(40):
@@ -117,7 +117,7 @@ def test_a_lone_slow_or_quick_step_changes_nothing() -> None:
 
 @pytest.mark.parametrize(("round_steps", "within"), [(1, 2), (4, 3), (20, 11), (1000, STEPS_MAX // 2 + 1)])
 def test_a_change_that_lasts_is_followed_within_a_round(round_steps: int, within: int) -> None:
-    """Or after two steps, where a round has fewer than three."""
+    """If a round has fewer than three steps, after two steps."""
     times = StepTimes()
     for _ in range(2 * STEPS_MAX):
         times.add(1.0, round_steps)
@@ -128,7 +128,7 @@ def test_a_change_that_lasts_is_followed_within_a_round(round_steps: int, within
 
 
 def test_the_first_step_is_the_usual_one() -> None:
-    """Until there are others; before it nothing is known."""
+    """Until there are others; before it the usual time is unknown."""
     times = StepTimes()
     assert times.usual == 0.0
     times.add(3.0, 100)

@@ -1,4 +1,4 @@
-"""Probes: whom they go to, and what silence and one-way links mean."""
+"""Probes: which peers they go to, and when silence or a one-way link makes a peer dead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.core.test_roster import RULES, roster, says
 
 
 def test_peers_that_are_gone_for_long_are_forgotten() -> None:
-    """So churn leaves nothing behind."""
+    """So churn leaves no entries behind."""
     r = roster("abc")
     r.failed("a")
     r.failed("a")
@@ -25,7 +25,7 @@ def test_peers_that_are_gone_for_long_are_forgotten() -> None:
 
 
 def test_the_dead_take_no_probes_from_the_living() -> None:
-    """However many are dead, each living peer is probed in its turn; of the dead, one an interval."""
+    """However many are dead, each live peer is probed in its turn; one dead peer is probed an interval."""
     r = roster([f"dead{i}" for i in range(50)] + ["x", "y"])
     for i in range(50):
         r.failed(f"dead{i}")
@@ -36,7 +36,7 @@ def test_the_dead_take_no_probes_from_the_living() -> None:
 
 
 def test_silence_is_a_verdict_after_the_timeout() -> None:
-    """Counted from the oldest unanswered probe; later probes don't put it off, and it is passed once."""
+    """It counts from the oldest unanswered probe; later probes don't delay it, and it is reported once."""
     r = roster("ab")
     r.probing.probe("a", 5.0)
     r.probing.probe("a", 14.0)
@@ -44,20 +44,20 @@ def test_silence_is_a_verdict_after_the_timeout() -> None:
     assert r.probing.expire(15.0) == ["a"]
     assert not r.live("a")
     assert r.probing.expire(16.0) == []
-    assert r.live("b")  # it was asked nothing
+    assert r.live("b")  # it was sent no probe
 
 
 def test_a_peer_that_is_heard_and_never_reached_is_dead() -> None:
-    """A link that carries nothing one way is no link. Being heard does not reverse that; an arrival does."""
+    """A link that works only one way counts as cut. Messages from the peer do not change that; an arrival does."""
     r = roster("ab")
     for second in range(RULES.deaf_after):
         assert r.probing.expire(float(second)) == []
-        for peer in "aabb":  # however many leave in one interval
+        for peer in "aabb":  # however many are sent in one interval
             r.probing.probe(peer, float(second))
             r.heard(peer)
         r.probing.reached("b")
     assert r.probing.expire(30.0) == ["a"]
-    assert "no probe has arrived there in 20 intervals" in r.probing.why_dead("a")
+    assert "no probe has reached it in 20 intervals" in r.probing.why_dead("a")
     assert not r.heard("a")
     assert not r.live("a")
     r.probing.probe("a", 40.0)
@@ -68,7 +68,7 @@ def test_a_peer_that_is_heard_and_never_reached_is_dead() -> None:
 
 
 def test_probes_of_a_dead_peer_say_nothing_of_its_link() -> None:
-    """It may be away for long; when it is heard again it is back at once."""
+    """It may be away for long; when it is heard again it is live at once."""
     r = roster("a")
     r.probing.probe("a", 0.0)
     assert r.probing.expire(10.0) == ["a"]
@@ -90,7 +90,7 @@ def test_an_answer_in_time_stops_the_clock() -> None:
 
 
 def test_a_peer_that_left_does_not_die() -> None:
-    """Leaving is no failure, and is not reported as one."""
+    """Leaving is not reported as a failure."""
     r = roster("a")
     r.probing.probe("a", 0.0)
     r.departed("a", 1)
@@ -98,7 +98,7 @@ def test_a_peer_that_left_does_not_die() -> None:
 
 
 def test_a_frozen_process_forgives_silence() -> None:
-    """After standing still, what was asked before proves nothing: the clock starts again for all that were asked."""
+    """After this process stood still, earlier probes prove nothing: the clock starts again for all of them."""
     r = roster("ab")
     r.probing.probe("a", 0.0)
     r.probing.forgive(50.0)
@@ -127,7 +127,7 @@ def test_probes_do_not_grow_with_the_swarm() -> None:
 
 
 def test_peers_that_are_waited_for_are_probed_every_time() -> None:
-    """Once each, beside the few others."""
+    """Each once, besides a few others."""
     r = roster("abcdef")
     for second in range(5):
         probed = r.probing.to_probe({"f", "e"}, float(second))
@@ -146,7 +146,7 @@ def test_peers_that_were_not_probed_for_longest_come_first() -> None:
 
 
 def test_the_dead_are_probed_again_now_and_then() -> None:
-    """So that two halves of a partition find each other; but only as often as the timeout says."""
+    """So that both sides of a partition find each other; but only once every timeout."""
     r = roster("a")
     r.probing.probe("a", 0.0)
     r.failed("a")

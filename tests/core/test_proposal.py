@@ -1,4 +1,4 @@
-"""A computed commit on its way to the peers that must hold it, and their acknowledgements."""
+"""A computed commit that is sent to the peers that must hold it, and their confirmations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COMMIT = Commit(0, Version(0, 0, 0, "d0"), Version(0, 5, 1, "d1"), 0, "a", (), P
 
 
 def test_each_peer_that_either_plan_names_must_hold_a_proposal() -> None:
-    """The present plan or its own; except for this peer, and for those that acknowledge it."""
+    """The present plan or its own; except this peer and those that confirmed it."""
     proposal = Proposal(COMMIT)
     assert proposal.missing(Plan((), ("a", "b")), "a") == {"b", "c"}
     proposal.holding.add("b")
@@ -26,7 +26,7 @@ def test_each_peer_that_either_plan_names_must_hold_a_proposal() -> None:
 
 
 def test_a_proposal_is_due_again_after_a_while() -> None:
-    """For each peer; and at once for a peer that restarted."""
+    """For each peer; at once for a peer that restarted."""
     proposal = Proposal(COMMIT)
     assert proposal.due("bc", 10.0, 4.0) == ["b", "c"]
     assert proposal.due("bcd", 13.9, 4.0) == ["d"]
@@ -41,7 +41,7 @@ def test_a_proposal_is_due_again_after_a_while() -> None:
 
 
 def test_a_successor_acknowledges_a_commit_once_it_has_applied_it(peer: Any) -> None:
-    """Not when it has come."""
+    """Not when the commit arrives."""
     b = running(peer, "b")
     commit = next_commit(b)
     effects = b.hear("c", commit)
@@ -52,14 +52,15 @@ def test_a_successor_acknowledges_a_commit_once_it_has_applied_it(peer: Any) -> 
 
 
 def test_a_peer_that_no_plan_names_does_not_acknowledge(peer: Any) -> None:
-    """The commit is the answer to what it has submitted."""
+    """For such a peer the commit is the answer to its submission."""
     a = running(peer, "a")
     commit = next_commit(a)
     assert to(a.take(commit), "c", Held) == []
 
 
 def test_a_successor_that_gets_a_commit_again_acknowledges_it_again(peer: Any) -> None:
-    """The aggregator has not heard it; the successor has gone no further, for nothing is accepted without it."""
+    """The aggregator has not received the confirmation; the successor is not further, because nothing is accepted
+    without it."""
     b = running(peer, "b")
     commit = next_commit(b)
     b.take(commit)
@@ -67,7 +68,7 @@ def test_a_successor_that_gets_a_commit_again_acknowledges_it_again(peer: Any) -
 
 
 def test_an_acknowledgement_that_did_not_arrive_is_sent_again(peer: Any) -> None:
-    """At the next tick, while it is true."""
+    """At the next tick, while the version is still present."""
     b = running(peer, "b")
     commit = next_commit(b)
     b.take(commit)
@@ -76,7 +77,7 @@ def test_an_acknowledgement_that_did_not_arrive_is_sent_again(peer: Any) -> None
 
 
 def test_an_acknowledgement_of_an_earlier_version_is_not_sent_again(peer: Any) -> None:
-    """The successor has gone on, so its aggregator has heard of it in other ways."""
+    """The successor has a later version, which shows its aggregator the same."""
     b = running(peer, "b")
     for epoch in (1, 2):
         commit = next_commit(b, epoch=epoch)
@@ -107,7 +108,7 @@ def test_a_submitter_that_has_missed_a_commit_asks_the_aggregator(peer: Any) -> 
 
 
 def test_peers_that_must_hold_a_commit_are_probed(peer: Any) -> None:
-    """Their death shows as soon as that of any peer that is waited for."""
+    """Their death is noticed as soon as that of any peer that is waited for."""
     c = running(peer)
     assert "b" not in c.replica.logs[0].watched()
     computed(c, c.hear("a", c.contribution(c.held)))
@@ -115,7 +116,7 @@ def test_peers_that_must_hold_a_commit_are_probed(peer: Any) -> None:
 
 
 def test_a_proposal_is_sent_again(peer: Any) -> None:
-    """At the next tick if it did not arrive, after a while if it is not acknowledged."""
+    """At the next tick if it was not delivered, after a while if it is not confirmed."""
     c = running(peer)
     effects = computed(c, c.hear("a", c.contribution(c.held)))
     [proposal] = commits_to(effects, "b")
@@ -127,7 +128,7 @@ def test_a_proposal_is_sent_again(peer: Any) -> None:
 
 
 def test_an_aggregator_does_not_apply_its_own_proposal(peer: Any) -> None:
-    """A successor that has accepted it passes it on; the others must still hold it."""
+    """A successor that has accepted it passes it on; the other successors must still hold it."""
     c = running(peer, successors=2, succession="cba")
     [proposal] = commits_to(computed(c, c.contribute()), "b")
     assert not any(isinstance(e, Apply) for e in c.hear("b", proposal))
@@ -136,7 +137,7 @@ def test_an_aggregator_does_not_apply_its_own_proposal(peer: Any) -> None:
 
 
 def test_an_aggregator_that_is_behind_is_sent_the_commits_that_follow(peer: Any) -> None:
-    """By the peers that its commit names: they have gone on without it."""
+    """By the peers that its commit names, because they have gone on without it."""
     a, b = running(peer, "a"), running(peer, "b")
     for one in (a, b):
         for epoch in (1, 2):
@@ -148,7 +149,7 @@ def test_an_aggregator_that_is_behind_is_sent_the_commits_that_follow(peer: Any)
 
 
 def test_a_successor_that_restarts_has_to_hold_the_proposal_again(peer: Any) -> None:
-    """What it held is gone, though it has a state. The proposal is sent to it anew."""
+    """Its copy is lost, though it has a state. The proposal is sent to it again."""
     c = running(peer, successors=2, succession="cba")
     effects = computed(c, c.contribute())
     held_by(c, "b", effects)
@@ -159,8 +160,8 @@ def test_a_successor_that_restarts_has_to_hold_the_proposal_again(peer: Any) -> 
 
 
 def test_a_successor_that_dies_is_replaced_before_the_submitter_is_answered(peer: Any) -> None:
-    """The proposal becomes a commit without it. Another commit names another successor, and the submitter is answered
-    once that one holds it: no single death loses what was answered for."""
+    """The proposal becomes a commit without it. The next commit names another successor, and the submitter is answered
+    once that one holds it: no single death loses an answered submission."""
     c = running(peer)
     joined_by(c, "d")
     [proposal] = commits_to(computed(c, c.hear("a", c.contribution(c.held)), "d2"), "b")
@@ -178,7 +179,7 @@ def test_a_successor_that_dies_is_replaced_before_the_submitter_is_answered(peer
 
 
 def test_a_successor_that_restarted_without_state_is_replaced(peer: Any) -> None:
-    """It could hold a commit only after it has fetched the whole model."""
+    """It could only hold a commit after fetching the whole model."""
     c = running(peer)
     joined_by(c, "d")
     computed(c, c.hear("a", c.contribution(c.held)), "d2")
@@ -202,7 +203,7 @@ def test_an_unreachable_or_unlike_peer_is_not_named_a_successor(peer: Any, says:
 
 
 def test_a_lone_survivor_goes_on_alone(peer: Any) -> None:
-    """Where no peer can be named, the aggregator alone holds what it answers for."""
+    """If no other peer can be named, the aggregator alone holds the answered commits."""
     c = running(peer)
     c.lose("a")
     c.lose("b")

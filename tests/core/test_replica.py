@@ -1,4 +1,4 @@
-"""The one door into the core: what the clock, the network and the life of the run bring about."""
+"""The one door into the core: the effects of the clock, the network and the life of the run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tests.core.conftest import TWO, filled, moves_on, round_alone, solo
 
 
 def told(effects: list[Any]) -> list[str]:
-    """Who is sent a probe."""
+    """The peers that are sent a probe."""
     return [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Probe)]
 
 
@@ -59,7 +59,7 @@ def test_a_founder_holds_epoch_0_and_is_alone_in_the_first_plan(peer: Any) -> No
 
 
 def test_a_checkpoint_brings_back_plan_table_and_ancestors(peer: Any) -> None:
-    """Training may start at once, and all peers that live or that the plans name are told."""
+    """Training may start at once, and all peers that are live or named by the plans are probed."""
     table = (("a", ContributionId(3, 4)),)
     a = peer("a", epoch=None, live="b", fragments=TWO)
     states = (a.state(0, 5, counted=table), a.state(1, 4))
@@ -78,7 +78,7 @@ def test_a_new_replica_holds_nothing(peer: Any) -> None:
 
 
 def test_by_default_a_replica_works_and_can_be_reached(peer: Any) -> None:
-    """And it is not idle from its first word on."""
+    """Its first Summary says so, and that it is not idle."""
     r = Replica("a", peer("a").rules, incarnation=77, now=50.0)
     assert r.roster.mine == Summary(77, "worker", True, ModelVersion(), (), idle=False)
 
@@ -90,7 +90,7 @@ def test_each_log_knows_its_fragment(peer: Any) -> None:
 
 
 def test_equal_events_lead_to_equal_effects(peer: Any) -> None:
-    """Nothing but the events plays a part: two replicas that are fed alike answer alike."""
+    """Only the events decide: two replicas with the same events return the same effects."""
 
     def story() -> list[Any]:
         b = peer("b", live="acd", fragments=((0, 1), (2,)))
@@ -158,7 +158,7 @@ def test_the_successor_of_a_peer_that_left_takes_over_at_once(peer: Any) -> None
 
 
 def test_a_replica_that_left_does_nothing_more(peer: Any) -> None:
-    """A message after the farewell would look like a return."""
+    """A message after Leave would look like a return."""
     a = peer("a", group="ab")
     a.feed(Depart())
     assert a.feed(Wakeup(), after=10.0) == []
@@ -176,7 +176,7 @@ def test_a_replica_that_left_plans_no_wakeup(peer: Any) -> None:
 
 
 def test_a_peer_that_an_epoch_does_not_count_tells_all(peer: Any, life: int) -> None:
-    """The next commit may name it then. A peer that is counted has nothing to tell."""
+    """The next commit may name it then. A peer that is counted tells nobody."""
     b = peer("b", group="abc", live="a")
     assert told(moves_on(b)) == ["a", "c"]
     mine = Counted("b", ContributionId(life, 1), 2.0, 5)
@@ -185,7 +185,7 @@ def test_a_peer_that_an_epoch_does_not_count_tells_all(peer: Any, life: int) -> 
 
 
 def test_a_peer_that_is_left_out_tells_it_once_the_fragment_is_even(peer: Any, life: int) -> None:
-    """It tells the lowest epoch; a shard that counts it does not make up for one that does not."""
+    """Its Summary has the lowest epoch; a shard that counts it does not make up for one that does not."""
     b = peer("b", group="ab", fragments=((0, 1), (2,)))
     mine = (Counted("b", ContributionId(life, 1), 2.0, 5),)
     assert told(moves_on(b, 0)) == []
@@ -194,7 +194,7 @@ def test_a_peer_that_is_left_out_tells_it_once_the_fragment_is_even(peer: Any, l
 
 
 def test_a_peer_that_fetched_an_epoch_tells_all(peer: Any, life: int) -> None:
-    """Whatever the commits counted that it has missed: no commit on the way to it counted it."""
+    """Whatever the commits counted that it missed, none on its way counted it."""
     b = peer("b", group="ab")
     assert told(moves_on(b, counted=(Counted("b", ContributionId(life, 1), 2.0, 5),))) == []
     state = b.state(0, 4, plan=b.plan("ab"))
@@ -217,7 +217,7 @@ def test_a_peer_that_does_not_contribute_does_not_tell_that_it_is_left_out(peer:
 
 
 def test_all_are_told_at_once_of_idleness_and_of_its_end(peer: Any) -> None:
-    """Live and named peers hear it by a probe, dead ones do not. It is said once."""
+    """Live and named peers are probed, dead ones are not; once for each change."""
 
     def told(effects: list[Any]) -> list[tuple[str, bool]]:
         return [(e.to, e.message.summary.idle) for e in effects if isinstance(e, Send) and isinstance(e.message, Probe)]
@@ -243,7 +243,7 @@ def test_a_probe_is_answered_with_what_is_held_and_idleness(peer: Any) -> None:
 
 
 def test_a_discovered_peer_is_probed_once(peer: Any) -> None:
-    """It becomes a member when it answers."""
+    """It becomes a member of the roster when it answers."""
     a = solo(peer)
     assert a.feed(Discovered("x")) == [Send("x", Probe(a.replica.roster.mine))]
     assert a.feed(Discovered("x")) == []
@@ -252,14 +252,14 @@ def test_a_discovered_peer_is_probed_once(peer: Any) -> None:
 
 
 def test_a_discovered_peer_that_never_answers_is_dead_after_the_timeout(peer: Any) -> None:
-    """The note says that it never answered."""
+    """The note says so."""
     a = solo(peer)
     a.feed(Discovered("x"))
     assert [e.text for e in a.pass_time(11.0) if isinstance(e, Note)] == ["x never answered"]
 
 
 def test_a_peer_that_answers_has_joined(peer: Any) -> None:
-    """Once; and again when it was dead meanwhile."""
+    """Noted once; and again if it was dead meanwhile."""
     a = peer("a", group="ab", live="")
     assert [e.kind for e in a.meet("b")] == ["joined"]
     assert a.meet("b") == []
@@ -274,7 +274,7 @@ def test_a_peer_that_probes_has_joined(peer: Any) -> None:
 
 
 def test_a_strangers_message_is_handled_and_its_sender_probed(peer: Any) -> None:
-    """A second message needs no probe."""
+    """A second message causes no probe."""
     a = solo(peer)
     effects = a.hear("x", a.contribution(a.held))
     assert effects[0] == Send("x", Probe(a.replica.roster.mine))
@@ -305,24 +305,24 @@ def test_a_transfer_that_goes_on_is_a_sign_of_life(peer: Any) -> None:
 
 
 def test_a_peer_that_left_before_it_was_met_can_come_back(peer: Any) -> None:
-    """It is handed again what its earlier life was handed."""
+    """It is sent again what its earlier life was sent."""
     b = peer("b", group="ab", live="", eligible=False)
     (send,) = [e for e in b.contribute() if isinstance(e, Send)]
     b.feed(Delivered("a", send.message))
     b.hear("a", Leave(1))
     assert not b.replica.roster.may_aggregate("a")
-    assert b.meet("a", incarnation=2) == [Note("joined", "a is there"), send]
+    assert b.meet("a", incarnation=2) == [Note("joined", "a joined"), send]
 
 
 def test_a_peer_that_left_and_comes_back_has_joined(peer: Any) -> None:
     b = peer("b", group="ab")
     b.hear("a", Leave(1))
     assert not b.meet("a")
-    assert b.meet("a", incarnation=2)[0] == Note("joined", "a is there")
+    assert b.meet("a", incarnation=2)[0] == Note("joined", "a joined")
 
 
 def test_a_broken_link_is_probed_at_once(peer: Any) -> None:
-    """With a refused dial it is a verdict. A stranger's broken link means nothing."""
+    """With a refused dial it makes the peer dead. A stranger's broken connection has no effect."""
     a = peer("a", group="ab")
     assert a.feed(Closed("b")) == [Send("b", Probe(a.replica.roster.mine))]
     assert a.replica.roster.live("b")
@@ -339,7 +339,7 @@ def test_the_second_refused_dial_is_a_verdict(peer: Any) -> None:
 
 
 def test_a_passed_deadline_is_no_refusal(peer: Any) -> None:
-    """A message that was not answered in time says nothing of the peer's life: silence has its own clock."""
+    """A message that was not answered in time does not show the peer's death: only silence or refused dials do."""
     a = peer("a", group="ab")
     for _ in range(5):
         assert a.feed(SendFailed("b", Probe(a.replica.roster.mine), gone=False)) == []
@@ -347,7 +347,7 @@ def test_a_passed_deadline_is_no_refusal(peer: Any) -> None:
 
 
 def test_silence_is_death_after_the_timeout(peer: Any) -> None:
-    """A frozen process closes no link; a peer that is waited for is found dead within the heartbeat timeout."""
+    """A frozen process closes no connection; a peer that is waited for is found dead within the heartbeat timeout."""
     b = peer("b", group="ab")
     b.contribute()
     b.silent.add("a")
@@ -356,7 +356,7 @@ def test_silence_is_death_after_the_timeout(peer: Any) -> None:
 
 
 def test_peers_that_die_together_are_noticed_together(peer: Any) -> None:
-    """Each by its own note; the contribution goes to the successor that is left."""
+    """Each has its own note; the contribution goes to the remaining successor."""
     d = peer("d", group="abcd")
     d.contribute()
     d.silent |= {"a", "b"}
@@ -371,7 +371,7 @@ def test_the_receipt_of_a_probe_changes_nothing(peer: Any) -> None:
 
 
 def test_a_late_wakeup_forgives_silence(peer: Any) -> None:
-    """It shows that this process stood still. After a wakeup in time the same silence is death."""
+    """It shows that this process stood still. After a wakeup in time the same silence means death."""
     for late, dies in ((8.0, False), (1.5, True)):
         a = peer("a", group="ab")
         a.contribute()
@@ -398,7 +398,7 @@ def test_after_a_late_wakeup_the_clock_of_silence_starts_again(peer: Any) -> Non
 
 
 def test_probes_do_not_grow_with_the_swarm(peer: Any) -> None:
-    """A tick costs three probes with 10 peers or 100, beside those of the peers that are waited for."""
+    """A tick costs three probes with 10 peers or 100, besides those of the peers that are waited for."""
     costs = []
     for size in (10, 100):
         a = solo(peer)
@@ -452,11 +452,11 @@ def test_a_contributor_probes_its_aggregator_at_every_tick(peer: Any) -> None:
 
 
 def test_each_shard_adds_the_peers_that_it_waits_for(peer: Any) -> None:
-    """Its aggregator, or the missing contributors where this peer aggregates; no other peer's group."""
+    """Its aggregator, or the missing contributors if this peer aggregates; not the groups of other peers."""
     b = peer("b", epoch=None, group="", live="acdefgh", fragments=((0,), (1,), (2,)))
     plans = (b.plan("bc", "ac"), b.plan("bd", "b"), b.plan("efgh", "e"))
     b.feed(Restore(tuple(b.state(s, 1, plan=plan) for s, plan in enumerate(plans))))
-    behind = {"epochs": (0, 0, 0), "model": ModelVersion()}  # they take part where they are named, and nowhere else
+    behind = {"epochs": (0, 0, 0), "model": ModelVersion()}  # they take part only where they are named
     for name in "acdefgh":
         b.meet(name, **behind)
     b.hear("e", b.contribution(b.held, shard=2))
@@ -533,10 +533,10 @@ def test_notes_name_their_peers_and_shards(peer: Any) -> None:
     texts = {note.kind: note.text for note in notes if isinstance(note, Note)}
     assert texts["refused"].startswith("c sent contribution ")
     assert texts["takeover"] == "shard 1: this peer aggregates from epoch 2; a is gone"
-    assert texts["joined"] == "a is there"
+    assert texts["joined"] == "a joined"
     assert texts["left"] == "d left the run"
     assert next(n.text for n in notes if isinstance(n, Note) and n.kind == "died") == "a can't be reached any more"
-    assert texts["died"] == "c is silent for 10 s"
+    assert texts["died"] == "c was silent for 10 s"
 
 
 def test_notes_name_the_shard_of_a_mismatch_and_the_lineage_that_was_joined(peer: Any) -> None:
@@ -553,4 +553,4 @@ def test_notes_name_the_shard_of_a_mismatch_and_the_lineage_that_was_joined(peer
     b.hear("a", Versions((theirs,), forked=True))
     b.hear("a", b.state(0, 1, version=theirs, history=((1, "other"),)))
     notes = [e for e in b.feed(Filled(0, theirs, "other")) if isinstance(e, Note)]
-    assert [n.text for n in notes] == ["joined the lineage of a; left behind a state of 1 epochs"]
+    assert [n.text for n in notes] == ["joined the lineage of a; dropped its own state of 1 epochs"]

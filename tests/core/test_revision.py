@@ -1,4 +1,4 @@
-"""Revisions of the outer rates: the highest goes into every commit, on to every peer, and never back."""
+"""Revisions of the outer rates: the highest goes into every commit, to every peer, and never back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def notes(effects: list[Any]) -> list[str]:
 
 
 def test_revisions_are_ordered_by_number_and_values_not_by_proof() -> None:
-    """The higher number wins, of equal numbers the greater values, on every peer alike."""
+    """The higher number wins; of equal numbers the greater values win, on every peer alike."""
     assert FOUNDED < FIRST < SECOND
     assert max(Revision(1, 0.5, 0.9), Revision(1, 0.7, 0.0)) == Revision(1, 0.7, 0.0)
     assert Revision(1, 0.5, 0.9, "x") == Revision(1, 0.5, 0.9, "y")
@@ -39,7 +39,8 @@ def test_revisions_are_ordered_by_number_and_values_not_by_proof() -> None:
 
 
 def test_the_digest_covers_the_revision() -> None:
-    """Two states that differ in nothing but their revision have different digests; without one it is as before."""
+    """Two states that differ only in their revision have different digests; without a revision the digest is as
+    before."""
     founded = State(0, Version(0, 1, 1, ""), 0, Plan(("a",), ("a",)), {}, {})
     others = [replace(founded, buffered=b, revision=r) for b, r in ((0, FIRST), (0, SECOND), (3, FIRST))]
     assert meta_of(founded) == b'[0,1,1,0,["a"],["a"],[]]'
@@ -47,7 +48,7 @@ def test_the_digest_covers_the_revision() -> None:
 
 
 def test_the_founders_revision_goes_into_the_next_commit(peer: Any) -> None:
-    """The aggregator takes the outer step with it, covers it by the digest, and the commit names it to all."""
+    """The aggregator takes the outer step with it, the digest covers it, and the commit names it."""
     a = peer("a", group="ab")
     assert notes(a.feed(Revised(FIRST))) == [f"{FIRST} is known, and each shard adopts it with its next commit"]
     a.contribute()
@@ -64,7 +65,7 @@ def test_the_founders_revision_goes_into_the_next_commit(peer: Any) -> None:
 
 
 def test_a_revision_does_not_change_a_step_under_way(peer: Any) -> None:
-    """It goes into the commit after it."""
+    """The next commit names it."""
     a = peer("a", group="ab")
     a.contribute()
     work = a.hear("b", a.contribution(a.held))
@@ -75,7 +76,7 @@ def test_a_revision_does_not_change_a_step_under_way(peer: Any) -> None:
 
 
 def test_each_probe_and_its_answer_hand_on_the_highest_revision(peer: Any) -> None:
-    """With the signature, so that others can check it. It goes into this peer's commits too."""
+    """With the signature, so that others can check it. This peer's commits name it, too."""
     a = peer("a", group="ab")
     assert notes(a.hear("b", Probe(a.about(revision=FIRST)))) != []
     answer = next(e.message for e in a.hear("b", Probe(a.about())) if isinstance(e, Send))
@@ -87,7 +88,7 @@ def test_each_probe_and_its_answer_hand_on_the_highest_revision(peer: Any) -> No
 
 
 def test_a_lesser_revision_that_comes_late_changes_nothing(peer: Any) -> None:
-    """Nor does the same one again, and neither is news."""
+    """Nor does a repeated one; neither is noted."""
     a = peer("a", group="ab")
     a.feed(Revised(SECOND))
     assert notes(a.feed(Revised(FIRST))) == notes(a.hear("b", ProbeAck(a.about(revision=SECOND)))) == []
@@ -95,7 +96,7 @@ def test_a_lesser_revision_that_comes_late_changes_nothing(peer: Any) -> None:
 
 
 def test_a_commit_is_applied_with_the_revision_that_it_names(peer: Any) -> None:
-    """Not with the one that this peer has heard of. A peer that applies a commit knows its revision, with the
+    """Not with the revision that this peer has heard of. A peer that applies a commit knows its revision, with the
     signature."""
     a = peer("a", succession="bac")
     a.feed(Revised(SECOND))
@@ -126,7 +127,7 @@ def test_a_commit_that_goes_back_a_revision_is_refused(peer: Any) -> None:
 
 
 def test_a_newcomer_gets_the_revision_with_the_state(peer: Any) -> None:
-    """And passes it on, in states and in probes."""
+    """It passes it on in states and probes."""
     a = peer("a", epoch=None)
     state = replace(a.state(0, 1), revision=FIRST)
     (fill,) = [e for e in a.hear("b", state) if isinstance(e, Fill)]
@@ -139,7 +140,8 @@ def test_a_newcomer_gets_the_revision_with_the_state(peer: Any) -> None:
 
 
 def test_a_revision_of_one_shard_goes_into_the_others(peer: Any) -> None:
-    """The aggregator that wrote that commit is dead; a peer that holds it brings the revision into the others."""
+    """The aggregator that wrote that commit is dead; another peer that holds it names the revision in its next
+    commits."""
     a = peer("a", group="ab", succession="ba", fragments=((0,), (1,)))
     commit = replace(commit_on(a, FIRST), plan=a.plan("ab", "ab"))
     a.take(commit, "b")
@@ -151,7 +153,8 @@ def test_a_revision_of_one_shard_goes_into_the_others(peer: Any) -> None:
 
 
 def test_a_revision_is_not_forgotten_with_a_lineage(peer: Any) -> None:
-    """The state that wins has a lesser one, for the digest covers it; this peer's next commit on it has not."""
+    """The winning state keeps its lesser revision, because the digest covers it; this peer's next commit on it has the
+    higher one."""
     a = peer("a", group="ab", succession="ab")
     a.feed(Revised(FIRST))
     a.contribute()

@@ -1,4 +1,4 @@
-"""Membership: suspicion, verdicts, their reversal, and probes whose number does not grow with the swarm."""
+"""Membership: suspicion, death, return, and probes whose number does not grow with the swarm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def says(incarnation: int = 1, epochs: tuple[int, ...] = (1,)) -> Summary:
 
 
 def roster(names: Iterable[str] = ()) -> Roster:
-    """The roster of "me", which has heard all the names."""
+    """The roster of "me", which has heard all the named peers."""
     made = Roster("me", RULES, says())
     for name in names:
         made.heard(name)
@@ -29,7 +29,7 @@ def roster(names: Iterable[str] = ()) -> Roster:
 
 
 def test_a_peer_lives_once_it_has_told_its_summary() -> None:
-    """Being named by others is not enough, nor is a message without a summary."""
+    """Neither a name in a plan nor a message without a Summary is enough."""
     r = roster()
     assert r.discovered("a")
     assert not r.live("a")
@@ -41,7 +41,7 @@ def test_a_peer_lives_once_it_has_told_its_summary() -> None:
 
 
 def test_this_peer_is_live_and_not_among_the_others() -> None:
-    """It is never discovered."""
+    """It can't be discovered."""
     r = roster("ba")
     assert r.live("me")
     assert not r.discovered("me")
@@ -58,7 +58,7 @@ def test_a_peer_is_discovered_once() -> None:
 
 
 def test_a_second_failure_is_a_verdict() -> None:
-    """The first refused dial is a suspicion, the second makes the peer dead; a third changes nothing."""
+    """The first refused dial makes the peer suspect, the second makes it dead; a third changes nothing."""
     r = roster("a")
     assert [r.failed("a"), r.live("a")] == [False, True]
     assert [r.failed("a"), r.live("a")] == [True, False]
@@ -73,7 +73,7 @@ def test_a_broken_link_and_a_refused_dial_are_a_verdict() -> None:
 
 
 def test_being_heard_clears_a_suspicion() -> None:
-    """Two failures with a sign of life between them are two suspicions, no verdict."""
+    """Two failures with a sign of life between them make the peer suspect twice, but not dead."""
     r = roster("a")
     r.failed("a")
     assert not r.heard("a")
@@ -82,7 +82,7 @@ def test_being_heard_clears_a_suspicion() -> None:
 
 
 def test_being_heard_reverses_a_verdict() -> None:
-    """A peer that was taken for dead and speaks is there again, and counts as new."""
+    """A peer that counted as dead and sends a message is live again, and counts as new."""
     r = roster("abc")
     r.failed("a")
     r.failed("a")
@@ -151,7 +151,7 @@ def test_a_live_peer_that_names_its_epochs_holds_a_state() -> None:
 
 
 def test_a_summary_with_a_lesser_model_is_an_older_one() -> None:
-    """A life never goes back to a lesser model. The summary of another life is the newer one."""
+    """A life never goes back to a lesser model. A Summary of another life is always newer."""
     r = roster("b")
     r.summarized("b", replace(says(7), model=ModelVersion(0, 20, 2, "two")))
     assert not r.summarized("b", says(7, epochs=()))
@@ -161,7 +161,7 @@ def test_a_summary_with_a_lesser_model_is_an_older_one() -> None:
 
 
 def test_another_incarnation_is_a_restart() -> None:
-    """The first summary of a peer is none."""
+    """The first Summary of a peer is not a restart."""
     r = roster()
     r.heard("a")
     assert not r.summarized("a", says(7))
@@ -181,7 +181,7 @@ def test_another_incarnation_is_a_restart() -> None:
     ],
 )
 def test_another_lineage_shows_by_its_samples(epochs: tuple[int, ...], model: ModelVersion, elsewhere: bool) -> None:
-    """Along a lineage samples never fall: a peer that is as far in every shard, with fewer, is on another one."""
+    """Along a lineage samples never fall: a peer as far in every shard, with fewer samples, is on another one."""
     mine = replace(says(epochs=(3, 1)), model=ModelVersion(0, 80, 7))
     theirs = replace(says(epochs=epochs), model=model)
     rules = replace(RULES, fragments=((0, 1), (2,)))

@@ -1,4 +1,4 @@
-"""What belongs to one version of a shard: when it opened, when it asks, and the commit that it works on."""
+"""The data of one version of a shard: when its round opened, when it asks again, and the commit in work."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_a_round_that_opens_again_is_as_patient_as_a_new_one() -> None:
 
 
 def test_a_dropped_draft_leaves_nothing_of_it_to_be_committed() -> None:
-    """Neither the proposal, nor work under way, nor work that waits for a repair. Another peer's commit goes on."""
+    """Neither the proposal, nor work under way, nor work that waits for a repair. The application of another peer's
+    commit goes on."""
     round, commit = a_round(), commit_on(Peer.state(0, 1))
     work = Average(0, commit.base, (), b"", None)
     round.working, round.proposed, round.interrupted = work, Proposal(commit), work

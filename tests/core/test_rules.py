@@ -1,4 +1,4 @@
-"""The one ladder of timeouts."""
+"""All timeouts, derived from a few settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def rules(interval: float, timeout: float) -> Rules:
 
 @pytest.mark.parametrize(("interval", "timeout"), [(1.0, 10.0), (0.25, 3.0)])
 def test_every_wait_is_derived_from_two_numbers(interval: float, timeout: float) -> None:
-    """What happens often follows the heartbeat interval; what is a verdict follows the timeout."""
+    """Frequent actions follow the heartbeat interval; decisions about peers follow the heartbeat timeout."""
     ladder = rules(interval, timeout)
     assert ladder.probe_every == interval
     assert ladder.settle == 2 * interval
@@ -27,7 +27,7 @@ def test_every_wait_is_derived_from_two_numbers(interval: float, timeout: float)
 
 
 def test_idle_takes_slow_steps_into_account() -> None:
-    """A trainer whose steps take long is given three of them."""
+    """A trainer with long steps may take three of them."""
     ladder = rules(1.0, 10.0)
     assert [ladder.idle_after(step) for step in (0.0, 3.0, 4.0)] == [10.0, 10.0, 12.0]
 
@@ -37,7 +37,7 @@ def test_shards_are_those_of_all_fragments() -> None:
 
 
 def test_by_default_no_round_waits_for_ever() -> None:
-    """round_timeout is finite, one peer is enough, and a run has no end unless it is given one."""
+    """round_timeout is finite, one peer is enough, and a run has no end by default."""
     plain = Rules(run="run", fragments=((0,),))
     assert (plain.round_timeout, plain.min_peers, plain.start_peers, plain.carry_rounds) == (600.0, 1, 1, 2)
     assert (plain.stop_after_epochs, plain.stop_after_samples) == (None, None)

@@ -1,4 +1,4 @@
-"""When things are due: the numbers of the method."""
+"""Which fragment is due when, by the numbers of the papers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_each_fragment_goes_once_in_h_steps() -> None:
     [([0, 0, 0], 0), ([1, 0, 0], 1), ([1, 1, 0], 2), ([1, 1, 1], 0), ([3, 5, 2], 2), ([None, 7, 9], 1)],
 )
 def test_the_log_names_the_lowest_epoch_then_the_lowest_index(epochs: list[int | None], due: int) -> None:
-    """A fragment that is finished is passed over."""
+    """A finished fragment is skipped."""
     assert fragment_by_log(epochs) == due
 
 
@@ -40,7 +40,7 @@ def test_nothing_is_due_when_all_is_finished() -> None:
 
 
 def test_the_log_agrees_with_the_step_count() -> None:
-    """A peer that has met no fault follows the schedule of the steps exactly."""
+    """A peer without faults follows the schedule by steps exactly."""
     epochs = [0, 0, 0]
     for step in range(1, 4000):
         due = fragment_due(step, 600, 3)
@@ -66,7 +66,7 @@ def test_dynamic_local_updates(speeds: tuple[float, ...], base: int, steps: tupl
 
 @pytest.mark.parametrize(("speed", "fastest"), [(0, 10), (-1, 10), (0, 0), (5, 0), (5, -1)])
 def test_an_unknown_speed_gives_the_base(speed: float, fastest: float) -> None:
-    """A peer that has not been measured yet makes as many steps as the fastest."""
+    """A peer without a measured speed makes as many steps as the fastest."""
     assert dylu_steps(speed, fastest, 500) == 500
 
 

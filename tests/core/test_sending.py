@@ -14,7 +14,7 @@ from tests.core.conftest import PLAIN, Peer
 
 
 def test_a_contribution_is_sent_once(peer: Any, life: int) -> None:
-    """When it is ready; again, at the next tick, only if it did not arrive."""
+    """When it is ready; again at the next tick only if it was not delivered."""
     b = peer("b", group="ab")
     (send,) = b.contribute()
     assert send == Send("a", b.replica.logs[0].own.mine)
@@ -40,7 +40,7 @@ def test_a_receipt_for_another_contribution_or_from_another_peer_is_ignored(peer
 
 
 def test_an_aggregator_that_restarted_is_sent_the_contribution_again(peer: Any) -> None:
-    """Its process lost what it was handed, even if its death was not noticed."""
+    """Its process lost it, even if its death was not noticed."""
     b = peer("b", group="ab")
     (send,) = b.contribute()
     b.feed(Delivered("a", send.message))
@@ -48,18 +48,18 @@ def test_an_aggregator_that_restarted_is_sent_the_contribution_again(peer: Any) 
 
 
 def test_a_contribution_that_is_asked_for_is_sent_again(peer: Any) -> None:
-    """It came too early, or was lost with a lineage. A question about another base is not answered."""
+    """It was lost, or came too early. A request on another base is not answered."""
     b = peer("b")
     (send,) = b.contribute()
-    assert b.hear("a", Want(0, b.held)) == []  # it is under way
+    assert b.hear("a", Want(0, b.held)) == []  # it is being sent
     b.feed(Delivered("a", send.message))
     assert b.hear("a", Want(0, b.version(2))) == []
     assert b.hear("a", Want(0, b.held)) == [send]
 
 
 def test_a_contribution_is_withdrawn_before_its_memory_is_overwritten(peer: Any) -> None:
-    """A fork ends the exchange of a contribution that is not counted yet. The trainer's memory holds the next one from
-    then on."""
+    """A fork ends the exchange before the contribution is counted. From then on the trainer's memory holds the next
+    one."""
     a = peer("a", fragments=((0,), (1,)))
     a.contribute(0)
     assert (a.replica.logs[0].own.mine is not None, list(a.replica.logs[0].round.inbox)) == (True, ["a"])
@@ -81,9 +81,9 @@ def sending() -> Sending:
 def test_a_contribution_is_sent_to_a_peer_that_neither_has_it_nor_will_soon() -> None:
     own = sending()
     assert own.send_to("a") is own.mine is not None
-    assert own.send_to("a") is None  # it is under way
+    assert own.send_to("a") is None  # it is being sent
     own.delivered("a", own.mine, ok=True)
-    assert own.send_to("a") is None  # it is there
+    assert own.send_to("a") is None  # it was delivered
     assert own.send_to("c") is own.mine
     own.delivered("c", own.mine, ok=False)
     assert own.send_to("c") is own.mine

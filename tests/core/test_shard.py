@@ -49,7 +49,7 @@ def test_no_outer_step_follows_the_last_epoch(peer: Any) -> None:
 
 
 def test_peers_that_a_commit_names_are_probed(peer: Any) -> None:
-    """Also those that this peer has never met."""
+    """Also peers that this one has never met."""
     b = peer("b", group="ab")
     b.take(b.commit(plan=b.plan("bx", "aby")))
     probed = {e.to for e in b.feed_tick() if isinstance(e, Send) and isinstance(e.message, Probe)}

@@ -18,7 +18,7 @@ MEMBERS = st.dictionaries(st.sampled_from(NAMES), st.integers(1, 20).map(float),
 
 
 def busy(peer: str, share: Fraction, links: Mapping[str, Fraction], idle: Collection[str] = ()) -> Fraction:
-    """How long a peer's link is busy, counted message by message: ``idle`` peers contribute nothing."""
+    """How long a peer's link is busy, counted message by message; ``idle`` peers contribute nothing."""
     others = [other for other in links if other != peer]
     contributed = Fraction(0) if peer in idle else 1 - share
     sent = contributed + sum(share for _ in others)
@@ -27,12 +27,12 @@ def busy(peer: str, share: Fraction, links: Mapping[str, Fraction], idle: Collec
 
 
 def makespan(parts: Mapping[str, Fraction], links: Mapping[str, Fraction], idle: Collection[str] = ()) -> Fraction:
-    """How long the round takes: until the last link has done its part."""
+    """How long the round takes: until the last link is done."""
     return max(busy(peer, parts.get(peer, Fraction(0)), links, idle) for peer in links)
 
 
 def divisions(shards: int, peers: int) -> Iterator[tuple[int, ...]]:
-    """All ways to hand so many shards to so many peers."""
+    """All ways to give this many shards to this many peers."""
     if peers == 1:
         yield (shards,)
         return
@@ -55,8 +55,8 @@ def test_shares_divide_the_whole_among_the_members(members: dict[str, float], gr
 def test_no_other_division_ends_the_round_sooner(
     members: dict[str, float], others: dict[str, float], shards: int, one_is_idle: bool
 ) -> None:
-    """Of all ways to hand out a few shards none beats the shares, which need not be whole shards: neither where all
-    contribute, nor where one aggregator does not."""
+    """No distribution of a few shards is faster than the shares, which need not be whole shards: neither if all
+    contribute, nor if one aggregator does not."""
     bandwidths = {**others, **members}
     links, idle = rounded(bandwidths), sorted(members)[:1] if one_is_idle and len(bandwidths) > 1 else []
     best = makespan(shares(bandwidths, members), links, idle)
@@ -70,7 +70,7 @@ def test_no_other_division_ends_the_round_sooner(
 def test_an_election_is_within_one_shard_of_the_optimum(
     members: dict[str, float], others: dict[str, float], shards: int, epoch: int
 ) -> None:
-    """No link is busy for longer than the best shares would have the longest one, and one shard."""
+    """No link is busy for longer than the longest one under the best shares, plus one shard."""
     bandwidths = {**others, **members}
     first = Counter(order[0] for order in assign("run", epoch, range(shards), members, others).values())
     links = rounded({**others, **members})
@@ -83,13 +83,13 @@ def test_an_election_is_within_one_shard_of_the_optimum(
 @pytest.mark.parametrize("others", [1, 2, 5])
 @pytest.mark.parametrize("ratio", [1.0, 1.1, 0.9])
 def test_links_that_are_nearly_equal_share_equally(others: int, ratio: float) -> None:
-    """What is measured is never quite the same twice: less than a tenth from the usual is the usual."""
+    """Measurements vary: less than a tenth from the median counts as the median."""
     members = {"a": 37e6 * ratio, **dict.fromkeys(NAMES[:others], 37e6)}
     assert set(shares(members, members).values()) == {Fraction(1, 1 + others)}
 
 
 def test_a_link_that_is_clearly_slower_has_less() -> None:
-    """At two thirds of the others' bandwidth a peer aggregates less than they, and their links are busy as long."""
+    """At two thirds of the others' bandwidth a peer aggregates less, so that all links are busy equally long."""
     members = {"a": 3.0, "b": 3.0, "c": 3.0, "d": 2.0}
     parts, links = shares(members, members), rounded(members)
     assert parts["d"] < parts["a"] == parts["b"] == parts["c"]
@@ -98,7 +98,7 @@ def test_a_link_that_is_clearly_slower_has_less() -> None:
 
 
 def test_two_peers_share_equally() -> None:
-    """Each sends as many bytes, whichever of them aggregates."""
+    """Each sends as many bytes, whichever aggregates."""
     members = {"a": 100.0, "b": 1.0}
     assert shares(members, members) == {"a": Fraction(1, 2), "b": Fraction(1, 2)}
 
@@ -116,12 +116,12 @@ def test_an_aggregator_without_trainer_takes_what_its_link_carries() -> None:
 
 
 def test_bandwidths_are_steps_from_the_median() -> None:
-    """Half a step is lost, a whole one is not; the median is 1, whatever the unit."""
+    """Differences of half a step are rounded away, whole steps stay; the median is 1, in any unit."""
     found = rounded({"a": 1e6, "b": 1e6, "c": 1e6 * STEP, "d": 0.6e6, "e": 1e18})
     assert found == {"a": 1, "b": 1, "c": Fraction(STEP), "d": Fraction(STEP) / 2, "e": 2**20}
 
 
 def test_an_unknown_bandwidth_is_filled_with_the_median() -> None:
-    """Of those that are known; where none is, all are alike."""
+    """The median of the known ones; if none is known, all are equal."""
     assert filled({"a": 9.0, "b": 0.0, "c": 1.0, "d": 5.0}) == {"a": 9.0, "b": 5.0, "c": 1.0, "d": 5.0}
     assert filled({"a": 0.0, "b": 0.0}) == {"a": 1.0, "b": 1.0}

@@ -1,4 +1,4 @@
-"""A shard's state as a value: what follows a commit, how versions relate, and what a digest covers."""
+"""A shard's state as a value: appending a commit, how versions relate, and what a digest covers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.core.conftest import PLAIN, Peer, commit_on, meta
 
 
 def test_equal_states_have_equal_meta() -> None:
-    """The bytes are the same on every peer: they are spelt out, and the table is sorted."""
+    """The bytes are the same on every peer: every field is written, and the table is sorted."""
     table = {"b": ContributionId(9, 2), "a": ContributionId(7, 1)}
     plan = Plan(("a", "b"), ("b", "a"))
     expected = b'[1,50,3,4,["a","b"],["b","a"],[["a",7,1],["b",9,2]]]'
@@ -26,13 +26,13 @@ def test_equal_states_have_equal_meta() -> None:
 
 
 def test_a_founder_without_trainer_is_not_in_the_first_group() -> None:
-    """The first round is for the workers that come."""
+    """The first group is left to the workers that join."""
     assert founding_meta(0, "a", "worker") == b'[0,0,0,0,["a"],["a"],[]]'
     assert founding_meta(0, "a", "aggregator") == b'[0,0,0,0,[],["a"],[]]'
 
 
 def test_meta_covers_all_of_a_state_but_digest_history_and_tensors() -> None:
-    """The digest is taken over it; the ancestors are remembered differently, and the tensors are hashed beside it."""
+    """The ancestors differ from peer to peer, and the tensors are hashed separately."""
     state = Peer.state(0, 3, counted=(("x", ContributionId(1, 2)),))
     version = state.version
     others = [
@@ -55,7 +55,7 @@ def test_meta_covers_all_of_a_state_but_digest_history_and_tensors() -> None:
 
 
 def test_a_state_holds_what_its_commits_said(peer: Any, life: int) -> None:
-    """Version, term of its commit, plan, the table of the counted, the ancestors."""
+    """Version, term of its commit, plan, counted table and ancestors."""
     a = peer("a", group="a", live="b", counted=(("z", ContributionId(3, 3)),))
     a.hear("b", a.contribution(a.held))
     a.averaged(a.contribute(), "new")
@@ -81,7 +81,7 @@ def test_a_fetched_state_keeps_a_bounded_number_of_ancestors(peer: Any) -> None:
 
 
 def test_a_commit_names_version_term_plan_and_revision_of_the_state_that_follows() -> None:
-    """The state that it follows stays as it was."""
+    """The state before it is unchanged."""
     state, plan, revision = Peer.state(0, 1), Plan(("b",), ("c",)), Revision(1, 0.5, 0.9)
     commit = replace(commit_on(state, "ab"), term=3, plan=plan, revision=revision)
     after = append(state, commit, PLAIN)
@@ -106,7 +106,7 @@ def test_the_oldest_ancestor_is_forgotten() -> None:
 
 @pytest.mark.parametrize(("size", "buffered"), [(0, [0, 0, 0, 0]), (1, [0, 0, 0, 0]), (3, [2, 0, 1, 1])])
 def test_the_buffer_counts_submissions_up_to_its_size(size: int, buffered: list[int]) -> None:
-    """Then it is empty again. A commit of no submissions leaves it as it is. Without a buffer it stays at 0."""
+    """Then the count is 0 again. A commit without submissions does not change it. Without a buffer it stays 0."""
     state, found = Peer.state(0, 1), list[int]()
     for counted in ("ab", "c", "a", ""):
         state = append(state, commit_on(state, counted), replace(PLAIN, dn_buffer_size=size))
@@ -115,7 +115,7 @@ def test_the_buffer_counts_submissions_up_to_its_size(size: int, buffered: list[
 
 
 def test_a_fetched_state_leaves_its_tensors_behind() -> None:
-    """They are in place by then, and the record of a state goes on without them."""
+    """They are in place by then; the record of a state does not contain them."""
     assert fetched(replace(Peer.state(0, 2), payload="tensors"), PLAIN) == Peer.state(0, 2)
     assert fetched(replace(Peer.state(0, 2), payload="tensors"), PLAIN).payload is None
 

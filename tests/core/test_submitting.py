@@ -30,13 +30,13 @@ from tests.core.conftest import PLAIN, Peer, next_commit, running, to
 def test_a_submission_is_settled_once_a_part_of_it_is_counted(
     counted: tuple[int, int] | None, oldest: tuple[int, int], id: tuple[int, int], is_settled: bool
 ) -> None:
-    """The numbers of another life say nothing, unless they are the greater."""
+    """The numbers of another life don't count unless they are greater."""
     contribution = Contribution(0, Version(0, 0, 0, ""), ContributionId(*id), ContributionId(*oldest), 1.0, 1)
     assert settled(contribution, None if counted is None else ContributionId(*counted)) is is_settled
 
 
 def refused(one: Any, sequence: int, epoch: int) -> list[Effect]:
-    """The aggregator refuses the replica's submission at an epoch, and sends what it holds."""
+    """The aggregator refuses the replica's submission at an epoch, and sends its state."""
     held = one.version(epoch)
     one.hear("c", one.state(0, epoch, plan=Plan(tuple("abc"), tuple("cb"))))
     effects = one.feed(Filled(0, held, held.digest))
@@ -48,7 +48,7 @@ def refused(one: Any, sequence: int, epoch: int) -> list[Effect]:
 
 
 def test_an_exchange_ends_when_the_submission_is_counted(peer: Any) -> None:
-    """Newer states that do not count it end nothing, and training merges nothing meanwhile."""
+    """Newer states that do not count it don't end the exchange, and the trainer merges nothing meanwhile."""
     a = running(peer, "a")
     a.contribute()
     other = replace(next_commit(a), contributions=(Counted("b", ContributionId(1, 1), 1.0, 10),))
@@ -63,8 +63,8 @@ def test_an_exchange_ends_when_the_submission_is_counted(peer: Any) -> None:
 
 
 def test_the_trainers_base_stays_between_exchanges(peer: Any) -> None:
-    """A successor's replica moves with every commit. Its trainer does not, or its next submission would seem less stale
-    than it is."""
+    """A successor's replica advances with every commit. Its trainer does not; otherwise its next submission would seem
+    less stale than it is."""
     b = running(peer, "b")
     b.feed(Merge())
     commit = next_commit(b)
@@ -110,7 +110,8 @@ def test_a_final_state_is_merged_once(peer: Any) -> None:
 
 
 def test_a_refused_submission_is_carried_once_with_its_oldest_base(peer: Any) -> None:
-    """The next one contains it and tells its base. Refused again, it is dropped, and a new one begins."""
+    """The next submission contains it and names its base. Refused again, it is dropped, and a new submission carries
+    nothing."""
     a = running(peer, "a", max_staleness=2)
     [first] = to(a.contribute(), "c", Contribution)
     assert first.base == a.version(1)
@@ -127,7 +128,7 @@ def test_a_refused_submission_is_carried_once_with_its_oldest_base(peer: Any) ->
 
 
 def test_a_refused_submission_keeps_the_base_that_it_was_sent_with(peer: Any) -> None:
-    """Progress that began on a lineage that was left counts from where it was first sent on this one."""
+    """Progress made on a lineage that was left counts from the base with which it was first sent on this one."""
     a = running(peer, "a", max_staleness=2)
     a.contribute()
     other = Version(0, 70, 6, "x6")
@@ -145,7 +146,7 @@ def test_a_refused_submission_keeps_the_base_that_it_was_sent_with(peer: Any) ->
 
 
 def test_a_submission_that_is_refused_twice_is_dropped_though_no_commit_came(peer: Any) -> None:
-    """Otherwise it would be refused for ever; and where all are refused, no commit would come any more."""
+    """Otherwise it would be refused for ever; and if all submissions are refused, no commit comes any more."""
     a = running(peer, "a", max_staleness=2)
     a.contribute()
     refused(a, 1, 5)
@@ -176,7 +177,7 @@ def test_a_refusal_is_forgotten_once_its_submission_is_counted(peer: Any) -> Non
 
 
 def test_a_refusal_of_an_earlier_submission_ends_nothing(peer: Any) -> None:
-    """It comes late, or twice."""
+    """Such a refusal came late, or twice."""
     a = running(peer, "a", max_staleness=2)
     a.contribute()
     refused(a, 1, 5)
@@ -222,8 +223,8 @@ def submitting(**rules: int) -> Submitting:
 def test_an_exchange_is_over_when_its_submission_is_settled(
     state: State, refused_at: int | None, behind: int | None, why: str
 ) -> None:
-    """It is counted, refused and overtaken, of a left lineage, or the run has ended. The reason is told where it is not
-    counted, the staleness where it is."""
+    """It is counted, refused with the newer state received, made on a left lineage, or the run has ended. ``uncounted``
+    has the reason if it is not counted, ``behind`` the staleness if it is."""
     own = submitting(stop_after_epochs=8)
     if refused_at is not None:
         own.stale(Stale(0, ContributionId(1, 1), Peer.version(refused_at)), None)
@@ -233,7 +234,7 @@ def test_an_exchange_is_over_when_its_submission_is_settled(
 
 
 def test_a_submission_that_is_not_settled_stays() -> None:
-    """Newer states do not count it, or it is refused at an epoch that has not come yet."""
+    """Newer states do not count it, or it was refused at an epoch that this peer has not reached."""
     own = submitting()
     own.settle(Peer.state(0, 4))
     own.stale(Stale(0, ContributionId(1, 1), Peer.version(6)), Peer.state(0, 5))
@@ -271,7 +272,7 @@ def test_the_trainer_merges_once_after_an_exchange_and_whenever_it_must() -> Non
 
 
 def test_a_submission_is_as_old_as_the_oldest_progress_in_it() -> None:
-    """As far as its lineage is the present one. It has no base where it can't be counted."""
+    """As long as that progress is on the present lineage. It has no base if it can't be counted."""
     own, state = submitting(stop_after_epochs=5), Peer.state(0, 4)
     assert own.base_of(state, Peer.version(3), None) == Peer.version(3)
     assert own.base_of(state, Peer.version(3), Peer.version(1)) == Peer.version(1)

@@ -1,4 +1,4 @@
-"""Which peers have a shard after the next commit: few changes, and no aggregator that does not hold the state."""
+"""Which peers hold a shard after the next commit: few changes, and no aggregator without the state."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from tests.core.conftest import average_in, commits_to, computed, held_by, runni
 
 
 def after(line: str, order: str, able: str = "", room: int = 1, *, hand_over: bool = False) -> str:
-    """The succession after the next commit of the first of ``line``."""
+    """The succession after the next commit of the first peer in ``line``."""
     return "".join(succession(line[0], Plan((), tuple(line)), order, able or order, room, hand_over=hand_over))
 
 
 def test_an_able_successor_stays() -> None:
-    """Whichever peers are elected; they get the room that is left."""
+    """Whichever peers are elected; they only fill free places."""
     assert after("ab", "cdab") == "ab"
     assert after("abc", "dabc", room=3) == "abcd"
 
 
 def test_a_successor_that_is_gone_is_replaced_by_the_next_elected() -> None:
-    """If there is none, it is named still: it may come back."""
+    """Without another peer it stays named, because it may come back."""
     assert after("ab", "cda") == "ac"
     assert after("ab", "a") == "ab"
     assert after("abc", "adc", room=2) == "acd"
 
 
 def test_a_shard_is_handed_over_in_two_commits() -> None:
-    """The elected peer is a successor first. Without successors it is sent the state with the commit that names it."""
+    """The elected peer first becomes a successor. With successors=0 it receives the state with the commit that names
+    it."""
     assert after("ab", "cab", hand_over=True) == "ac"
     assert after("ac", "cab", hand_over=True) == "ca"
     assert after("abd", "cabd", room=2, hand_over=True) == "abc"
@@ -41,14 +42,14 @@ def test_a_shard_is_handed_over_in_two_commits() -> None:
 
 
 def test_a_shard_is_handed_over_after_a_while_to_another_elected_peer() -> None:
-    """An aggregator that is elected itself hands nothing over."""
+    """An aggregator that is itself elected keeps the shard."""
     assert not hands_over("a", "ba", 9.9, 10.0)
     assert hands_over("a", "ba", 10.0, 10.0)
     assert not hands_over("a", "ab", 10.0, 10.0)
 
 
 def test_a_new_name_or_another_aggregator_is_worth_a_commit() -> None:
-    """A name less or another order is not."""
+    """A missing name or another order is not."""
     plan = Plan((), tuple("abc"))
     assert worth_a_commit("a", plan, "abd")
     assert worth_a_commit("a", plan, "ba")
@@ -61,8 +62,8 @@ PEERS = st.lists(st.sampled_from("abcdef"), unique=True, min_size=1).map("".join
 
 @given(line=PEERS, able=PEERS, room=st.integers(0, 3), hand_over=st.booleans())
 def test_each_succession_is_without_repetition_and_settles(line: str, able: str, room: int, hand_over: bool) -> None:
-    """The aggregator stays, or the next one is an elected peer that the plan names, unless no successor is to hold the
-    state. There are as many successors as there should be, where there are peers."""
+    """The aggregator stays, or it is an elected peer that the plan names (with successors=0: any elected peer). There
+    are as many successors as required, if there are enough peers."""
     me = line[0]
     able = able if me in able else able + me
     order = "".join(sorted(able, reverse=True))
@@ -77,7 +78,7 @@ def test_each_succession_is_without_repetition_and_settles(line: str, able: str,
 
 
 def test_shards_are_spread_evenly_over_the_aggregators() -> None:
-    """No peer aggregates more than its share, rounded up, whatever links are measured."""
+    """No peer aggregates more than its share, rounded up, for any measured links."""
     firsts = [line[0] for line in elected("run", tuple(range(10)), tuple("abcd")).values()]
     assert max(map(firsts.count, "abcd")) == 3
 
@@ -125,7 +126,7 @@ def test_a_peer_that_has_taken_over_keeps_the_shard_for_a_while(peer: Any) -> No
 
 
 def test_a_submission_behind_the_last_commit_goes_to_the_new_aggregator(peer: Any) -> None:
-    """Its author is told, and sends it on."""
+    """Its author is told of the new aggregator, and sends it there."""
     a = running(peer, "a", succession="ac", successors=1)
     a.pass_time(9.5)
     effects = a.pass_time(2.0)

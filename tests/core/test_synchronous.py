@@ -14,7 +14,7 @@ from tests.core.conftest import filled, meta
 
 
 def next_plan(a: Any, *contributors: str) -> Plan:
-    """The plan of the commit that ``a`` writes with these contributions beside its own."""
+    """The plan of the commit that ``a`` writes with these contributions and its own."""
     effects = a.contribute()
     for name in contributors:
         effects = a.hear(name, a.contribution(a.held, a.replica.epoch + 1))
@@ -26,7 +26,7 @@ def next_plan(a: Any, *contributors: str) -> Plan:
 
 
 def test_a_round_averages_the_contributions_of_its_group(peer: Any, life: int) -> None:
-    """It waits for each member that makes progress, and takes the mean in the order of their ids."""
+    """It waits for each member that makes progress, and averages in the order of their ids."""
     a = peer("a")
     b, c = a.contribution(a.held, 1), a.contribution(a.held, 4, samples=7)
     assert a.hear("c", c) == []
@@ -65,7 +65,7 @@ def test_a_repeated_contribution_changes_nothing(peer: Any) -> None:
 
 @pytest.mark.parametrize("sequence", [3, 2])
 def test_a_contribution_that_the_state_counts_is_refused(peer: Any, sequence: int) -> None:
-    """The table holds the last one that is counted: that one and all before it are refused, the next one is taken."""
+    """The table has the last counted one: that one and all before it are refused, the next one is taken."""
     a = peer("a", counted=(("b", ContributionId(1, 3)),))
     (note,) = a.hear("b", a.contribution(a.held, sequence))
     assert note.kind == "refused"
@@ -110,7 +110,7 @@ def test_missing_contributions_are_asked_for_after_a_while(peer: Any) -> None:
 
 
 def test_missing_contributions_are_asked_for_ever_more_rarely(peer: Any) -> None:
-    """A round may take minutes in which no peer has anything to give. The aggregator asks also while it has none
+    """A round may take minutes in which no peer has a contribution. The aggregator also asks while it has none
     itself."""
     a = peer("a", group="ab")
     asked, began = [], a.now
@@ -122,7 +122,7 @@ def test_missing_contributions_are_asked_for_ever_more_rarely(peer: Any) -> None
 
 
 def test_all_workers_are_asked_where_too_few_are_named(peer: Any) -> None:
-    """The others of the plan are gone, and the round needs a peer that it does not name."""
+    """The others of the plan are gone, and the round needs a peer that the plan does not name."""
     a = peer("a", group="ab", live="acd", min_peers=2)
     a.meet("x", epochs=(0,), model=model_version([a.version(0)]))  # behind, so that the round does not wait for it
     a.meet("c", idle=True)
@@ -169,7 +169,7 @@ def test_a_commit_goes_to_all_peers_and_lists_its_contributions(peer: Any, life:
 
 
 def test_a_commit_goes_to_newcomers_that_still_fetch(peer: Any) -> None:
-    """They apply it once the state is there."""
+    """They apply it after the state."""
     a = peer("a", group="ab", live="bd")
     a.meet("d", idle=True)
     a.meet("n", **a.blank())
@@ -184,7 +184,7 @@ def test_a_commit_goes_to_newcomers_that_still_fetch(peer: Any) -> None:
 
 
 def test_a_newcomer_is_named_at_once_and_may_aggregate_after_a_round(peer: Any) -> None:
-    """It is named once it holds a state, however far behind; it may aggregate when it has taken part."""
+    """It is named once it holds a state, however far behind; it may aggregate after it has taken part."""
     a = peer("a", group="ab", epoch=100)
     a.meet("d", epochs=(3,), model=model_version([a.version(3)]))
     plan = next_plan(a, "b")
@@ -197,7 +197,7 @@ def test_a_newcomer_is_named_at_once_and_may_aggregate_after_a_round(peer: Any) 
 
 
 def test_a_peer_is_elected_only_after_a_commit_counts_it(peer: Any) -> None:
-    """A newcomer that a plan names may still be behind. Once counted, a peer is elected also while it pauses."""
+    """A newcomer that a plan names may still be behind. Once counted, it may be elected, even while it pauses."""
     a = peer("a", group="abz", succession="ab")
     a.meet("z", idle=True)
     assert sorted(next_plan(a, "b").succession) == ["a", "b"]
@@ -208,7 +208,7 @@ def test_a_peer_is_elected_only_after_a_commit_counts_it(peer: Any) -> None:
 
 
 def test_a_newcomer_that_holds_the_base_is_waited_for(peer: Any) -> None:
-    """No plan names it yet. It is counted, and may aggregate then."""
+    """No plan names it yet. It is counted, and may aggregate afterwards."""
     a = peer("a", group="ab")
     a.meet("d")
     a.contribute()
@@ -237,8 +237,8 @@ def test_a_newcomer_that_holds_the_base_is_waited_for(peer: Any) -> None:
 def test_a_plan_names_busy_workers_and_reachable_successors(
     peer: Any, says: dict[str, Any], waited_for: bool, succeeds: bool
 ) -> None:
-    """The group are workers that make progress. A successor can be reached, and is at most an epoch behind by its own
-    word."""
+    """The group consists of workers that make progress. A successor is reachable, and at most an epoch behind by its
+    own Summary."""
     a = peer("a", group="abz", epoch=9)
     a.meet("z", idle=says.pop("idle", True), **says)
     if says == {} and waited_for:
@@ -252,7 +252,7 @@ def test_a_plan_names_busy_workers_and_reachable_successors(
 
 
 def test_a_contributor_counts_as_up_to_date(peer: Any) -> None:
-    """Its contribution on the base is newer than its last summary, which may be an epoch old."""
+    """Its contribution on the base is newer than its last Summary, which may be an epoch old."""
     a = peer("a", group="abc")
     a.meet("c", epochs=(0,))
     plan = next_plan(a, "b", "c")
@@ -304,7 +304,7 @@ def test_a_peer_that_is_gone_is_not_named(peer: Any, gone: str) -> None:
 
 
 def test_a_peer_that_is_left_out_does_not_hide_the_next(peer: Any) -> None:
-    """b leaves out a, which is behind, and names c, which comes after it."""
+    """b skips a, which is behind, and names c, which comes after a."""
     b = peer("b", group="abc", succession="bac")
     b.meet("a", epochs=(0,))
     b.meet("a", epochs=(0,), idle=True)
@@ -314,7 +314,7 @@ def test_a_peer_that_is_left_out_does_not_hide_the_next(peer: Any) -> None:
 
 
 def test_bandwidth_weighs_in_the_succession(peer: Any) -> None:
-    """The election takes the bandwidths that peers say, and the one that this peer has measured."""
+    """The election uses the bandwidths in the peers' Summaries, and this peer's own."""
     a = peer("a", group="abc")
     a.feed(Measured(10.0))
     a.meet("b", bandwidth=50.0)
@@ -353,9 +353,8 @@ def test_an_unreachable_aggregator_names_itself_when_no_other_peer_can_aggregate
 
 
 def test_a_peer_that_has_just_fetched_the_base_waits_for_its_own_trainer(peer: Any) -> None:
-    """The plan of the fetched state has it aggregate, though it does not wait for it; a contribution came early. What
-    the peer tells of itself is still of the epoch before, but it works and holds the base: it takes no step without its
-    own data."""
+    """The plan of the fetched state makes it aggregate without naming it in the group; a contribution came early. Its
+    own Summary still has the epoch before, but it works and holds the base: it takes no step without its own data."""
     b = peer("b", group="ab", epoch=1)
     state = b.state(0, 4, plan=b.plan("a", "ba"))
     b.hear("a", b.contribution(state.version))

@@ -10,7 +10,7 @@ from tests.core.conftest import TWO, moves_on, solo
 
 
 def loads(effects: list[Any]) -> list[tuple[int, ...]]:
-    """What is due by each answer to a Merge."""
+    """The due shards of each answer to a Merge."""
     return [e.due for e in effects if isinstance(e, Load)]
 
 
@@ -31,12 +31,12 @@ def test_training_starts_when_the_shards_of_each_fragment_are_at_one_epoch(peer:
     assert Ready() not in effects
     assert Ready() not in moves_on(a, 2, by="b")
     assert Ready() in moves_on(a, 1, by="b")
-    assert Ready() not in moves_on(a, 0, by="b")  # it was said
+    assert Ready() not in moves_on(a, 0, by="b")  # sent already
 
 
 def test_training_starts_after_a_while_whatever_is_missing(peer: Any) -> None:
-    """The peers that could bring what lies between this state and a kept commit may be gone. Before training starts
-    this peer is not idle."""
+    """The peers that could send the commits before a kept one may be gone. This peer is not idle before training
+    starts."""
     a = peer("a", epoch=None, live="", fragments=((0, 1),))
     a.hear("b", Commit(0, a.version(7), a.version(8), 0, "b", (), a.plan("ab")))
     assert Ready() not in a.feed(Restore((a.state(0, 5), a.state(1, 5))))
@@ -44,7 +44,7 @@ def test_training_starts_after_a_while_whatever_is_missing(peer: Any) -> None:
     assert not a.replica.roster.mine.idle
     assert Ready() in a.pass_time(2.0)
     a.pass_time(8.0)
-    assert not a.replica.roster.mine.idle  # its time begins with Ready
+    assert not a.replica.roster.mine.idle  # its idle time begins with Ready
     a.pass_time(4.0)
     assert a.replica.roster.mine.idle
 
@@ -72,7 +72,7 @@ def test_a_merge_waits_until_the_shards_of_each_fragment_are_at_one_epoch(peer: 
     assert loads(b.feed(Merge())) == []
     assert loads(moves_on(b, 2)) == []
     assert loads(moves_on(b, 1)) == [(0, 1)]
-    assert loads(b.pass_time(10.0)) == []  # it was answered
+    assert loads(b.pass_time(10.0)) == []  # it was answered already
 
 
 def test_a_merge_waits_even_within_seconds_at_most(peer: Any) -> None:
@@ -87,7 +87,7 @@ def test_a_merge_waits_even_within_seconds_at_most(peer: Any) -> None:
 
 
 def test_a_merge_does_not_wait_again_for_what_did_not_come_in_time(peer: Any) -> None:
-    """A shard that was mended is ahead for a round. At other epochs there is something to wait for again."""
+    """A repaired shard is ahead for a round. If other epochs differ, the merge waits again."""
     b = peer("b", group="ac", fragments=((0, 1),))
     moves_on(b, 0)
     b.feed(Merge())
@@ -98,7 +98,7 @@ def test_a_merge_does_not_wait_again_for_what_did_not_come_in_time(peer: Any) ->
 
 
 def test_a_merge_does_not_wait_for_a_shard_that_waits_for_this_trainer(peer: Any) -> None:
-    """Its commit can't come before. A shard that has this peer's contribution waits for it no more."""
+    """Its commit can't come before. A shard that has this peer's contribution no longer waits for it."""
     b = peer("b", group="ab", fragments=((0, 1),))
     moves_on(b, 0)
     assert loads(b.feed(Merge())) == [(1,)]
@@ -115,7 +115,7 @@ def test_a_merge_does_not_wait_for_another_fragment(peer: Any) -> None:
 
 
 def test_an_asynchronous_merge_is_answered_at_once(peer: Any) -> None:
-    """Epochs say nothing of what belongs together there."""
+    """There, unlike epochs are normal."""
     b = peer("b", group="ab", fragments=((0, 1),), mode="async", succession="ac")
     moves_on(b, 0)
     assert len(loads(b.feed(Merge()))) == 1
@@ -141,7 +141,7 @@ def test_a_trainer_without_steps_becomes_idle(peer: Any) -> None:
 
 
 def test_a_pause_is_idleness_after_pause_timeout(peer: Any) -> None:
-    """After the pause, the clock of the steps starts anew."""
+    """After the pause, the time without steps starts again."""
     a = solo(peer, pause_timeout=30.0)
     a.feed(Pause(True))
     a.now += 29.9
@@ -158,14 +158,14 @@ def test_a_pause_is_idleness_after_pause_timeout(peer: Any) -> None:
 
 
 def test_an_asynchronous_pause_is_idleness_at_once(peer: Any) -> None:
-    """No peer waits for another there; idleness only says which peers train."""
+    """There no peer waits for another; idleness only shows which peers train."""
     a = solo(peer, mode="async")
     a.feed(Pause(True))
     assert a.replica.roster.mine.idle
 
 
 def test_a_trainer_that_waits_for_its_merge_is_not_idle(peer: Any) -> None:
-    """Others hold it up."""
+    """Other peers delay it."""
     b = peer("b", group="ac", fragments=((0, 1),), heartbeat_interval=9.0, heartbeat_timeout=9.5)
     b.feed(Progress(0.5))
     moves_on(b, 0)
@@ -176,7 +176,7 @@ def test_a_trainer_that_waits_for_its_merge_is_not_idle(peer: Any) -> None:
 
 
 def test_a_trainer_that_waits_for_its_exchange_is_not_idle(peer: Any) -> None:
-    """Others hold it up; afterwards it has its whole time again."""
+    """Other peers delay it; afterwards its whole time starts again."""
     b = peer("b", group="ab")
     b.contribute()
     b.now += 60.0

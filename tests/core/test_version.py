@@ -17,7 +17,7 @@ from p2p_diloco.core.version import (
 
 
 def test_the_generation_outranks_the_samples_and_these_the_epoch() -> None:
-    """Going back on purpose beats any amount of training; more training beats more outer steps."""
+    """A deliberate new generation beats any amount of training; more samples beat more outer steps."""
     falling = [Version(1, 0, 0, "a"), Version(0, 9, 1, "a"), Version(0, 8, 7, "a"), Version(0, 8, 6, "b")]
     falling.append(Version(0, 8, 6, "a"))
     assert sorted(falling, reverse=True) == falling
@@ -30,7 +30,7 @@ def test_models_compare_like_shards() -> None:
 
 
 def test_holding_nothing_is_less_than_the_founding_state() -> None:
-    """Else a newcomer would never fetch epoch 0."""
+    """Otherwise a newcomer would never fetch epoch 0."""
     assert model_version([Version(0, 0, 0, "x")]) > ModelVersion()
 
 
@@ -44,7 +44,7 @@ def test_a_model_sums_its_shards() -> None:
 
 
 def test_the_greatest_generation_of_the_shards_is_the_models() -> None:
-    """Half way into a new generation a model already belongs to it."""
+    """A model whose change to a new generation is half done already belongs to it."""
     assert model_version([Version(1, 0, 0, "x"), Version(2, 0, 0, "y")]).generation == 2
 
 
@@ -64,7 +64,7 @@ def test_the_greatest_generation_of_the_shards_is_the_models() -> None:
     ],
 )
 def test_descent_shows_by_the_ancestors_or_by_the_samples(older: Version, holds: bool) -> None:
-    """Remembered ancestors tell; of what is older than these, the samples, which never fall."""
+    """Remembered ancestors decide; for older versions the samples, which never fall."""
     assert descends(Version(0, 90, 9, "d9"), {5: "d5", 7: "d7", 9: "d9"}, older) == holds
 
 
@@ -75,12 +75,12 @@ def test_a_version_without_memory_descends_from_itself_only() -> None:
 
 
 def test_contributions_are_ordered_by_life_then_sequence() -> None:
-    """The last one counted tells which earlier ones can't count again."""
+    """The last counted one shows which earlier ones can't count again."""
     assert ContributionId(1, 99) < ContributionId(2, 1) < ContributionId(2, 2)
 
 
 def test_an_incarnation_grows_with_the_clock() -> None:
-    """A later millisecond is a greater one whatever the salt; the salt parts two lives of the same millisecond."""
+    """A later millisecond gives a greater one with any salt; the salt separates two lives of the same millisecond."""
     top = (1 << SALT_BITS) - 1
     assert incarnation(1000, top) < incarnation(1001, 0)
     assert incarnation(1000, 3) == (1000 << 20) + 3
@@ -88,7 +88,7 @@ def test_an_incarnation_grows_with_the_clock() -> None:
 
 
 def test_an_incarnation_whose_clock_is_behind_rises_above_the_counted_one() -> None:
-    """It becomes the least number above it that keeps its own salt: two lives that rise past the same one differ."""
+    """It becomes the least greater number with its own salt: two lives that rise above the same one differ."""
     counted = incarnation(5000, 17)
     for own in (incarnation(10, 4), incarnation(5000, 4), incarnation(5000, 17)):
         risen = incarnation_after(counted, own)
@@ -96,4 +96,4 @@ def test_an_incarnation_whose_clock_is_behind_rises_above_the_counted_one() -> N
         assert risen == incarnation(5001, own % (1 << 20))
     assert incarnation_after(counted, incarnation(1, 1)) != incarnation_after(counted, incarnation(1, 2))
     even = incarnation(5001, 17)
-    assert incarnation_after(even, incarnation(1, 4)) == incarnation(5002, 4)  # of one's own only the salt is kept
+    assert incarnation_after(even, incarnation(1, 4)) == incarnation(5002, 4)  # only the salt of the own number stays

@@ -12,7 +12,7 @@ from p2p_diloco.core.version import ModelVersion, model_version
 
 
 def round_with(a: Any, *others: str) -> float:
-    """The next round, in which others contribute at once; how long it was held open for the rest."""
+    """The next round, in which others contribute at once; returns how long it waited for the rest."""
     began, effects = a.now, list[Any]()
     for name in others:
         effects += a.hear(name, a.contribution(a.held, a.replica.epoch + 1))
@@ -30,7 +30,7 @@ def round_with(a: Any, *others: str) -> float:
 
 
 def test_no_round_closes_with_fewer_contributions_than_min_peers(peer: Any) -> None:
-    """Not even when the time is up."""
+    """Not even after its deadline."""
     a = peer("a", group="a", live="d", min_peers=2)
     assert a.contribute() == []
     assert a.averages(a.pass_time(60.0)) == []
@@ -58,7 +58,8 @@ def test_the_first_round_needs_the_greater_of_min_peers_and_start_peers(peer: An
 
 @pytest.mark.parametrize(("names", "least"), [("a", 1), ("ab", 2), ("abc", 2), ("abcd", 2), ("abcde", 3)])
 def test_a_quorum_is_half_of_the_participants_and_at_least_two(peer: Any, names: str, least: int) -> None:
-    """With fewer no outer step is taken, however late: it would follow one peer's data. A lone peer goes on alone."""
+    """With fewer contributions no outer step is taken, however late: it would follow one peer's data. A lone peer goes
+    on alone."""
     for came in range(1, len(names) + 1):
         a = peer("a", group=names, round_timeout=5.0)
         assert a.replica.logs[0].waits.quorum(a.now) == least
@@ -72,7 +73,7 @@ def test_a_quorum_is_half_of_the_participants_and_at_least_two(peer: Any, names:
 
 @pytest.mark.parametrize("gone", ["dead", "left", "idle"])
 def test_a_quorum_does_not_count_peers_that_are_gone(peer: Any, gone: str) -> None:
-    """Of five peers two are too few; of four they are half; and the last of two is alone."""
+    """Two of five are too few; two of four are half; the last peer is alone."""
     for names, came, left in (("abcde", "ab", "c"), ("ab", "a", "b")):
         a = peer("a", group=names, round_timeout=5.0)
         effects = a.contribute()
@@ -140,7 +141,7 @@ def test_round_timeout_counts_from_the_first_contribution(peer: Any) -> None:
 
 
 def test_a_round_waits_for_its_aggregator_while_that_pauses(peer: Any) -> None:
-    """As long as for any other peer that pauses: back in time it is counted; later the other two are a quorum without
+    """As long as for any other pausing peer: back in time it is counted; later the other two are a quorum without
     it."""
     for pause, counted in ((6.5, ["a", "b", "c"]), (7.5, ["b", "c"])):
         a = peer("a", group="abc", round_timeout=60.0, pause_timeout=7.0)
@@ -171,7 +172,7 @@ def test_a_round_does_not_wait_for_a_peer_that_is_idle_dead_or_gone(peer: Any, w
 
 
 def test_a_round_waits_again_for_a_peer_that_is_idle_no_more(peer: Any) -> None:
-    """Idleness is a state, no verdict: while the round is open, the peer may come back."""
+    """A peer that was idle may resume while the round is open."""
     a = peer("a", group="abc", min_peers=2)
     a.contribute()
     a.meet("b", idle=True)
@@ -202,7 +203,7 @@ def test_a_named_peer_that_may_not_hold_the_base_has_a_grace(peer: Any) -> None:
 
 
 def test_a_peer_that_misses_its_grace_is_left_out_until_it_shows_a_later_epoch(peer: Any) -> None:
-    """Its next grace is twice as long. So a peer that fetches for long costs the others one grace each time, ever less
+    """Its next grace is twice as long, so a peer that fetches for long costs the others one grace each time, ever less
     often."""
     a = peer("a", group="abd", succession="a", live="", epoch=5, round_timeout=600.0)
     a.meet("b", eligible=False)
@@ -210,7 +211,7 @@ def test_a_peer_that_misses_its_grace_is_left_out_until_it_shows_a_later_epoch(p
     for _ in range(3):
         a.meet("d", epochs=(shown,), eligible=False, model=model_version([a.version(shown)]))
         if shown > 3:
-            waited.append(round_with(a, "b"))  # its word came after the plan
+            waited.append(round_with(a, "b"))  # its Summary came after the plan
         assert group.state.plan.group == ("a", "b", "d")
         waited.append(round_with(a, "b"))
         assert group.state.plan.group == ("a", "b")
@@ -221,7 +222,7 @@ def test_a_peer_that_misses_its_grace_is_left_out_until_it_shows_a_later_epoch(p
 
 
 def test_a_peer_left_out_of_one_shard_has_a_grace_in_the_others(peer: Any) -> None:
-    """Not another round_timeout: the shards of a fragment share what they know."""
+    """Not another round_timeout: the shards of a fragment share their attendance."""
     a = peer("a", group="abc", fragments=((0, 1),), round_timeout=20.0)
     a.hear("b", a.contribution(a.held), after=0.3)
     a.pass_time(19.0)
@@ -242,7 +243,7 @@ def test_a_peer_left_out_of_one_shard_has_a_grace_in_the_others(peer: Any) -> No
 
 
 def test_a_named_peer_that_was_not_met_is_waited_for_until_it_falls_silent(peer: Any) -> None:
-    """Longer than a grace: the peer that named it knows it."""
+    """Longer than a grace, because the peer that named it has met it."""
     a = peer("a", group="abx", live="b", round_timeout=60.0)
     a.hear("b", a.contribution(a.held))
     a.contribute()
@@ -259,7 +260,7 @@ def test_a_named_peer_that_was_not_met_is_waited_for_until_a_dial_is_refused(pee
 
 
 def test_a_peer_named_in_one_shard_is_waited_for_in_all_of_the_fragment(peer: Any) -> None:
-    """A peer that was counted in one shard is expected in all: no shard goes on without it alone."""
+    """A peer that was counted in one shard is expected in all: no shard's round closes without it."""
     a = peer("a", epoch=None, group="", live="", fragments=((0, 1), (2,)), round_timeout=60.0)
     plans = ("abd", "ab", "ab")
     a.feed(Restore(tuple(a.state(s, 5, plan=a.plan(group, "a")) for s, group in enumerate(plans))))
@@ -269,7 +270,7 @@ def test_a_peer_named_in_one_shard_is_waited_for_in_all_of_the_fragment(peer: An
 
 
 def test_a_contribution_to_one_shard_makes_its_author_sure_in_the_others(peer: Any) -> None:
-    """It holds the base, whatever it said last: no grace ends without it."""
+    """It holds the base, whatever its last Summary said: no grace ends its turn."""
     a = peer("a", group="ab", live="", fragments=((0, 1),), epoch=5, round_timeout=60.0)
     a.meet("b", epochs=(3,), model=model_version([a.version(3)] * 2))
     a.contribute(0, 1)
@@ -279,7 +280,7 @@ def test_a_contribution_to_one_shard_makes_its_author_sure_in_the_others(peer: A
 
 
 def test_a_late_contribution_brings_its_author_into_the_next_round(peer: Any) -> None:
-    """It is about to hold the next base, so it is named again before its next heartbeat."""
+    """It will soon hold the next base, so it is named again before its next heartbeat."""
     a = peer("a", group="abc", succession="a", live="", round_timeout=5.0)
     for name in "bc":
         a.meet(name, eligible=False)
@@ -294,7 +295,7 @@ def test_a_late_contribution_brings_its_author_into_the_next_round(peer: Any) ->
 
 
 def test_a_peer_that_restarted_is_not_sure_to_come(peer: Any) -> None:
-    """What its earlier life sent proves nothing."""
+    """The messages of its earlier life prove nothing."""
     a = peer("a", group="ab", live="")
     a.hear("b", a.contribution(a.held))
     a.meet("b")
@@ -304,7 +305,7 @@ def test_a_peer_that_restarted_is_not_sure_to_come(peer: Any) -> None:
 
 
 def test_attendance_is_forgotten_with_its_lineage(peer: Any) -> None:
-    """The epochs of another lineage are others. A state that descends from the present one is of the same lineage."""
+    """Another lineage has other epochs. A state that descends from the present one is of the same lineage."""
     b = peer("b", group="abc", epoch=5)
     b.hear("a", b.contribution(b.version(9)))
     b.replica.logs[0].attendance.shows("a", 8)

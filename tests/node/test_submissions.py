@@ -172,7 +172,7 @@ def test_a_wait_is_told_once_it_is_long(memory_peer: type[Any], monkeypatch: pyt
         one.tell("contribute", n=99, shards=due, weight=1.0, samples=1, stands=True, every=1)
         told = await one.hear("waiting")
         assert time.monotonic() >= one.memory.stands_since + 0.2
-        assert told["text"] == "waiting for peers: 1 of 2 (min_peers) are there"
+        assert told["text"] == "waiting for peers: 1 of 2 (min_peers) are alive"
         await stopped(peers)
 
     asyncio.run(scenario())

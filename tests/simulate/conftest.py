@@ -27,9 +27,10 @@ def kinds() -> dict[str, Callable[[int], None]]:
 
 @pytest.fixture
 def sabotage() -> Iterator[Callable[[type | ModuleType, str, str, str], None]]:
-    """``sabotage(owner, method, old, new)``: the method as if its source said ``new`` for ``old``, until the test ends.
+    """``sabotage(owner, method, old, new)``: run the method with ``new`` in place of ``old`` in its source, until the
+    test ends.
 
-    The old text must be there exactly once, so that a sabotage can't silently miss after a change of the code.
+    The old text must occur exactly once, so that a sabotage fails if the code has changed.
     """
     undo: list[Callable[[], None]] = []
 
@@ -41,7 +42,7 @@ def sabotage() -> Iterator[Callable[[type | ModuleType, str, str, str], None]]:
         made: dict[str, object] = {}
         code = compile("from __future__ import annotations\n" + source.replace(old, new), f"<{name}>", "exec")
         exec(code, function.__globals__, made)
-        if isinstance(owner, ModuleType):  # others have imported the function: change it where it is
+        if isinstance(owner, ModuleType):  # other modules have imported the function: change its code
             code_before, function.__code__ = function.__code__, made[name].__code__
             undo.append(lambda: setattr(function, "__code__", code_before))
             return

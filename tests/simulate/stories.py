@@ -1,7 +1,7 @@
 """Six short traces for readers, kept in docs/traces: `python -m tests.simulate.stories` writes them (`make traces`).
 
-Each world is small and without chance: every draw is the middle of its range. So a trace changes when the protocol
-changes, and only then.
+Each world is small and not random: every draw is the middle of its range. So a trace changes only when the protocol
+or the wording of `simulate/trace.py` changes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ TOLD = re.compile(
     r"starts|crashes|is cut|the network|sends (?!\S+ a\S* (probe|answer to))|averages|applies|loads|merges (?!nothing)"
     r"|holds all|takes|notes (?!joined)"
 )
-"""What a story tells of a peer. A full trace has every event."""
+"""The events that a story shows. A full trace has every event."""
 
 
 class Even(Random):
-    """No chance: each number is the middle of its range."""
+    """Not random: each number is the middle of its range."""
 
     drawn = 0
 
@@ -41,12 +41,12 @@ class Even(Random):
         return 1 / lambd
 
     def getrandbits(self, k: int) -> int:
-        self.drawn += 1  # two lives differ
+        self.drawn += 1  # each incarnation gets another salt
         return self.drawn
 
 
 class Calm(World):
-    """A world in which nothing goes wrong by itself; `p0` founds the run, the others start when they are told to."""
+    """A world without random faults; `p0` founds the run, a story starts the others."""
 
     def __init__(self, **settings: Any) -> None:
         calm = {"peers": 3, "drop": 0.0, "duplicate": 0.0, "clock_skew": 0.0, "delay_mean": 0.02, "faults": ()}
@@ -59,7 +59,7 @@ class Calm(World):
         self.alive[name].step_time = step_time
 
     def all_join(self, **step_times: float) -> None:
-        """All start within two seconds, and are at work at 6 s."""
+        """All peers start within two seconds, and train at 6 s."""
         self.run(0.1)
         self.alive["p0"].step_time = step_times.get("p0", 0.5)
         for number, name in enumerate(self.names[1:]):
@@ -67,7 +67,7 @@ class Calm(World):
         self.run(6.0)
 
     def part(self, name: str) -> None:
-        """Nothing passes between this peer and the others."""
+        """Cut all links of this peer."""
         self.cut = {frozenset((name, other)) for other in self.names if other != name}
         self.say(name, "is cut off from the others")
 
@@ -78,7 +78,7 @@ class Calm(World):
 
 @dataclass(frozen=True)
 class Story:
-    """A trace: what it shows, its world, and which part of that is told, in simulated seconds."""
+    """A trace: what it shows, its world, and the part of that world that it tells, in simulated seconds."""
 
     about: str
     play: Callable[[], World]
@@ -90,7 +90,7 @@ class Story:
         return "\n".join([self.about.strip(), "", *self.lines(), ""])
 
     def lines(self) -> Iterator[str]:
-        """Time, peers that did the same, and what they did; recipients of one message stand in one line."""
+        """Time, peer and action, one a line; one line for a message to several peers."""
         world = self.play()
         world.run(self.until)
         found = (SAID.fullmatch(line) for line in world.lines or ())
@@ -110,12 +110,12 @@ class Said:
 
     @property
     def message(self) -> str:
-        """The same for all recipients."""
+        """The action without its recipient."""
         return re.sub(r"^sends \S+", "sends ...", self.what)
 
 
 def plain(what: str) -> str:
-    """Shorter: without what a merge says of the next round, the life in a contribution's id, most of a digest."""
+    """A shorter line: without the shards due after a merge, incarnations, and most of each digest."""
     for long, short in ((r"; due: .*", ""), (r"#\d{4}\.", "#"), (r"\((\w{4})\w\w\)", r"(\1)")):
         what = re.sub(long, short, what)
     return what
@@ -174,8 +174,8 @@ STORIES = {
         """
 A third peer joins a run of two.
 
-It finds the others in the DHT (not shown), asks one of them for its state, trains on it, and sends a contribution. The
-round that is open waits for it. The next commit counts it, and names it among the next aggregators.
+It finds the others in the DHT (not shown), fetches the state from one of them, trains on it, and sends a contribution.
+The open round waits for that. The next commit counts it, and names p2 in the succession.
 """,
         join,
         6.0,
@@ -197,8 +197,8 @@ are the digest of the result: it is the same everywhere.
         """
 The aggregator dies in the middle of a round.
 
-p2, next in the succession, asks the other survivor to promise that it will accept no commit of the dead aggregator any
-more. With the promise comes a copy of the contribution that had gone to the dead. Then p2 writes the commit.
+p2, next in the succession, asks p1 for a promise to accept no commit of the dead aggregator p0. p1 sends the promise
+and, again, the contribution that it had sent to p0. Then p2 writes the commit.
 """,
         takeover,
         6.8,
@@ -208,8 +208,8 @@ more. With the promise comes a copy of the contribution that had gone to the dea
         """
 The network is cut, both sides go on, and one lineage wins.
 
-p0 alone and p1 with p2 reach different states of one epoch. When they meet again, p0 sees from the versions that the
-lineages fork, and that the other one counts more inner steps. It fetches the whole state and goes on from there.
+p0 alone and p1 with p2 reach different states of one epoch. After the cut p0 sees from the versions that the lineages
+are forked, and that the other one counts more inner steps. It fetches the whole state and goes on from there.
 """,
         fork,
         13.0,
@@ -217,9 +217,9 @@ lineages fork, and that the other one counts more inner steps. It fetches the wh
     ),
     "carry": Story(
         """
-A contribution is lost, and no step of it is.
+A contribution is lost, but none of its inner steps.
 
-p2 hears from p0, but what it sends to p0 is lost, contribution #5 too. p0 waits for it until `round_timeout` (1.5 s
+p2 hears p0, but all that p2 sends to p0 is lost, also contribution #5. p0 waits for it until `round_timeout` (1.5 s
 here) and commits without it. p2 sees that the commit does not count #5, keeps its progress, and sends it with #6.
 """,
         carry,
@@ -230,8 +230,8 @@ here) and commits without it. p2 sees that the commit does not count #5, keeps i
         """
 Asynchronous mode: no peer waits for another.
 
-Each contribution makes a commit of its own. The aggregator p1 sends it to its successor first, which keeps a copy.
-Once the successor says that it holds the commit, the contribution's author gets it, and can rely on it.
+Each contribution makes a commit of its own. The aggregator p1 sends it to its successor first. Once the successor
+confirms that it holds the commit, the contribution's author gets it, and one more death can't undo it.
 p2 is slower than the others: it gets all commits since its last one, and its own, at once.
 """,
         asynchronous,

@@ -1,4 +1,4 @@
-"""Named stories of the asynchronous mode: what was answered for stays, whoever dies, and shards move without a loss."""
+"""Named stories of the asynchronous mode: answered submissions survive any death, and shards move without loss."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PEERS = 4
 
 
 def calm(seed: int = 0, **settings: Any) -> World:
-    """A world in which nothing goes wrong by itself, at work for 25 s: shards lie where they were elected to be."""
+    """A world without random faults that has run for 25 s: each shard is where it was elected to be."""
     plain = {"peers": PEERS, "drop": 0.0, "duplicate": 0.0, "delay_mean": 0.02, "step_times": (0.3, 0.8), "interval": 2}
     world = World(seed, Settings(**{**plain, "mode": "async", "faults": (), **settings}))
     world.run(25.0)
@@ -37,7 +37,8 @@ def aggregator(world: World, shard: int = 0) -> str:
 
 
 def settle(world: World) -> None:
-    """Training stops; then all agree, every inner step is accounted for, and all that was answered for is there."""
+    """Training stops; then all peers agree, every inner step is accounted for, and every answered submission is
+    counted."""
     world.trainers.training = False
     world.run(world.now + 15.0)
     assert len(invariants.lineage(world)) == 1, invariants.lineage(world)
@@ -46,7 +47,7 @@ def settle(world: World) -> None:
 
 
 def epochs(world: World, since: float) -> dict[int, float]:
-    """When each epoch of shard 0 was first held by anybody."""
+    """When each epoch of shard 0 was first held by any peer."""
     first: dict[int, float] = {}
     for when, _, shard, epoch in world.commits:
         if shard == 0 and when >= since:
@@ -67,13 +68,13 @@ def killed(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_the_aggregator_killed_at_any_moment(seed: int) -> None:
-    """Its successor goes on within 3 s, from the last commit that anybody was answered with."""
+    """Its successor goes on within 3 s, from the last commit that any submitter was answered with."""
     killed(seed)
 
 
-def test_what_is_answered_before_it_is_held_is_lost(sabotage: Any) -> None:
-    """The story above bites: an aggregator that waits for nobody to hold its commits takes along, when it dies, what it
-    has told its own trainer."""
+def test_an_answer_before_successors_hold_the_commit_can_be_lost(sabotage: Any) -> None:
+    """The story above can fail: an aggregator that does not wait for its successors loses, when it dies, what it has
+    told its own trainer."""
     sabotage(Proposal, "missing", "- {me, *self.holding}", "- {*present.succession, *self.commit.plan.succession}")
     lost = 0
     for seed in range(12):
@@ -86,7 +87,7 @@ def test_what_is_answered_before_it_is_held_is_lost(sabotage: Any) -> None:
 
 @pytest.mark.parametrize("successors", [1, 2])
 def test_one_aggregator_after_another(successors: int) -> None:
-    """Each is killed as soon as what the last one left is repaired, and starts again from nothing."""
+    """Each is killed as soon as the damage of the last death is repaired, and starts again without a state."""
     world = calm(successors, successors=successors, fragments=2, dn_buffer_size=3)
     for _ in range(5):
         gone = aggregator(world)
@@ -98,7 +99,7 @@ def test_one_aggregator_after_another(successors: int) -> None:
 
 
 def test_as_many_deaths_at_once_as_there_are_successors() -> None:
-    """Aggregator and successor die in the same moment; the second successor has what was answered for."""
+    """Aggregator and successor die at the same moment; the second successor holds every answered submission."""
     world = calm(successors=2)
     first, second, third = invariants.newest(world, 0).replica.logs[0].state.plan.succession
     world.crash(first)
@@ -116,7 +117,7 @@ def kill_all_named(world: World) -> None:
 
 
 def test_more_deaths_at_once_lose_what_only_the_dead_held() -> None:
-    """The check above bites: kill all whom the plan names, and something that was answered for is gone."""
+    """The check above can fail: if all peers that the plan names are killed, an answered submission is lost."""
     lost = 0
     for seed in range(6):
         try:
@@ -127,7 +128,8 @@ def test_more_deaths_at_once_lose_what_only_the_dead_held() -> None:
 
 
 def test_a_shard_moves_to_the_elected_peer() -> None:
-    """The founder has all at first; later each shard lies where it is elected to be, so everybody has a share."""
+    """The founder has all shards at first; later each shard is where it is elected to be, so that every peer has a
+    share."""
     world = calm(3, shards_per_fragment=4)
     plan = assign("sim", 0, range(4), dict.fromkeys(world.names, 1.0))
     assert [aggregator(world, shard) for shard in range(4)] == [plan[shard][0] for shard in range(4)]
@@ -137,7 +139,7 @@ def test_a_shard_moves_to_the_elected_peer() -> None:
 
 STATE_LAG_S = 6.0
 PAUSE_S = 1.3 * STATE_LAG_S + 2 * 0.8 + 1.0
-"""One transfer of a state at its slowest, and what lies between two submissions anyway: no hand-over takes longer."""
+"""The longest transfer of a state plus the usual time between two submissions: no hand-over takes longer."""
 
 
 def longest_pause(world: World, since: float) -> float:
@@ -158,7 +160,7 @@ def test_a_hand_over_does_not_delay_commits(seed: int, successors: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_shard_returns_to_its_elected_peer_after_a_restart(seed: int) -> None:
-    """It was killed, and starts again from nothing: once it holds the state it is named, and after a while elected."""
+    """It was killed, and starts again without a state: once it holds the state it is named, and later elected."""
     world = calm(seed, state_lag=STATE_LAG_S)
     world.run(50.0)
     world.crash("p3")
@@ -173,8 +175,8 @@ def test_a_shard_returns_to_its_elected_peer_after_a_restart(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_an_aggregator_that_thaws_yields(seed: int) -> None:
-    """It stood still for longer than the heartbeat timeout; its successor has taken over. Both believe; what either
-    answered for is there in the end."""
+    """It stood still for longer than the heartbeat timeout; its successor has taken over. Both take themselves for the
+    aggregator; the submissions that either has answered are counted in the end."""
     world = calm(seed)
     frozen = aggregator(world)
     world.alive[frozen].frozen_until = world.now + 7.0
@@ -186,7 +188,8 @@ def test_an_aggregator_that_thaws_yields(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_two_sides_of_a_cut_become_one_again(seed: int) -> None:
-    """Both sides commit, for there is no consensus. Healed, one lineage is left, and no step is counted twice."""
+    """Both sides commit, because there is no consensus. After healing one lineage is left, and no step is counted
+    twice."""
     world = calm(seed)
     side = {aggregator(world), next(n for n in world.names if n != aggregator(world))}
     world.cut = {frozenset((a, b)) for a in side for b in world.names if b not in side}
@@ -200,7 +203,7 @@ def test_two_sides_of_a_cut_become_one_again(seed: int) -> None:
 
 
 def test_a_window_of_all_peers_is_a_round() -> None:
-    """With a grace window that holds everybody, each commit counts every peer once."""
+    """With a grace window that takes in all peers, each commit counts every peer once."""
     world = calm(2, async_grace=30.0, step_times=(0.5, 0.5), delay_mean=0.01)
     log = invariants.newest(world, 0).replica.logs[0]
     counted = [len(commit.contributions) for commit in log.recent if commit.contributions]  # type: ignore[attr-defined]
@@ -209,7 +212,8 @@ def test_a_window_of_all_peers_is_a_round() -> None:
 
 
 def test_every_step_of_a_refused_stale_peer_is_accounted_for() -> None:
-    """A slow peer beside fast ones is refused, carries it once, and drops it: all of that is accounted for."""
+    """A slow peer among fast ones is refused, carries its progress once, and drops it: every step of it is accounted
+    for."""
     world = calm(1, max_staleness=2, step_times=(0.1, 2.0))
     world.run(80.0)
     assert world.happened["note stale"] > 0
@@ -235,7 +239,7 @@ SHOWN_BY = {
     "return base if": 10,
     "behind <= most + 3": 10,
 }
-"""By the new text, worlds that showed it when this was written; they are tried first."""
+"""By the new text: worlds that showed it when this was written; they are tried first."""
 
 
 @pytest.mark.parametrize(
@@ -251,6 +255,6 @@ def test_a_broken_rule_shows(
     kind: str,
     seeds: int,
 ) -> None:
-    """Within the first seeds a world breaks an invariant, though all of them hold without the sabotage."""
+    """One of the first seeds breaks an invariant, though all of them hold without the sabotage."""
     sabotage(owner, method, old, new)
     assert first_to_break(kinds[kind], seeds, SHOWN_BY.get(new, 0)) is not None

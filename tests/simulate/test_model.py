@@ -1,4 +1,4 @@
-"""The judge itself: sets of inner steps in place of tensors, and the laws that they are held against."""
+"""The simulator's own model: sets of inner steps instead of tensors, and the invariants on them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def trainer(base: int = 0, own: int = 0, delta: int = 0) -> Trainer:
 
 
 def test_an_outer_step_unites_what_must_be_disjoint() -> None:
-    """A step that comes twice, from whomever, is (c)."""
+    """A step that comes twice, from any peer, breaks (c)."""
     once = Tensors().step((("a", 0b01), ("b", 0b10)))
     assert once.steps == 0b11
     with pytest.raises(Violation, match=r"\(c\)"):
@@ -42,7 +42,7 @@ def test_an_outer_step_unites_what_must_be_disjoint() -> None:
 
 
 def test_the_chain_tells_lineages_apart() -> None:
-    """The same steps by other commits are another state, and so is the same state under another plan."""
+    """The same steps by other commits are another state; so is the same state with another plan."""
     one = Tensors().step((("a", 1), ("b", 2)))
     two = Tensors().step((("a", 1),)).step((("b", 2),))
     assert one.steps == two.steps
@@ -52,7 +52,7 @@ def test_the_chain_tells_lineages_apart() -> None:
 
 
 def test_other_rates_lead_elsewhere() -> None:
-    """The same mean taken with the rates of another revision is another state; a run's own rates are no revision."""
+    """The same mean with the rates of another revision leads to another state; revision 0 changes nothing."""
     mean = (("a", 1),)
     reached = {Tensors().rated(r).step(mean).chain for r in (FOUNDED, Revision(1, 0.5, 0.9), Revision(2, 0.7, 0.9))}
     assert len(reached) == 3
@@ -60,7 +60,7 @@ def test_other_rates_lead_elsewhere() -> None:
 
 
 def test_accepting_voids_the_other_proposals() -> None:
-    """For that shard only; what was never proposed can't be accepted."""
+    """Only for that shard; a digest that was never proposed can't be accepted."""
     store = Store([Tensors(), Tensors()])
     id = ContributionId(1, 1)
     mean = (("a", Contribution(0, VERSION, id, id, 1.0, 1, payload=4)),)
@@ -87,7 +87,7 @@ def test_accepting_voids_the_other_proposals() -> None:
     ],
 )
 def test_merging_as_the_carry_says(carry: Carry, world: dict[str, int], new: int, outcome: tuple[int, int]) -> None:
-    """What is pending afterwards, and what is lost by a stated rule; a lost lineage's steps are among these."""
+    """The pending steps after a merge, and those dropped by rule; a lost lineage's steps are among the dropped."""
     assert merge(trainer(**world), carry, new) == outcome
 
 
@@ -101,7 +101,7 @@ def test_merging_as_the_carry_says(carry: Carry, world: dict[str, int], new: int
     ],
 )
 def test_a_carry_that_does_not_fit_is_a_violation(carry: Carry, world: dict[str, int], new: int, law: str) -> None:
-    """Progress carried though it is counted is (c); taking out or putting back what isn't there is (f)."""
+    """Carrying counted progress breaks (c); subtracting or restoring what is not there breaks (f)."""
     with pytest.raises(Violation, match=rf"\({law}\)"):
         merge(trainer(**world), carry, new)
 
@@ -113,7 +113,7 @@ def calm() -> World:
 
 
 def test_the_accounts_balance() -> None:
-    """Every inner step of a live trainer is counted, pending or dropped by rule: (f) sees a single one that isn't."""
+    """Every inner step of a live trainer is counted, pending or dropped by rule: (f) detects a single missing one."""
     world = calm()
     invariants.account(world)
     world.alive["p1"].trainer.taken |= 1 << 900
@@ -122,7 +122,7 @@ def test_the_accounts_balance() -> None:
 
 
 def test_a_replica_never_goes_back() -> None:
-    """(b) is looked at after every event."""
+    """(b) is checked after every event."""
     world = calm()
     replica: Any = world.alive["p1"].replica
     world.alive["p1"].best = type(replica.logs.model())(9)
@@ -139,7 +139,7 @@ def test_replicas_that_compute_otherwise_show() -> None:
 
 
 def test_an_aggregator_that_has_all_and_waits_shows() -> None:
-    """(e) is looked at whenever an aggregator wakes up."""
+    """(e) is checked whenever an aggregator wakes up."""
     world = calm()
     for process in world.alive.values():
         for log in process.replica.logs:

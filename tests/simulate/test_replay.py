@@ -1,4 +1,4 @@
-"""A seed is a world: it happens the same way every time, so that a failure can be looked at as often as one likes."""
+"""A seed is a world: it runs the same way every time, so that any failure can be replayed."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def test_a_seed_replays(seed: int) -> None:
 
 
 def test_tracing_changes_nothing() -> None:
-    """Looking at a world doesn't make it another one."""
+    """A traced world has the same events as an untraced one."""
     assert played(5)[0] == played(5, trace=True)[0]
 
 
 def test_a_seed_replays_in_another_process() -> None:
-    """Python's hash seed, by which sets are ordered, plays no part."""
+    """Python's hash seed, which orders sets, has no effect."""
     path = os.pathsep.join([str(ROOT), *sys.path])
     printed = {
         subprocess.run(
@@ -68,13 +68,13 @@ def test_a_seed_replays_in_another_process() -> None:
 
 
 def test_seeds_differ() -> None:
-    """Different seeds are different worlds, of different settings."""
+    """Different seeds give different worlds, with different settings."""
     assert len({played(seed)[0].events for seed in range(6)}) == 6
     assert len({drawn(seed) for seed in range(50)}) == 50
 
 
 def test_half_of_the_worlds_are_harder() -> None:
-    """Each hardship is in some of them, beside faults of every kind; a state may outlast a fetch."""
+    """Each hardship is in some of them, together with faults of every kind; a state may take longer than a fetch."""
     worlds = [drawn(seed) for seed in range(60)]
     plain = Settings()
     for what in ("history", "forgotten", "state_lag"):

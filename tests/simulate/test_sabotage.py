@@ -1,6 +1,6 @@
-"""The invariants bite: each rule that is broken on purpose is missed by some world among the first few.
+"""Each broken rule is detected: one of the first worlds breaks an invariant.
 
-What no world would catch is no less needed; docs/testing.md lists it, and the unit tests of the core hold it.
+docs/testing.md lists the rules whose loss the worlds do not detect; the unit tests of the core check those.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from p2p_diloco.core.lag import Lag
 from p2p_diloco.core.logs import Logs
 from p2p_diloco.core.presence import Presence
 from p2p_diloco.core.probing import Probing
-from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.rounds import Rounds
 from p2p_diloco.core.sending import Sending
 from p2p_diloco.core.shard import ShardLog
@@ -35,7 +34,7 @@ from p2p_diloco.simulate.world import World
 Kinds = dict[str, Callable[[int], None]]
 
 SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
-    # what is broken, where, as it is, as it shall be, in worlds of which kind, among how many seeds
+    # the broken rule, its place, old text, new text, kinds of worlds, number of seeds
     (
         "no resend",
         Sending,
@@ -251,8 +250,8 @@ SHOWN_BY = {
     "who pauses is idle at once": 18,
     "a state's revision is not taken": 48,
 }
-"""Worlds that showed it when this was written: they are tried first, for what comes before them takes long. Which world
-shows it may change with the protocol, and then any of the first seeds will do."""
+"""Worlds that showed it when this was written: they are tried first, to save time. Another change of the protocol may
+change which world shows it; then any of the first seeds will do."""
 
 
 def first_to_break(run: Callable[[int], None], seeds: int, shown_by: int = 0) -> int | None:
@@ -279,7 +278,7 @@ def test_a_broken_rule_shows(
     seeds: int,
     shown_by: int,
 ) -> None:
-    """Within the first seeds a world breaks an invariant, though all of them hold without the sabotage."""
+    """One of the first seeds breaks an invariant, though all of them hold without the sabotage."""
     sabotage(owner, method, old, new)
     assert first_to_break(kinds[kind], seeds, shown_by) is not None
 
@@ -288,8 +287,8 @@ WHO_TAKES_PART = "sorted({*plan.group, *named, *filter(lambda peer: self.sure(pe
 
 
 def test_members_known_by_their_heartbeats_alone(kinds: Kinds, sabotage: Any) -> None:
-    """Where rounds are shorter than a heartbeat, who is named by what it said last is named too late, and again."""
-    sabotage(Replica, "_tell_all", "self.roster.within_reach()", "()")
+    """Where rounds are shorter than a heartbeat, a peer named only by its last Summary is named too late."""
+    sabotage(Presence, "tell_all", "self.roster.within_reach()", "()")
     sabotage(Attendance, "group", WHO_TAKES_PART, "list(plan.group)")
     sabotage(
         Attendance,
@@ -301,7 +300,7 @@ def test_members_known_by_their_heartbeats_alone(kinds: Kinds, sabotage: Any) ->
 
 
 def pausing(seed: int, **settings: Any) -> World:
-    """A world whose trainers pause for longer than a round is held open."""
+    """A world whose trainers pause for longer than a round stays open."""
     return World(seed, replace(drawn(seed, "joining"), faults=("pause",), **settings))
 
 
@@ -318,7 +317,7 @@ MANY = {"peers": 7, "late": (1.0, 5.0), "shards_per_fragment": 1, "round_timeout
     ],
 )
 def test_a_quorum_that_is_too_small_shows(sabotage: Any, rule: str, seed: int, settings: dict[str, Any]) -> None:
-    """A round that is out of time goes on with one peer's data, or with a few of many."""
+    """A round past its deadline closes with one peer's data, or with a few of many peers."""
     check(pausing(seed, **settings))
     sabotage(Waits, "quorum", "max(2, math.ceil(taking_part / 2))", rule)
     with pytest.raises(Violation, match=r"\(m\)"):
@@ -326,7 +325,7 @@ def test_a_quorum_that_is_too_small_shows(sabotage: Any, rule: str, seed: int, s
 
 
 def test_lineages_ordered_by_epochs_alone(kinds: Kinds, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two lineages of as many outer steps would never become one."""
+    """Two lineages with as many outer steps would never become one."""
 
     def by_epochs(model: ModelVersion) -> ModelVersion:
         return ModelVersion(model.generation, 0, model.epochs, "")

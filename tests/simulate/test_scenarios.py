@@ -1,4 +1,4 @@
-"""Named stories: what the promises of the protocol mean, each played through in a small world."""
+"""Named stories: the guarantees of the protocol, each played in a small world."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOR_EVER = 1000.0
 
 
 def calm(seed: int = 0, world: type[World] = World, trace: bool = False, **settings: Any) -> World:
-    """A world in which nothing goes wrong by itself, with steps of half a second, in which all hold the state."""
+    """A world without random faults, with steps of half a second, in which all peers hold the state."""
     plain = {"peers": 3, "drop": 0.0, "duplicate": 0.0, "delay_mean": 0.02, "step_times": (0.5, 0.5), "interval": 2}
     made = world(seed, Settings(**{**plain, "round_timeout": FOR_EVER, "faults": (), **settings}), trace=trace)
     made.run(5.0)
@@ -36,7 +36,7 @@ def cut(world: World, *side: str) -> None:
 
 
 def settle(world: World, seconds: float = 12.0) -> None:
-    """Training stops, what is under way comes to rest; then all agree, and every inner step is accounted for."""
+    """Training stops and exchanges end; then all peers agree, and every inner step is accounted for."""
     world.trainers.training = False
     world.run(world.now + seconds)
     assert len(invariants.lineage(world)) == 1
@@ -44,7 +44,7 @@ def settle(world: World, seconds: float = 12.0) -> None:
 
 
 def times(world: World, name: str, since: float = 0.0) -> list[float]:
-    """When the peer's shard 0 moved."""
+    """The times at which the peer's shard 0 moved."""
     return [when for when, who, shard, _ in world.commits if who == name and shard == 0 and when >= since]
 
 
@@ -57,7 +57,7 @@ def longest_gap(moments: list[float], start: float, end: float) -> float:
 
 
 class LastWords(World):
-    """The aggregator of an epoch dies while it sends its commit: only one hears it, which is no successor."""
+    """The aggregator of an epoch dies while it sends its commit: only one peer receives it, not a successor."""
 
     after = 12.0
     hearer = ""
@@ -69,7 +69,7 @@ class LastWords(World):
             successor = self.alive[others[0]].replica.logs[0].lead.candidates()[1]
             self.hearer = self.hearer or next(p for p in others if p != successor)
             if self.hearer in (sender.name, successor):
-                self.after = self.now + 1.0  # not this one
+                self.after = self.now + 1.0  # skip this commit: the chosen peer sends it, or is the successor
             else:
                 self.commit = message
                 self.at(0.0, lambda: self.crash(sender.name))
@@ -97,15 +97,15 @@ def last_words(seed: int, idle: bool) -> None:
 @pytest.mark.parametrize("idle", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_commit_that_one_peer_got_before_the_aggregator_died(seed: int, idle: bool) -> None:
-    """It is the commit: the successor asks, is answered with it, and nobody ends up with another one of that epoch.
+    """It is the commit: the successor asks, is answered with it, and no peer has another one of that epoch.
 
-    Who hears it may be a contributor, or one whose trainer stands still, so that nobody waits for it.
+    The peer that received it may be a contributor, or one with a stopped trainer, so that no round waits for it.
     """
     last_words(seed, idle)
 
 
 def test_without_promises_that_commit_would_be_lost(sabotage: Callable[..., None]) -> None:
-    """The story above bites: a successor that asks nobody writes a commit of its own."""
+    """The story above can fail: a successor that asks no peer writes its own commit."""
     sabotage(Leadership, "unpromised", "if self.promised_by is None:", "if True:")
     lost = 0
     for seed in range(6):
@@ -118,7 +118,7 @@ def test_without_promises_that_commit_would_be_lost(sabotage: Callable[..., None
 
 @pytest.mark.parametrize("seed", range(12))
 def test_survivors_of_a_kill_commit_again_soon(seed: int) -> None:
-    """kill -9 of the aggregator at any moment: beside their own inner steps the others lose less than 3 s."""
+    """kill -9 of the aggregator at any moment: besides their own inner steps the others lose less than 3 s."""
     world = calm(seed, peers=4, interval=1)
     moment = 8.0 + seed * 0.13
     world.run(moment)
@@ -131,7 +131,8 @@ def test_survivors_of_a_kill_commit_again_soon(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_survivors_of_a_silent_cut_commit_again_within_the_heartbeat_timeout(seed: int) -> None:
-    """No link closes, nothing is refused; the aggregator's silence is found out within heartbeat_timeout + 2 s."""
+    """No connection closes and no dial is refused; the aggregator's silence is noticed within heartbeat_timeout + 2
+    s."""
     world = calm(seed, peers=4, interval=1)
     moment = 8.0 + seed * 0.27
     world.run(moment)
@@ -143,8 +144,8 @@ def test_survivors_of_a_silent_cut_commit_again_within_the_heartbeat_timeout(see
         assert longest_gap(times(world, name), moment, moment + 15.0) < limit
 
 
-def test_the_last_one_goes_on() -> None:
-    """A lone survivor trains on if min_peers allows; if not, it waits, and goes on when another comes."""
+def test_a_lone_survivor_goes_on() -> None:
+    """A lone survivor trains on if min_peers allows; otherwise it waits, and goes on when another peer comes."""
     world = calm(peers=3)
     for name in ("p0", "p2"):
         world.crash(name)
@@ -165,8 +166,9 @@ def test_the_last_one_goes_on() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_restart_from_a_checkpoint_older_than_what_is_counted(seed: int) -> None:
-    """Neither mute, for its numbers rise above those counted, nor doubled: the table tells what is in the state."""
+def test_restart_from_a_checkpoint_older_than_the_counted_contributions(seed: int) -> None:
+    """Its new contributions have greater ids than the counted ones, so they count; and the counted table prevents that
+    old steps count twice."""
     world = calm(seed)
     world.faults.save("p1")
     world.run(12.0)
@@ -185,7 +187,7 @@ def test_restart_from_a_checkpoint_older_than_what_is_counted(seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_restarted_peer_of_three_with_three_fragments(seed: int) -> None:
-    """The fragment that is due comes from the log, so nobody waits for another one's fragment for ever."""
+    """The due fragment comes from the log, so that no peer waits for ever for another fragment."""
     world = calm(seed, fragments=3)
     moment = 8.0 + 0.31 * seed
     world.run(moment)
@@ -199,7 +201,7 @@ def test_a_restarted_peer_of_three_with_three_fragments(seed: int) -> None:
 
 
 def test_all_peers_restart_from_disk() -> None:
-    """After a power cut the newest state on any disk is where the run goes on."""
+    """After a power cut the run goes on from the newest state on any disk."""
     world = calm(peers=3)
     for name in ("p0", "p1"):
         world.faults.save(name)
@@ -217,7 +219,7 @@ def test_all_peers_restart_from_disk() -> None:
 
 
 def test_a_power_cut_with_the_newest_disk_back_last() -> None:
-    """Though two have gone on from older disks: what they did since is less than what the third one brings."""
+    """Two peers have gone on from older disks meanwhile, but have fewer samples than the third one's disk."""
     world = calm(peers=3)
     for name in ("p0", "p1"):
         world.faults.save(name)
@@ -244,7 +246,7 @@ def test_a_power_cut_with_the_newest_disk_back_last() -> None:
 
 @pytest.mark.parametrize(("fast", "wins"), [(0.1, "p0"), (0.2, "p1")])
 def test_one_fast_against_four_slow(fast: float, wins: str) -> None:
-    """The lineage of more samples wins, whichever it is: at 0.2 s a step the fast one has more epochs, and loses."""
+    """The lineage of more samples wins: at 0.2 s a step the fast peer has more epochs, and loses."""
     world = calm(peers=5)
     world.alive["p0"].step_time = fast
     cut(world, "p0")
@@ -266,8 +268,8 @@ def test_one_fast_against_four_slow(fast: float, wins: str) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1)])
 def test_a_split_longer_ago_than_ancestors_are_remembered(shape: tuple[int, int]) -> None:
-    """Alone, a fast peer makes more epochs than the others remember, of fewer samples: its lineage loses all the same,
-    and all shards come from the other one."""
+    """A lone fast peer makes more epochs than the others remember, of fewer samples: its lineage loses all the same,
+    and all its shards come from the other one."""
     world = calm(peers=5, fragments=shape[0], shards_per_fragment=shape[1], history=20)
     world.run(8.0)
     world.alive["p0"].step_time = 0.15
@@ -287,7 +289,7 @@ def test_a_split_longer_ago_than_ancestors_are_remembered(shape: tuple[int, int]
 
 @pytest.mark.parametrize("seed", range(6))
 def test_two_against_two(seed: int) -> None:
-    """Afterwards there is one lineage, for all the shards of all fragments together."""
+    """After healing there is one lineage, for all shards of all fragments together."""
     world = calm(seed, peers=4, fragments=2, shards_per_fragment=2)
     cut(world, "p0", "p1")
     world.run(25.0)
@@ -302,7 +304,7 @@ def test_two_against_two(seed: int) -> None:
 
 
 def test_a_cut_link_between_two_of_three() -> None:
-    """Two that can't reach each other but both reach a third go on; the run doesn't fall apart for good."""
+    """Two peers that can't reach each other but both reach a third go on; the run does not split for good."""
     world = calm(peers=3)
     world.cut = {frozenset(("p0", "p2"))}
     world.run(30.0)
@@ -314,8 +316,8 @@ def test_a_cut_link_between_two_of_three() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
-    """Cut off below the floor with its contribution made, a peer adopts what the others have done meanwhile; its
-    progress rides in its next contribution, and is counted once."""
+    """A peer cut off below min_peers, with its contribution made, adopts the others' newer state; its progress is
+    carried in its next contribution, and is counted once."""
     world = calm(seed, peers=3, fragments=2, min_peers=2, interval=4)
     cut(world, "p0")
     world.run(35.0)
@@ -337,22 +339,23 @@ def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(10))
 def test_rounds_that_pass_before_the_others_wait_for_it_again(seed: int) -> None:
-    """A frozen peer thaws. Rounds are so short that more than carry_rounds of them pass before the others hear of it:
-    what it sends to these comes too late, and still nothing that it trained is dropped."""
+    """A frozen peer resumes. More than carry_rounds rounds pass before the others notice, so its contributions to them
+    come too late; still none of its progress is dropped."""
     world = calm(seed, peers=3, interval=1, step_times=(0.1, 0.15))
     frozen = world.alive["p0"]
     roster = frozen.replica.roster
-    roster.mine = replace(roster.mine, eligible=False)  # or it may end a round on waking that the others have ended
+    # otherwise it may, when it resumes, close a round that the others have closed
+    roster.mine = replace(roster.mine, eligible=False)
     world.run(world.now + 5.0)
     frozen.frozen_until = world.now + 20.0
     world.run(world.now + 40.0)
-    assert len(times(world, "p0", world.now - 10.0)) > 20  # it is waited for again
+    assert len(times(world, "p0", world.now - 10.0)) > 20  # rounds wait for it again
     settle(world)
     assert not any(frozen.trainer.dropped)
 
 
 class SlowState(World):
-    """A state takes two seconds on its way, or as long as is said."""
+    """A state takes two seconds, or the given time."""
 
     lag = 2.0
 
@@ -365,7 +368,7 @@ class SlowState(World):
 
 
 def test_a_joiner_delays_no_round() -> None:
-    """While it fetches, and until a commit names it, rounds take as long as ever; then it takes part."""
+    """While it fetches, and until a commit names it, rounds take as long as before; then it takes part."""
     world = calm(world=SlowState, peers=1, interval=6)
     world.names += ["p1", "p2"]
     world.start("p1")
@@ -384,8 +387,8 @@ def test_a_joiner_delays_no_round() -> None:
     settle(world)
 
 
-def test_a_joiner_whose_state_takes_longer_than_an_epoch() -> None:
-    """It catches up all the same, and takes part."""
+def test_a_joiner_whose_state_takes_longer_than_an_epoch_catches_up() -> None:
+    """It catches up nevertheless, and takes part."""
     world = calm(world=SlowState, peers=1, interval=2)
     world.names.append("p1")
     world.start("p1")
@@ -395,7 +398,7 @@ def test_a_joiner_whose_state_takes_longer_than_an_epoch() -> None:
 
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_fork_ends_though_a_state_takes_longer_than_a_fetch_may_stand_still(shards: int) -> None:
-    """Its donor is asked again, and what has come is kept."""
+    """Its donor is asked again, and staged states are kept."""
     world = calm(world=SlowState, peers=4, interval=4, shards_per_fragment=shards)
     assert isinstance(world, SlowState)
     world.lag = world.rules.fetch_again + 1.0
@@ -408,7 +411,7 @@ def test_a_fork_ends_though_a_state_takes_longer_than_a_fetch_may_stand_still(sh
 
 
 def test_a_trainer_that_stops_while_its_node_lives() -> None:
-    """It is waited for until it is idle, and no round after that; when it trains again it is counted again."""
+    """The first round waits until it is idle, later ones don't; when it trains again it is counted again."""
     world = calm(peers=3)
     stopped = world.alive["p1"]
     stopped.stalled_until = 40.0
@@ -425,7 +428,7 @@ def test_a_trainer_that_stops_while_its_node_lives() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_end_is_the_same_for_all(seed: int) -> None:
-    """stop_after_epochs: with losses on the way, everybody ends at exactly that epoch, with one state, and stays."""
+    """stop_after_epochs: despite lost messages all peers end at exactly that epoch, with one state, and stay."""
     world = calm(seed, peers=4, fragments=2, drop=0.1, duplicate=0.1, stop_after_epochs=6)
     world.run(80.0)
     assert all(p.replica.finished for p in world.alive.values())
@@ -435,7 +438,7 @@ def test_the_end_is_the_same_for_all(seed: int) -> None:
 
 
 class Counting(World):
-    """Every outer step's contributions are counted, by the epoch of its base."""
+    """Records every outer step's number of contributions, by the epoch of its base."""
 
     def _carry_out(self, process: Process, effect: Any) -> None:
         if isinstance(effect, Average):
@@ -445,7 +448,7 @@ class Counting(World):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_outer_step_below_the_floor(seed: int) -> None:
-    """start_peers in the first round, min_peers in all others, through losses and deaths."""
+    """start_peers in the first round, min_peers in all others, despite lost messages and deaths."""
     world = Counting(seed, Settings(peers=5, min_peers=2, start_peers=4, drop=0.05, round_timeout=5.0))
     world.run(15.0)
     world.crash("p1")
@@ -460,7 +463,7 @@ def test_no_outer_step_below_the_floor(seed: int) -> None:
 
 
 def flip(world: World, name: str, shard: int = 0) -> None:
-    """A bit of the peer's outer state is not what it was."""
+    """Flip a bit of the peer's outer state."""
     world.flips += 1
     store = world.alive[name].store
     store.present[shard] = replace(store.present[shard], chain=b"\xff" * 8)
@@ -473,7 +476,8 @@ def noted(world: World, name: str, text: str) -> int:
 @pytest.mark.parametrize("role", [0, 1, 2], ids=["aggregator", "successor", "contributor"])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_peer_with_a_flipped_bit_repairs_itself(seed: int, role: int) -> None:
-    """Whoever it is: the others never take the damage over, the damaged one fetches, says so once, and goes on."""
+    """In any role: the others never take over the damage; the damaged peer fetches the shard, logs it once, and goes
+    on."""
     world = calm(seed, peers=4, trace=True)
     logs = [process.replica.logs[0] for process in world.alive.values()]
     world.run(FOR_EVER, stop=lambda: all(len(log.lead.candidates()) == 4 and log.round.working is None for log in logs))
@@ -495,14 +499,14 @@ def test_a_peer_with_a_flipped_bit_repairs_itself(seed: int, role: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_flipped_bit_that_only_one_peer_holds(seed: int) -> None:
-    """Nobody has the state as it was: the run goes on with what is there, and newcomers can have it."""
+    """No peer has an intact copy: the run goes on with the damaged one, and newcomers can fetch it."""
     world = calm(seed, peers=2, min_peers=2, start_peers=2, trace=True)
     world.crash("p1")
     world.run(world.now + 10.0)
     flip(world, "p0")
     newcomer = world.start("p1")
     world.run(world.now + 20.0)
-    assert noted(world, "p0", "no peer has it as it was") == 1
+    assert noted(world, "p0", "no live peer has an intact copy") == 1
     assert newcomer.replica.has_state
     assert "p1" in world.alive["p0"].replica.logs[0].state.counted
     settle(world)
@@ -518,7 +522,7 @@ class OtherTensors(Tensors):
 
 
 class Unlike(World):
-    """The last peer's machine is unlike the others', so that digests may differ."""
+    """The last peer's machine computes unlike the others', so its digests may differ."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -540,8 +544,8 @@ class Unlike(World):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_machine_unlike_the_others(seed: int) -> None:
-    """The run goes on at its pace, everybody's progress is counted. It finds out by itself, says so once, gets states
-    in place of commits, and aggregates no more; from then on nobody fetches anything."""
+    """The run keeps its pace, and every peer's progress is counted. The odd machine notices, logs it once, gets states
+    instead of commits, and no longer aggregates; then no peer has to fetch."""
     world = calm(seed, Unlike, peers=4, trace=True)
     began, odd = world.now, world.names[-1]
     world.run(began + 60.0)
@@ -562,7 +566,7 @@ def test_a_machine_unlike_the_others(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_two_machines_unlike_each_other(seed: int) -> None:
-    """One of them finds out and the other one aggregates from then on; nothing stands still, nothing is fetched."""
+    """One of them notices, and the other one aggregates from then on; no round stalls and no peer fetches."""
     world = calm(seed, Unlike, peers=2, trace=True)
     world.run(world.now + 60.0)
     unlike = [name for name in world.names if world.alive[name].replica.roster.mine.unlike]

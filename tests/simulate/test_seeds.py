@@ -1,4 +1,4 @@
-"""Whole runs under random faults: every seed a world, every world held against every invariant."""
+"""Whole runs under random faults: every seed is a world, and every world is checked against every invariant."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 from p2p_diloco.simulate.check import KINDS
 
 WORLDS = dict.fromkeys(KINDS, 10) | {"joining": 3, "crowded": 2}
-"""How many of each kind: these two take ten times as long as the others."""
+"""Worlds of each kind: these two kinds take ten times as long as the others."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str) -> None:
-    """(a) to (m) hold in each of these worlds; docs/testing.md says how to replay one."""
+    """(a) to (m) hold in each of these worlds; docs/testing.md describes how to replay one."""
     broken = []
     for seed in range(WORLDS[kind]):
         try:
@@ -37,15 +37,16 @@ def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str) ->
     ],
 )
 def test_worlds_that_broke_once(kinds: dict[str, Callable[[int], None]], kind: str, seed: int) -> None:
-    """In each the protocol once had somebody wait for ever, or left a final state unmerged, or an aggregator commit
-    without a right to, or old work pass as fresh, or a newcomer starve."""
+    """In each of these worlds the protocol once failed: a peer waited for ever, a final state was not merged, an
+    aggregator made a commit without the right to, old work passed as fresh, or a newcomer starved."""
     kinds[kind](seed)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_three_hundred_worlds_hold(worlds: Callable[[float], tuple[int, str]]) -> None:
-    """The same for 300 more, of all kinds, as the command plays them beside the other tests; `make chaos`: 10,000."""
+    """The same for 300 more worlds of all kinds, played by the command in parallel to the other tests; `make chaos`:
+    10,000."""
     status, told = worlds(550)
     print(told)
     assert status == 0, told

@@ -1,4 +1,4 @@
-"""docs/traces says what the protocol does today, in few lines."""
+"""The files in docs/traces show today's protocol in few lines."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ SHOWN = {
     "carry": "with the progress since #",
     "async": "that it holds shard 0",
 }
-"""What each trace is there for."""
+"""The line for which each trace was made."""
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_a_trace_is_what_its_world_does(name: str) -> None:
-    """Otherwise the protocol has changed: look at the difference, then run `make traces`."""
+    """Each file in docs/traces is what its world prints now. If not, read the difference, then run `make traces`."""
     text = STORIES[name].text()
     assert (FOLDER / f"{name}.txt").read_text() == text
     assert SHOWN[name] in text
