@@ -1,14 +1,14 @@
-"""What a newcomer costs a run: held-out loss of the global parameters, round by round, before and after somebody joins.
+"""The effect of a newcomer on a run: held-out loss of the global parameters, by round, before and after a join.
 
 Synchronous rounds of the built-in trainer, several replicas in this one process: no network, no node. A newcomer begins
-with the global parameters, a part of the text of its own and no state of its inner optimizer; `OPTIONS` are ways to
-let it in gently. A seed's rounds before the join are made once, and all options go on from there.
+with the global parameters, its own part of the text and a new inner optimizer; `OPTIONS` are ways to
+admit it. A seed's rounds before the join are made once, and all options continue from there.
 
 python examples/join_shock.py --folder shock                                # everything, some hours on one core
 python examples/join_shock.py --folder shock --setups demo --options plain "no weight at first" --seeds 0
-python examples/join_shock.py --folder shock --table                        # the table of what is there
+python examples/join_shock.py --folder shock --table                        # only the table
 
-A run leaves one line of JSON in shock/results.jsonl; called again, the runs that are there are not made again.
+A run leaves one line of JSON in shock/results.jsonl; a second call makes only the missing runs.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ from p2p_diloco.trainer.train import mean_loss, new_optimizer
 WARM_START = 100
 OUTER = OuterOptimizer(lr=0.7, momentum=0.9)
 AFTER = 8
-"""Rounds after a join in which the highest loss is looked for."""
+"""Rounds after a join among which the highest loss is taken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """Who is in a run when; rounds are counted from 0, and what is said of one happens before it."""
+    """Which peers are in a run when. Rounds count from 0, and peers join or leave before the round named."""
 
     sync_every: int
     epochs: int
-    """Rounds of the whole run: the learning rate ends there."""
+    """Rounds of the learning-rate schedule."""
     peers: int
     until: int
     """Rounds that are made."""
     joins: Mapping[int, int]
     """Newcomers by round."""
     leaves: Mapping[int, int] = field(default_factory=dict)
-    """How many of the oldest leave, by round."""
+    """How many of the oldest peers leave, by round."""
     at_most: int = 9
-    """Beyond so many the oldest leave when somebody joins."""
+    """Above this number of peers the oldest leave when a newcomer joins."""
     alone: Mapping[int, int] = field(default_factory=dict)
-    """Rounds that one ends alone, while the others don't train: 0 the oldest, -1 the newest."""
+    """Rounds that one peer ends alone while the others don't train: 0 the oldest peer, -1 the newest."""
     first_steps: int | None = None
-    """Inner steps of a newcomer's first round, where it comes in the middle of one; it weighs as much less."""
+    """Inner steps of a newcomer's first round if it joins within one; its weight is smaller in proportion."""
 
     @property
     def first_join(self) -> int:
-        """Rounds that all options have in common."""
+        """The number of rounds before the first join, which all options share."""
         return min(self.joins)
 
 
@@ -86,18 +86,18 @@ SETUPS = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How a newcomer is let in."""
+    """How a newcomer is admitted."""
 
     weights: tuple[float, ...] = ()
-    """Factors on what its first contributions weigh."""
+    """Factors on the weights of its first contributions."""
     ramp_steps: int = 0
-    """Its own first steps in which its learning rate rises to the others'."""
+    """Its own first steps in which its learning rate rises to the others' rate."""
     ramp_rounds: int = 0
     """The same in rounds."""
     donor: bool = False
-    """Whether it begins with the inner optimizer's state of a peer that is there."""
+    """Whether it begins with the inner optimizer's state of another peer."""
     joins: bool = True
-    """Whether anybody comes at all."""
+    """Whether any newcomer joins."""
 
 
 OPTIONS = {
@@ -117,7 +117,7 @@ OPTIONS = {
 
 
 class Replica:
-    """One peer: a model, its inner optimizer and its text; it makes `steps` of its own."""
+    """One peer: a model, its inner optimizer, its text, and its number of inner steps."""
 
     def __init__(self, seed: int, name: str, option: Option, joined: int = 0) -> None:
         self.model = GPT(GPTConfig(seed=seed))
@@ -129,7 +129,7 @@ class Replica:
         self.steps = self.rounds = 0
 
     def round(self, theta: Tensor, setup: Setup, number: int) -> tuple[Tensor, float]:
-        """Make the inner steps of a round from the global parameters; the pseudo-gradient, and what it weighs."""
+        """Make the inner steps of a round from the global parameters; return the pseudo-gradient and its weight."""
         load(self.model, theta)
         end, steps = (number + 1) * setup.sync_every, setup.sync_every
         if self.joined == number and setup.first_steps is not None:
@@ -168,7 +168,7 @@ def own_text(key: str) -> Tensor:
 
 @dataclass
 class Run:
-    """The global parameters, the outer optimizer's state, who is there, and the held-out losses so far."""
+    """The global parameters, the outer optimizer's state, the present peers, and the held-out losses so far."""
 
     seed: int
     theta: Tensor
@@ -179,7 +179,7 @@ class Run:
 
     @classmethod
     def founded(cls, setup: Setup, seed: int) -> Run:
-        """With all that found it."""
+        """A new run with its founding peers."""
         theta = warmed(seed, WARM_START)
         replicas = [Replica(seed, f"peer{number}", Option()) for number in range(setup.peers)]
         run = cls(seed, theta, OUTER.init_state(len(theta)), replicas, setup.peers, [])
@@ -187,7 +187,7 @@ class Run:
         return run
 
     def advance(self, setup: Setup, option: Option, until: int) -> None:
-        """Make the rounds up to that one."""
+        """Make all rounds up to this one."""
         for number in range(len(self.losses) - 1, until):
             self._change(setup, option, number)
             working = self.replicas
@@ -195,20 +195,20 @@ class Run:
                 working = [self.replicas[setup.alone[number]]]
             made = [replica.round(self.theta, setup, number) for replica in working]
             total = sum(weight for _, weight in made)
-            if not total:  # none of them is to be spared by others
+            if not total:  # an average of no contributions
                 made, total = [(gradient, 1.0) for gradient, _ in made], float(len(made))
             mean = torch.stack([gradient * (weight / total) for gradient, weight in made]).sum(0)
             self.theta, self.state = OUTER.step(self.theta, self.state, mean)
             self.judge()
 
     def judge(self) -> None:
-        """Note the held-out loss of the global parameters, nats a byte."""
+        """Record the held-out loss of the global parameters, nats a byte."""
         model = self.replicas[0].model
         load(model, self.theta)
         self.losses.append(mean_loss(model, HELD_OUT))
 
     def _change(self, setup: Setup, option: Option, number: int) -> None:
-        """Let come and go who does before this round."""
+        """Add and remove the peers that join or leave before this round."""
         donors = self.replicas
         coming = setup.joins.get(number, 0) if option.joins else 0
         going = setup.leaves.get(number, 0) if option.joins or number < setup.first_join else 0
@@ -223,7 +223,7 @@ class Run:
 
 
 def runs(wanted: Iterable[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
-    """A row of figures for each set-up, option and seed; the rounds that some have in common are made once."""
+    """A row of figures for each set-up, option and seed; rounds that options share are made once."""
     before: dict[tuple[int, int, int], Run] = {}
     for name, option, seed in wanted:
         setup = SETUPS[name]
@@ -241,18 +241,18 @@ def runs(wanted: Iterable[tuple[str, str, int]]) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What joining did to one run's held-out loss."""
+    """The effect of the joins on one run's held-out loss."""
 
     rise: float
-    """The worst of all joins: the highest loss after it beside the last one before, as a part of that."""
+    """The worst of all joins: the highest loss after it relative to the last one before it, minus 1."""
     back: float
-    """Rounds until the loss is at most what it was before the join; of the join that took longest. Infinite: never."""
+    """Rounds until the loss is at most that before the join, for the join that took longest. Infinite: never."""
     end: float
-    """After all rounds."""
+    """The loss after all rounds."""
 
 
 def cost(setup: Setup, losses: Sequence[float]) -> Cost:
-    """Of one run. Until somebody else joins, or `AFTER` rounds have passed, a rise is put down to a join."""
+    """The cost of one run's joins. A rise counts for a join until the next join, or for `AFTER` rounds."""
     rises, backs = [], []
     joins = sorted(setup.joins)
     for join, following in zip(joins, [*joins[1:], len(losses)], strict=True):
@@ -263,8 +263,8 @@ def cost(setup: Setup, losses: Sequence[float]) -> Cost:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Lines of markdown, by set-up and option: the seeds' rises and rounds, and their mean loss in the end."""
-    yield "| set-up | option | rise, by seed | back after rounds | loss in the end |"
+    """Lines of Markdown, by set-up and option: the seeds' rises and rounds, and their mean loss at the end."""
+    yield "| set-up | option | rise, by seed | back after rounds | loss at the end |"
     yield "|---|---|---|---|---|"
     for name, setup in SETUPS.items():
         for option in OPTIONS:
@@ -282,8 +282,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def main() -> None:
-    """Make the runs that are asked for and missing, and print the table."""
-    parser = argparse.ArgumentParser(description="What a newcomer costs a run.")
+    """Make the requested runs that are missing, and print the table."""
+    parser = argparse.ArgumentParser(description="The effect of a newcomer on a run.")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--setups", nargs="+", choices=SETUPS, default=list(SETUPS))
     parser.add_argument("--options", nargs="+", choices=OPTIONS, default=list(OPTIONS))

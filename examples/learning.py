@@ -1,7 +1,7 @@
-"""What peers gain from each other: the built-in model, trained by several replicas in this one process.
+"""How much several peers gain over one: the built-in model, trained by several replicas in this one process.
 
 No network and no node: each replica makes its inner steps, then the mean pseudo-gradient of the fragment that
-is due takes one outer step, and is merged some steps later if asked, as in a run in which nothing goes wrong. Prints
+is due takes one outer step, and is merged some steps later if asked, as in a run without faults. Prints
 rows of docs/results.md; 3 x 400 steps take about a minute a seed.
 
 python examples/learning.py --peers 3 --steps 400 --sync-every 20 --warm-start 100 --seeds 0 1 2
@@ -40,29 +40,29 @@ HELD_OUT = list(held_out_batches(TEXT, count=8, batch_size=64, context=TRAINER.c
 
 
 def draw(seed: int, key: str) -> Batches:
-    """Batches of a replica's own, from all of the training text."""
+    """Random batches of one replica, from all of the training text."""
     return Batches(TRAINING, batch_size=TRAINER.batch_size, context=TRAINER.context, seed=seed, key=key)
 
 
 def flat(model: GPT) -> Tensor:
-    """The parameters, a tied one once: fp32 [parameters]."""
+    """The parameters in one vector, a tied one once: fp32 [parameters]."""
     return parameters_to_vector(model.parameters()).detach()
 
 
 def load(model: GPT, theta: Tensor) -> None:
-    """Give a replica the global parameters: a copy, for they become views of what they are made of."""
+    """Copy the global parameters into a replica (a copy, because the parameters become views of the given tensor)."""
     vector_to_parameters(theta.clone(), model.parameters())
 
 
 def warmed(seed: int, steps: int) -> Tensor:
-    """What all replicas of a seed start from."""
+    """The warm-started model from which all replicas of a seed begin."""
     model = GPT(GPTConfig(seed=seed))
     warm_start(model, draw(seed, "warm"), steps, TRAINER)
     return flat(model)
 
 
 def inner_steps(model: GPT, batches: Batches, steps: int, horizon: int) -> Iterator[None]:
-    """Train one replica; stops for a moment after each step."""
+    """Train one replica; a generator that yields after each step."""
     optimizer = new_optimizer(model, TRAINER)
     for step in range(steps):
         for group in optimizer.param_groups:
@@ -82,14 +82,14 @@ def inner_steps(model: GPT, batches: Batches, steps: int, horizon: int) -> Itera
 
 
 class Sender:
-    """What a replica contributes to a fragment, as others decode it, and the residual of what they don't."""
+    """Encodes one replica's contributions to a fragment, and keeps the residual."""
 
     def __init__(self, numel: int, codec: str, *, residual: bool) -> None:
         self._codec, self._sent = codec, 0
         self._feedback = Feedback(numel) if residual and codecs.feeds_back(codec) else None
 
     def decoded(self, gradient: Tensor) -> Tensor:
-        """Of a pseudo-gradient [parameters] that is counted."""
+        """A pseudo-gradient [parameters] that is counted, as other peers decode it."""
         if self._feedback is not None:
             gradient = self._feedback.added(gradient)
         sent = through(gradient, self._codec)
@@ -101,12 +101,12 @@ class Sender:
 
 
 def through(flat: Tensor, codec: str) -> Tensor:
-    """What is decoded of a vector."""
+    """The vector after encoding and decoding."""
     return codecs.decode(bytes(codecs.encode(flat, codec)), codec, len(flat))
 
 
 class Outer:
-    """The global parameters, and the fragment that is under way between them and the replicas."""
+    """The global parameters, and the fragment that is being exchanged with the replicas."""
 
     def __init__(self, asked: argparse.Namespace, models: list[GPT], theta: Tensor) -> None:
         layout = Layout.build(specs_of(models[0]), asked.fragments)
@@ -120,10 +120,11 @@ class Outer:
             [Sender(len(theta[place]), asked.codec, residual=asked.residual) for _ in models] for place in self.places
         ]
         self.states = [self.optimizer.init_state(len(theta[place])) for place in self.places]
-        self.under_way: tuple[int, slice, list[Tensor]] | None = None  # the step of merging, where, locals at sending
+        # step of merging, fragment, local values at sending
+        self.under_way: tuple[int, slice, list[Tensor]] | None = None
 
     def stepped(self, step: int) -> None:
-        """After each inner step of all: merge what lands, send what is due."""
+        """Called after each inner step of all replicas: merge what is due to merge, send what is due to send."""
         self.land(step)
         if (fragment := self.plan.due(step)) is None:
             return
@@ -140,7 +141,7 @@ class Outer:
         self.land(step)
 
     def land(self, step: int) -> None:
-        """Merge what was sent, if it is time."""
+        """Merge the fragment under way if its time has come."""
         if self.under_way is None or self.under_way[0] > step:
             return
         _, place, sent = self.under_way
@@ -156,7 +157,7 @@ class Outer:
 
 
 def held_out_loss(asked: argparse.Namespace, seed: int) -> float:
-    """Held-out loss of the global parameters (of a replica alone: its own) at the end, nats a byte."""
+    """Held-out loss at the end, nats a byte: of the global parameters, or of a replica alone."""
     theta = warmed(seed, asked.warm_start)
     models = [GPT(GPTConfig(seed=seed)) for _ in range(asked.peers)]
     for model in models:
@@ -177,20 +178,22 @@ def held_out_loss(asked: argparse.Namespace, seed: int) -> float:
 
 def main() -> None:
     """Print a row: the setting, the mean over the seeds, and their standard deviation."""
-    parser = argparse.ArgumentParser(description="What peers gain from each other, in one process.")
+    parser = argparse.ArgumentParser(description="How much several peers gain over one, in one process.")
     parser.add_argument("--peers", type=int, default=3, help="replicas; 1: no outer step at all")
-    parser.add_argument("--steps", type=int, default=400, help="inner steps of each")
+    parser.add_argument("--steps", type=int, default=400, help="inner steps of each replica")
     parser.add_argument("--sync-every", type=int, default=20, help="inner steps between two outer steps")
-    parser.add_argument("--fragments", type=int, default=1, help="parts of the model that are sent in turn")
+    parser.add_argument("--fragments", type=int, default=1, help="fragments of the model, exchanged in turn")
     parser.add_argument("--overlap-steps", type=int, default=0, help="inner steps between sending and merging")
     parser.add_argument("--merge", choices=("mix", "rebase"), default="mix")
-    parser.add_argument("--merge-alpha", type=float, default=0.0, help="share of the local values in mix")
-    parser.add_argument("--warm-start", type=int, default=100, help="steps made once, before all start from there")
+    parser.add_argument("--merge-alpha", type=float, default=0.0, help="share of the local values with --merge mix")
+    parser.add_argument("--warm-start", type=int, default=100, help="inner steps before all replicas start")
     parser.add_argument("--outer-lr", type=float, default=0.7)
     parser.add_argument("--outer-momentum", type=float, default=0.9)
     parser.add_argument("--codec", default="fp32", choices=codecs.CODECS, help="of pseudo-gradients")
-    parser.add_argument("--reply-codec", default="fp32", choices=codecs.CODECS, help="of their mean")
-    parser.add_argument("--no-residual", dest="residual", action="store_false", help="forget what a codec loses")
+    parser.add_argument("--reply-codec", default="fp32", choices=codecs.CODECS, help="codec of the mean")
+    parser.add_argument(
+        "--no-residual", dest="residual", action="store_false", help="do not feed the encoding error back"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     asked = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Your own training loop, in a run or alone. It is the same script either way:
+"""A training loop that works in a run or alone. It is the same script either way:
 
 python examples/minimal.py
 p2p-diloco join --initial-peers ADDRESS --sync-every 50 -- python examples/minimal.py
@@ -14,7 +14,7 @@ from p2p_diloco import Peer
 
 STEPS = 600
 OWN_DATA = torch.Generator()
-OWN_DATA.seed()  # every peer draws data of its own
+OWN_DATA.seed()  # every peer draws its own data
 
 
 def batch(size: int) -> tuple[Tensor, Tensor]:
@@ -31,21 +31,21 @@ def build() -> nn.Module:
 model = build()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-with Peer.from_env(model, optimizer) as peer:  # does nothing when no run is named
+with Peer.from_env(model, optimizer) as peer:  # does nothing if no run is named
     for step in range(STEPS):
         points, heights = batch(64)
         loss = F.mse_loss(model(points), heights)
         loss.backward()
         peer.report(loss=loss.item(), samples=len(points))
-        optimizer.step()  # every sync_every steps, the exchange with the others happens in here
+        optimizer.step()  # every sync_every steps, this exchanges with the other peers
         optimizer.zero_grad()
         if step % 100 == 0:
             sys.stderr.write(f"step {peer.global_step}  epoch {peer.epoch}  loss {loss.item():.4f}\n")
         if peer.finished:
             break
-    with peer.pause():  # the others don't wait for us meanwhile
+    with peer.pause():  # the other peers wait at most pause_timeout
         result = build()
-        result.load_state_dict(peer.global_state_dict())  # what the run yields, not one peer's own weights
+        result.load_state_dict(peer.global_state_dict())  # the result of the run, not this peer's own weights
         points, heights = batch(4096)
         with torch.no_grad():
             sys.stdout.write(f"loss of the global parameters: {F.mse_loss(result(points), heights):.4f}\n")

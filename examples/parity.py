@@ -1,14 +1,14 @@
-"""Whether few bits on the wire, streaming and overlap cost learning: real runs of two peers, compared seed by seed.
+"""The cost of few bits, fragments and overlap in held-out loss: real runs of two peers, compared seed by seed.
 
 Each run is two processes as a user would write them: a `Peer`, with a node and a libp2p daemon of its own, trains the
 built-in model. All runs of a seed start from one model, which was trained for some data-parallel steps and saved, and
-draw the same text. So two runs differ in their setting alone, and the quotient of their losses says what it costs.
+draw the same text. So two runs differ only in their setting, and the quotient of their losses is its cost.
 
 python examples/parity.py --folder parity                        # every setting, seeds 0, 1 and 2: over an hour
-python examples/parity.py --folder parity --settings bf16 e3m0   # only these; bf16 is what is compared with
-python examples/parity.py --folder parity --table                # the table of what is there
+python examples/parity.py --folder parity --settings bf16 e3m0   # only these; bf16 is the baseline
+python examples/parity.py --folder parity --table                # only the table
 
-A run leaves one line of JSON in parity/results.jsonl; called again, the runs that are there are not made again.
+A run leaves one line of JSON in parity/results.jsonl; a second call makes only the missing runs.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 """What differs from a run of bf16, by name."""
 WANTED = dict.fromkeys(("e3m0", "int4", "e3m0 both ways", "int4 both ways", "N=2"), 1.01)
 WANTED |= {"int8": 1.005, "N=2, τ=1, mix 0.5, e3m0": 1.03}
-"""How many times the loss of bf16 a setting may have."""
+"""The largest loss that a setting may have, relative to that of bf16."""
 PATIENT = {"heartbeat_interval": 5.0, "heartbeat_timeout": 900.0, "round_timeout": 3600.0}
-"""A busy or stopped machine must not look like a dead peer: each round is of both, or the run doesn't count."""
+"""Long enough that a busy or stopped machine does not count as a dead peer: a run counts only if both peers took part
+in each round."""
 RUN_S = 7200.0
 
 
@@ -71,7 +72,7 @@ RUN_S = 7200.0
 
 
 def peer(told: Mapping[str, Any]) -> None:
-    """Train in a run until it ends; a line of JSON when in it, and one at the end."""
+    """Train in a run until it ends; print a line of JSON after joining, and one at the end."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
     config = TrainerConfig(batch_size=told["batch_size"], seed=told["seed"], eval_every_epochs=10**6)
@@ -91,12 +92,12 @@ def peer(told: Mapping[str, Any]) -> None:
 
 
 def draw(content: torch.Tensor, config: TrainerConfig, key: str) -> Batches:
-    """Batches that depend on seed and key alone."""
+    """Random batches that depend only on seed and key."""
     return Batches(content, batch_size=config.batch_size, context=config.context, seed=config.seed, key=key)
 
 
 def say(line: object) -> None:
-    """To stdout, at once."""
+    """Print to stdout at once."""
     sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 
@@ -105,9 +106,9 @@ def say(line: object) -> None:
 
 
 def starting_point(asked: argparse.Namespace, seed: int) -> Path:
-    """The file with the model that a seed's runs start from; trained now if it isn't there.
+    """The file with the model from which a seed's runs start; trained now if it is missing.
 
-    A step of as many samples as the peers together is a data-parallel step of them.
+    A step with as many samples as all peers together is one of their data-parallel steps.
     """
     path: Path = asked.folder / f"start-{seed}-{asked.warm_start}x{PEERS * asked.batch_size}.pt"
     if not path.exists():
@@ -121,7 +122,7 @@ def starting_point(asked: argparse.Namespace, seed: int) -> Path:
 
 
 def measured(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, Any]:
-    """One run; raises RuntimeError unless both peers took part in all of its rounds and have one state."""
+    """One run; raises RuntimeError unless both peers took part in all of its rounds and hold the same state."""
     epochs, began = asked.steps // SYNC_EVERY, time.time()
     fixed = {"sync_every": SYNC_EVERY, "stop_after_epochs": epochs, "start_peers": PEERS, **PATIENT}
     told = {"seed": seed, "batch_size": asked.batch_size, "start": str(starting_point(asked, seed))}
@@ -151,21 +152,21 @@ def measured(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, An
             end(processes)
     rounds = epochs * SETTINGS[setting].get("num_fragments", 1)
     if {end["rounds"] for end in ends} != {rounds} or len({end["digest"] for end in ends}) != 1:
-        raise RuntimeError(f"not all rounds were of both peers: {ends}")
+        raise RuntimeError(f"not every round had both peers: {ends}")
     result = {"val_loss": ends[0]["val_loss"], "inner_steps": [end["steps"] for end in ends], "rounds": rounds}
     result |= {"bytes_sent": sum(end["bytes_sent"] for end in ends), "digest": ends[0]["digest"]}
     return {**identity(asked, setting, seed), **result, "seconds": round(time.time() - began, 1)}
 
 
 def end(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """Kill those that have not ended; their nodes follow."""
+    """Kill the processes that have not ended; their nodes end with them."""
     for process in processes:
         process.kill()
         process.wait()
 
 
 def said(process: subprocess.Popen[str]) -> Iterator[Any]:
-    """Its lines; RuntimeError where one is missing."""
+    """The lines of JSON that a peer printed; RuntimeError if one is missing."""
     assert process.stdout is not None
     for line in process.stdout:
         yield json.loads(line)
@@ -176,23 +177,23 @@ def said(process: subprocess.Popen[str]) -> Iterator[Any]:
 
 
 def identity(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, Any]:
-    """What tells one run from another."""
+    """The settings that identify a run."""
     sizes = {"steps": asked.steps, "warm_start": asked.warm_start, "batch_size": asked.batch_size}
     return {"setting": setting, "seed": seed, **sizes}
 
 
 def found(asked: argparse.Namespace, setting: str) -> dict[int, dict[str, Any]]:
-    """The runs of a setting that are there, by seed."""
+    """The finished runs of a setting, by seed."""
     path, runs = asked.folder / "results.jsonl", {}
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        line = json.loads(text) if text.endswith("}") else {}  # a torn line has no end
+        line = json.loads(text) if text.endswith("}") else {}  # an incomplete line has no end
         if line and line == line | identity(asked, setting, line["seed"]):
             runs[line["seed"]] = line
     return runs
 
 
 def series(asked: argparse.Namespace) -> int:
-    """Make the runs that are missing; how many failed."""
+    """Make the missing runs; return how many failed."""
     failed = 0
     for setting in asked.settings:
         for seed in range(asked.seeds):
@@ -205,16 +206,16 @@ def series(asked: argparse.Namespace) -> int:
                 sys.stderr.write(f"{setting}, seed {seed}: {error}\n")
                 continue
             with (asked.folder / "results.jsonl").open("a", encoding="utf-8") as results:
-                results.write("\n" + json.dumps(line, ensure_ascii=False))  # what a torn line lacks goes before
+                results.write("\n" + json.dumps(line, ensure_ascii=False))  # ends an incomplete line, too
             if asked.json:
                 say(line)
     return failed
 
 
 def table(asked: argparse.Namespace) -> Iterator[str]:
-    """Rows of docs/results.md: losses by seed, and how much more than bf16's of the same seeds they are."""
+    """Rows of docs/results.md: losses by seed, and how much higher than bf16's of the same seeds they are."""
     base, seeds = found(asked, BASELINE), " | ".join(f"seed {seed}" for seed in range(asked.seeds))
-    yield f"| setting | {seeds} | mean | against {BASELINE} | wanted |"
+    yield f"| setting | {seeds} | mean | against {BASELINE} | bound |"
     yield "|---" * (asked.seeds + 4) + "|"
     for setting in asked.settings:
         runs = found(asked, setting)
@@ -241,13 +242,13 @@ def told_with_spread(values: Sequence[float], form: str, unit: float) -> str:
 
 def main() -> int:
     """The runs, then the table."""
-    parser = argparse.ArgumentParser(description="Whether few bits, streaming and overlap cost learning.")
+    parser = argparse.ArgumentParser(description="The cost of few bits, fragments and overlap in held-out loss.")
     parser.add_argument("--folder", type=Path, default=Path("parity"), help="for results, starting points and logs")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, metavar="SETTING")
-    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 0")
     parser.add_argument("--steps", type=int, default=1200, help="inner steps of each peer")
-    parser.add_argument("--warm-start", type=int, default=400, help="data-parallel steps before")
-    parser.add_argument("--batch-size", type=int, default=16, help="of each peer")
+    parser.add_argument("--warm-start", type=int, default=400, help="data-parallel steps before the run")
+    parser.add_argument("--batch-size", type=int, default=16, help="batch size of each peer")
     parser.add_argument("--table", action="store_true", help="make no run")
     parser.add_argument("--json", action="store_true", help="a line of JSON for each run instead of the table")
     parser.add_argument("--peer", type=json.loads, help=argparse.SUPPRESS)

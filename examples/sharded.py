@@ -1,8 +1,9 @@
-"""A model sharded over several processes of one machine, which together are one peer of a run. It is the same script
-either way:
+"""A model sharded over several processes of one machine, which together are one peer of a run.
 
-torchrun --nproc-per-node 2 examples/sharded.py
-p2p-diloco join --initial-peers ADDRESS --sync-every 50 -- torchrun --nproc-per-node 2 examples/sharded.py
+The script is the same with and without a run:
+
+    torchrun --nproc-per-node 2 examples/sharded.py
+    p2p-diloco join --initial-peers ADDRESS --sync-every 50 -- torchrun --nproc-per-node 2 examples/sharded.py
 """
 
 import os
@@ -17,7 +18,7 @@ from p2p_diloco import Peer
 
 STEPS = 200
 OWN_DATA = torch.Generator()
-OWN_DATA.seed()  # every rank draws data of its own
+OWN_DATA.seed()  # every rank draws its own data
 
 
 def batch(size: int) -> tuple[Tensor, Tensor]:
@@ -27,7 +28,7 @@ def batch(size: int) -> tuple[Tensor, Tensor]:
 
 
 def build() -> nn.Module:
-    """The model, sharded: the same on every peer, whether its ranks are one or many."""
+    """The model, sharded: the same on every peer, with one rank or several."""
     model = nn.Sequential(nn.Linear(2, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1)).to(device)
     return fully_shard(model)
 
@@ -41,13 +42,13 @@ first = distributed.get_rank() == 0
 model = build()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
-with Peer.from_env(model, optimizer) as peer:  # on every rank; does nothing when no run is named
+with Peer.from_env(model, optimizer) as peer:  # on every rank; does nothing if no run is named
     for step in range(STEPS):
         points, heights = batch(64)
         loss = F.mse_loss(model(points), heights)
         loss.backward()
-        peer.report(loss=loss.item(), samples=len(points))  # of this rank: samples are added up
-        optimizer.step()  # every sync_every steps, each rank exchanges its own rows in here
+        peer.report(loss=loss.item(), samples=len(points))  # of this rank; samples of all ranks are added up
+        optimizer.step()  # every sync_every steps, each rank exchanges its own rows here
         optimizer.zero_grad()
         if step % 50 == 0 and first:
             sys.stderr.write(f"step {peer.global_step}  epoch {peer.epoch}  loss {loss.item():.4f}\n")
@@ -55,7 +56,7 @@ with Peer.from_env(model, optimizer) as peer:  # on every rank; does nothing whe
             break
     with peer.pause():
         result = build()
-        result.load_state_dict(peer.global_state_dict())  # every rank asks, and gets its part
+        result.load_state_dict(peer.global_state_dict())  # every rank calls it and gets its part
         points, heights = batch(4096)
         with torch.no_grad():
             loss = F.mse_loss(result(points), heights)

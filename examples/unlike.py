@@ -1,16 +1,17 @@
 """Peers of unlike speed: how soon a run reaches a held-out loss, synchronous and asynchronous, seed by seed.
 
 Three processes as a user would write them train the built-in model, one `Peer` each. The second sleeps until its step
-has taken twice as long as the first one's, the third five times as long: speeds 1 : 0.5 : 0.2, whatever the machine
-does beside. All runs of a seed start from one model and draw the same text. The first peer keeps the global parameters
-after its exchanges, and judges them when the run is over, so that judging costs the run no time. H of the synchronous
-runs with one for all is what the slowest makes while the fastest makes that of the others: so all exchange as often.
+has taken twice as long as the first one's, the third five times as long: speeds 1 : 0.5 : 0.2, with any
+other load on the machine. All runs of a seed start from one model and draw the same text. The first peer stores the
+global parameters after its exchanges, and evaluates them when the run is over, so that evaluation costs the run no
+time. The synchronous runs with one H for all have the H that the slowest makes while the fastest makes the H of the
+other runs, so that all settings exchange equally often.
 
 python examples/unlike.py --folder unlike                      # five settings, seeds 0, 1 and 2: 40 minutes
 python examples/unlike.py --folder unlike --settings sync "async, DN, DyLU" --seeds 1 --seconds 60
-python examples/unlike.py --folder unlike --table              # the table of what is there, and unlike/unlike.png
+python examples/unlike.py --folder unlike --table              # only the table and unlike/unlike.png
 
-A run leaves one line of JSON in unlike/results.jsonl; called again, the runs that are there are not made again.
+A run leaves one line of JSON in unlike/results.jsonl; a second call makes only the missing runs.
 """
 
 from __future__ import annotations
@@ -53,14 +54,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 WINDOWS = {"count": 16, "batch_size": 16}  # held-out: 256
 START_S = 300.0
 PLOTTED_MAX = 3.0
-"""A loss above is drawn there: one that runs away would leave the others no room."""
+"""Losses above this are drawn at it, because a diverging run would make the others unreadable."""
 
 
 # -- one peer's process
 
 
 def peer(told: Mapping[str, Any]) -> None:
-    """Train for so many seconds from when it is told to begin; at the end a line of JSON with what came of it."""
+    """Train for the given seconds after the signal to begin; then print a line of JSON with the result."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     torch.set_num_threads(1)
     config = TrainerConfig(batch_size=told["batch_size"], seed=told["seed"])
@@ -88,7 +89,7 @@ def peer(told: Mapping[str, Any]) -> None:
         metrics = joined.metrics
         figures = {"steps": metrics.local_step, "exchanges": metrics.sync_count, "every": metrics.sync_every}
         say({**figures, "waited_s": round(metrics.waiting_time_s, 2)})
-        sys.stdin.readline()  # leave together
+        sys.stdin.readline()  # all peers leave together
     if index == 0:
         judged = list(held_out_batches(text, context=config.context, **WINDOWS))
         losses = []
@@ -99,7 +100,8 @@ def peer(told: Mapping[str, Any]) -> None:
 
 
 def step(model: GPT, optimizer: torch.optim.Optimizer, joined: Peer, batch: Any, config: TrainerConfig) -> None:
-    """One inner step; the learning rate stays after its warm-up, for nobody knows how many there will be."""
+    """One inner step; the learning rate is constant after its warm-up, because the number of steps is not known
+    beforehand."""
     rate = learning_rate(
         joined.global_step, horizon=None, peak=config.lr, warmup_steps=config.warmup_steps, min_ratio=1.0
     )
@@ -114,7 +116,7 @@ def step(model: GPT, optimizer: torch.optim.Optimizer, joined: Peer, batch: Any,
 
 
 def thinned(kept: Sequence[tuple[float, Any]], apart_s: float) -> Iterator[tuple[float, Any]]:
-    """Those that are at least so far apart, and the last."""
+    """Moments that are at least this far apart, and the last one."""
     last = -apart_s
     for number, (at, state) in enumerate(kept):
         if at >= last + apart_s or number == len(kept) - 1:
@@ -150,9 +152,9 @@ def measured(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, An
                 lines.append(said(process))
                 addresses = addresses or next(lines[index])["addresses"]
             for line in lines[1:]:
-                next(line)  # its addresses
+                next(line)  # the founder's addresses
             for line in lines:
-                next(line)  # ready
+                next(line)  # the peer is ready
             together(processes)
             ends = [next(line) for line in lines]
             together(processes)
@@ -164,7 +166,7 @@ def measured(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, An
 
 
 def together(processes: Sequence[subprocess.Popen[str]]) -> None:
-    """Let all go on."""
+    """Let all peers go on."""
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("\n")
@@ -175,23 +177,23 @@ def together(processes: Sequence[subprocess.Popen[str]]) -> None:
 
 
 def identity(asked: argparse.Namespace, setting: str, seed: int) -> dict[str, Any]:
-    """What tells one run from another."""
+    """The settings that identify a run."""
     keys = ("seconds", "period", "sync_every", "async_every", "outer_lr", "outer_momentum", "warm_start", "batch_size")
     return {"setting": setting, "seed": seed, **{key: getattr(asked, key) for key in keys}}
 
 
 def found(asked: argparse.Namespace, setting: str) -> dict[int, dict[str, Any]]:
-    """The runs of a setting that are there, by seed."""
+    """The finished runs of a setting, by seed."""
     path, runs = asked.folder / "results.jsonl", {}
     for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        line = json.loads(text) if text.endswith("}") else {}  # a torn line has no end
+        line = json.loads(text) if text.endswith("}") else {}  # an incomplete line has no end
         if line and line == line | identity(asked, setting, line["seed"]):
             runs[line["seed"]] = line
     return runs
 
 
 def series(asked: argparse.Namespace) -> int:
-    """Make the runs that are missing, a seed at a time; how many failed."""
+    """Make the missing runs, a seed at a time; return how many failed."""
     failed = 0
     for seed in range(asked.seeds):
         for setting in asked.settings:
@@ -204,17 +206,17 @@ def series(asked: argparse.Namespace) -> int:
                 sys.stderr.write(f"{setting}, seed {seed}: {error}\n")
                 continue
             with (asked.folder / "results.jsonl").open("a", encoding="utf-8") as results:
-                results.write("\n" + json.dumps(line, ensure_ascii=False))  # what a torn line lacks goes before
+                results.write("\n" + json.dumps(line, ensure_ascii=False))  # ends an incomplete line, too
     return failed
 
 
 def reached(curve: Sequence[Sequence[float]], loss: float) -> float | None:
-    """When a curve was at or below a loss for the first time, in seconds."""
+    """When a curve was first at or below a loss, in seconds."""
     return next((at for at, value in curve if value <= loss), None)
 
 
 def setback(curve: Sequence[Sequence[float]]) -> float:
-    """The most that a loss rose above the lowest before it."""
+    """The largest rise of a loss above the lowest before it."""
     lowest, worst = float("inf"), 0.0
     for _, loss in curve:
         lowest = min(lowest, loss)
@@ -223,7 +225,7 @@ def setback(curve: Sequence[Sequence[float]]) -> float:
 
 
 def table(asked: argparse.Namespace) -> Iterator[str]:
-    """Rows of docs/results.md: the seconds to the loss by seed, their median and spread, and what else is told."""
+    """Rows of docs/results.md: the seconds to the loss by seed, their median and spread, and other figures."""
     seeds = " | ".join(f"seed {seed}" for seed in range(asked.seeds))
     ends = "loss at the end | largest setback | steps of each peer | time that each stands still"
     yield f"| setting | {seeds} | median, least to most | {ends} |"
@@ -245,7 +247,7 @@ def table(asked: argparse.Namespace) -> Iterator[str]:
 
 
 def medians(runs: Iterable[Mapping[str, Any]], key: str) -> list[float]:
-    """Of each peer's figure, over the runs."""
+    """The median over the runs, for each peer."""
     return [statistics.median(found) for found in zip(*([p[key] for p in run["peers"]] for run in runs), strict=True)]
 
 
@@ -254,7 +256,7 @@ def _seconds(at: float | None) -> str:
 
 
 def plot(asked: argparse.Namespace) -> None:
-    """Each setting's run of the median time, as a PNG."""
+    """Draw each setting's run of the median time, as a PNG."""
     curves = []
     for setting, mark in zip(asked.settings, "*x+o.", strict=False):
         runs = sorted(found(asked, setting).values(), key=lambda run: reached(run["curve"], asked.loss) or float("inf"))
@@ -274,17 +276,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="How soon peers of unlike speed reach a held-out loss.")
     parser.add_argument("--folder", type=Path, default=Path("unlike"), help="for results, starting points and logs")
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=SETTINGS, metavar="SETTING")
-    parser.add_argument("--seeds", type=int, default=3, help="how many, from 0")
-    parser.add_argument("--seconds", type=float, default=120.0, help="of training in a run")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds, from 0")
+    parser.add_argument("--seconds", type=float, default=120.0, help="seconds of training in a run")
     parser.add_argument("--period", type=float, default=0.06, help="seconds of the fastest peer's step, sleep included")
     parser.add_argument("--sync-every", type=int, default=20, help="H of the synchronous runs with one for all")
     parser.add_argument("--async-every", type=int, default=100, help="H of the others, the fastest peer's")
     parser.add_argument("--outer-lr", type=float, default=0.7)
     parser.add_argument("--outer-momentum", type=float, default=0.9)
-    parser.add_argument("--loss", type=float, default=2.15, help="the held-out loss that is to be reached")
-    parser.add_argument("--warm-start", type=int, default=100, help="data-parallel steps before")
-    parser.add_argument("--batch-size", type=int, default=8, help="of each peer")
-    parser.add_argument("--points", type=int, default=60, help="moments that are judged in a run")
+    parser.add_argument("--loss", type=float, default=2.15, help="the held-out loss to reach")
+    parser.add_argument("--warm-start", type=int, default=100, help="data-parallel steps before the run")
+    parser.add_argument("--batch-size", type=int, default=8, help="batch size of each peer")
+    parser.add_argument("--points", type=int, default=60, help="evaluations of a run")
     parser.add_argument("--table", action="store_true", help="make no run")
     parser.add_argument("--peer", type=json.loads, help=argparse.SUPPRESS)
     asked = parser.parse_args()
