@@ -1,7 +1,8 @@
-"""What all tests share.
+"""Fixtures and settings for all tests.
 
-Hypothesis judges properties here, not the speed of the machine: on a busy one neither a slow example nor
-slow drawing of examples is a fault of the code."""
+Hypothesis checks properties here, not the speed of the machine: on a busy one neither a slow example nor slow drawing
+of examples is a fault of the code.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +25,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="p2p-diloco-state-")  # no test remembers anything of another run
+# no test uses the remembered addresses of another run
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="p2p-diloco-state-")
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
-# One thread for torch, as in a node: two that wait for each other over short vectors take ten times the processor time.
+# One thread for torch, as in a node: two threads on short vectors mostly wait for each other, at ten times the
+# processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
 
-# A shell that starts pytest in the background has it, and so every process it starts, ignore ^C and hang-ups.
+# A shell that starts pytest in the background makes it, and every process that it starts, ignore ^C and hang-ups.
 for number, plain in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, plain)
@@ -42,17 +45,17 @@ COMMANDS = {
     "worlds": ["p2p_diloco", "simulate", "--seeds", "300", "--first", "1000"],
     "types": ["mypy", "--strict"],
 }
-"""What runs beside all other tests, each for the one test that looks at what it says, by the name of its fixture."""
+"""Commands that run in parallel to all tests, by the name of the fixture that reads their result."""
 
 
 class Beside:
-    """These commands, in a folder that all processes of the tests know: whichever comes first begins with one."""
+    """These commands, in a folder known to all test processes: the first process starts one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def start(self, name: str) -> None:
-        """Begin, unless somebody has."""
+        """Start the commands that no process has started yet."""
         place = self.folder / name
         with contextlib.suppress(FileExistsError):
             place.mkdir()
@@ -63,7 +66,7 @@ class Beside:
             (place / "group").write_text(str(process.pid))
 
     def outcome(self, name: str, within_s: float) -> tuple[int, str]:
-        """The exit status, and what was said on stdout; of a failure on stderr, too."""
+        """The exit status, and stdout; after a failure also stderr."""
         self.start(name)
         place, give_up_at = self.folder / name, time.monotonic() + within_s
         while not (place / "status").exists():
@@ -73,7 +76,7 @@ class Beside:
         return status, told + (place / "noise").read_text() if status else told
 
     def end(self) -> None:
-        """Nobody waits any more."""
+        """End the commands: their results are no longer needed."""
         for group in self.folder.glob("*/group"):
             if not group.with_name("status").exists():
                 with contextlib.suppress(ProcessLookupError):
@@ -92,13 +95,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell another process where it is."""
+    """Tell another test process the folder."""
     node.workerinput["beside"] = str(node.config.stash[BESIDE].folder)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Begin with them now, with whatever processor time the other tests leave: most of them wait. And have the garbage
-    collector pass over all that is loaded by now: a test that asks what it leaves looks at its own."""
+    """Start the commands now, so that they use the processor time that the other tests leave: most of them wait. And
+    exclude all loaded objects from garbage collection, so that a test on leaked objects sees only its own."""
     gc.collect()
     gc.freeze()
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
@@ -107,26 +110,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End what nobody has waited for."""
+    """End the commands that no test has waited for."""
     if not hasattr(config, "workerinput"):
         config.stash[BESIDE].end()
 
 
 @pytest.fixture
 def worlds(pytestconfig: pytest.Config) -> Callable[[float], tuple[int, str]]:
-    """What came of 300 simulated worlds; waits so many seconds for it."""
+    """The result of 300 simulated worlds; waits for it this many seconds."""
     return partial(pytestconfig.stash[BESIDE].outcome, "worlds")
 
 
 @pytest.fixture
 def types(pytestconfig: pytest.Config) -> Callable[[float], tuple[int, str]]:
-    """What came of a look at the types."""
+    """The result of the type check."""
     return partial(pytestconfig.stash[BESIDE].outcome, "types")
 
 
 @pytest.fixture(autouse=True)
 def root_logger_as_before() -> Iterator[None]:
-    """A command sets up logging for its whole process; in a test that would be for all tests after it."""
+    """Restore the root logger: a command sets up logging for its whole process, which would affect all later tests."""
     root, ours = logging.getLogger(), logging.getLogger("p2p_diloco")
     handlers, levels = root.handlers[:], (root.level, ours.level)
     yield

@@ -1,4 +1,4 @@
-"""Addresses: what can be dialled is taken, everything else is refused with a sentence."""
+"""Addresses: dialable ones are accepted, all others are refused with one sentence."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RSA_ID = "QmUy4j1x9sGoKmeZjvVHbyuSrPHb3pYH72S1XUGTc9WrzK"
         f"/dnsaddr/bootstrap.example.org/p2p/{ID}",
     ],
 )
-def test_what_can_be_dialled_is_taken(address: str) -> None:
+def test_dialable_addresses_are_accepted(address: str) -> None:
     """Every form that a bootstrap prints, and the common ones of libp2p, pass unchanged."""
     assert check_peer_address(address) == address
 
@@ -59,7 +59,7 @@ def test_what_can_be_dialled_is_taken(address: str) -> None:
         (f"/ip4/127.0.0.1/tpc/1/p2p/{ID}", "unknown part 'tpc'"),
     ],
 )
-def test_what_cannot_is_refused(address: str, wrong: str) -> None:
+def test_other_addresses_are_refused(address: str, wrong: str) -> None:
     """The sentence names the key, the address and what is wrong with it."""
     with pytest.raises(AddressError) as caught:
         check_peer_address(address)
@@ -77,14 +77,14 @@ def test_what_cannot_is_refused(address: str, wrong: str) -> None:
     ],
 )
 def test_a_place_to_listen_is_a_host_and_a_port(address: str, wrong: str) -> None:
-    """One listens on an address of this machine, not on a name or a peer."""
+    """Listening needs an address of this machine, without a name or a peer id."""
     assert check_listen_address("/ip4/0.0.0.0/tcp/0") == "/ip4/0.0.0.0/tcp/0"
     with pytest.raises(AddressError, match=wrong):
         check_listen_address(address)
 
 
 def test_lists_take_spaces_commas_and_repetition() -> None:
-    """However several addresses are written, the same ones come out, each once and in order."""
+    """However several addresses are given, the result has each once and in order."""
     assert split_addresses("a b,c\n d,,b") == ("a", "b", "c", "d")
     assert split_addresses(["a,b", "c", "a"]) == ("a", "b", "c")
 

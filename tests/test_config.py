@@ -18,7 +18,7 @@ ADDRESS = "/ip4/127.0.0.1/tcp/3/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fy
 
 
 def test_defaults_are_the_documented_ones() -> None:
-    """The public surface's defaults; changing one changes what every new run does."""
+    """The defaults are public: a change of one changes every new run."""
     assert RunConfig().model_dump() == {
         "mode": "sync", "sync_every": 500, "pace": "steps", "num_fragments": 1,
         "fragment_layout": "contiguous", "shard_elements": 2**20, "overlap_steps": 0, "merge": "mix",
@@ -103,8 +103,8 @@ def test_a_bad_run_config_is_one_sentence(values: dict[str, Any], key: str, wron
     ],
     ids=str,
 )
-def test_what_the_mode_leaves_unused_is_refused(values: dict[str, Any], key: str, wrong: str) -> None:
-    """A setting that the mode doesn't look at is never silently ignored; the error says which mode does."""
+def test_settings_of_the_other_mode_are_refused(values: dict[str, Any], key: str, wrong: str) -> None:
+    """A setting that the mode does not use is never silently ignored; the error names the mode that uses it."""
     with pytest.raises(ConfigError, match=wrong) as caught:
         RunConfig(**values)
     assert caught.value.key == key
@@ -121,20 +121,20 @@ def test_what_the_mode_leaves_unused_is_refused(values: dict[str, Any], key: str
     ],
     ids=str,
 )
-def test_the_asynchronous_mode_takes_what_is_its(values: dict[str, Any]) -> None:
-    """All of its settings together, and the synchronous ones that mean the same there."""
+def test_the_asynchronous_mode_accepts_its_settings(values: dict[str, Any]) -> None:
+    """All of its own settings together, and the synchronous ones with the same meaning there."""
     config = RunConfig(mode="async", **values)
     assert RunConfig.from_wire(config.to_wire()) == config
 
 
 def test_given_tells_what_was_set() -> None:
-    """A default that was written out counts as given; one that wasn't doesn't."""
+    """A default that was written out counts as given; one that was not written does not."""
     assert RunConfig().given == {}
     assert RunConfig(sync_every=500, nesterov=False).given == {"sync_every": 500, "nesterov": False}
 
 
 def test_settings_are_frozen() -> None:
-    """What all have agreed on can't be changed."""
+    """Settings that all peers have agreed on can't be changed."""
     with pytest.raises(Exception, match="frozen"):
         RunConfig().sync_every = 3  # type: ignore[misc]
 
@@ -180,23 +180,23 @@ def test_the_fingerprint_is_stable() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_must_agree_is_in_the_fingerprint(values: dict[str, Any]) -> None:
-    """Two peers that differ in what they must agree on don't take each other for one run."""
+def test_shared_settings_are_in_the_fingerprint(values: dict[str, Any]) -> None:
+    """Peers that differ in a shared setting do not take each other for the same run."""
     ((key, value),) = values.items()
     assert RunConfig(**values).fingerprint() != RunConfig().fingerprint()
     assert RunConfig(**values).difference(RunConfig()) == [(key, getattr(RunConfig(), key), value)]
 
 
-def test_what_may_change_is_not() -> None:
-    """A live change of the outer learning rate doesn't make it another run, nor refuse a joiner."""
+def test_settings_that_may_change_are_not_in_the_fingerprint() -> None:
+    """A change of the outer learning rate during a run gives no other fingerprint, and no refusal of a joiner."""
     changed = RunConfig(outer_lr=0.1, outer_momentum=0.5, stop_after_epochs=3, stop_after_samples=9)
     assert changed.given.keys() == LIVE_KEYS
     assert changed.fingerprint() == RunConfig().fingerprint()
     assert changed.difference(RunConfig()) == []
 
 
-def test_a_joiner_is_bound_by_what_it_gave_alone() -> None:
-    """A joiner that gives nothing fits every run; one that gives a value fits those that have it."""
+def test_only_given_settings_bind_a_joiner() -> None:
+    """A joiner without settings fits every run; one with a value fits the runs that have it."""
     run = RunConfig(sync_every=100, codec="fp32")
     assert RunConfig().difference(run, RunConfig().given) == []
     mine = RunConfig(sync_every=200)
@@ -205,7 +205,7 @@ def test_a_joiner_is_bound_by_what_it_gave_alone() -> None:
 
 @pytest.mark.parametrize("wire", [{"warp": 9}, {"mode": "later"}, {"sync_every": 0}])
 def test_a_run_of_another_version_refuses(wire: dict[str, Any]) -> None:
-    """Settings of a run that this version can't carry out are the run's refusal, not the user's mistake."""
+    """If this version does not support the run's settings, the run refuses the peer: it is not the user's mistake."""
     with pytest.raises(Refused, match="install the version"):
         RunConfig.from_wire(wire)
 
@@ -227,7 +227,7 @@ def test_a_run_of_another_version_refuses(wire: dict[str, Any]) -> None:
     ],
 )
 def test_a_bad_peer_config_is_one_sentence(values: dict[str, Any], key: str, kind: type[Exception]) -> None:
-    """As for the run config; addresses are a matter of usage."""
+    """As for the run config; wrong addresses are usage errors."""
     with pytest.raises(kind) as caught:
         PeerConfig(**values)
     assert getattr(caught.value, "key") == key  # noqa: B009 - both kinds have it, Exception doesn't
@@ -257,7 +257,7 @@ def test_text_is_read_as_the_field_needs_it() -> None:
     ids=str,
 )
 def test_half_of_the_local_values_stays_where_steps_are_made_meanwhile(values: dict[str, Any], share: float) -> None:
-    """What is given counts; unset, it follows from the overlap, and stays unset for who reads the run's settings."""
+    """A given value counts; an unset one follows from the overlap, and stays unset in the run's settings."""
     config = RunConfig(**values)
     assert config.local_share == share
     assert RunConfig.from_wire(config.to_wire()).local_share == share
@@ -279,8 +279,8 @@ def test_half_of_the_local_values_stays_where_steps_are_made_meanwhile(values: d
     ],
     ids=str,
 )
-def test_what_trains_badly_is_told_with_a_mend(values: dict[str, Any], doubts: int) -> None:
-    """Settings that were measured to be worse than training alone are carried out, and doubted aloud."""
+def test_settings_that_train_badly_cause_a_warning(values: dict[str, Any], doubts: int) -> None:
+    """Settings that were measured to be worse than training alone are accepted with a warning."""
     told = RunConfig(**values).doubts()
     assert len(told) == doubts
     assert all("measured" in text and "; use " in text for text in told)

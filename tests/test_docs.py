@@ -64,7 +64,7 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def with_tables(text: str) -> str:
-    """The page with the tables that the models give."""
+    """The page with the tables written from the models."""
     for model in MODELS:
         marks = re.compile(rf"(<!-- {model.__name__} -->\n).*?(<!-- end -->)", re.DOTALL)
         assert marks.search(text), f"docs/api.md has no place for {model.__name__}"
@@ -78,7 +78,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
 
 
 def test_everything_public_is_documented() -> None:
-    """Every public name, every public attribute of Peer and every counter stands in docs/api.md."""
+    """Every public name, every public attribute of Peer and every counter is in docs/api.md."""
     from p2p_diloco.peer.metrics import Metrics
 
     text = API.read_text()
@@ -92,7 +92,7 @@ def test_everything_public_is_documented() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_leads_somewhere(page: Path) -> None:
-    """A relative link names a file that is there, and, after a #, a heading in it."""
+    """A relative link names an existing file, and, after a #, one of its headings."""
     for target in re.findall(r"\]\(([^)\s]+)\)", _without_code(page.read_text())):
         if re.match(r"[a-z]+:", target):
             continue
@@ -116,7 +116,7 @@ def _headings(page: Path) -> set[str]:
 
 
 def commands(page: Path) -> Iterator[list[str]]:
-    """The command lines of ours that a page shows, in blocks and in running text."""
+    """Our command lines on a page, in blocks and in running text."""
     text = page.read_text()
     blocks = re.findall(r"```\w*\n(.*?)```", text, flags=re.DOTALL)
     shell_lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
@@ -128,7 +128,7 @@ def commands(page: Path) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_command_shown_can_be_parsed(page: Path) -> None:
-    """The command line takes it: the command and each of its flags are there."""
+    """The command exists and accepts each of its flags."""
     known: Any = typer.main.get_command(app)
     for name, *arguments in commands(page):
         if name.startswith("-"):
@@ -138,13 +138,13 @@ def test_every_command_shown_can_be_parsed(page: Path) -> None:
 
 
 def test_the_readme_shows_commands() -> None:
-    """Guards the test above: were none found, it would pass."""
+    """Checks the test above: if it found no commands, it would pass."""
     assert {name for name, *_ in commands(README)} >= {"bootstrap", "join", "status"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_what_is_to_be_made_is_in_the_makefile(page: Path) -> None:
-    """`make demo` and its like name targets that are there."""
+def test_targets_shown_are_in_the_makefile(page: Path) -> None:
+    """`make demo` and the like name existing targets."""
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     text = page.read_text()
     shown_targets = re.findall(r"^make ([a-z-]+)", text, flags=re.MULTILINE) + re.findall(r"`make ([a-z-]+)", text)
@@ -155,7 +155,7 @@ def test_what_is_to_be_made_is_in_the_makefile(page: Path) -> None:
 
 
 def test_the_reading_path_is_short() -> None:
-    """Its files exist, and are fewer than 3,000 lines together."""
+    """Its files exist, and have fewer than 3,000 lines together."""
     rows = re.findall(r"^\| \d+ \| `(\S+)` \|", (ROOT / "docs/reading.md").read_text(), re.MULTILINE)
     lines = [len((ROOT / "p2p_diloco" / name).read_text().splitlines()) for name in rows]
     assert len(rows) > 10

@@ -1,4 +1,4 @@
-"""Errors: one tree, one sentence each, the same on both ends of a channel."""
+"""Errors: one tree, one sentence each, the same on both sides of a channel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EVERY_KIND = [
 
 @pytest.mark.parametrize("error", EVERY_KIND, ids=lambda error: type(error).__name__)
 def test_an_error_survives_the_channel(error: P2PDilocoError) -> None:
-    """What the node raises is what the trainer sees: same class, same sentence, same fields."""
+    """The trainer gets the node's error: same class, same sentence, same fields."""
     back = from_wire(msgpack.unpackb(msgpack.packb(error.to_wire())))
     assert type(back) is type(error)
     assert str(back) == str(error)
@@ -48,12 +48,12 @@ def test_an_error_survives_the_channel(error: P2PDilocoError) -> None:
 
 
 def test_every_kind_is_tried_above() -> None:
-    """A class added to the tree is added to the test of the channel."""
+    """A new error class must be added to the test of the channel."""
     assert {type(error) for error in EVERY_KIND} == set(errors._tree(P2PDilocoError))
 
 
 def test_the_tree_in_the_docstring_is_the_tree() -> None:
-    """Names, exit codes and parents are drawn as they are."""
+    """Names, exit codes and parents in the drawing are those of the classes."""
     assert errors.__doc__ is not None
     for kind in errors._tree(P2PDilocoError):
         (line,) = [line for line in errors.__doc__.splitlines() if f" {kind.__name__} " in f" {line} "]
@@ -74,7 +74,7 @@ def test_a_mismatch_shows_both_values() -> None:
 
 
 def test_keys_can_be_spelled_otherwise() -> None:
-    """Where a user writes settings in another way, the sentence can too; the error itself stays as it is."""
+    """Where a user writes settings in another way, the sentence can, too; the error itself is unchanged."""
     for error in EVERY_KIND:
         before = str(error)
         assert error.spelled(str) == before == str(error)
@@ -92,5 +92,5 @@ def test_a_long_list_is_cut() -> None:
 
 @pytest.mark.parametrize("wire", [{}, {"error": "NoSuchError"}, {"error": "ModelMismatch"}, {"error": 3, "wrong": 4}])
 def test_an_unreadable_error_is_still_an_error(wire: dict[str, object]) -> None:
-    """Whatever comes over the channel becomes an error that can be raised and shown."""
+    """Anything that arrives over the channel becomes an error that can be raised and shown."""
     assert type(from_wire(wire)) is P2PDilocoError

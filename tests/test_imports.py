@@ -1,4 +1,4 @@
-"""What is asked for lightly comes lightly: help, settings and errors load neither torch nor hivemind."""
+"""Cheap requests load little: help, settings and errors load neither torch nor hivemind."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ HEAVY = ("torch", "hivemind", "numpy", "grpc", "matplotlib")
 
 
 def loaded_after(code: str) -> set[str]:
-    """The heavy libraries that a fresh interpreter has loaded after running `code`."""
+    """The heavy libraries that a new interpreter has loaded after it ran `code`."""
     return loaded_and_told(code)[0]
 
 
 def loaded_and_told(code: str) -> tuple[set[str], str]:
-    """The same, and what came on stderr."""
+    """The same, and its stderr."""
     full = (
         "import atexit, json, sys\n"
         "@atexit.register\n"
@@ -48,12 +48,12 @@ def loaded_and_told(code: str) -> tuple[set[str], str]:
     ],
 )
 def test_nothing_heavy_is_loaded(code: str) -> None:
-    """Neither help nor a mistyped address waits for a deep learning library."""
+    """Neither help nor a mistyped address waits for the import of torch."""
     assert loaded_after(code) == set()
 
 
-def test_a_folder_without_text_is_told_without_torch(tmp_path: Path) -> None:
-    """Who named the wrong folder is told so at once."""
+def test_a_folder_without_text_is_reported_without_loading_torch(tmp_path: Path) -> None:
+    """A wrong folder is reported at once."""
     arguments = ["join", "--initial-peers", ADDRESS, "--data", str(tmp_path)]
     loaded, told = loaded_and_told(f"from p2p_diloco.cli import main; main({arguments})")
     assert f"--data={tmp_path} holds 0 bytes of text" in told
@@ -61,7 +61,7 @@ def test_a_folder_without_text_is_told_without_torch(tmp_path: Path) -> None:
 
 
 def test_the_probe_sees_a_heavy_library() -> None:
-    """The test above could fail: a library that is loaded is reported."""
+    """Checks the test above: a loaded library is reported."""
     assert "numpy" in loaded_after("import numpy")
 
 
@@ -72,12 +72,13 @@ def test_unknown_names_are_attribute_errors() -> None:
 
 
 def test_every_public_name_can_be_fetched() -> None:
-    """No name is promised that its home doesn't have."""
+    """Every name in `__all__` exists in its module."""
     assert {name for name in p2p_diloco.__all__ if not hasattr(p2p_diloco, name)} == set()
 
 
 def test_hivemind_is_loaded_without_its_unused_parts() -> None:
-    """A sixth of a peer's start would be an optimizer of scipy's, which only Hivemind's averager uses: it still can."""
+    """An optimizer of scipy, used only by Hivemind's averager, would take a sixth of a peer's start; the averager can
+    still load it."""
     code = (
         "import sys\n"
         "import p2p_diloco.net.hivemind\n"

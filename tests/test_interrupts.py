@@ -1,4 +1,4 @@
-"""Signals that end a command: where they may strike, and that none is lost."""
+"""Signals that end a command: when they take effect, and that none is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from p2p_diloco.interrupts import ENDING, Interrupts
 each = pytest.mark.parametrize("number", ENDING)
 
 SIGNALLED = "import os\nos.kill(os.getpid(), {number})\n{then}\nwhole = True\n"
-"""A module in which a signal comes while it is loaded."""
+"""A module that receives a signal while it is loaded."""
 SCRIPT = """
 import os, time
 from p2p_diloco.interrupts import Interrupts
@@ -33,20 +33,20 @@ except KeyboardInterrupt:
 
 @pytest.fixture(autouse=True)
 def unchanged() -> Iterator[None]:
-    """Handlers and hook are put back by each test."""
+    """Each test restores handlers and hook."""
     before = [signal.getsignal(number) for number in ENDING], sys.unraisablehook
     yield
     assert ([signal.getsignal(number) for number in ENDING], sys.unraisablehook) == before
 
 
 def struck(work: Callable[[], None]) -> list[int]:
-    """The numbers of the signals that have struck at the end of, or after, what raises nothing itself."""
+    """The numbers of the signals that took effect while, or after, this function runs."""
     interrupts = Interrupts()
 
     def done() -> None:
         with interrupts:
             work()
-            for _ in range(500):  # long enough for a signal that comes again
+            for _ in range(500):  # long enough for a repeated signal
                 time.sleep(0.02)
 
     with pytest.raises(KeyboardInterrupt) as interrupt:
@@ -61,10 +61,10 @@ def test_a_signal_strikes_with_its_number(number: signal.Signals) -> None:
 
 
 @each
-def test_it_waits_for_what_is_being_loaded(
+def test_a_signal_waits_until_a_module_is_loaded(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The importer may take any exception for a missing module. Two signals of a kind strike once."""
+    """The import system may take any exception for a missing module. Two signals of one kind take effect once."""
     name = f"signalled_{int(number)}"
     again = f"import time\ntime.sleep(0.2)\nos.kill(os.getpid(), {int(number)})"
     (tmp_path / f"{name}.py").write_text(SIGNALLED.format(number=int(number), then=again))
@@ -75,8 +75,8 @@ def test_it_waits_for_what_is_being_loaded(
 
 
 @each
-def test_it_waits_for_a_text_that_is_executed(number: signal.Signals, tmp_path: Path) -> None:
-    """Of which Python would remember the signal, and end a module that it runs by SIGINT, whatever the exit status."""
+def test_a_signal_waits_until_a_text_is_executed(number: signal.Signals, tmp_path: Path) -> None:
+    """Python would remember the signal, and end a module run as a program by SIGINT, with any exit status."""
     code = "from p2p_diloco.interrupts import Interrupts\nimport os, sys, time\ntry:\n    with Interrupts():\n        "
     code += f"exec('os.kill(os.getpid(), {int(number)})\\nmade = 1')\n        assert made\n        time.sleep(10)\n"
     code += "except KeyboardInterrupt:\n    sys.exit(77)\n"
@@ -86,9 +86,7 @@ def test_it_waits_for_a_text_that_is_executed(number: signal.Signals, tmp_path: 
     assert (done.returncode, done.stderr) == (77, "")
 
 
-def test_that_it_was_entered_by_a_module_being_loaded_is_nothing_to_wait_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_imported_script_can_be_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that another one imports can be interrupted."""
     (tmp_path / "imported_script.py").write_text(SCRIPT)
     monkeypatch.syspath_prepend(tmp_path)
@@ -96,8 +94,10 @@ def test_that_it_was_entered_by_a_module_being_loaded_is_nothing_to_wait_for(
 
 
 @each
-def test_one_that_a_finaliser_swallows_comes_again(number: signal.Signals, capsys: pytest.CaptureFixture[str]) -> None:
-    """Python drops what a finaliser raises, and prints it; a signal has nothing to do with the finaliser."""
+def test_a_signal_swallowed_by_a_finaliser_is_raised_again(
+    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python drops what a finaliser raises and prints it, though the signal has nothing to do with the finaliser."""
 
     class Finalised:
         def __del__(self) -> None:
@@ -112,7 +112,7 @@ def test_one_that_a_finaliser_swallows_comes_again(number: signal.Signals, capsy
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_else_is_swallowed_is_told_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_swallowed_exceptions_are_reported_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda lost: told.append(type(lost.exc_value)))
 
@@ -126,7 +126,7 @@ def test_what_else_is_swallowed_is_told_as_before(monkeypatch: pytest.MonkeyPatc
     monkeypatch.undo()
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_an_ignored_signal_stays_ignored() -> None:
     """Under nohup, or in a shell's background."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -139,7 +139,7 @@ def test_what_is_ignored_stays_ignored() -> None:
 
 
 def test_in_another_thread_nothing_changes() -> None:
-    """Signals are the main thread's."""
+    """Only the main thread handles signals."""
     seen: list[object] = []
 
     def work() -> None:
@@ -155,7 +155,7 @@ def test_in_another_thread_nothing_changes() -> None:
 @each
 @pytest.mark.parametrize("module", ["typer", "hivemind"])
 def test_a_command_that_is_being_loaded_ends_at_once(number: signal.Signals, module: str, tmp_path: Path) -> None:
-    """With 128 and the signal's number, silently: it holds nothing yet."""
+    """With 128 and the signal's number, without output: it holds no resources yet."""
     then = "import time\ntime.sleep(60)"
     (tmp_path / f"{module}.py").write_text(SIGNALLED.format(number=int(number), then=then))
     root = Path(__file__).parent.parent

@@ -1,5 +1,4 @@
-"""The layers hold: imports point down, siblings don't know each other, and each heavy library has one
-home."""
+"""Imports point down, tensors and net do not import each other, and each heavy library is imported in one layer."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "p2p_diloco"
 
 BELOW: dict[str, frozenset[str]] = {}
-"""What each layer may import of ours, itself included."""
+"""Which of our layers each layer may import, itself included."""
 _base = frozenset({"errors", "addresses", "config", "settings", "remembered", "interrupts"})
 for name in sorted(_base):
     BELOW[name] = _base
@@ -30,7 +29,7 @@ PURE = frozenset(sys.stdlib_module_names) - {
     "asyncio", "datetime", "logging", "multiprocessing", "os", "random", "secrets", "select", "signal",
     "socket", "subprocess", "tempfile", "threading", "time", "uuid",
 }  # fmt: skip
-"""What core may import: it has no clock, no randomness, no log, no loop and no network."""
+"""Modules that core may import: no clock, no randomness, no log, no loop and no network."""
 
 
 COUNTERPARTS = {f"cli/bench/{name}.py" for name in ("work", "ours", "gloo", "averager")}
@@ -49,7 +48,7 @@ def layer(path: Path) -> str:
 
 @cache
 def imports(path: Path) -> frozenset[str]:
-    """Every module that a file imports, at its top or later, but for type checkers alone."""
+    """Every module that a file imports, at its top or later, except for type checkers only."""
     return frozenset(_imports(path))
 
 
@@ -76,7 +75,7 @@ def _run_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_down(path: Path) -> None:
-    """A module imports of ours only what lies below it or beside it in its own layer."""
+    """A module imports only lower layers of ours, or modules of its own layer."""
     home = layer(path)
     if home in ("__init__", "__main__"):
         return
@@ -86,7 +85,7 @@ def test_imports_point_down(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "core").rglob("*.py")), ids=lambda path: path.name)
 def test_core_is_pure(path: Path) -> None:
-    """Core imports the standard library alone, and nothing of it that has effects."""
+    """Core imports only the standard library, and no part of it that has effects."""
     foreign = {name.split(".")[0] for name in imports(path)} - PURE - {"p2p_diloco"}
     assert foreign == set()
 
@@ -101,8 +100,7 @@ def test_core_is_pure(path: Path) -> None:
     ],
 )
 def test_a_heavy_library_has_one_home(library: str, homes: set[str]) -> None:
-    """A library is imported in its own layer alone, so that it can be replaced there and weighs on nothing
-    else."""
+    """A library is imported in one layer only, so that it can be replaced there and other layers stay light."""
     users = {
         str(path.relative_to(PACKAGE))
         for path in modules()
@@ -112,21 +110,20 @@ def test_a_heavy_library_has_one_home(library: str, homes: set[str]) -> None:
 
 
 def test_counterparts_are_programs() -> None:
-    """The exceptions above weigh on nothing: no module but these imports them."""
+    """Only programs are exceptions above: no module imports them."""
     names = {f"p2p_diloco.cli.bench.{Path(name).stem}" for name in COUNTERPARTS}
     users = {str(path.relative_to(PACKAGE)) for path in modules() if names & imports(path)}
     assert users <= COUNTERPARTS
 
 
 def test_siblings_never_meet() -> None:
-    """tensors and net don't import each other: the table above says so, whatever else it allows."""
+    """tensors and net don't import each other, whatever the table above allows."""
     assert "net" not in BELOW["tensors"]
     assert "tensors" not in BELOW["net"]
 
 
 def test_the_reader_of_imports_sees_them(tmp_path: Path) -> None:
-    """The tests above are no better than `imports`: it finds late and relative ones, and skips those for
-    types."""
+    """Checks the tests above: `imports` finds late and relative imports, and skips those for types."""
     file = PACKAGE / "net" / "imagined.py"
     tree = "from __future__ import annotations\nif TYPE_CHECKING:\n    import a\ndef f():\n    import b.c\n"
     found = [node for node in _run_nodes(ast.parse(tree)) if isinstance(node, ast.Import)]

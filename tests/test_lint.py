@@ -1,4 +1,4 @@
-"""Style and types are tests like any other, so that one command tells whether a change may be merged."""
+"""Style and types are tests like any other, so that one command decides whether a change may be merged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_ruff_finds_nothing() -> None:
 
 
 def test_the_code_is_formatted() -> None:
-    """`make format` mends it."""
+    """`make format` formats it."""
     result = run("ruff", "format", "--no-cache", "--check", ".")
     assert result.returncode == 0, result.stdout
 

@@ -1,4 +1,4 @@
-"""Addresses that are remembered: newest first, not too many, not for ever, and never an error."""
+"""Remembered addresses: newest first, limited in number and age, and never an error."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_what_was_met_comes_back(clock: list[float]) -> None:
-    """Of this run alone; the newest first; without those that are named anyway."""
+def test_met_addresses_are_remembered(clock: list[float]) -> None:
+    """Only of this run; the newest first; without those that are given anyway."""
     remember("r", [A, B])
     clock[0] += 10
     remember("r", [C, A])
@@ -43,7 +43,7 @@ def test_what_was_met_comes_back(clock: list[float]) -> None:
 
 
 def test_memory_is_short(clock: list[float]) -> None:
-    """So many addresses, and none older than a week."""
+    """A limited number of addresses, and none older than a week."""
     for number in range(KEPT + 5):
         clock[0] += 1
         remember("r", [at(100 + number)])
@@ -72,7 +72,7 @@ def test_a_folder_that_can_not_be_written_does_no_harm(tmp_path: Path, monkeypat
 
 
 def test_without_a_home_folder_nothing_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a container's user may be, whom no file lists."""
+    """As for a container's user without an entry in the user database."""
 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")

@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_flags_before_environment_before_file_before_default(file: Path) -> None:
-    """Each source gives what the ones before it don't."""
+    """Each source gives the values that the ones before it don't."""
     file.write_text("sync_every = 1\nnum_fragments = 1\nmin_peers = 3\nname = 'from-file'\n")
     environment = {
         "P2P_DILOCO_SYNC_EVERY": "2",
@@ -99,8 +99,8 @@ def test_an_error_names_its_source(
     assert "\n" not in str(caught.value)
 
 
-def test_a_command_gets_what_was_given() -> None:
-    """The settings cross an environment unchanged, and what wasn't given stays ungiven."""
+def test_a_command_gets_the_given_settings() -> None:
+    """Settings pass through an environment unchanged; unset ones stay unset."""
     run = RunConfig(
         sync_every=12, num_fragments=3, nesterov=False, outer_momentum=0.1, reply_codec=None, outer_options={}
     )
@@ -120,7 +120,7 @@ def test_a_command_gets_what_was_given() -> None:
     assert back[1].given == peer.given
 
 
-def test_no_run_named_is_no_run() -> None:
+def test_without_a_named_run_there_is_no_run() -> None:
     """A script that reads the environment trains alone when no run is named."""
     assert from_environment({"PATH": "/bin"}) is None
     assert from_environment({"P2P_DILOCO_SYNC_EVERY": "5"}) is None
@@ -129,13 +129,13 @@ def test_no_run_named_is_no_run() -> None:
 
 
 def test_stale_variables_do_not_reach_a_command() -> None:
-    """What an outer `join` left behind is none of the inner command's."""
+    """Variables of an outer `join` do not reach the inner command."""
     assert without_ours({"P2P_DILOCO_NAME": "old", "PATH": "/bin"}) == {"PATH": "/bin"}
 
 
 def test_every_rank_reads_its_settings_and_none_but_the_first_is_a_peer_of_its_own() -> None:
-    """Under torchrun all processes get the variables; where no sharded model joins them, the further ones get an error
-    and not a hang."""
+    """Under torchrun all processes get the variables; without a sharded model every process but the first gets an error
+    instead of hanging."""
     named = {"P2P_DILOCO_RUN_ID": "r", "WORLD_SIZE": "2"}
     assert from_environment({**named, "RANK": "1"}) is not None
     refuse_further_ranks({**named, "RANK": "0"})
@@ -145,7 +145,7 @@ def test_every_rank_reads_its_settings_and_none_but_the_first_is_a_peer_of_its_o
 
 
 def test_paths_that_can_be_used_pass(tmp_path: Path) -> None:
-    """Folders that don't exist yet are made, and nothing is left in them."""
+    """Missing folders are created, and no file is left in them."""
     peer = PeerConfig(
         checkpoint_dir=tmp_path / "a" / "b", identity_path=tmp_path / "c" / "id", from_checkpoint=tmp_path
     )
@@ -166,7 +166,7 @@ def test_paths_that_can_be_used_pass(tmp_path: Path) -> None:
     ],
 )
 def test_paths_that_cannot_are_refused(tmp_path: Path, key: str, path: str, wrong: str) -> None:
-    """A path is judged before anything heavy is loaded, in a sentence that names its flag."""
+    """A path is checked before anything heavy is loaded; the sentence names its flag."""
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     with pytest.raises(ConfigError) as caught:
@@ -180,7 +180,7 @@ def test_paths_that_cannot_are_refused(tmp_path: Path, key: str, path: str, wron
     ("key", "wrong"), [("checkpoint_dir", "can't be written"), ("identity_path", "can't be written")]
 )
 def test_folders_without_rights_are_refused(tmp_path: Path, key: str, wrong: str) -> None:
-    """A folder that this user may not write to is found out at once."""
+    """A folder without write permission is noticed at once."""
     (tmp_path / "locked").mkdir()
     (tmp_path / "locked").chmod(stat.S_IRUSR | stat.S_IXUSR)
     with pytest.raises(ConfigError, match=wrong):

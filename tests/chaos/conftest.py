@@ -1,4 +1,4 @@
-"""The swarms and machines of tests/real, for worse treatment."""
+"""The swarms and machines of tests/real, for injected faults."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ swarm, shared_swarm, network = _real.swarm, _real.shared_swarm, _real.network
 
 @pytest.fixture(scope="session")
 def nursery() -> None:
-    """Every process begins as a user's does."""
+    """Every process starts by its command, as a user's does."""

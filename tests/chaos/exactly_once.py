@@ -1,13 +1,13 @@
-"""The aggregator killed again and again under load in asynchronous mode, and records compared with the log:
+"""The aggregator of an asynchronous run is killed again and again under load; then peers' records are compared with θ:
 `python tests/chaos/exactly_once.py --minutes 5`.
 
 Every few seconds all processes of the peer that aggregates shard 0 are killed at once, and another peer is started.
-What each peer was answered for, by its own record, is compared with what θ counts of it: each submission moves
-elements that are its author's alone. What was answered for must be there once. Of a peer that was killed, the
-submission that was under way may be there, too. The exit code is 1 if something is missing or there twice.
+Each submission changes elements that belong to its author alone, so θ shows how often it is counted. Every submission
+that its author's record has as answered must be counted once. The last submission of a killed peer may be counted, too.
+The exit code is 1 if one is missing or counted twice.
 
-What the promise doesn't cover is told beside: a living peer that was taken for dead, because the machine was too busy
-or stood still, and lineages that parted. Give `--folder` to keep the logs.
+Events that the guarantee does not cover are reported, too: a live peer counted as dead, because the machine was too
+busy or stood still, and forks. Give `--folder` to keep the logs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTLE_S = 3.0
 
 
 class Load:
-    """Peers that submit all the time; the dead are replaced."""
+    """Peers that submit all the time; dead ones are replaced."""
 
     def __init__(self, swarm: Swarm, peers: int, lives: int, options: dict[str, object]) -> None:
         self.swarm, self.lives, self.options = swarm, lives, {"lives": lives, **options}
@@ -41,18 +41,18 @@ class Load:
             self.join()
 
     def join(self) -> None:
-        """One more, if there is an element left for it."""
+        """Start one more peer, if there is an element left for it."""
         if (life := len(self.members)) < self.lives:
             member = self.swarm.start(f"life{life}", "counting.py", life=life, **self.options)
             self.members.append(member)
             self.living.append(member)
 
     def answered(self) -> dict[str, int]:
-        """Those that train, and how many submissions each was answered for."""
+        """The peers that train, and how many submissions of each were answered."""
         return {m.name: len(lines) for m in self.living if (lines := m.lines("answered"))}
 
     def kill(self, patience_s: float) -> str:
-        """Kill whoever aggregates shard 0, once three train and all of them are answered."""
+        """Kill the peer that aggregates shard 0, once three peers train and each has an answered submission."""
         before = self.answered()
         until(
             lambda: len([n for n, count in self.answered().items() if count > before.get(n, 0)]) >= 3,
@@ -69,7 +69,7 @@ class Load:
 
 
 def verdict(load: Load) -> list[str]:
-    """What is wrong, a line each."""
+    """The violations, a line each."""
     values = [member.last("theta")["values"] for member in load.living if member.lines("theta")]
     newest = [[min(column) for column in zip(*shard, strict=True)] for shard in zip(*values, strict=True)]
     wrong = []
@@ -89,15 +89,17 @@ def verdict(load: Load) -> list[str]:
 
 
 def beside(load: Load) -> list[str]:
-    """What peers logged that the promise doesn't cover."""
-    words = ("is silent for", "fork:", "mismatch:")
+    """Logged events that the guarantee does not cover."""
+    words = ("was silent for", "fork:", "mismatch:")
     told = ((m.name, line) for m in load.members for line in m.log().splitlines() if any(w in line for w in words))
     return [f"{name} logged: {line}" for name, line in told]
 
 
 def main() -> int:
-    """Load, kill, compare."""
-    parser = argparse.ArgumentParser(description="Kill aggregators under load, and compare records.")
+    """Put the run under load, kill, compare."""
+    parser = argparse.ArgumentParser(
+        description="Kill aggregators under load, and compare answered with counted submissions."
+    )
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two kills")
     parser.add_argument("--peers", type=int, default=5)
@@ -140,8 +142,8 @@ def main() -> int:
     usual, most = statistics.median(gaps), max(gaps)
     print(f"{len(gaps)} kills in {took_s:.0f} s, one every {usual:.1f} s (median), {most:.1f} s at most")
     print(f"{answered} submissions were answered for, of {len(load.members)} lives, in {asked.shards} shards each")
-    print("\n".join(odd) or "no living peer was taken for dead, and no lineages parted")
-    print("\n".join(wrong) or "each is counted once: nothing is missing, nothing is there twice")
+    print("\n".join(odd) or "no live peer was counted as dead, and there was no fork")
+    print("\n".join(wrong) or "each answered submission is counted once")
     return int(bool(wrong))
 
 

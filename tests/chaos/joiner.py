@@ -1,9 +1,9 @@
-"""What a newcomer to a run of a large model costs those that are there: `python tests/chaos/joiner.py`.
+"""What a newcomer costs the other peers of a run with a large model: `python tests/chaos/joiner.py`.
 
-Two peers on machines of their own (network namespaces; needs root) train 25 million parameters over links of 200
-Mbit/s; a third one joins while rounds are under way, and fetches 200 MB of state from both. One object of JSON: the
-usual round, the rounds while it joined, how much longer these were, and how long joining took. The exit code is 1 if
-they were a fifth longer or more.
+Two peers on separate machines (network namespaces; needs root) train 25 million parameters over links of 200 Mbit/s. A
+third peer joins during rounds, and fetches 200 MB of state from both. Prints one JSON object: the usual round, the
+rounds while it joined, how much longer these were, and how long joining took. The exit code is 1 if they were a fifth
+longer or more.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ CONFIG = {"sync_every": SYNC_EVERY, "outer_lr": 0.5, "codec": "bf16", "start_pee
 
 
 def rounds(member: Member) -> list[tuple[float, float]]:
-    """When each of its rounds began and ended."""
+    """When each of the peer's rounds began and ended."""
     return list(itertools.pairwise(line["time"] for line in member.lines("epoch", synced=True)))
 
 
 def exchanges(member: Member, after: float, before: float) -> list[float]:
-    """How long its exchanges in this time took."""
+    """How long its exchanges took, within this time."""
     return [round(line["sync_s"], 2) for line in member.lines("epoch", synced=True) if after < line["time"] < before]
 
 
 def measure(swarm: Swarm, network: Network, mbit: int) -> dict[str, object]:
-    """One newcomer, and its figures."""
+    """Let one newcomer join; its figures."""
     swarm.bootstrap("10.77.0.1", network.machine("seed"))
     options = {"params": {"u": [NUMEL]}, "step_s": STEP_S, "config": CONFIG, "log": "INFO"}
     machines = {name: network.machine(name) for name in ("a", "b", "newcomer")}
@@ -73,8 +73,8 @@ def measure(swarm: Swarm, network: Network, mbit: int) -> dict[str, object]:
 
 
 def main() -> int:
-    """Measure, tell, judge."""
-    parser = argparse.ArgumentParser(description="Tell what a newcomer costs the others.")
+    """Measure, print, judge."""
+    parser = argparse.ArgumentParser(description="Measure what a newcomer costs the other peers.")
     parser.add_argument("--mbit", type=int, default=200)
     asked = parser.parse_args()
     network = Network()

@@ -1,9 +1,9 @@
-"""Many kills of real peers, and what each cost the others: `python tests/chaos/kills.py --kills 60`.
+"""Kills of real peers, and what each costs the others: `python tests/chaos/kills.py --kills 60`.
 
-Runs of three and four peers, one shard, so that a round has one aggregator, one successor and bystanders. Of one peer
-trainer, node and p2pd are killed together, each role in each phase in turn; whoever is killed is replaced. One line
-of JSON for each kill, then a table. The exit code is 1 if some kill stalled the others for more than 3 s, or left
-survivors that differ.
+Runs of three and four peers with one shard, so that a round has one aggregator, one successor and bystanders. Trainer,
+node and p2pd of one peer are killed together, each role in each phase in turn, and the peer is replaced. Prints one
+line of JSON for each kill, then a table. The exit code is 1 if a kill stalled the others for more than 3 s, or if
+survivors differ.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from swarm import Swarm
 INTERVAL_S, TIMEOUT_S = 0.5, 5.0
 NUMEL = 3_000_000
 WORST_S = 3.0
-"""No kill may stall the others for longer."""
+"""The most seconds for which a kill may stall the others."""
 ROLES = ("aggregator", "successor", "bystander")
 PHASES = ("training", "sending", "sent", "committing")
 
 
 def training(size: int) -> dict[str, object]:
-    """Options of a peer in a run of so many."""
+    """Options of a peer in a run of this size."""
     config = {
         "sync_every": 4,
         "outer_lr": 0.5,
@@ -45,7 +45,7 @@ def training(size: int) -> dict[str, object]:
 
 
 def kill(run: Kept, folder: Path, number: int, role: str, phase: str) -> dict[str, object]:
-    """One kill, and its figures."""
+    """Kill one peer; the figures."""
     note = folder / f"note-{run.size}-{number}.json"
     plan = {"role": role, "phase": phase, "after": ROUNDS + 2, "victims": "machine", "note": str(note)}
     *survivors, victim = run.filled(sabotage=plan)
@@ -56,8 +56,8 @@ def kill(run: Kept, folder: Path, number: int, role: str, phase: str) -> dict[st
 
 
 def main() -> int:
-    """Kill, tell, sum up."""
-    parser = argparse.ArgumentParser(description="Kill real peers, and tell what it cost.")
+    """Kill peers, print each result, then the summary."""
+    parser = argparse.ArgumentParser(description="Kill real peers, and measure what each kill costs the others.")
     parser.add_argument("--kills", type=int, default=60)
     wanted = parser.parse_args().kills
     told, began = [], time.monotonic()

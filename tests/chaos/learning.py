@@ -1,9 +1,9 @@
-"""What peers gain in a real run: `python tests/chaos/learning.py`.
+"""How much peers gain in a real run: `python tests/chaos/learning.py`.
 
 For each seed three peers (`p2p-diloco join` with the built-in trainer and its defaults, the first one with a warm
-start) train through a bootstrap on loopback, and after them one peer alone, with the same warm start and as many inner
-steps as each of them. One line of JSON for each seed, then means and spreads of the held-out losses. The exit code is 1
-if the gain is not larger than the spread over the seeds.
+start) train through a bootstrap on loopback, and then one peer alone, with the same warm start and as many inner steps
+as each of them. Prints one line of JSON for each seed, then means and spreads of the held-out losses. The exit code is
+1 if the gain is not larger than the spread over the seeds.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ TRAINER = {"eval_batches": 64, "eval_every_epochs": 1000, "threads": 1}
 
 
 def joined(swarm: Swarm, name: str, flags: dict[str, object]) -> Member:
-    """One more peer of the run, started as a user starts it."""
+    """Start one more peer of the run as a user does."""
     words = [part for key, value in flags.items() for part in (f"--{key.replace('_', '-')}", str(value))]
     joining = ["-m", "p2p_diloco", "join", "--initial-peers", swarm.addresses[0], "--name", name, "--summary-json"]
     return swarm.launch(name, [*joining, *words])
 
 
 def ended(member: Member) -> dict[str, float]:
-    """Its summary, once it has ended well."""
+    """The summary of a peer that ended without error."""
     assert member.status(3600.0) == 0, member.log()
     return dict(member.said[-1])
 
@@ -60,7 +60,7 @@ def measure(seed: int, epochs: int) -> dict[str, object]:
 
 
 def main() -> int:
-    """Measure, tell, judge."""
+    """Measure, print, judge."""
     parser = argparse.ArgumentParser(description="Compare three real peers with one alone.")
     parser.add_argument("--epochs", type=int, default=20)
     epochs = parser.parse_args().epochs

@@ -1,8 +1,8 @@
-"""The memory of another process's node, read and written from outside, as a failing chip would: Linux alone.
+"""The memory of another process's node, read and written from outside, as a failing chip would change it; Linux only.
 
-Law: a node's memory is touched only while the node is stopped, so that what was found is still there when it is
-written; it always goes on afterwards. θ and the epoch lie in the mapping that trainer and node share; the outer
-momentum lies somewhere on the node's own heap, and is found by its value.
+Law: a node's memory is accessed only while the node is stopped, so that a found value is still there when it is
+written; the node always goes on afterwards. θ and the epoch are in the mapping that trainer and node share; the outer
+momentum is on the node's own heap, and is found by its value.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ STOP_S = 5.0
 
 
 class Unreachable(Exception):
-    """Nobody may write to another process's memory here; the text says why."""
+    """This system does not allow writing to another process's memory; the text has the reason."""
 
 
 class NodeMemory:
-    """What lies in the node of a peer. `numel`: elements of its model."""
+    """The memory of a peer's node. `numel`: elements of its model."""
 
     def __init__(self, member: Member, numel: int) -> None:
         """Raises Unreachable where the system doesn't allow it."""
@@ -49,7 +49,7 @@ class NodeMemory:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """No line of the node runs meanwhile."""
+        """The node is stopped meanwhile."""
         os.kill(self.pid, signal.SIGSTOP)
         try:
             give_up_at = time.monotonic() + STOP_S
@@ -66,16 +66,16 @@ class NodeMemory:
         return int.from_bytes(self._read(at, SLOT_BYTES), "little", signed=True)
 
     def theta(self) -> np.ndarray:
-        """θ [numel] fp32, as it lies there."""
+        """θ [numel] fp32 in the shared mapping."""
         return np.frombuffer(self._read(self.theta_at(0), WORD * self.numel), np.float32)
 
     def theta_at(self, element: int) -> int:
-        """Where an element of θ lies."""
+        """The address of an element of θ."""
         return self._shared + _HEADER_BYTES + WORD * element
 
     def runs_of(self, value: np.float32) -> list[int]:
-        """Where on its heap `numel` elements of one value stand in a row: each momentum of that value, and what was
-        one before it was freed."""
+        """The addresses on its heap at which `numel` elements of this value stand in a row: momentum, or freed memory
+        of an earlier one."""
         needle, found = np.full(self.numel, value, np.float32).tobytes(), []
         for start, stop, name in self._maps():
             if name not in ("", "[heap]"):
@@ -91,7 +91,7 @@ class NodeMemory:
         return sorted(set(found))
 
     def flip(self, address: int, bit: int) -> None:
-        """One bit of the fp32 element there."""
+        """Flip one bit of the fp32 element at this address."""
         word = int.from_bytes(self._read(address, WORD), "little") ^ 1 << bit
         assert os.pwrite(self._memory, word.to_bytes(WORD, "little"), address) == WORD
 

@@ -1,4 +1,4 @@
-"""A TCP proxy that spoils what passes through it: bits flipped, garbage, silence."""
+"""A TCP proxy that corrupts the bytes that pass through it: flipped bits, garbage, silence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Proxy:
         assert self._ready.wait(5.0)
 
     def close(self) -> None:
-        """End it and every connection through it."""
+        """Close the proxy and every connection through it."""
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(5.0)
 

@@ -30,7 +30,7 @@ LOOK_S = 5.0
 WARM_UP_S = 60.0
 GOODPUT = 0.95
 GROWTH = 1.1
-"""What the last five minutes may hold of what the first five did."""
+"""The most that the last five minutes may hold, relative to the first five."""
 CONFIG = {
     "sync_every": 10,
     "outer_lr": 0.5,
@@ -44,7 +44,7 @@ TRAINING = {"params": {"u": [1_000_000]}, "step_s": 0.05, "config": CONFIG, "log
 
 @dataclass
 class Look:
-    """What the anchor and the bootstrap hold at a moment."""
+    """What the anchor and the bootstrap hold at one moment."""
 
     at_s: float
     rss_mb: float
@@ -55,7 +55,7 @@ class Look:
 
     @classmethod
     def at(cls, members: list[Member], at_s: float) -> Look:
-        """Summed over all of their processes."""
+        """The sums over all of their processes."""
         sums: Counter[str] = Counter()
         for process in (process for member in members for process in member.family()):
             sums["processes"] += 1
@@ -68,7 +68,7 @@ class Look:
 
 @dataclass
 class Soak:
-    """A run that is disturbed."""
+    """A run with kills and joins."""
 
     swarm: Swarm
     seconds: float
@@ -83,7 +83,7 @@ class Soak:
         return self.swarm.start(f"p{self.born}", delta=1.0 + self.born % 3, **TRAINING)
 
     def run(self) -> dict[str, object]:
-        """All of it, and the report."""
+        """The whole run, then its report."""
         bootstrap = self.swarm.bootstrap()
         peers = [self.start() for _ in range(PEERS)]
         anchor, others = peers[0], peers[1:]
@@ -102,7 +102,7 @@ class Soak:
         return self.report(anchor)
 
     def disturb(self, others: list[Member]) -> None:
-        """Kill one or start one."""
+        """Kill one peer or start one."""
         living = [peer for peer in others if peer.process.poll() is None]
         if len(living) >= PEERS - 1 or (len(living) > 1 and self.rng.random() < 0.3):
             self.rng.choice(living).die()
@@ -112,10 +112,10 @@ class Soak:
             self.did["joins"] += 1
 
     def report(self, anchor: Member) -> dict[str, object]:
-        """What it came to."""
+        """The figures of the whole run."""
         peers = [member for member in self.swarm.members if member.name != "bootstrap" and member.lines("epoch")]
         agree(peers)
-        unseen = self.did["kills"] * int(str(CONFIG["sync_every"]))  # at most, of the killed since they last told
+        unseen = self.did["kills"] * int(str(CONFIG["sync_every"]))  # at most, of peers killed since their last line
         taken = sum(peer.last("epoch")["local"] for peer in peers) + unseen
         counted = anchor.last("epoch")["counted"]
         first, last = self.fives()
@@ -149,8 +149,8 @@ class Soak:
 
 
 def main() -> int:
-    """Soak, tell, judge."""
-    parser = argparse.ArgumentParser(description="Disturb a run of real peers for long.")
+    """Run, print, judge."""
+    parser = argparse.ArgumentParser(description="Kill and start peers of a real run for half an hour.")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()

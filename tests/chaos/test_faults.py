@@ -1,4 +1,4 @@
-"""Spoilt wires, full disks, and daemons that die: one peer has the trouble, the others go on."""
+"""Corrupted wires, full disks, and daemons that die: one peer is hit, the others go on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def settled(members: list[Member]) -> None:
 
 @pytest.fixture
 def behind(swarm: Swarm) -> Iterator[dict[str, Proxy]]:
-    """Three peers that others reach through proxies alone."""
+    """Three peers that others reach only through proxies."""
     swarm.bootstrap()
     proxies: dict[str, Proxy] = {}
     for seed, name in enumerate("abc"):
@@ -52,7 +52,7 @@ def behind(swarm: Swarm) -> Iterator[dict[str, Proxy]]:
         local = {
             "host_maddrs": [f"/ip4/127.0.0.1/tcp/{port}"],
             "announce_maddrs": [f"/ip4/127.0.0.1/tcp/{proxy.port}"],
-            "direct": False,  # it would go around the proxies
+            "direct": False,  # direct connections would bypass the proxies
         }
         swarm.start(name, delta=1.0 + seed, local=local, **TRAINING)
     yield proxies
@@ -62,8 +62,8 @@ def behind(swarm: Swarm) -> Iterator[dict[str, Proxy]]:
 
 @pytest.mark.parametrize("mode", ["flip", "garbage", "silent"])
 def test_a_spoilt_wire_harms_one_peer_at_most(swarm: Swarm, behind: dict[str, Proxy], mode: str) -> None:
-    """Whatever a wire makes of what c says and hears: nothing spoilt is taken, a and b go on, and when the wire is
-    clean again all three are one run with one digest."""
+    """Whatever the wire changes in c's messages, none of it is accepted; a and b go on, and when the wire is clean
+    again all three are one run with one digest."""
     a, b, c = members = swarm.members[1:]
     settled(members)
     behind["c"].mode = mode
@@ -83,7 +83,7 @@ def test_a_spoilt_wire_harms_one_peer_at_most(swarm: Swarm, behind: dict[str, Pr
 
 
 def test_noise_on_open_ports_does_no_harm(swarm: Swarm) -> None:
-    """A stranger that connects to a peer's port and talks nonsense is not noticed in the run."""
+    """A stranger that connects to a peer's port and sends garbage does not disturb the run."""
     swarm.bootstrap()
     direct, training = free_port(), {**TRAINING, "config": {**CONFIG, "start_peers": 2}}
     a, b = (swarm.start(name, local=local, **training) for name, local in (("a", {"direct_port": direct}), ("b", {})))
@@ -95,7 +95,7 @@ def test_noise_on_open_ports_does_no_harm(swarm: Swarm) -> None:
             try:
                 stranger.sendall(os.urandom(size))
             except OSError:
-                continue  # it has hung up
+                continue  # the peer closed the connection
     for member in (a, b):
         member.epoch(member.reached() + 10)
         assert stall_s(member, began) <= BOUND_S
@@ -103,7 +103,7 @@ def test_noise_on_open_ports_does_no_harm(swarm: Swarm) -> None:
 
 
 def test_a_dead_daemon_is_one_more_death(swarm: Swarm) -> None:
-    """A peer whose p2pd is killed ends with an error that says so, soon, and leaves nothing; the others go on."""
+    """A peer whose p2pd is killed soon ends with an error that says so, and leaves nothing behind; the others go on."""
     swarm.bootstrap()
     *survivors, victim = [swarm.start(name, **TRAINING) for name in "abc"]
     settled([*survivors, victim])
@@ -133,7 +133,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_is_loud_and_ends_nothing(swarm: Swarm, small_disk: Path) -> None:
-    """Checkpoints that don't fit are an error in the log, each time; training goes on, and no torn one is left."""
+    """Each checkpoint that doesn't fit is an error in the log; training goes on, and no torn checkpoint is left."""
     swarm.bootstrap()
     config = {**CONFIG, "start_peers": 2}
     disk = {"checkpoint_dir": str(small_disk), "save_every": 2}

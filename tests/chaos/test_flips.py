@@ -1,4 +1,4 @@
-"""Bits of θ and of the outer momentum flip in the memory of real nodes, in each role; no trace of it stays."""
+"""Bits of θ and of the outer momentum flip in the memory of real nodes, in each role; the damage is fully repaired."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ CONFIG = {
 SAY_AGAIN_S = Rules(run="", fragments=(), heartbeat_timeout=2.0).say_again
 AGGREGATOR, SUCCESSOR, PLAIN = range(3)
 """Places in the order of succession."""
-CASES = [  # (role, what, bit): those who find out by a commit first, so that nobody's next turn is within `say_again`
+# (role, place, bit): peers that notice by a commit come first, so that no peer's next turn is within `say_again`
+CASES = [
     (SUCCESSOR, "theta", 0),
     (PLAIN, "theta", 30),
     (SUCCESSOR, "m", 12),
@@ -42,11 +43,11 @@ CASES = [  # (role, what, bit): those who find out by a commit first, so that no
     (PLAIN, "m", 31),
 ]
 ROUNDS = 2
-"""Epochs after a flip in which all must be mended."""
+"""Within this many epochs after a flip all must be repaired."""
 
 
 class Arithmetic:
-    """θ and m after each epoch, as peers of constant pseudo-gradients make them: one element, for all are alike."""
+    """θ and m after each epoch, computed from constant pseudo-gradients: one element, because all are equal."""
 
     def __init__(self, peers: dict[str, float]) -> None:
         """`peers`: the pseudo-gradient of each, by peer id."""
@@ -72,15 +73,15 @@ class Arithmetic:
 
 @pytest.fixture
 def members(swarm: Swarm) -> list[Member]:
-    """Three peers in rounds of a bit less than a second."""
+    """Three peers in rounds of slightly less than a second."""
     swarm.bootstrap()
     training = {"config": CONFIG, "params": {"w": [NUMEL]}, "step_s": 0.2, "log": "INFO"}
     return [swarm.start(name, delta=delta, **training) for name, delta in DELTAS.items()]
 
 
 def test_a_flipped_bit_leaves_no_trace(swarm: Swarm, members: list[Member]) -> None:
-    """Aggregator, successor and plain contributor, in θ and in the momentum: the damaged peer says so once, nobody else
-    says a word, the run goes on, and soon θ and m are on all peers, to the bit, what arithmetic says."""
+    """Aggregator, successor and plain contributor, in θ and in the momentum: only the damaged peer logs it, once; the
+    run goes on, and soon θ and m on all peers equal the computed values to the bit."""
     peers = {member.wait_for("in")["peer_id"]: member for member in members}
     for member in members:
         member.epoch(2)
@@ -121,24 +122,24 @@ def test_every_role_and_place_is_struck() -> None:
 
 
 def complaints(member: Member) -> int:
-    """How often it has said that its state is not what it should be."""
+    """How many log lines report a damaged state."""
     return member.log().count("mismatch: ")
 
 
 def strike(memory: NodeMemory, what: str, bit: int, epoch: int, by_arithmetic: Arithmetic) -> None:
-    """Flip one bit of the present state, which is that of `epoch`."""
+    """Flip one bit of the present state, that of `epoch`."""
     theta, m = by_arithmetic.at(epoch)
     with memory.stopped():
         assert memory.epoch() == epoch, "too slow: the round has ended"
         assert (memory.theta() == theta).all()
         places = [memory.theta_at(0)] if what == "theta" else memory.runs_of(m)
         assert places, f"no momentum of {m} is on the heap"
-        for place in places:  # beside the momentum, nobody reads what was freed
+        for place in places:  # besides the momentum, freed memory is flipped, which is not read
             memory.flip(place + 4 * (NUMEL // 3), bit)
 
 
 def sound(memory: dict[str, NodeMemory], by_arithmetic: Arithmetic) -> None:
-    """What lies in every node is the state of its epoch, to the bit."""
+    """Whether every node holds the state of its epoch, to the bit."""
 
     def is_sound(one: NodeMemory) -> bool:
         with one.stopped():
@@ -146,4 +147,4 @@ def sound(memory: dict[str, NodeMemory], by_arithmetic: Arithmetic) -> None:
             return one.theta().tobytes() == np.full(NUMEL, theta).tobytes() and bool(one.runs_of(m))
 
     for peer, one in memory.items():
-        until(lambda one=one: is_sound(one), 5.0, f"a sound state of {peer}")  # a commit may be on its way in
+        until(lambda one=one: is_sound(one), 5.0, f"a sound state of {peer}")  # a commit may be arriving

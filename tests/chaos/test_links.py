@@ -1,4 +1,4 @@
-"""Links that are cut in silence, healed, and slow: machines are network namespaces on a switch."""
+"""Links that are cut silently, healed, or slow: machines are network namespaces on a switch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONFIG = {
 def on_machines(
     swarm: Swarm, network: Cables, names: str, params: dict[str, list[int]] | None = None, **config: object
 ) -> list[Member]:
-    """A bootstrap and peers, each on a machine of its own, in rounds of all."""
+    """A bootstrap and peers, each on its own machine, in rounds of all peers."""
     swarm.bootstrap("10.77.0.1", network.machine("seed"))
     settings = {**CONFIG, "start_peers": len(names), **config}
     options = {"config": settings, "step_s": 0.05, "params": params or {"w": [3]}}
@@ -36,7 +36,7 @@ def on_machines(
 
 
 def together(members: list[Member], within_s: float = 60.0) -> None:
-    """All see each other again, and make rounds with one digest."""
+    """All peers see each other again, and make rounds with one digest."""
     met, since = one_lineage(members, within_s)
     for member in members:
         member.epoch(met + 5, 60.0)
@@ -45,8 +45,8 @@ def together(members: list[Member], within_s: float = 60.0) -> None:
 
 
 def test_a_cut_link_is_found_out_and_heals(swarm: Swarm, network: Cables) -> None:
-    """One of three is cut off: the two others commit again within the heartbeat timeout and two seconds; the one goes
-    on alone. Healed, all are on one lineage, that of the larger side, and count on together."""
+    """One of three is cut off: the other two commit again within the heartbeat timeout and two seconds; the one goes on
+    alone. After healing all are on the lineage of the larger side, and go on together."""
     a, b, c = on_machines(swarm, network, "abc")
     network.cut("c")
     cut_at = time.time()
@@ -62,7 +62,7 @@ def test_a_cut_link_is_found_out_and_heals(swarm: Swarm, network: Cables) -> Non
 
 
 def test_two_sides_become_one_lineage(swarm: Swarm, network: Cables) -> None:
-    """Two against two: both sides train on, and healed they end on one lineage, whole, and go on together."""
+    """Two against two: both sides train on; after healing all end on one lineage, whole, and go on together."""
     members = on_machines(swarm, network, "abcd")
     network.cut("c", "d")
     cut_at = time.time()
@@ -77,8 +77,8 @@ def test_two_sides_become_one_lineage(swarm: Swarm, network: Cables) -> None:
 
 
 def test_below_the_floor_a_side_waits(swarm: Swarm, network: Cables) -> None:
-    """With min_peers=2 the one that is cut off makes no outer step, says so, and joins the others again. Only a round
-    whose contributions had come before the cut may it still end by itself: that commit is left behind."""
+    """With min_peers=2 the peer that is cut off makes no outer step, logs why, and joins the others again. Only a round
+    whose contributions had come before the cut may still close: that commit is dropped."""
     a, b, c = on_machines(swarm, network, "abc", min_peers=2)
     network.cut("c")
     c.wait_for_log("waiting for", 30.0)
@@ -92,8 +92,8 @@ def test_below_the_floor_a_side_waits(swarm: Swarm, network: Cables) -> None:
 
 
 def test_a_slow_link_delays_rounds_and_breaks_none(swarm: Swarm, network: Cables) -> None:
-    """A peer whose link falls to an eighth of a megabyte a second stays in the run: rounds wait for it, nobody is taken
-    for dead, and the digests agree."""
+    """A peer whose link falls to an eighth of a megabyte a second stays in the run: rounds wait for it, no peer counts
+    as dead, and the digests agree."""
     members = on_machines(swarm, network, "abc", {"w": [50_000]}, round_timeout=30.0)
     network.throttle("c", 1)
     throttled = members[0].reached()

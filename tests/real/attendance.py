@@ -1,6 +1,6 @@
-"""What outer steps counted of whom, worked out from the lines of `programs/counted.py`.
+"""Which steps each outer step counted, computed from the lines of `programs/counted.py`.
 
-Law: pure functions of what peers said; no process, no clock. Lists of θ and of steps are by shard, then by slot.
+Law: pure functions of the peers' lines; no process, no clock. Lists of θ and of steps are by shard, then by slot.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 Line = dict[str, Any]
 
 LEAST_MOVE = 0.01
-"""A slot that a commit counts moves by a step at least, through as many peers as there are; θ is fp32."""
+"""A slot that a commit counts changes by at least one step divided by the number of peers; θ is fp32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One outer step, to `epoch`, or all between two epochs that nobody saw apart; the inner steps that it counted."""
+    """One outer step, to `epoch`, or all outer steps between two epochs that no peer saw separately; the steps it
+    counted."""
 
     after: int
     epoch: int
@@ -31,21 +32,21 @@ class Attendance:
 
     exchanges: int
     missed: tuple[int, ...]
-    """Those that no commit counted in some shard."""
+    """Exchanges that no commit counted in some shard."""
     in_part: int
     """How many of these a commit counted in another shard."""
     rounds_at_once: float
-    """The most steps that a commit counted of it, in rounds."""
+    """The most steps of the peer that one commit counted, in rounds."""
     lost: int
-    """The steps that it has made, less those that are counted where most are missing."""
+    """The steps that the peer made, less those counted in the shard that lacks most."""
     said: int
     """Its own `sync_count`."""
     counted: tuple[int, int]
-    """The outer steps that counted it: in the shard where they were fewest, and where they were most."""
+    """The number of outer steps that counted the peer: in the shard with the fewest, and with the most."""
 
     @property
     def first(self) -> int | None:
-        """Its first exchange that was counted in all shards."""
+        """The first exchange that was counted in all shards."""
         return next((number for number in range(1, self.exchanges + 1) if number not in self.missed), None)
 
 
@@ -55,12 +56,12 @@ def rounds(said: Iterable[Line]) -> list[Line]:
 
 
 def looks(said: Iterable[Line]) -> list[Line]:
-    """A peer's lines with an epoch, a digest and θ, where the epoch stayed while they were read."""
+    """A peer's lines with an epoch, a digest and θ, if the epoch stayed the same while they were read."""
     return [line for line in said if line.get("whole")]
 
 
 def unlike(witnesses: Mapping[str, Iterable[Line]]) -> list[str]:
-    """The epochs at which digests, or values of θ, differ from the first that was seen; a sentence each."""
+    """The epochs at which digests or values of θ differ from the first one seen; a sentence each."""
     first: dict[int, tuple[str, Line]] = {}
     found: dict[int, str] = {}
     for name, said in witnesses.items():
@@ -73,7 +74,7 @@ def unlike(witnesses: Mapping[str, Iterable[Line]]) -> list[str]:
 
 
 def shared(one: Iterable[Line], others: Iterable[Iterable[Line]]) -> tuple[int, int]:
-    """At how many epochs this peer looked and another did, and at how many of these all digests and θ were equal."""
+    """At how many epochs this peer and another looked, and at how many of these all digests and θ were equal."""
     theirs: dict[int, list[Line]] = {}
     for said in others:
         for line in looks(said):
@@ -87,7 +88,7 @@ def shared(one: Iterable[Line], others: Iterable[Iterable[Line]]) -> tuple[int, 
 
 
 def commits(witnesses: Iterable[Iterable[Line]]) -> list[Commit]:
-    """What each outer step counted, by all that these peers saw of θ."""
+    """What each outer step counted, as far as these peers saw θ."""
     known: dict[int, list[list[float]]] = {}
     for said in witnesses:
         for line in looks(said):
@@ -149,5 +150,5 @@ def _one(commit: Commit) -> bool:
 
 
 def _most(column: Sequence[int], log: Sequence[Commit]) -> int:
-    """How many outer steps may have counted this, where some were not seen apart."""
+    """At most how many outer steps counted this; some outer steps were seen only together."""
     return sum(commit.epoch - commit.after for count, commit in zip(column, log, strict=True) if count > 0)

@@ -30,7 +30,7 @@ def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[warm.Nursery |
 
 @pytest.fixture
 def swarm(tmp_path: Path, nursery: warm.Nursery | None) -> Iterator[Swarm]:
-    """A swarm of this test alone; that it leaves no process behind is part of every test."""
+    """A swarm for one test; every test checks that it leaves no process behind."""
     made = Swarm(tmp_path, nursery)
     try:
         yield made
@@ -50,7 +50,7 @@ def shared_swarm(tmp_path_factory: pytest.TempPathFactory, nursery: warm.Nursery
 
 @pytest.fixture
 def network() -> Iterator[Cables]:
-    """Machines of this test alone, whose links can be cut and throttled."""
+    """Machines for one test, whose links can be cut and throttled."""
     try:
         made = Cables()
     except NoNetwork as error:

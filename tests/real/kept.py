@@ -1,4 +1,4 @@
-"""A run that is kept at so many peers, however many of them die, and what a death costs the others."""
+"""A run that is kept at a fixed number of peers, however many die, and the cost of each death to the others."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from swarm import Member, Swarm, agree, stall_s, until, usual_round_s
 
 ROUNDS = 4
-"""Rounds before and after each death that must be there."""
+"""Rounds that must be complete before and after each death."""
 
 
 class Kept:
-    """A run of `size` peers that are started with these options, each with a pseudo-gradient of 1, 2 or 3."""
+    """A run of `size` peers started with these options, each with a pseudo-gradient of 1, 2 or 3."""
 
     def __init__(self, swarm: Swarm, size: int, training: Mapping[str, Any]) -> None:
         self.swarm, self.size, self.training = swarm, size, training
@@ -21,7 +21,7 @@ class Kept:
         swarm.bootstrap()
 
     def filled(self, **last: Any) -> list[Member]:
-        """All peers, in rounds of all; the last one newly started, with these options beside."""
+        """All peers, in rounds of all; the last one is newly started, with these additional options."""
         self.peers = [peer for peer in self.peers if peer.process.poll() is None]
         if len(self.peers) == self.size:
             self.peers.pop(0).die()
@@ -29,7 +29,7 @@ class Kept:
             self.born += 1
             options = last if len(self.peers) == self.size - 1 else {}
             deltas = {"delta": 1.0 + self.born % 3}
-            fresh = "sabotage" in options  # the saboteur knows its trainer as its parent
+            fresh = "sabotage" in options  # the saboteur needs its trainer as its parent
             peer = self.swarm.start(f"p{self.born}", fresh=fresh, **self.training, **deltas, **options)
             self.peers.append(peer)
         newest = self.peers[-1].wait_for("in")["epoch"]
@@ -39,8 +39,9 @@ class Kept:
 
 
 def after_death(survivors: list[Member], at: float, epoch: int) -> dict[str, float]:
-    """Wait until the survivors have made some rounds since, and have them agree. How long the next commit took, by how
-    much the longest of the next rounds was longer than usual, and what is usual, in seconds; the slowest counts."""
+    """Wait until the survivors have made some rounds since the death and agree. Returns, in seconds, how long the next
+    commit took, how much longer than usual the longest of the next rounds was, and the usual length; the slowest peer
+    counts."""
     for peer in survivors:
         until(
             lambda peer=peer: len([e for e in peer.lines("epoch", synced=True) if e["time"] > at]) >= ROUNDS,

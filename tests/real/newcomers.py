@@ -1,9 +1,10 @@
-"""Peers die, others come, and θ shows who is counted: `python -m tests.real.newcomers --case tiny --times 10 --seed 1`.
+"""Peers die, newcomers join, and θ shows who is counted: `python -m tests.real.newcomers --case tiny --times 10 --seed
+1`.
 
-Three peers train. After a random number of rounds all processes of one of them are killed, and a new one joins, with an
-identity of its own. When it has made its exchanges, the laws (`broken`) are held against what all peers said of every
-epoch. After a play that breaks one a new run begins; after all others one more dies in the same run. One line for each
-play; the exit code is 1 if a law was broken. Give `--folder` to keep the logs.
+Three peers train. After a random number of rounds all processes of one of them are killed, and a newcomer with its own
+identity joins. When it has made its exchanges, the laws (`broken`) are checked against the lines of all peers about
+every epoch. After a play that breaks a law a new run begins; after others one more peer dies in the same run. Prints
+one line for each play; the exit code is 1 if a law was broken. Give `--folder` to keep the logs.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ PEERS = 3
 FREE_EXCHANGES = 1
 """So many of a newcomer's first exchanges may be missed, and their steps be lost."""
 ROUNDS_AT_ONCE = 4.0
-"""No commit may count more rounds of one peer's steps: its own, and the few that it carries."""
+"""The most rounds of one peer's steps that a commit may count: the present one, and the few that it carries."""
 STALL_S = 5.0
-"""Neither the death nor the newcomer may hold a round up for longer: half of `heartbeat_timeout`."""
+"""The longest that the death or the newcomer may delay a round: half of `heartbeat_timeout`."""
 SLOWER = 3.0
-"""Rounds with the newcomer may take so many times the usual, on a machine that others use too."""
+"""Rounds with the newcomer may take this many times the usual, on a machine with other work."""
 IN_S, SPARE_S = 120.0, 30.0
-"""A newcomer is in after so long; its exchanges may take four times as long as usual ones, and so much more."""
+"""A newcomer must be in the run within this time; its exchanges may take four times the usual time, plus this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run: its size, H, how long a step takes each of the first three, and how many exchanges a newcomer makes."""
+    """A run: its size, H, how long a step takes each of the first three peers, and how many exchanges a newcomer
+    makes."""
 
     numel: int
     shard_elements: int
@@ -49,7 +51,7 @@ class Case:
     exchanges: int
     pauses_s: tuple[float, ...] = (0.0,) * PEERS
     newcomer_s: float | None = None
-    """What its step takes until it is judged; None: what it took whom it comes for."""
+    """Step time until it is judged; None: that of the peer that it replaces."""
 
 
 CASES = {
@@ -63,7 +65,7 @@ CASES = {
 
 @dataclass
 class Run:
-    """A run that dies and is joined again and again; a slot for each life."""
+    """A run in which peers die and join again and again; each life has its own slot."""
 
     swarm: Swarm
     case: Case
@@ -80,7 +82,7 @@ class Run:
             self.join(pause_s, pause_s)
 
     def join(self, pause_s: float, for_good_s: float) -> Member:
-        """One more life."""
+        """Start one more life."""
         case, life = self.case, len(self.members)
         config = {"sync_every": case.every, "shard_elements": case.shard_elements, "start_peers": PEERS}
         options = {"slot": life, "slots": self.lives, "numel": case.numel, "step_s": pause_s, "config": config}
@@ -91,7 +93,7 @@ class Run:
         return member
 
     def play(self) -> Played:
-        """One dies, one comes."""
+        """One peer dies, one joins."""
         ahead = self.rng.randint(5, 25)
         for life in self.living:
             self.members[life].wait_for("epoch")
@@ -109,7 +111,7 @@ class Run:
         newcomer.wait_for("in", IN_S)
         enough = self.case.exchanges * self.case.every
         patience_s = 4 * self.case.exchanges * expected_s + SPARE_S
-        with contextlib.suppress(AssertionError):  # what it made until now is judged
+        with contextlib.suppress(AssertionError):  # its exchanges until now are judged
             last = newcomer.wait_for("epoch", patience_s, lambda line: line["step"] >= enough)
             for member in survivors:
                 member.epoch(last["epoch"], SPARE_S)
@@ -119,7 +121,7 @@ class Run:
         return played
 
     def judged(self, ahead: int, victim: int, killed_at: float, expected_s: float) -> Played:
-        """What became of the newest, and of the others meanwhile."""
+        """What became of the newcomer, and of the others meanwhile."""
         said = {member.name: list(member.said) for member in self.members}
         *survivors, newest = (self.members[life] for life in self.living)
         log = commits(said[member.name] for member in self.members if member is not newest)
@@ -147,7 +149,8 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a play showed. `expected_s`: a round's usual time before, and by how much the newcomer's is slower."""
+    """The result of a play. `expected_s`: a round's usual time before, plus the additional time of a slower
+    newcomer."""
 
     what: str
     newcomer: Attendance
@@ -200,7 +203,7 @@ class Played:
 
 
 def plays(case: Case, times: int, rng: random.Random, folder: Path, nursery: Nursery | None = None) -> Iterator[Played]:
-    """So many plays; after one that breaks a law, in a run of its own."""
+    """This many plays; after one that breaks a law, in a new run."""
     done = 0
     while done < times:
         (place := folder / f"from-{done}").mkdir()
@@ -218,8 +221,8 @@ def plays(case: Case, times: int, rng: random.Random, folder: Path, nursery: Nur
 
 
 def main() -> int:
-    """Play, tell, sum up."""
-    parser = argparse.ArgumentParser(description="Let peers die and others come, and tell who is counted.")
+    """Play, print each result, then the summary."""
+    parser = argparse.ArgumentParser(description="Let peers die and newcomers join, and check which are counted.")
     parser.add_argument("--case", choices=[*CASES, "all"], default="all")
     parser.add_argument("--times", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)

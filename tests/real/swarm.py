@@ -1,7 +1,7 @@
-"""Swarms of real processes on loopback: started, listened to, killed by pid, and never left behind.
+"""Swarms of real processes on loopback: started, observed, killed by pid, and never left behind.
 
-Law: every wait is bounded and ends on a condition; every process is known by its pid or by the mark in its
-environment, and none is looked for by name.
+Law: every wait is bounded and ends on a condition; every process is known by its pid or by the mark in its environment,
+and none is searched by name.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ import warm
 PROGRAMS = Path(__file__).with_name("programs")
 ROOT = PROGRAMS.parent.parent.parent
 START_S = 180.0
-"""A peer imports torch and hivemind twice, perhaps beside many others."""
+"""How long a peer may take to start: it imports torch and hivemind twice, perhaps in parallel to many others."""
 GONE_S = 30.0
-"""Processes of a member that has ended must be gone after so long; a node gives itself 5 s, on a machine that runs."""
+"""Within this time the processes of a member that has ended must be gone; a node takes at most 5 s on a machine that
+runs."""
 READ_S = 10.0
-"""The last lines of who has ended are read after so long."""
+"""Within this time the last lines of an ended member are read."""
 MARK = "SWARM_UNDER_TEST"
 LOG_TAIL = 2000
 
@@ -102,12 +103,12 @@ class Member:
         return self.wait_for("epoch", within_s, lambda line: line["epoch"] >= epoch)
 
     def reached(self) -> int:
-        """The newest epoch that it has told."""
+        """The newest epoch that it has printed."""
         lines = self.lines("epoch")
         return int(lines[-1]["epoch"]) if lines else int(self.last("in")["epoch"])
 
     def log(self) -> str:
-        """All that it has logged."""
+        """All of its log."""
         return self.log_path.read_text(errors="replace")
 
     def wait_for_log(self, text: str, within_s: float = 60.0) -> None:
@@ -117,7 +118,7 @@ class Member:
     # -- what is done to it
 
     def tell(self, command: str) -> None:
-        """A line to its stdin."""
+        """Write a line to its stdin."""
         assert self.process.stdin is not None
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
@@ -131,7 +132,7 @@ class Member:
             return []
 
     def die(self) -> float:
-        """End as a machine does: all of its processes at once. When that was, as time.time()."""
+        """Kill all of its processes at once, as if the machine died. Returns the time as time.time()."""
         family = self.family()
         killed_at = time.time()
         for process in reversed(family):
@@ -140,7 +141,7 @@ class Member:
         return killed_at
 
     def signal(self, number: int) -> float:
-        """Send a signal to its own process alone. When that was."""
+        """Send a signal only to its own process. Returns the time."""
         self.process.send_signal(number)
         return time.time()
 
@@ -152,21 +153,21 @@ class Member:
 
 
 class Swarm:
-    """The members of a test. Their processes, and all that these start, carry a mark in their environment."""
+    """The members of a test. Their processes, and all processes that these start, carry a mark in their environment."""
 
     def __init__(self, folder: Path, nursery: warm.Nursery | None = None) -> None:
-        """`nursery` forks the processes; without one each begins as a user's does."""
+        """`nursery` forks the processes; without one each starts by its command, as a user's does."""
         self.folder, self.nursery = folder, nursery
         self.members: list[Member] = []
         self.addresses: list[str] = []
         self.mark = uuid.uuid4().hex
 
     def launch(self, name: str, command: Sequence[str], on: Sequence[str] = (), fresh: bool = False) -> Member:
-        """Start a process of ours; `on` begins a command line that runs on another machine."""
+        """Start one of our processes; `on` is a command prefix that runs it on another machine."""
         paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
         environment = {**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         environment |= {"OMP_NUM_THREADS": "1"}  # many processes share few cores
-        environment |= {"XDG_STATE_HOME": str(self.folder / "state")}  # no swarm remembers another's peers
+        environment |= {"XDG_STATE_HOME": str(self.folder / "state")}  # no swarm uses another's remembered addresses
         log = self.folder / f"{name}-{len(self.members)}.log"
         nursery = None if fresh or on else self.nursery
         member = Member(name, [*on, sys.executable, *command], environment, log, nursery)
@@ -193,7 +194,7 @@ class Swarm:
         return self.launch(name, [str(PROGRAMS / program), json.dumps(values)], on, fresh)
 
     def left(self) -> list[psutil.Process]:
-        """Every living process that carries the mark, and what forked members have left behind."""
+        """Every live process with the mark, and processes left behind by forked members."""
         found = self.nursery.left() if self.nursery is not None else []
         for process in psutil.process_iter():
             try:
@@ -204,12 +205,12 @@ class Swarm:
         return found
 
     def gone(self, within_s: float = GONE_S) -> None:
-        """Assert that no process but those of living members is there in time."""
+        """Assert that soon only processes of live members are left."""
         alive = lambda: {p.pid for m in self.members if m.process.poll() is None for p in m.family()}  # noqa: E731
         until(lambda: {p.pid for p in self.left()} <= alive(), within_s, lambda: f"left behind: {self._names()}")
 
     def end(self) -> None:
-        """Kill all, and say if something would have stayed."""
+        """Kill all members; fail if a process would have stayed."""
         for member in self.members:
             if member.process.poll() is None:
                 member.die()
@@ -245,8 +246,8 @@ def until(condition: Callable[[], bool], within_s: float, what: str | Callable[[
 
 
 def agree(members: Sequence[Member], epoch: int = 0, since: float = 0.0) -> None:
-    """Digests are equal at every epoch from this one, and from this moment, on that two of them took part in, and
-    there was such a one."""
+    """Assert that digests are equal at every epoch that two members took part in, from this epoch and moment on, and
+    that there is such an epoch."""
     digests: dict[int, set[str]] = {}
     shared: dict[int, int] = {}
     for member in members:
@@ -260,7 +261,7 @@ def agree(members: Sequence[Member], epoch: int = 0, since: float = 0.0) -> None
 
 
 def one_lineage(members: Sequence[Member], within_s: float) -> tuple[int, float]:
-    """Where and when all of them first stood with one digest again, some having been on another lineage."""
+    """The epoch and time at which all members, some on another lineage before, first had one digest again."""
     began = time.time()
 
     def met() -> list[tuple[int, float]]:
@@ -276,18 +277,18 @@ def one_lineage(members: Sequence[Member], within_s: float) -> tuple[int, float]
 
 
 def usual_round_s(member: Member, before: float, newest: int = 8) -> float:
-    """The median time between two epochs of a member before a moment."""
+    """The median time between two epochs of a member before this moment."""
     times = [line["time"] for line in member.lines("epoch", synced=True) if line["time"] <= before][-newest - 1 :]
     return statistics.median(later - earlier for earlier, later in itertools.pairwise(times))
 
 
 STOOD_STILL: list[tuple[float, float]] = []
-"""From when to when nothing ran on this machine for a second or more, as time.time(), since this module was loaded."""
+"""Intervals of a second or more in which nothing ran on this machine, as time.time(), since this module was loaded."""
 
 
 def _watch() -> None:
     last, never = time.time(), threading.Event()
-    while not never.wait(0.1):  # what tests put in place of `time.sleep` is not meant for this
+    while not never.wait(0.1):  # a test's replacement of `time.sleep` must not affect this
         now = time.time()
         if now - last > 1.0:
             STOOD_STILL.append((last, now))
@@ -298,15 +299,15 @@ threading.Thread(target=_watch, daemon=True).start()
 
 
 def stood_still_s(begin: float, end: float) -> float:
-    """For how long of a time the machine itself stood still: not even a thread that only sleeps woke up."""
+    """How long the machine itself stood still within this time: not even a sleeping thread woke up."""
     return sum(max(0.0, min(end, until) - max(begin, since)) for since, until in STOOD_STILL)
 
 
 def stall_s(member: Member, at: float, rounds: int | None = None) -> float:
-    """How much longer than usual the longest round after a moment took, or of so many of them.
+    """How much longer than usual the longest round after a moment took, of all or the given number of rounds.
 
-    Compute that the undisturbed run would have needed doesn't count: a round is expected to end the usual time after
-    the one before it, or at the moment itself if that is later. Nor does what the machine stood still count.
+    Necessary compute doesn't count: a round is expected to end the usual time after the one before it, or after the
+    moment if that is later. Nor does the time in which the machine stood still.
     """
     usual = usual_round_s(member, at)
     lines = member.lines("epoch", synced=True)

@@ -1,4 +1,4 @@
-"""Where the time of real peers goes: by their own account, and by the stopwatch of the script that trains."""
+"""Where the time of real peers goes: by their own metrics, and by the stopwatch of the training script."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ NUMEL, ROUNDS, H = 2_000_000, 6, 4
 STEP_S = {"quick": 0.1, "slow": 0.3}
 PARTS = ("pseudo_gradient", "codec", "group", "transfer", "outer_step", "merge")
 LATE_S = (ROUNDS - 1) * H * (STEP_S["slow"] - STEP_S["quick"])
-"""How much more the slow one trains, after the first exchange."""
+"""How much more the slow peer trains, after the first exchange."""
 
 
 def accounts(swarm: Swarm, **settings: Any) -> dict[str, dict[str, Any]]:
-    """A quick and a slow peer go through a run; what each of them says of its time."""
+    """A fast and a slow peer complete a run; returns the times of each."""
     swarm.bootstrap()
     config = {"sync_every": H, "start_peers": 2, "min_peers": 2, "stop_after_epochs": ROUNDS, **settings}
     peers = {
@@ -28,7 +28,7 @@ def accounts(swarm: Swarm, **settings: Any) -> dict[str, dict[str, Any]]:
 
 
 def check(told: dict[str, Any]) -> None:
-    """The parts are the whole, and the two watches agree."""
+    """The parts add up to the whole, and both clocks agree."""
     times, wall_s = told["metrics"], told["wall_s"]
     blocked_s = sum(times[f"{part}_time_s"] for part in PARTS)
     assert times["waiting_time_s"] == pytest.approx(blocked_s, abs=1e-6)
@@ -43,8 +43,8 @@ def check(told: dict[str, Any]) -> None:
 
 
 def test_the_parts_are_the_whole(swarm: Swarm) -> None:
-    """Inner steps, encoding, waiting, transfer, outer step, merge and pauses make the time of training; the quick peer
-    waits for the slow one, who waits for nobody."""
+    """Inner steps, encoding, waiting, transfer, outer step, merge and pauses add up to the time of training; the fast
+    peer waits for the slow one, which waits for no peer."""
     told = accounts(swarm)
     for peer in told.values():
         check(peer)
@@ -56,9 +56,9 @@ def test_the_parts_are_the_whole(swarm: Swarm) -> None:
     assert quick["group_time_s"] > 0.5 * quick["waiting_time_s"]
 
 
-def test_what_overlap_hides_is_told_apart(swarm: Swarm) -> None:
-    """With all but one step of a round to travel in, the slow peer's exchanges are hidden, and so is part of the quick
-    one's wait; the parts of the time that training stood still are the whole as before."""
+def test_hidden_time_is_separate(swarm: Swarm) -> None:
+    """With an overlap of all steps but one, the slow peer's exchanges are hidden, and so is part of the fast one's
+    wait; the parts of the waiting time still add up to the whole."""
     told = accounts(swarm, overlap_steps=H - 1, merge="rebase")
     for peer in told.values():
         check(peer)

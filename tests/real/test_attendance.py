@@ -1,4 +1,4 @@
-"""What outer steps counted, by what peers said: the judge of `newcomers.py`, judged by stories that are made up."""
+"""The judge of `newcomers.py`: which steps outer steps counted, tested with invented lines of peers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IN_ONE_SHARD: Step = [[1, 1, 1], [1, 1, 0]]
 
 
 def told(story: Sequence[Step], first: int = 0, **odd: Any) -> list[Line]:
-    """The lines of a peer that looks at every epoch; at H = 1 it makes a step for each, from `first` on."""
+    """The lines of a peer that looks at every epoch; at H = 1 it makes one step for each, from `first` on."""
     theta, lines = [[0.0] * 3, [0.0] * 3], []
     for epoch in range(len(story) + 1):
         if epoch:
@@ -35,7 +35,7 @@ def told(story: Sequence[Step], first: int = 0, **odd: Any) -> list[Line]:
 
 
 def judged(story: Sequence[Step], first: int = 0) -> Attendance:
-    """The attendance of slot 2, by what slot 0 saw."""
+    """The attendance of slot 2, as seen by slot 0."""
     return attendance(told(story, first), 2, 1, commits([told(story)]))
 
 
@@ -46,13 +46,13 @@ def test_a_peer_in_every_commit_missed_none() -> None:
 
 
 def test_a_late_peer_is_judged_from_its_join_on() -> None:
-    """Epochs before it came are no misses of its, and the first that counts it is its first exchange."""
+    """Epochs before its join are not missed, and the first epoch that counts it has its first exchange."""
     one = judged([NOT_THE_LAST] * 3 + [ALL] * 4, first=3)
     assert (one.exchanges, one.missed, one.lost, one.counted) == (4, (), 0, (4, 4))
 
 
-def test_a_starving_peer_missed_all() -> None:
-    """However often it says that it has exchanged."""
+def test_a_starving_peer_missed_every_exchange() -> None:
+    """However many exchanges it reports."""
     one = judged([NOT_THE_LAST] * 6, first=2)
     assert (one.missed, one.first, one.in_part, one.lost, one.said, one.counted) == (
         (1, 2, 3, 4),
@@ -70,14 +70,14 @@ def test_one_shard_of_two_is_not_enough() -> None:
 
 
 def test_steps_that_come_at_once_are_seen() -> None:
-    """What is carried is not lost, and a commit that counts it tells how much it was."""
+    """Carried steps are not lost, and the commit that counts them shows their number."""
     late: Step = [[1, 1, 4], [1, 1, 4]]
     one = judged([NOT_THE_LAST] * 3 + [late, ALL])
     assert (one.missed, one.first, one.rounds_at_once, one.lost, one.counted) == ((1, 2, 3), 4, 4, 0, (2, 2))
 
 
 def test_outer_steps_between_two_looks_are_taken_together() -> None:
-    """Of two, one that counts the peer is enough; whether both did is not known, and that is said."""
+    """One of the two that counts the peer is enough; whether both did is unknown, and the judge says so."""
     story = [ALL, NOT_THE_LAST, ALL, ALL]
     seen = [line for line in told(story) if line["epoch"] != 2]
     one = attendance(told(story), 2, 1, commits([seen]))
@@ -86,13 +86,13 @@ def test_outer_steps_between_two_looks_are_taken_together() -> None:
 
 
 def test_unseen_outer_steps_are_not_taken_for_carried_progress() -> None:
-    """Two commits that nobody saw apart count two rounds, and neither counts more than one."""
+    """Two commits that no peer saw separately count two rounds; neither counts more than one."""
     seen = [line for line in told([ALL] * 4) if line["epoch"] != 2]
     assert attendance(told([ALL] * 4), 2, 1, commits([seen])).rounds_at_once == 1
 
 
-def test_only_what_both_saw_is_judged() -> None:
-    """Exchanges that the others' looks don't reach are left out; so are outer steps that came after its last look."""
+def test_only_exchanges_that_both_saw_are_judged() -> None:
+    """Exchanges after the others' last look are left out; so are outer steps after the peer's own last look."""
     one = attendance(told([ALL] * 5), 2, 1, commits([told([ALL] * 3)]))
     assert (one.exchanges, one.missed, one.lost, one.said, one.counted) == (3, (), 0, 3, (3, 3))
     one = attendance(told([ALL] * 3), 2, 1, commits([told([ALL] * 5)]))
@@ -100,7 +100,7 @@ def test_only_what_both_saw_is_judged() -> None:
 
 
 def test_rounds_of_many_steps() -> None:
-    """A newer epoch in the middle of a round is no exchange; what is counted while it trains on is the last one's."""
+    """A newer epoch in the middle of a round is not an exchange; what is counted meanwhile belongs to the last one."""
     full, without = [[3, 3, 3]] * 2, [[3, 3, 0]] * 2
     log = commits([told([without, full, full])])
 
@@ -111,8 +111,8 @@ def test_rounds_of_many_steps() -> None:
     assert (one.exchanges, one.missed, one.rounds_at_once, one.lost) == (2, (), 1, 0)
 
 
-def test_what_was_not_read_of_one_epoch_is_no_look() -> None:
-    """An epoch that changed between two readings says nothing about either."""
+def test_a_look_across_two_epochs_is_dropped() -> None:
+    """A line is dropped if the epoch changed while it was read."""
     torn = told([ALL] * 3, whole=False, digest="torn")
     assert unlike({"a": told([ALL] * 3), "b": torn}) == []
     assert commits([torn]) == []

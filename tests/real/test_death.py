@@ -1,8 +1,8 @@
 """Any peer may die at any moment of a round: the others commit again soon, and stay equal to the bit.
 
-One run of three goes on through all of these tests; whoever dies is replaced by a newcomer. The model has two shards,
-so that a round has two aggregators and a peer that only contributes. `pytest -s` prints how long each death held the
-survivors up; docs/measurements.md keeps the figures.
+One run of three peers goes through all of these tests; each dead peer is replaced by a newcomer. The model has two
+shards, so that a round has two aggregators and one peer that only contributes. `pytest -s` prints how long each death
+delayed the survivors; docs/measurements.md has the figures.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
 INTERVAL_S, TIMEOUT_S = 0.5, 12.0
 KILLED_S = 0.75 * TIMEOUT_S
-"""What a death may cost: less than the heartbeat timeout, for a killed process shows by its links."""
+"""The longest delay by a death: less than the heartbeat timeout, because a killed process's connections close."""
 FROZEN_S = 1.75 * TIMEOUT_S
 CONFIG = {
     "sync_every": 4,
@@ -59,7 +59,7 @@ NOW_AND_THEN = [
 @pytest.mark.parametrize(
     ("phase", "role"), [*EVERY_TIME, *(pytest.param(*moment, marks=pytest.mark.chaos) for moment in NOW_AND_THEN)]
 )
-def test_a_machine_dies(trio: Kept, tmp_path: Path, phase: str, role: str) -> None:
+def test_the_others_go_on_when_a_machine_dies(trio: Kept, tmp_path: Path, phase: str, role: str) -> None:
     """Trainer, node and p2pd of one peer are killed together, at a moment that the node itself recognises."""
     note = tmp_path / "note.json"
     plan = {"role": role, "phase": phase, "after": ROUNDS + 2, "victims": "machine", "note": str(note)}
@@ -71,8 +71,9 @@ def test_a_machine_dies(trio: Kept, tmp_path: Path, phase: str, role: str) -> No
 
 
 @pytest.mark.parametrize("victims", ["node", pytest.param("trainer", marks=pytest.mark.chaos)])
-def test_half_a_peer_dies(trio: Kept, tmp_path: Path, victims: str) -> None:
-    """Of a peer whose node or trainer is killed the rest ends by itself; to the others it is one more death."""
+def test_the_others_go_on_when_half_a_peer_dies(trio: Kept, tmp_path: Path, victims: str) -> None:
+    """If a peer's node or trainer is killed, the rest of the peer ends by itself; for the others it is one more
+    death."""
     note = tmp_path / "note.json"
     plan = {"role": "aggregator", "phase": "sent", "after": ROUNDS + 2, "victims": victims, "note": str(note)}
     *survivors, victim = trio.filled(sabotage=plan)
@@ -85,8 +86,8 @@ def test_half_a_peer_dies(trio: Kept, tmp_path: Path, victims: str) -> None:
 
 
 def test_a_frozen_machine_thaws(trio: Kept) -> None:
-    """A peer that freezes, its connections open, is given up after the heartbeat timeout; thawed after three of these,
-    it adopts what it missed, counts again, and drops nothing of what it had trained."""
+    """A peer that freezes with its connections open counts as dead after the heartbeat timeout; when it resumes after
+    three of these, it adopts what it missed, is counted again, and drops none of its progress."""
     *survivors, frozen = trio.filled()
     family = frozen.family()
     for process in family:

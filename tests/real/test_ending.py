@@ -1,4 +1,4 @@
-"""A run that has ended stays so, whoever of its peers is started again, and from which of its checkpoints."""
+"""A run that has ended stays ended, whichever of its peers start again, and from whichever checkpoints."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def newest(folder: Path) -> int:
     return max(int(path.name.split("-")[1]) for path in folder.glob("checkpoint-*"))
 
 
-def test_an_end_stays(swarm: Swarm, tmp_path: Path) -> None:
-    """Four peers end; of three the last checkpoint is lost. These start again in a swarm that knows nothing, and wait
-    for the last state: one not for long, which ends with code 7 and the reason. Then the fourth comes: it and those
-    that waited end normally, with the digest that the run had ended with. Nobody trains on in between."""
+def test_an_ended_run_stays_ended(swarm: Swarm, tmp_path: Path) -> None:
+    """Four peers end; three of them lose the last checkpoint. These start again in a new swarm, and wait for the last
+    state: one of them briefly, which ends with code 7 and the reason. Then the fourth starts: it and the waiting ones
+    end normally, with the digest with which the run had ended. No peer trains in between."""
     disks = {name: tmp_path / name for name in "abcd"}
 
     def start(name: str, wait_s: float = PATIENT_S) -> Member:
@@ -40,7 +40,7 @@ def test_an_end_stays(swarm: Swarm, tmp_path: Path) -> None:
         shutil.rmtree(disks[name] / f"checkpoint-{STOP}")
     kept = {name: newest(disks[name]) for name in "abc"}
     assert set(kept.values()) <= {2, 4}
-    swarm.members[0].die()  # and with it what the DHT holds
+    swarm.members[0].die()  # and with it the DHT
     swarm.addresses = []
     swarm.bootstrap()
     a, b, c = start("a", IMPATIENT_S), start("b"), start("c")

@@ -1,8 +1,8 @@
-"""The node has its own process: a trainer busy in Python takes no bandwidth from the exchange, and loses no time to it.
+"""The node has its own process: a trainer busy in Python does not slow the exchange, and is not slowed by it.
 
-Two peers on machines of their own exchange a model of 4M parameters over a link; from the contribution until its
-commits are there, the first one's main thread is idle, or spins in pure Python. The link is good for the internet.
-On two cores a faster one would show the processor's limit: whatever spins takes half of what the exchange could use.
+Two peers on separate machines exchange a model of 4M parameters over a link; from the contribution until its commits
+have arrived, the first peer's main thread is idle, or spins in pure Python. The link is as fast as a good internet
+connection. On two cores a faster one would show the processor's limit: a spinning thread takes half of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PACE = 0.95
 
 
 def spinner_and_other(swarm: Swarm, network: Network) -> tuple[Member, Member]:
-    """Two peers on links of their own, once they exchange."""
+    """Two peers with separate links, once they exchange."""
     swarm.bootstrap("10.77.0.1", network.machine("seed"))
     machines = {name: network.machine(name) for name in ("spinner", "other")}
     for name in machines:
@@ -42,7 +42,7 @@ def spinner_and_other(swarm: Swarm, network: Network) -> tuple[Member, Member]:
 
 
 def exchanges(spinner: Member, condition: str, turn: int, count: int) -> list[Line]:
-    """So many exchanges in this condition, after the first one."""
+    """This many exchanges in this condition, after its first one."""
     spinner.tell(condition)
     done = lambda: spinner.lines("exchange", turn=turn)  # noqa: E731
     until(lambda: len(done()) > count, 60.0 + 20.0 * count, f"{count} exchanges in turn {turn}")
@@ -50,7 +50,7 @@ def exchanges(spinner: Member, condition: str, turn: int, count: int) -> list[Li
 
 
 def test_a_busy_trainer_does_not_slow_the_exchange(swarm: Swarm, network: Network) -> None:
-    """Throughput beside a busy main thread holds against that beside an idle one."""
+    """The throughput beside a busy main thread is compared with that beside an idle one."""
     spinner, _ = spinner_and_other(swarm, network)
     took: dict[str, list[float]] = {"idle": [], "busy": []}
     turn = 1
@@ -59,7 +59,9 @@ def test_a_busy_trainer_does_not_slow_the_exchange(swarm: Swarm, network: Networ
             turn += 1
             lines = exchanges(spinner, condition, turn, EXCHANGES)
             took[condition] += [line["took_s"] for line in lines]
-            assert all((line["beside"] > 0) == (condition == "busy") for line in lines), "it does what it is told"
+            assert all((line["beside"] > 0) == (condition == "busy") for line in lines), (
+                "the main thread does what it is told"
+            )
     moved_mb = 2 * NUMEL * 4 / 1e6  # each peer sends one model's bytes and receives as many
     rate = {condition: moved_mb / statistics.median(times) for condition, times in took.items()}
     print({condition: f"{value:.0f} MB/s" for condition, value in rate.items()}, f"load {os.getloadavg()[0]:.1f}")
@@ -68,7 +70,7 @@ def test_a_busy_trainer_does_not_slow_the_exchange(swarm: Swarm, network: Networ
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs a core that is free")
 def test_an_exchange_does_not_slow_a_busy_trainer(swarm: Swarm, network: Network) -> None:
-    """On a core of its own the main thread is as fast while an exchange goes on as it is between two."""
+    """With its own core the main thread is as fast during exchanges as between them."""
     spinner, other = spinner_and_other(swarm, network)
     own, *rest = sorted(os.sched_getaffinity(0))
     for process in (*spinner.family()[1:], *other.family()):

@@ -1,4 +1,4 @@
-"""Who comes and who goes while a run goes on: joiners, a bootstrap that dies, a floor of peers, polite leaving."""
+"""Peers that come and go during a run: joiners, a bootstrap that dies, a lower limit of peers, orderly leaving."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
 INTERVAL_S, TIMEOUT_S = 0.5, 30.0
 BOUND_S = 0.4 * TIMEOUT_S
-"""What a newcomer, a death or a farewell may cost the others: less than the heartbeat timeout, by more than a machine
-stands still.
-"""
+"""The longest delay by a newcomer, a death or a leave: less than the heartbeat timeout, by more than a machine stands
+still."""
 CONFIG = {
     "sync_every": 4,
     "outer_lr": 1.0,
@@ -30,9 +29,10 @@ CONFIG = {
     "heartbeat_timeout": TIMEOUT_S,
 }
 JOINED_STEP_S = 0.2
-"""Rounds that a newcomer comes to are longer than a heartbeat interval, so that within one round all know of it."""
+"""Rounds that a newcomer joins are longer than a heartbeat interval, so that within one round all peers know of it."""
 LEAVE_S = 25.0
-"""One ^C: gone after so long, which is less than a node that has a checkpoint to write is given."""
+"""After one ^C the peer must be gone within this time, which is less than a node with a checkpoint to write may
+take."""
 
 
 def started(
@@ -49,7 +49,7 @@ def started(
 
 
 def joined(swarm: Swarm, others: list[Member], name: str, **options: Any) -> Member:
-    """A newcomer with a pseudo-gradient of 4 that knows nothing but addresses; it must come to count."""
+    """A newcomer with a pseudo-gradient of 4 that only knows addresses; it must be counted."""
     at = time.time()
     before = [other.reached() for other in others]
     newcomer = swarm.start(name, step_s=JOINED_STEP_S, delta=4.0, theta=99.0, **options)
@@ -62,12 +62,12 @@ def joined(swarm: Swarm, others: list[Member], name: str, **options: Any) -> Mem
         line = other.epoch(entered["epoch"])
         if line["epoch"] == entered["epoch"]:
             assert line["value"] == entered["value"]
-            if line["whole"] and entered["whole"]:  # else a node had moved on already
+            if line["whole"] and entered["whole"]:  # otherwise a node had a later epoch already
                 assert line["digest"] == entered["digest"]
     for member in (newcomer, *others):
         until(lambda member=member: steps(member, mean) >= 3, 60.0, f"{member.name} counts {name}")
     first = min(line["epoch"] for line in newcomer.lines("epoch", synced=True))
-    assert first <= entered["epoch"] + 3  # the next commit may be drafted, the one after it names the newcomer
+    assert first <= entered["epoch"] + 3  # the next commit may be drafted already; the one after it names the newcomer
     for other in others:
         assert stall_s(other, at) <= BOUND_S
         assert other.last("epoch")["peers"] == len(others) + 1
@@ -76,7 +76,7 @@ def joined(swarm: Swarm, others: list[Member], name: str, **options: Any) -> Mem
 
 
 def steps(member: Member, size: float) -> int:
-    """How often θ has gone down by this from one epoch to the next."""
+    """How often θ fell by this amount from one epoch to the next."""
     lines = member.lines("epoch", synced=True)
     return sum(
         later["epoch"] == earlier["epoch"] + 1 and earlier["value"] - later["value"] == pytest.approx(size, rel=1e-3)
@@ -85,8 +85,8 @@ def steps(member: Member, size: float) -> int:
 
 
 def test_joiners_and_the_death_of_the_bootstrap(swarm: Swarm) -> None:
-    """A joiner adopts the state, goes on at the run's step and counts soon, while the others' epochs go on; without
-    the bootstrap the run is as it was, and any peer's address lets others in."""
+    """A joiner adopts the state, goes on at the run's step and is counted soon, while the others' epochs go on. Without
+    the bootstrap the run is the same, and newcomers join by any peer's address."""
     bootstrap = swarm.bootstrap()
     a, b = started(swarm, "ab", JOINED_STEP_S)
     c = joined(swarm, [a, b], "c")
@@ -101,13 +101,13 @@ def test_joiners_and_the_death_of_the_bootstrap(swarm: Swarm) -> None:
     dead, swarm.addresses = swarm.addresses, b.wait_for("in")["addresses"]
     joined(swarm, [a, b], "d")
     swarm.addresses = dead
-    e = swarm.start("e", step_s=0.02)  # it has nothing but what this machine has seen of the run
+    e = swarm.start("e", step_s=0.02)  # it has only the addresses that this machine remembers
     e.wait_for("in")
     assert "trying" in e.log()
 
 
 def test_too_few_peers_wait_and_say_so(swarm: Swarm) -> None:
-    """With min_peers=2 the survivor of two makes no outer step alone, says what it waits for, and goes on with a
+    """With min_peers=2 the survivor of two makes no outer step alone, logs what it waits for, and goes on with a
     newcomer."""
     a, b = started(swarm, "ab", min_peers=2) if swarm.bootstrap() else ()
     b.die()
@@ -131,19 +131,20 @@ def test_the_end_is_one_for_all(swarm: Swarm) -> None:
     b.epoch(1)
     c = swarm.start("c", step_s=0.2)
     assert 0 < c.wait_for("in")["epoch"] < last
-    c.wait_for("epoch", 60.0, synced=True)  # in the group: who comes to shorter rounds may ride in one for several
+    # in the group: in shorter rounds one contribution may carry the progress of several
+    c.wait_for("epoch", 60.0, synced=True)
     for member in (a, b, c):
         member.tell("hurry")
     ends = [member.wait_for("finished") for member in (a, b, c)]
     assert {end["epoch"] for end in ends} == {last}
     assert len({end["digest"] for end in ends}) == 1
-    assert a.lines("epoch")[-1]["value"] == pytest.approx(-last, abs=0.7)  # c may ride twice in one round
+    assert a.lines("epoch")[-1]["value"] == pytest.approx(-last, abs=0.7)  # c may be counted for two rounds at once
     assert [member.status() for member in (a, b, c)] == [0, 0, 0]
     swarm.gone()
 
 
 def test_leaving_by_interrupt(swarm: Swarm, tmp_path: Path) -> None:
-    """One ^C leaves the run, fast, and nobody waits for who has left; a second one ends a slow leaving at once."""
+    """One ^C leaves the run fast, and no peer waits for the one that left; a second one ends a slow leaving at once."""
     swarm.bootstrap()
     a, b, c = started(swarm, "abc", disks=tmp_path, fresh="c")
     left_at = a.signal(signal.SIGINT)
@@ -157,7 +158,7 @@ def test_leaving_by_interrupt(swarm: Swarm, tmp_path: Path) -> None:
     node.suspend()
     first_at = c.signal(signal.SIGINT)
     c.wait_for("leaving")
-    time.sleep(0.5)  # it waits for its node now, which will never answer
+    time.sleep(0.5)  # now it waits for its node, which will never answer
     assert c.process.poll() is None
     c.signal(signal.SIGINT)
     c.status(LEAVE_S)

@@ -1,4 +1,4 @@
-"""The formulas' numbers on every peer of real runs: known beforehand, worked out by hand."""
+"""The formulas' numbers on every peer of real runs, computed beforehand by hand."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ CASES: dict[str, dict[str, Any]] = {
         "expected": [[1.0], [1.0]],
     },
 }
-CASES["four bits"] = {  # 0.375 is sent as 0.5, then what is left, 0.25, then as 0.5 again; 0.75 of 2 as 1, 0.5, 1
+CASES["four bits"] = {  # 0.375 is sent as 0.5, then with the error as 0.25, then as 0.5 again; 0.75 of 2 as 1, 0.5, 1
     "outer": {"outer_lr": 1.0, "outer_momentum": 0.0},
     "deltas": {"a": [1.0, 0.375], "b": [2.0, 0.75]},
     "expected": [[-1.5, -0.75], [-3.0, -1.125], [-4.5, -1.875]],
 }
-CASES["fragments"] = {  # two of one element each take turns: H = 6, so that one of them is due at every third step
+CASES["fragments"] = {  # two fragments of one element each take turns: H = 6, so one of them is due at every third step
     "outer": {"outer_lr": 2.0, "outer_momentum": 0.0, "num_fragments": 2, "sync_every": 6, "stop_after_epochs": 3},
     "theta": 1.0,
     "deltas": {"a": [12.0, 12.0], "b": [12.0, 12.0]},
     "expected": [],
 }
 STREAMING: dict[str, tuple[dict[str, Any], list[list[float]], list[float]]] = {
-    # the same with the result merged so many steps later, in so many ways: locals after each merge, what was committed
+    # the same with results merged later, in several ways: local values after each merge, committed values
     "mixed": ({"merge_alpha": 0.5}, [[-8, -5], [-14, -17], [-24.5, -23], [-30.5, -32], [-40.25, -38]],
               [-11, -23, -29, -35, -44]),
     "overwritten later": ({"overlap_steps": 1, "merge_alpha": 0.0}, [[-11, -7], [-17, -23], [-31, -29], [-37, -43],
@@ -73,7 +73,7 @@ STREAMING: dict[str, tuple[dict[str, Any], list[list[float]], list[float]]] = {
 }  # fmt: skip
 for streaming, (settings, _, _) in STREAMING.items():
     CASES[streaming] = {**CASES["fragments"], "outer": {**CASES["fragments"]["outer"], **settings}}
-LOCALS = [[-11, -5], [-17, -23], [-35, -29], [-41, -47], [-59, -53], [-59, -71]]  # with the last the run ends
+LOCALS = [[-11, -5], [-17, -23], [-35, -29], [-41, -47], [-59, -53], [-59, -71]]  # the run ends with the last one
 GLOBALS = [[-11, 1], [-11, -23], [-35, -23], [-35, -47], [-59, -47], [-59, -71]]
 CODECS = {"Nesterov": ("fp32", "bf16"), "four bits": ("e3m0",)}
 RUNS = [(name, codec) for name in CASES for codec in CODECS.get(name, ("fp32",))]
@@ -83,7 +83,7 @@ PARAMETERS = [(name, codec) for name, codec in RUNS if name != "fragments" and n
 def options_of(name: str, codec: str, peer: str) -> dict[str, Any]:
     case = CASES[name]
     config = {"sync_every": 2, "start_peers": 2, "codec": codec, "stop_after_epochs": len(case["expected"])}
-    config["heartbeat_timeout"] = 30.0  # a machine that stands still for a while is not dead
+    config["heartbeat_timeout"] = 30.0  # a machine that stands still for a while does not count as dead
     return {
         "run_id": f"{name}-{codec}".replace(" ", "-").replace(",", ""),
         "config": {**config, **case["outer"]},
@@ -95,7 +95,7 @@ def options_of(name: str, codec: str, peer: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def pair(shared_swarm: Swarm) -> Iterator[list[Member]]:
-    """Two peers that go through all cases together."""
+    """Two peers that play all cases together."""
     shared_swarm.bootstrap()
     return [
         shared_swarm.start(peer, "cases.py", cases=[options_of(name, codec, peer) for name, codec in RUNS])
@@ -122,7 +122,7 @@ def test_two_peers_reach_the_numbers(pair: list[Member], name: str, codec: str) 
 
 
 def test_fragments_take_turns(pair: list[Member]) -> None:
-    """Each fragment is sent and merged at a step of its own, while the other one trains on."""
+    """Each fragment is sent and merged at its own step, while the other one trains on."""
     run_id = options_of("fragments", "fp32", "a")["run_id"]
     for peer in pair:
         peer.wait_for("done", run=run_id)
@@ -137,7 +137,7 @@ def test_fragments_take_turns(pair: list[Member]) -> None:
 
 @pytest.mark.parametrize("name", STREAMING)
 def test_training_goes_on_while_fragments_travel(pair: list[Member], name: str) -> None:
-    """The tables of streaming: what each peer has after each merge, and the value that each commit made."""
+    """The tables of overlap: each peer's values after each merge, and the value of each commit."""
     run_id = options_of(name, "fp32", "a")["run_id"]
     settings, values, commits = STREAMING[name]
     for peer in pair:
@@ -151,7 +151,7 @@ def test_training_goes_on_while_fragments_travel(pair: list[Member], name: str) 
 
 
 def test_one_peer_alone(swarm: Swarm) -> None:
-    """θ = 1 and Δ = 0.5 make 0.5; and with η = 1, μ = 0 the outer step of one peer changes nothing of its training."""
+    """θ = 1 and Δ = 0.5 make 0.5; and with η = 1, μ = 0 the outer step of one peer does not change its training."""
     config = {"sync_every": 2, "outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32", "stop_after_epochs": 3}
     case = {"run_id": "alone", "config": config, "theta": 1.0, "deltas": [0.5]}
     peer = swarm.start("alone", "cases.py", cases=[case])

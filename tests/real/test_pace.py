@@ -1,4 +1,4 @@
-"""Peers of unlike speed in one synchronous run, paced by time: real processes, which sleep between their steps."""
+"""Peers of unlike speed in one synchronous run, paced by time: real processes that sleep between their steps."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ def steps(member: Member, rounds: Sequence[int]) -> float:
 
 
 def waiting(member: Member, first: int, last: int) -> float:
-    """The share of its time between two epochs that a member stood still for."""
+    """The share of its time between two epochs for which a member's training stood still."""
     lines = {line["epoch"]: line for line in member.lines("epoch")}
     waited_s, took_s = (lines[last][key] - lines[first][key] for key in ("waiting_s", "time"))
     return float(waited_s / took_s)
 
 
 def test_unlike_peers_share_rounds_by_time(swarm: Swarm) -> None:
-    """Speeds 1 : 0.5 : 0.2: steps in proportion, nobody stands still for long, all hold the same model. When the
-    fastest becomes half as fast, the others' rounds are twice as long from the third one after on."""
+    """Speeds 1 : 0.5 : 0.2: steps are in proportion, no trainer stands still for long, all hold the same model. When
+    the fastest becomes half as fast, the others' rounds are twice as long from the third round on."""
     swarm.bootstrap()
     slower = {"epoch": CHANGES, "step_s": STEP_S / SPEEDS["b"]}
     members = [

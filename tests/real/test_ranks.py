@@ -27,7 +27,7 @@ EVERY, ETA, MU = 3, 0.5, 0.5
 CONFIG = {
     "sync_every": EVERY,
     "num_fragments": 1,
-    "shard_elements": 20,  # several shards, whose borders are not the rows'
+    "shard_elements": 20,  # several shards, whose borders are not those of the rows
     "codec": "fp32",
     "outer_lr": ETA,
     "outer_momentum": MU,
@@ -37,7 +37,7 @@ CONFIG = {
 
 
 def start_group(swarm: Swarm, name: str, *, each: Sequence[dict[str, Any]] = ({}, {}), **options: Any) -> list[Member]:
-    """The ranks of one peer; `each`: what one of them is told beside."""
+    """Start the ranks of one peer; `each`: additional options for each rank."""
     store = swarm.folder / f"store-{name}"
     return [
         swarm.start(f"{name}-{rank}", "ranks.py", rank=rank, world=len(each), store=str(store), **options, **own)
@@ -46,14 +46,14 @@ def start_group(swarm: Swarm, name: str, *, each: Sequence[dict[str, Any]] = ({}
 
 
 def meet(swarm: Swarm, member: Member) -> Line:
-    """Once it is in its run, others can join through it."""
+    """Wait until the peer is in its run, so that others can join through it."""
     line = member.wait_for("in")
     swarm.addresses = line["addresses"]
     return line
 
 
 class Twin:
-    """What one peer does, in this process and on whole parameters."""
+    """The same computation as a peer's, in this process and on whole parameters."""
 
     def __init__(self, seed: int) -> None:
         self.model = Model()
@@ -69,7 +69,7 @@ class Twin:
 
 
 class Reference:
-    """Two plain peers, and the outer step written out for whole parameters."""
+    """Two plain peers, and the outer step for whole parameters."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
         self.twins = [Twin(seed) for seed in seeds]
@@ -79,7 +79,7 @@ class Reference:
 
     @torch.no_grad()
     def exchange(self) -> dict[str, str]:
-        """One outer step of the mean; every model is loaded with the result. Its fingerprint."""
+        """One outer step with the mean; every model is loaded with the result. Returns its fingerprint."""
         for name, theta in self.theta.items():
             one, other = (theta - dict(twin.model.named_parameters())[name] for twin in self.twins)
             g = (one + other) / 2
@@ -106,9 +106,9 @@ class Reference:
     ],
 )
 def test_two_ranks_train_what_one_process_would(swarm: Swarm, copied: bool) -> None:
-    """A model sharded over two ranks (rows unevenly, too few for both, tied, frozen, not sharded), or copied to them,
-    and a plain peer come to the parameters of two plain peers, to the bit, each round; both ranks see the same steps;
-    and nothing that the peer does calls a collective, let alone gathers a parameter."""
+    """A model sharded over two ranks (rows uneven, too few for both, tied, frozen, not sharded), or replicated to them,
+    and a plain peer get the parameters of two plain peers, to the bit, in each round; both ranks see the same steps;
+    and the peer calls no collective, so no parameter is gathered."""
     rounds = 4
     config = {**CONFIG, "start_peers": 2, "stop_after_epochs": rounds}
     group = start_group(swarm, "group", config=config, seed=1, copied=copied)
@@ -125,20 +125,20 @@ def test_two_ranks_train_what_one_process_would(swarm: Swarm, copied: bool) -> N
         assert [line["local"] for line in lines] == expected
         assert [line["step"] for line in lines] == [EVERY * (n + 1) for n in range(rounds)]
         assert [line["collectives"] for line in lines] == [0] * rounds
-    assert [member.last("one gather")["collectives"] for member in group] == [1, 1]  # it would have been counted
+    assert [member.last("one gather")["collectives"] for member in group] == [1, 1]  # the counter works
     assert not list(Path("/tmp").glob("p2p-diloco-*/ranks"))
 
 
 def in_step(lines: list[Line]) -> list[Line]:
-    """Those of epochs that the peer took part in, after one that it took part in: nobody moves on from there without
-    it, so what it reads of θ is that epoch's."""
+    """The lines of epochs that the peer took part in, after another such epoch: no peer advances without it, so the θ
+    that it reads is that epoch's."""
     before = zip(lines, lines[1:], lines[2:], strict=False)
     return [c for a, b, c in before if a["sync_count"] < b["sync_count"] < c["sync_count"]]
 
 
 def test_a_rank_that_dies_ends_its_peer_alone(swarm: Swarm) -> None:
-    """Whichever rank of a group dies, the other ends too, their node leaves, and the run goes on. A group that is
-    started again finds the run where it stands, optimizer and steps where its checkpoint left them."""
+    """If any rank of a group dies, the other one ends too, their node leaves, and the run goes on. A group that is
+    started again joins the run at its present epoch, with optimizer and steps from its checkpoint."""
     kept = {"checkpoint_dir": str(swarm.folder / "kept"), "save_every": 1, "restart_wait": 1.0}
     other = swarm.start("other", "ranks.py", config=CONFIG, seed=2, pause_s=0.1)
     meet(swarm, other)
@@ -162,8 +162,8 @@ def test_a_rank_that_dies_ends_its_peer_alone(swarm: Swarm) -> None:
 
 
 def test_ranks_submit_as_one_peer(swarm: Swarm) -> None:
-    """Asynchronous, in few bits, beside a plain peer that is faster: each submission of the group is one peer's, both
-    ranks see the same, and all three end with the same parameters, nothing gathered on the way."""
+    """Asynchronous, with few bits, and with a faster plain peer: each submission of the group is one peer's, both ranks
+    see the same, and all three end with the same parameters, without any collective."""
     asynchronous = {"mode": "async", "codec": "int8", "dn_buffer_size": 2}
     config = {**CONFIG, **asynchronous, "start_peers": 2, "stop_after_epochs": 40}
     group = start_group(swarm, "group", config=config, seed=1, pause_s=0.05)
@@ -186,7 +186,7 @@ def test_ranks_submit_as_one_peer(swarm: Swarm) -> None:
 
 
 def test_ranks_on_several_hosts_are_refused(swarm: Swarm) -> None:
-    """A rank that can't reach rank 0 on its machine ends all of them with the same sentence, which names it."""
+    """A rank that can't reach rank 0 on its machine ends all ranks with the same sentence, which names it."""
     group = start_group(swarm, "far", each=({}, {"far": True}), config=CONFIG, seed=1)
     for rank in group:
         line = rank.wait_for("error")
@@ -196,8 +196,8 @@ def test_ranks_on_several_hosts_are_refused(swarm: Swarm) -> None:
         assert rank.status() == 3
 
 
-def test_what_keeps_a_group_out_is_told_by_every_rank(swarm: Swarm) -> None:
-    """What rank 0's node ends with ends the others too, with the same sentence and exit code."""
+def test_every_rank_tells_why_its_group_is_refused(swarm: Swarm) -> None:
+    """An error that ends rank 0's node ends the other ranks with the same sentence and exit code."""
     swarm.addresses = ["/ip4/127.0.0.1/tcp/9/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"]
     group = start_group(swarm, "lost", config=CONFIG, seed=1)
     sentences = {rank.wait_for("error", kind="NoBootstrapReached")["sentence"] for rank in group}
@@ -206,7 +206,7 @@ def test_what_keeps_a_group_out_is_told_by_every_rank(swarm: Swarm) -> None:
 
 
 def test_the_example_is_one_peer_under_torchrun(swarm: Swarm) -> None:
-    """`p2p-diloco join -- torchrun examples/sharded.py`: its ranks found a run, end it, and judge what it yields."""
+    """`p2p-diloco join -- torchrun examples/sharded.py`: its ranks found a run, end it, and evaluate its result."""
     swarm.bootstrap()
     join = [
         "-m", "p2p_diloco", "join", "--initial-peers", *swarm.addresses, "--sync-every", "20", "--stop-after-epochs",

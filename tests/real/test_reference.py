@@ -1,7 +1,7 @@
-"""Ten rounds of the GPT on three real peers against a plain reference, written out here in the documented order.
+"""Ten rounds of the GPT on three real peers against a plain reference, computed here in the documented order.
 
-From the swarm the reference takes θ₀ and what each peer's parameters were just before each exchange; all else it works
-out by itself, on whole parameters, in one process, knowing nothing of shards.
+From the swarm the reference only takes θ₀ and each peer's parameters just before each exchange; it computes all else by
+itself, on whole parameters, in one process, without shards.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
 ROUNDS, ETA, MU = 10, 0.7, 0.9
 PEERS = {"a": 2, "b": 3, "c": 1}
-"""Name and batch: with weighting="samples" they count unequally."""
+"""Name and batch size: with weighting="samples" they have unequal weights."""
 CASES = [
     ("fp32", 1, "contiguous", 4),
     ("bf16", 1, "contiguous", 3),
@@ -52,7 +52,7 @@ def config(codec: str, fragments: int, layout: str, every: int) -> dict[str, Any
         "weighting": "samples",
         "start_peers": 3,
         "stop_after_epochs": ROUNDS,
-        "heartbeat_timeout": 30.0,  # a machine that stands still for a while is not dead
+        "heartbeat_timeout": 30.0,  # a machine that stands still for a while does not count as dead
     }
 
 
@@ -69,7 +69,7 @@ def peers(shared_swarm: Swarm) -> Iterator[list[Member]]:
 
 
 class Reference:
-    """The outer step on whole parameters: one operation a line, each rounded to fp32 by itself."""
+    """The outer step on whole parameters: one operation a line, each rounded to fp32 separately."""
 
     def __init__(self, theta: dict[str, Tensor], dtype: torch.dtype) -> None:
         self.theta, self.dtype = dict(theta), dtype
@@ -93,7 +93,7 @@ class Reference:
         self.torch_sgd[name].step()
 
     def mean(self, deltas: list[tuple[str, float, Tensor]]) -> Tensor:
-        """As it comes off the wire."""
+        """The mean after encoding and decoding."""
         (_, first, delta), *others = sorted(deltas, key=lambda delta: delta[0])
         acc, total = self.on_the_wire(delta), torch.tensor(1.0)
         for _, weight, delta in others:
@@ -111,9 +111,8 @@ class Reference:
 def test_the_swarm_is_the_reference_to_the_bit(
     peers: list[Member], codec: str, fragments: int, layout: str, every: int
 ) -> None:
-    """After each exchange the fragment and the global parameters of all peers are the reference's, bit by bit, at the
-    end their whole models; the digests are one; torch.optim.SGD, fed with the same means, is within 1e-6 of
-    them."""
+    """After each exchange the fragment and the global parameters of all peers equal the reference's, bit by bit, and at
+    the end their whole models; all digests are equal; torch.optim.SGD with the same means is within 1e-6 of them."""
     lines = [peer.wait_for("done", run=run_id(codec, fragments)) for peer in peers]
     told = [torch.load(line["path"], weights_only=True) for line in lines]
     starts = [exchanges.pop(0) for exchanges in told]
@@ -138,7 +137,7 @@ def test_the_swarm_is_the_reference_to_the_bit(
             assert same(entry["known"], reference.theta)
             assert same({n: entry["after"][n] for n in plan[fragment]}, {n: reference.theta[n] for n in plan[fragment]})
             others = [name for part in plan[:fragment] + plan[fragment + 1 :] for name in part]
-            goes_on = number + 1 < ROUNDS * fragments  # at the end of the run its model is everybody's
+            goes_on = number + 1 < ROUNDS * fragments  # at the end of the run all peers have its model
             expected = entry["local"] if goes_on else reference.theta
             assert all(torch.equal(entry["after"][name], expected[name]) for name in others)
     digests = [entry["digest"] for entry in told[0]]
@@ -148,8 +147,8 @@ def test_the_swarm_is_the_reference_to_the_bit(
 
 
 def test_windows_of_all_peers_are_synchronous_rounds(peers: list[Member]) -> None:
-    """Delayed Nesterov with as many submissions as peers, and a grace window that holds all three: after each of them
-    every peer's model is what a synchronous round makes of the same parameters, to float tolerance."""
+    """Delayed Nesterov with as many submissions as peers, and a grace window for all three: after each window every
+    peer's model equals that of a synchronous round on the same parameters, up to rounding."""
     told = [torch.load(peer.wait_for("done", run="windows")["path"], weights_only=True) for peer in peers]
     starts = [exchanges.pop(0) for exchanges in told]
     reference = Reference(starts[0]["after"], torch.float32)

@@ -1,4 +1,4 @@
-"""Whoever doesn't fit into a run is told why and harms nobody; runs beside each other don't mix."""
+"""A peer that doesn't fit a run is refused with the reason, without harm to others; two runs in one swarm don't mix."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from swarm import Member, Swarm, agree
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(500)]
 
 CONFIG = {"sync_every": 4, "outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32", "start_peers": 2}
-CONFIG["heartbeat_timeout"] = 30.0  # a machine that stands still for a while is not dead
+CONFIG["heartbeat_timeout"] = 30.0  # a machine that stands still for a while does not count as dead
 
 
-def test_two_runs_on_one_bootstrap_and_those_that_fit_into_neither(swarm: Swarm) -> None:
-    """Each run has its own peers, model and numbers; other settings are named with both values, other parameters with
-    both shapes, each with its exit status, and the runs go on meanwhile."""
+def test_two_runs_on_one_bootstrap_and_peers_that_fit_neither(swarm: Swarm) -> None:
+    """Each run has its own peers, model and numbers; different settings are named with both values, different
+    parameters with both shapes, each with its exit status, while the runs go on."""
     swarm.bootstrap()
     ones = [swarm.start(n, run_id="ones", config=CONFIG, step_s=0.02, delta=1.0) for n in "ab"]
     threes = [
@@ -38,7 +38,7 @@ def test_two_runs_on_one_bootstrap_and_those_that_fit_into_neither(swarm: Swarm)
 
 
 def told(member: Member, kind: str, status: int, *texts: str) -> None:
-    """It ended with this error and exit status, and its sentence has these texts."""
+    """The peer ended with this error and exit status, and its sentence contains these texts."""
     error = member.wait_for("error")
     assert error["kind"] == kind
     assert all(text in error["sentence"] for text in texts), error["sentence"]

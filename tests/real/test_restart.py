@@ -24,8 +24,8 @@ def nesterov(epoch: int) -> float:
 
 
 def test_a_run_that_was_killed_goes_on_from_disk(swarm: Swarm, tmp_path: Path) -> None:
-    """Both peers and the bootstrap are killed after a checkpoint; one restarts from disk, one from nothing: the series
-    goes on where it was saved as if nothing had been, and both agree on the rest."""
+    """Both peers and the bootstrap are killed after a checkpoint; one restarts from its checkpoint, one without: the
+    numbers go on from the checkpoint as in an undisturbed run, and both agree on the rest."""
     assert [nesterov(epoch) for epoch in range(1, 5)] == pytest.approx(TABLE)
     disks = {name: tmp_path / name for name in "ab"}
     swarm.bootstrap()
@@ -60,6 +60,6 @@ def test_a_run_that_was_killed_goes_on_from_disk(swarm: Swarm, tmp_path: Path) -
     agree([restored, fresh], joined_at + 1)
     assert fresh.wait_for("in")["value"] == pytest.approx(nesterov(joined_at))
     for line in restored.lines("epoch"):
-        if line["epoch"] <= joined_at:  # what a newcomer sends before it is named rides in its next contribution
+        if line["epoch"] <= joined_at:  # a newcomer's contribution before it is named is carried in its next one
             assert line["value"] == pytest.approx(nesterov(line["epoch"]))
     assert [line["epoch"] for line in restored.lines("epoch")][:2] == [saved + 1, saved + 2]

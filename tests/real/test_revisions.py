@@ -22,20 +22,20 @@ CONFIG = {
 
 
 def asking(swarm: Swarm, *flags: str) -> Member:
-    """`p2p-diloco set`, signed with the founder's identity, which it is using itself."""
+    """`p2p-diloco set`, signed with the founder's identity, while the founder itself runs."""
     command = ["-m", "p2p_diloco", "set", "--initial-peers", *swarm.addresses, "--run-id", "test", "--json"]
     return swarm.launch("set", [*command, "--identity-path", str(swarm.folder / "identity"), *flags])
 
 
 def step(member: Member, size: float) -> bool:
-    """Whether the last of its epochs took so much off θ, where a pseudo-gradient is 1."""
+    """Whether θ fell by this amount in the last of its epochs, with a pseudo-gradient of 1."""
     lines = member.lines("epoch", synced=True)[-2:]
     return any(a["epoch"] + 1 == b["epoch"] and a["value"] - b["value"] == size for a, b in pairwise(lines))
 
 
 def test_the_founder_changes_the_rates_of_a_run(swarm: Swarm) -> None:
-    """What it asks for is adopted by all shards of all peers, also of one that comes meanwhile, and their outer steps
-    are then those of the formula; so it is when the asker is killed as soon as one of them has heard of it."""
+    """All shards of all peers adopt the requested rates, also those of a peer that joins meanwhile, and their outer
+    steps follow the formula; also if the asker is killed as soon as one peer knows the revision."""
     swarm.bootstrap()
     identity = {"identity_path": str(swarm.folder / "identity")}
     founder = swarm.start("founder", config=CONFIG, step_s=0.02, local=identity)

@@ -1,4 +1,4 @@
-"""The first rounds of a run are as right as all others, though peers still get to know each other."""
+"""The first rounds of a run are as correct as later ones, though the peers have not met each other yet."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ DELTAS = {"a": 1.0, "b": 2.0, "c": 6.0}
 
 
 def test_every_peer_that_a_commit_names_is_waited_for(swarm: Swarm) -> None:
-    """Rounds shorter than it takes peers to meet: a peer that a commit names is waited for, and aggregates, whether or
-    not this one has met it; θ goes down by the mean of all three each round."""
+    """Rounds shorter than the time in which peers meet: a peer that a commit names is waited for, and aggregates,
+    whether this peer has met it or not; θ falls by the mean of all three each round."""
     swarm.bootstrap()
 
     def case(run: int, delta: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""An asynchronous run of real processes, in few bits: peers are killed, come back from their disks, and come anew."""
+"""An asynchronous run of real processes, in few bits: peers are killed, restart from their checkpoints, and join."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.chaos, pytest.mark
 LIVES, NUMEL, SHARDS = 5, 16, 2
 CONFIG = {"codec": "int4", "reply_codec": "fp32", "heartbeat_interval": 0.5, "heartbeat_timeout": 5.0}
 RESIDUAL = 2.0
-"""What int4 may leave unsaid of values up to 17 and a residual: half of a fifteenth of twice the largest, and some."""
+"""The largest error of int4 for values up to 17 with a residual: half of a fifteenth of twice the largest, and a
+margin."""
 
 
 def moved(submissions: int) -> tuple[float, float]:
-    """How far the first submissions of a life move its two elements."""
+    """How far the first submissions of a life change its two elements."""
     made = [amounts(number) for number in range(submissions)]
     return sum(one for one, _ in made), sum(other for _, other in made)
 
 
 def test_in_few_bits_nothing_answered_for_is_lost_or_doubled(swarm: Swarm, tmp_path: Path) -> None:
-    """Of four-bit submissions, each of another size, θ holds the sums: of a life that goes on all that it was answered
-    for, but what a codec keeps for the next time; of one that was killed at its work one more at most. Who comes back
-    from its disk finds its own part there, and its old life's submissions count as they did."""
+    """θ holds the sums of four-bit submissions of unlike size. Of a life that goes on: all answered ones, except the
+    error that its codec keeps. Of a life that was killed: at most one more. A peer that restarts from its checkpoint
+    finds its own part there, and its old life's submissions stay counted."""
     disk = {"checkpoint_dir": str(tmp_path / "disk"), "save_every": 3, "identity_path": str(tmp_path / "identity")}
 
     def start(name: str, life: int, **local: Any) -> Member:
@@ -54,7 +55,7 @@ def test_in_few_bits_nothing_answered_for_is_lost_or_doubled(swarm: Swarm, tmp_p
     for member in living:
         member.tell("end")
     told = [member.wait_for("theta", 60.0)["values"] for member in living]
-    theta = [min(shards, key=sum) for shards in zip(*told, strict=True)]  # who holds a shard has its newest
+    theta = [min(shards, key=sum) for shards in zip(*told, strict=True)]  # the shard's holder has the newest value
     for life, member in enumerate((stays, back, dies, again, fresh)):
         count = answered(member)
         lost, more = moved(count), moved(count + (member not in living))

@@ -1,4 +1,4 @@
-"""The asynchronous numbers out of real processes: peers submit in turn, and one of them may be killed between."""
+"""The asynchronous mode's numbers in real processes: peers submit in turn, and one of them may be killed in between."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUMBERS: dict[tuple[int, str], list[float]] = {
     (3, "buffered"): [-1.0, -2.0, -3.9, -4.9, -5.9, -8.61],
 }
 SOON = (0, "paper")
-"""The case of the quick tests; other ones are in those below."""
+"""The case of the quick tests; the tests below have others."""
 
 
 class Turns:
@@ -55,7 +55,7 @@ class Turns:
             member.wait_for("out", run=run)
 
     def kill_the_aggregator(self) -> None:
-        """Whoever would write the next commit of shard 0, all of its processes at once."""
+        """Kill all processes of the peer that would write the next commit of shard 0."""
         holder: list[Member] = []
 
         def found() -> bool:
@@ -76,7 +76,7 @@ class Turns:
 
 @pytest.fixture(scope="module")
 def trio(shared_swarm: Swarm) -> Iterator[Turns]:
-    """Three peers that go through the cases together."""
+    """Three peers that play the cases together."""
     shared_swarm.bootstrap()
     return Turns(shared_swarm, 3)
 
@@ -85,8 +85,8 @@ def trio(shared_swarm: Swarm) -> Iterator[Turns]:
     ("size", "variant"), [SOON, *(pytest.param(*case, marks=pytest.mark.chaos) for case in NUMBERS if case != SOON)]
 )
 def test_submissions_in_turn_reach_the_numbers(trio: Turns, size: int, variant: str) -> None:
-    """Three peers in turn: each one's model has the formula's value after its submission, in every shard. Its base is
-    what it merged with its own submission before; plans that name a successor at first are epochs, too."""
+    """Three peers in turn: after each submission its author's model has the formula's value, in every shard. Its base
+    is the merge after its last submission; plans that first name a successor are epochs, too."""
     run = f"n{size}-{variant}"
     trio.enter(run, dn_buffer_size=size, dn_variant=variant)
     said = [trio.submit(number) for number in range(len(NUMBERS[size, variant]))]
@@ -98,8 +98,8 @@ def test_submissions_in_turn_reach_the_numbers(trio: Turns, size: int, variant: 
 
 
 def test_fragments_have_buffers_of_their_own(trio: Turns) -> None:
-    """Two fragments take turns in each peer's submissions, N = 2: each has the numbers of its own six submissions.
-    All elements move at each step, and a fragment is sent at every other one: the steps are 1 and 0."""
+    """Two fragments take turns in each peer's submissions, N = 2: each has the numbers of its own six submissions. All
+    elements change at each step, and a fragment is sent at every second one: the steps are 1 and 0."""
     trio.enter("fragments", num_fragments=2, sync_every=2, dn_buffer_size=2, dn_variant="buffered")
     said = [trio.submit(number, (number // 3 + 1) % 2)["values"] for number in range(12)]
     trio.leave("fragments")
@@ -110,8 +110,8 @@ def test_fragments_have_buffers_of_their_own(trio: Turns) -> None:
 
 
 def test_the_numbers_survive_the_aggregator(trio: Turns) -> None:
-    """Delayed Nesterov, N = 3, and the aggregator killed while two submissions are in the buffer: the others go on
-    with its momentum, its buffer and its counts."""
+    """Delayed Nesterov, N = 3, and the aggregator is killed with two submissions in the buffer: the others go on with
+    its momentum, its buffer and its counts."""
     trio.enter("killed", dn_buffer_size=3)
     found = []
     for number in range(6):

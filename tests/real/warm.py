@@ -1,12 +1,12 @@
-"""Processes that begin with torch and hivemind loaded: forked from one that has loaded them, which saves 3 s each.
+"""Processes that start with torch and hivemind loaded: forked from one that has loaded them, which saves 3 s each.
 
-`Nursery` stands for that process. It runs Python commands (`[sys.executable, "-m", module, ...]` or a script) as its
-children, with the standard streams, environment and descriptors that they are given. It has a single thread, so that a
-fork finds no lock taken. A process that loses its parent becomes its child: `left` finds all that members leave behind.
+`Nursery` represents that process. It runs Python commands (`[sys.executable, "-m", module, ...]` or a script) as its
+children, with the given standard streams, environment and descriptors. It has a single thread, so that no lock is held
+at a fork. A process that loses its parent becomes its child: `left` finds all processes that members leave behind.
 
-A peer's node must be its own descendant, so each peer has a nursery for its nodes, forked before the peer begins. This
-differs from a user's run: the parent of a node is that nursery, all processes share one hash seed, and /proc shows the
-nursery's command and environment. tests/cli and tests/chaos start every process as a user does.
+A peer's node must be its own descendant, so each peer has a nursery for its nodes, forked before the peer begins.
+Differences from a user's run: the parent of a node is that nursery, all processes share one hash seed, and /proc shows
+the nursery's command and environment. tests/cli and tests/chaos start every process as a user does.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from typing import Any
 import psutil
 
 AVAILABLE = sys.platform == "linux"
-"""It needs sockets that keep messages apart, and a signal when a parent dies."""
+"""Requires sockets that keep messages separate, and a signal at a parent's death."""
 ROOT = Path(__file__).parents[2]
 MESSAGE_MAX = 1 << 18
 HIGH_FD = 500
-"""Above all descriptors that a process is given by number."""
+"""A number above all descriptors that a process is given."""
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 POPEN = subprocess.Popen
 
 
 class Warm:
-    """One process of a nursery: as much of `subprocess.Popen` as is used."""
+    """One process of a nursery, with the used part of `subprocess.Popen`'s interface."""
 
     def __init__(self, nursery: Nursery, pid: int, stdin: Any, stdout: Any) -> None:
         self._nursery, self.pid = nursery, pid
@@ -72,7 +72,7 @@ class Warm:
 
 
 class Nursery:
-    """The process that forks, seen from the one that asks it to."""
+    """The forking process, as its user sees it."""
 
     def __init__(self, sock: socket.socket, pid: int, process: subprocess.Popen[bytes] | None = None) -> None:
         self.pid = pid
@@ -83,7 +83,7 @@ class Nursery:
 
     @classmethod
     def start(cls, log: Path) -> Nursery:
-        """A fresh process, which ends with ours."""
+        """Start a process that ends with ours."""
         paths = filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -94,7 +94,7 @@ class Nursery:
         return cls(ours, process.pid, process)
 
     def left(self) -> list[psutil.Process]:
-        """All processes below it that belong to none of its living children."""
+        """All processes below it that belong to none of its live children."""
         kept: set[int] = set()
         for member in self.started:
             if member.poll() is None:
@@ -105,7 +105,7 @@ class Nursery:
         return [process for process in below if process.pid not in kept and not _dead(process)]
 
     def end(self) -> None:
-        """End it; what it has started goes on."""
+        """End the nursery; the processes that it started go on."""
         self._sock.close()
         assert self._process is not None
         self._process.wait(30.0)
@@ -114,8 +114,8 @@ class Nursery:
         self, command: Sequence[str], environment: Mapping[str, str], stdin: int, stdout: int, stderr: int,
         keep: Sequence[int] = (), session: bool = False, peer: bool = False,
     ) -> int:  # fmt: skip
-        """Run a command; its process id. `keep`: descriptors that it has by the same numbers. `peer`: it is to have a
-        nursery of its own, in place of `subprocess.Popen`."""
+        """Run a command; returns its process id. `keep`: descriptors to pass with the same numbers. `peer`: the process
+        gets its own nursery in place of `subprocess.Popen`."""
         asked = {"argv": list(command[1:]), "env": dict(environment), "fds": [0, 1, 2, *keep], "session": session}
         message = json.dumps({**asked, "peer": peer, "cwd": os.getcwd()}).encode()
         with self._lock:
@@ -127,7 +127,7 @@ class Nursery:
                 self._take(told)
 
     def popen(self, command: Any, **options: Any) -> Any:
-        """In place of `subprocess.Popen`: a node is forked, with its parent's id changed to the nursery's."""
+        """Replacement of `subprocess.Popen`: forks a node, with its parent's id changed to the nursery's."""
         if command[0] != sys.executable:
             return POPEN(command, **options)
         assert set(options) <= {"pass_fds", "env", "start_new_session", "stdin", "stdout"}
@@ -141,7 +141,7 @@ class Nursery:
         return Warm(self, pid, None, None)
 
     def status(self, pid: int) -> int | None:
-        """How the process ended; None if it goes on."""
+        """The exit status of the process; None while it runs."""
         with self._lock:
             while pid not in self._ended and select.select([self._sock], [], [], 0.0)[0]:
                 self._take(json.loads(self._sock.recv(MESSAGE_MAX) or b'{"failed": "the nursery is gone"}'))
@@ -174,7 +174,7 @@ def member(nursery: Nursery, command: Sequence[str], environment: Mapping[str, s
 
 
 def serve(sock: socket.socket) -> dict[str, Any]:
-    """Fork when asked to, and tell who has ended. Comes back in each child, with what it is to run."""
+    """Fork on request, and report ended children. Returns in each child, with the command to run."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -239,7 +239,7 @@ def _become(asked: dict[str, Any], fds: Sequence[int]) -> None:
 
 
 def _with_a_nursery() -> dict[str, Any] | None:
-    """Fork the nursery of this process. In a child of that one: what the child is to run."""
+    """Fork the nursery of this process. In a child of that nursery it returns the command to run."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
@@ -248,7 +248,7 @@ def _with_a_nursery() -> dict[str, Any] | None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)
-        for fd in (0, 1):  # a reader of its stdout is not kept waiting by us
+        for fd in (0, 1):  # readers of its stdout must not wait for us
             os.dup2(os.open(os.devnull, os.O_RDWR), fd)
         return serve(theirs)
     theirs.close()
@@ -258,7 +258,7 @@ def _with_a_nursery() -> dict[str, Any] | None:
 
 
 def main() -> None:
-    """Load all, serve, and in a child run what it was asked for, as the main program."""
+    """Load the libraries, serve, and in a child run the requested command as the main program."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     import torch
 
@@ -266,7 +266,7 @@ def main() -> None:
     import p2p_diloco.node.participation
     import p2p_diloco.peer.peer  # noqa: F401
 
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer loads another second's worth
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # the first optimizer loads another second's worth of modules
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose threads"
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     gc.freeze()

@@ -1,9 +1,9 @@
-"""A peer that exchanges its model after every inner step; meanwhile its main thread does what it is told.
+"""A peer that exchanges its model after every inner step, while its main thread idles or spins as told.
 
-Lines on stdin: "busy" (from the contribution until its commits are there, a pure Python loop that gives the interpreter
-away only when made to), "idle", "leave". Says of every exchange how long it took, what the main thread was doing, and
-how fast it did it: then, and in the moment before each exchange in which it does the same. The optimizer's hook is in a
-second thread, so that something can be done in this process while it waits.
+Lines on stdin: "busy" (from the contribution until its commits have arrived, a pure Python loop that gives up the
+interpreter only when forced to), "idle", "leave". For every exchange it prints how long it took, what the main thread
+was doing, and the speed of its loop: during the exchange, and before it while it does the same. The optimizer's hook is
+in a second thread, so that the main thread can work while the hook waits.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ PAUSE_S = 0.5
 
 
 class Pace:
-    """How fast the main thread is."""
+    """The speed of the main thread's loop."""
 
     def __init__(self) -> None:
         self.turns, self.seconds = 0, 0.0
 
     def spin(self) -> None:
-        """Some milliseconds of it."""
+        """Spin for some milliseconds."""
         began = time.perf_counter()
         sum(i * i for i in range(20_000))
         self.turns, self.seconds = self.turns + 1, self.seconds + time.perf_counter() - began
 
     def read(self) -> float:
-        """Turns a second since the last time; 0: there was none."""
+        """Turns a second since the last call; 0: there was none."""
         turns, seconds, self.turns, self.seconds = self.turns, self.seconds, 0, 0.0
         return turns / seconds if seconds else 0.0
 
@@ -51,7 +51,7 @@ ALONE, BESIDE = Pace(), Pace()
 
 
 class TellingHook(Hook):
-    """A hook that tells when its exchange is in the node's hands."""
+    """A hook that reports when the node has its exchange."""
 
     def _wait_for_commits(self, flight: Flight) -> float | None:
         UNDER_WAY.set()
@@ -88,7 +88,7 @@ def train(options: dict[str, Any], doing: list[str], entered: threading.Event) -
             BETWEEN.clear()
             optimizer.step()
             pace = {"alone": ALONE.read(), "beside": BESIDE.read()}
-            if len(state) == len(doing):  # the same all the time
+            if len(state) == len(doing):  # the same during the whole exchange
                 metrics = peer.metrics
                 took = {"took_s": metrics.last_sync_time_s, **pace}
                 say("exchange", doing=doing[-1], turn=len(doing), epoch=peer.epoch, **took)

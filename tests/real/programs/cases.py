@@ -1,7 +1,7 @@
-"""A peer of several short runs, one after another: `cases` in the options, each a run of its own.
+"""A peer of several short runs, one after another: `cases` in the options, each its own run.
 
-A case: `run_id`, `config`, `theta` (θ₀ of every element), `deltas` (this peer's pseudo-gradient of each element and
-round) and `samples` (reported over each round). Each element is a parameter of its own. Says the model's values after
+A case has `run_id`, `config`, `theta` (θ₀ of every element), `deltas` (this peer's pseudo-gradient of each element and
+round) and `samples` (reported over each round). Each element is a separate parameter. Prints the model's values after
 every exchange, and the digest.
 """
 

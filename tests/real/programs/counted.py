@@ -1,13 +1,12 @@
-"""A peer whose every inner step can be found again in θ: η = 1, no momentum, equal weights.
+"""A peer whose every inner step can be found in θ: η = 1, no momentum, equal weights.
 
-Element i is of slot i % `slots`, and an inner step of this peer adds 1 to the elements of its own `slot` alone. A
-commit of n contributions moves a slot by an n-th of the steps that it counts of it, and the slots that it doesn't count
-not at all.
+Element i belongs to slot i % `slots`, and an inner step of this peer adds 1 to the elements of its own `slot`. A commit
+of n contributions changes a slot by an n-th of the steps that it counts, and leaves uncounted slots unchanged.
 
-Says "epoch" after each step that ended a round, by its number or by the run's epoch: `before` and `epoch`, the epochs
-before the step and after it; `theta`, the global value of each slot in each shard; the digest; the steps made and
-`sync_count`. They are read as any script would read them, one after another: `whole` says that the epoch was the same
-before and after. A line on stdin ends the pauses (`step_s`) between steps.
+Prints "epoch" after each step that ended a round, by its number or by the run's epoch: `before` and `epoch`, the epochs
+before and after the step; `theta`, the global value of each slot in each shard; the digest; the steps made and
+`sync_count`. It reads them as any script would, one after another: `whole` says that the epoch was the same before and
+after. A line on stdin ends the pauses (`step_s`) between steps.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from p2p_diloco.tensors.partition import slices
 
 
 class Count(Optimizer):
-    """Adds 1 to what is this peer's."""
+    """An optimizer step that adds 1 to the elements of this peer."""
 
     def __init__(self, parameter: nn.Parameter, slot: int, slots: int) -> None:
         super().__init__([parameter], {})
@@ -47,7 +46,7 @@ def places(numel: int, shard_elements: int, slots: int) -> list[list[int]]:
 
 
 def look(peer: Peer, at: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Epoch, digest and θ, as they are told."""
+    """Epoch, digest and θ, as the peer reports them."""
     epoch, digest, theta = peer.epoch, peer.digest, peer.global_state_dict()["w"]
     whole, values = peer.epoch == epoch, [theta[shard].tolist() for shard in at]
     return {"epoch": epoch, "whole": whole, "digest": digest, "theta": values}

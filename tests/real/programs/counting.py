@@ -1,8 +1,8 @@
-"""A peer whose submissions can be told apart in θ: η = 1, no momentum, whole numbers, asynchronous mode.
+"""A peer whose submissions can be found in θ: η = 1, no momentum, whole numbers, asynchronous mode.
 
-Each shard is a parameter, and has two elements for each life of a peer, of which this one (`life`) moves its own two
-alone: the k-th submission by `amounts(k)`. So θ says, exactly, what was counted of which life. Says what was answered
-for, with the shards that it aggregates; "end" on stdin has it stop, and say θ's elements of all lives.
+Each shard is a parameter with two elements for each life of a peer. This life (`life`) changes only its own two: by
+`amounts(k)` with its k-th submission. So θ shows exactly which submissions of which life are counted. Prints the
+answered submissions, with the shards that it aggregates; on "end" it stops, and prints θ's elements of all lives.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from p2p_diloco import Peer, PeerConfig
 
 
 def amounts(number: int) -> tuple[int, int]:
-    """What the k-th submission of a life moves its two elements by."""
+    """The changes of a life's two elements by its k-th submission."""
     return 1 + number * number % 13, 1 + number % 17
 
 
@@ -59,7 +59,7 @@ def main(options: dict[str, Any]) -> None:
                 number, sent = number + 1, done
             time.sleep(options["pause_s"])
         say("last", number=number)
-        time.sleep(options["settle_s"])  # what others have submitted since comes to whoever holds the shard
+        time.sleep(options["settle_s"])  # meanwhile others' last submissions reach the holders of the shard
         values = [value[: 2 * lives].tolist() for value in peer.global_state_dict().values()]
         say("theta", values=values)
         time.sleep(options["settle_s"])

@@ -42,7 +42,7 @@ def run(case: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
         config=case["config"],
         local=PeerConfig(name=options["name"]),
     ) as peer:
-        while len(peer.peers) < options["peers"]:  # rounds here are shorter than it takes to meet
+        while len(peer.peers) < options["peers"]:  # rounds here are shorter than the time in which peers meet
             time.sleep(0.05)
         exchanges.append({"after": snapshot(model), "fragments": peer.plan.fragments, "peer_id": peer.peer_id})
         while not peer.finished:

@@ -1,8 +1,7 @@
-"""A training script of a sharded model: each process is one rank of one peer. Options come as JSON, news go out as JSON
-lines. Without `rank` it is a peer of one process, and nothing is sharded.
+"""A training script of a sharded model: each process is one rank of one peer. Options are JSON, output is JSON lines.
 
-Every rank trains on the same data, so that the mean of their gradients is the one that a single process has, to the
-bit.
+Without `rank` it is a peer of one process, and nothing is sharded. Every rank trains on the same data, so that the mean
+of their gradients equals that of a single process, to the bit.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ def say(what: str, **values: Any) -> None:
 
 
 class Model(nn.Module):
-    """Rows that two ranks share unevenly, or that are too few for both; one parameter tied, one frozen, one that isn't
-    sharded.
-    """
+    """Rows that two ranks share unevenly, or too few rows for both; one parameter tied, one frozen, one not sharded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +46,7 @@ class Model(nn.Module):
 
 
 def spread(model: Model, options: dict[str, Any]) -> nn.Module:
-    """Over all ranks: sharded, but for the scale, which stays whole on each of them; or copied."""
+    """Distribute the model over all ranks: sharded, except the scale, which is whole on each rank; or replicated."""
     from torch.distributed.fsdp import fully_shard
 
     rank, world = options["rank"], options["world"]
@@ -63,7 +60,7 @@ def spread(model: Model, options: dict[str, Any]) -> nn.Module:
 
 
 def collectives(what: Callable[[], None]) -> int:
-    """How many of torch.distributed's collectives something calls, in whatever way."""
+    """Counts all calls of torch.distributed's collectives."""
     if not distributed.is_initialized():
         what()
         return 0
@@ -75,18 +72,18 @@ def collectives(what: Callable[[], None]) -> int:
 
 
 def gather() -> None:
-    """A collective that is no peer's."""
+    """A collective that the test makes, not the peer."""
     distributed.all_gather([torch.zeros(1) for _ in range(distributed.get_world_size())], torch.ones(1))
 
 
 def fingerprint(values: dict[str, Tensor]) -> dict[str, str]:
-    """Of each value, as it is to the bit; of a sharded one, gathered by the test."""
+    """A digest of each value to the bit; a sharded value is gathered by the test."""
     whole = {name: getattr(value, "full_tensor", lambda value=value: value)() for name, value in values.items()}
     return {name: hashlib.sha256(v.detach().numpy().tobytes()).hexdigest()[:12] for name, v in whole.items()}
 
 
 def digest_of(peer: Peer) -> str:
-    """Or why it isn't known here."""
+    """The digest, or the reason why this rank does not know it."""
     try:
         return peer.digest
     except UsageError as error:
@@ -131,7 +128,7 @@ def main(options: dict[str, Any]) -> int:
         model = spread(model, options)
         say("one gather", collectives=collectives(gather))
     if options.get("far"):
-        ranks._reached = lambda place: None  # as on another host
+        ranks._reached = lambda place: None  # as if rank 0 were on another host
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.5)
     given = {key: options[key] for key in ("run_id", "initial_peers", "config")}
     local = PeerConfig(name=options["name"], **options.get("local", {}))
@@ -143,7 +140,7 @@ def main(options: dict[str, Any]) -> int:
     except P2PDilocoError as error:
         say("error", kind=type(error).__name__, sentence=error.sentence)
         return error.exit_code
-    except RuntimeError as error:  # torch.distributed's, when another rank is gone
+    except RuntimeError as error:  # torch.distributed's error when another rank is gone
         say("failed", error=str(error))
         return 1
     finally:

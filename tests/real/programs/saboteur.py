@@ -1,14 +1,14 @@
 """A node that ends its machine at a chosen moment of a round: `python saboteur.py PLAN NODE-ARGUMENTS...`.
 
-PLAN, as JSON: `role` ("aggregator" of some shard of the round; "contributor", who aggregates none; "successor", such a
-one that would take over some shard; "bystander", such a one that would not), `phase`, `after` (rounds
-since this peer joined), `victims` ("machine", "node" or "trainer"), `note` (the file in which it says when it died).
+PLAN, as JSON: `role` ("aggregator" of a shard of the round; "contributor", which aggregates none; "successor", a
+contributor that would take over a shard; "bystander", a contributor that would not), `phase`, `after` (rounds since
+this peer joined), `victims` ("machine", "node" or "trainer"), `note` (the file for the time of its death).
 
     phase        aggregator                                    contributor
     training     between a commit and the next contribution    the same
-    sending      one contribution has come, others have not    its first contribution is half out
-    sent         all have come, nothing is averaged yet        all of its own are delivered
-    committing   one of the others has a commit, one has not   a commit has just come
+    sending      it has one contribution, others are missing   its first contribution is half sent
+    sent         it has all, nothing is averaged yet           all of its own are delivered
+    committing   one of the others has a commit, one has not   it has just received a commit
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TRAINING_S = 0.05
 
 
 class DoomedReplica(Replica):
-    """A replica that watches itself for the moment."""
+    """A replica that kills its machine when the chosen moment has come."""
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         effects = super().handle(event, now)
@@ -87,7 +87,7 @@ class DoomedReplica(Replica):
         return effects
 
     def fresh(self, effects: list[Effect]) -> bool:
-        """The merge is the one after an exchange, that is, a round of training begins."""
+        """Whether the merge follows an exchange, that is, a round of training begins."""
         return any(isinstance(e, Load) and len(e.shards) == len(self.logs) for e in effects)
 
     def came(self, event: Event) -> bool:

@@ -1,7 +1,7 @@
-"""A peer that tells where its time went, by its own account and by a stopwatch of the script's.
+"""A peer that prints where its time went, by its own metrics and by a stopwatch of the script.
 
-Options: `numel` (elements of the model), `step_s` (what an inner step takes), `pause_s` (a pause after each exchange).
-Says `times` when the run has ended, of all since the first exchange, when both peers are there: `metrics`, and
+Options: `numel` (elements of the model), `step_s` (seconds of an inner step), `pause_s` (a pause after each exchange).
+Prints `times` when the run has ended, counted since the first exchange, when both peers have joined: `metrics`, and
 `wall_s`, `slept_s` (inner steps), `inside_s` (in `optimizer.step()`) and `paused_s`.
 """
 

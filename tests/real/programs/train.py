@@ -1,8 +1,8 @@
-"""A training script: one peer whose gradients are set by hand. Options come as JSON, news go out as JSON lines.
+"""A training script: one peer with given gradients. Options are JSON, output is JSON lines.
 
-In `sync_every` steps of the inner SGD (lr 1) each element of the parameters moves by -`delta`. A `saboteur` takes the
-node's place if one is asked for. A line on stdin ends the pauses (`step_s`) between steps; from an epoch on they may be
-others (`changes`).
+In `sync_every` steps of the inner SGD (lr 1) each element of the parameters changes by -`delta`. If asked for, a
+`saboteur` takes the node's place. A line on stdin ends the pauses (`step_s`) between steps; from a given epoch on they
+may be others (`changes`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def build(options: dict[str, Any]) -> nn.Module:
 
 
 def sabotage(plan: dict[str, Any]) -> None:
-    """Have the node's process run by the saboteur."""
+    """Let the saboteur run as the node's process."""
     command = process._command
 
     def sabotaged(*arguments: Any) -> list[str]:
@@ -48,8 +48,8 @@ def sabotage(plan: dict[str, Any]) -> None:
 
 
 def state_of(peer: Peer, epoch: int) -> tuple[str, bool, int]:
-    """The digest at this moment, whether all shards are at this epoch (they move on one by one), and how many inner
-    steps (samples, where they are reported) they count."""
+    """The digest at this moment, whether all shards are at this epoch (they advance one by one), and how many inner
+    steps (samples, if reported) they count."""
     versions = [Version(*version) for version in peer._running.client.ask("ask", "told")["versions"]]
     counted = sum(version.samples for version in versions) // len(versions)
     return model_version(versions).digest, {version.epoch for version in versions} == {epoch}, counted

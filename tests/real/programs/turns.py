@@ -1,7 +1,7 @@
-"""A peer that makes an inner step only when it is told to: lines of JSON on stdin, what came of them on stdout.
+"""A peer that makes inner steps only on command: lines of JSON on stdin, results on stdout.
 
 {"do": "enter", "run": ..., "config": {...}, "elements": n}    join a run, θ₀ = 0; each element is a parameter
-{"do": "submit", "delta": x}                                   one inner step whose pseudo-gradient is x throughout
+{"do": "submit", "delta": x}                                   one inner step with pseudo-gradient x in each element
 {"do": "where"}                                                which shards this peer would commit next
 {"do": "leave"}
 """
