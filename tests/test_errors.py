@@ -32,7 +32,7 @@ EVERY_KIND = [
     Refused("doesn't know you", key="run_id", value="main"),
     ConfigMismatch([("sync_every", 500, 100), ("nesterov", True, False)], run_id="main"),
     ModelMismatch(["w: [2, 2] in the run, [2, 3] here"], run_id="main"),
-    GaveUpWaiting("nobody came", key="wait_timeout", value=300.0, mend="wait longer"),
+    GaveUpWaiting("no peer came", key="wait_timeout", value=300.0, mend="wait longer"),
     NodeDied("the node ended"),
     RankDied("rank 1 of this peer has ended"),
 ]

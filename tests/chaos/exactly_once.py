@@ -65,7 +65,7 @@ class Load:
         victim.die()
         self.living.remove(victim)
         self.join()
-        return victim.name if holders else f"{victim.name} (nobody aggregated just then)"
+        return victim.name if holders else f"{victim.name} (no peer aggregated at that moment)"
 
 
 def verdict(load: Load) -> list[str]:
@@ -90,7 +90,7 @@ def verdict(load: Load) -> list[str]:
 
 def beside(load: Load) -> list[str]:
     """Logged events that the guarantee does not cover."""
-    words = ("was silent for", "fork:", "mismatch:")
+    words = ("was silent for", "no probe has reached it", "fork:", "mismatch:")
     told = ((m.name, line) for m in load.members for line in m.log().splitlines() if any(w in line for w in words))
     return [f"{name} logged: {line}" for name, line in told]
 

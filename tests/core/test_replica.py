@@ -176,7 +176,7 @@ def test_a_replica_that_left_plans_no_wakeup(peer: Any) -> None:
 
 
 def test_a_peer_that_an_epoch_does_not_count_tells_all(peer: Any, life: int) -> None:
-    """The next commit may name it then. A peer that is counted tells nobody."""
+    """The next commit may name it then. A peer that is counted does not tell it."""
     b = peer("b", group="abc", live="a")
     assert told(moves_on(b)) == ["a", "c"]
     mine = Counted("b", ContributionId(life, 1), 2.0, 5)

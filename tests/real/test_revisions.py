@@ -49,7 +49,7 @@ def test_the_founder_changes_the_rates_of_a_run(swarm: Swarm) -> None:
     until(lambda: step(other, 0.5) and step(founder, 0.5), 30.0, "steps of half the size")
 
     killed = asking(swarm, "--outer-lr", "0.25")
-    until(lambda: any("revision 2" in m.log() for m in (founder, other)), 60.0, "somebody knows of revision 2")
+    until(lambda: any("revision 2" in m.log() for m in (founder, other)), 60.0, "a peer that knows revision 2")
     killed.die()
     for member in (founder, other):
         member.wait_for_log("all shards are at revision 2 (outer_lr=0.25, outer_momentum=0)")

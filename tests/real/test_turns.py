@@ -62,7 +62,7 @@ class Turns:
             holder.extend(member for member in self.members if 0 in self.where(member)["aggregates"])
             return bool(holder)
 
-        until(found, 60.0, "somebody aggregates")
+        until(found, 60.0, "a peer that aggregates")
         holder[0].die()
         self.members.remove(holder[0])
 

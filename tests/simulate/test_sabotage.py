@@ -195,7 +195,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         20,
     ),
     (
-        "who is named has no grace",
+        "a named peer has no grace",
         Attendance,
         "grace",
         "max(self.rules.settle, self._usual)",
@@ -204,7 +204,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         30,
     ),
     (
-        "who holds the base has a grace only",
+        "a holder of the base has only a grace",
         Waits,
         "_given_up_at",
         "math.inf if sure",
@@ -213,7 +213,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         20,
     ),
     (
-        "who pauses is idle at once",
+        "a pausing peer is idle at once",
         Training,
         "is_idle",
         "self.rules.asynchronous or now - self.paused >= self.rules.pause_timeout",
@@ -222,7 +222,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         20,
     ),
     (
-        "who holds a state tells nobody",
+        "a peer with a state does not announce it",
         Presence,
         "tell_all",
         "self.roster.within_reach()",
@@ -244,10 +244,10 @@ SHOWN_BY = {
     "proposals overtaken are taken": 4,
     "the idle are waited for": 73,
     "a revision is not handed on": 15,
-    "who is named has no grace": 26,
-    "who holds a state tells nobody": 28,
-    "who holds the base has a grace only": 7,
-    "who pauses is idle at once": 18,
+    "a named peer has no grace": 26,
+    "a peer with a state does not announce it": 28,
+    "a holder of the base has only a grace": 7,
+    "a pausing peer is idle at once": 18,
     "a state's revision is not taken": 48,
 }
 """Worlds that showed it when this was written: they are tried first, to save time. Another change of the protocol may
@@ -311,7 +311,7 @@ MANY = {"peers": 7, "late": (1.0, 5.0), "shards_per_fragment": 1, "round_timeout
 @pytest.mark.parametrize(
     ("rule", "seed", "settings"),
     [
-        pytest.param("0", 31, THREE, id="whoever has come"),
+        pytest.param("0", 31, THREE, id="any number of contributions"),
         pytest.param("math.ceil(taking_part / 2)", 33, THREE, id="half of two is one"),
         pytest.param("2", 142, {**MANY, "fault_every": (0.3, 2.0)}, id="two of seven"),
     ],

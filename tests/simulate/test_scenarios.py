@@ -334,7 +334,7 @@ def test_an_adoption_while_an_exchange_is_in_flight(seed: int) -> None:
     assert all(not steps & ~all_counted for all_counted in counted)
 
 
-# -- those who come, those who stand still
+# -- joiners, and peers that stand still
 
 
 @pytest.mark.parametrize("seed", range(10))
