@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgpack
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2p_diloco.config import LIVE_KEYS, PeerConfig, RunConfig
+from p2p_diloco.config.run import Codec
 from p2p_diloco.errors import AddressError, ConfigError, Refused
 
 ADDRESS = "/ip4/127.0.0.1/tcp/3/p2p/12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
@@ -150,7 +151,7 @@ runs = st.builds(
     st.integers(1, 9),
     st.integers(1, 999),
     st.floats(0, 10),
-    st.sampled_from(["bf16", "fp32", "fp16", "int8", "int4", "e3m0", "topk"]),
+    st.sampled_from(get_args(Codec)),
     st.none() | st.integers(1, 10**9),
 )
 

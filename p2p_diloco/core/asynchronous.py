@@ -132,17 +132,17 @@ class AsynchronousLog(ShardLog):
         if self.final or settled(contribution, self.state.counted.get(sender)):
             return [] if sender == self.me else self._answer(sender, contribution.base)
         known = self.round.inbox.get(sender)
-        elsewhere = sender != self.me and self.lead.target()[1] != self.me
-        effects: list[Effect] = [Send(sender, self.lead.refusal())] if elsewhere else []
+        misdirected = sender != self.me and self.lead.target()[1] != self.me
+        effects: list[Effect] = [Send(sender, self.lead.refusal())] if misdirected else []
         if known is not None and known.id >= contribution.id:
             return effects
-        if elsewhere and contribution.base != self.version:
+        if misdirected and contribution.base != self.version:
             # the answer carries the plan but not the claim, so the refusal names the claim
             return self._answer(sender, contribution.base) + effects
         self.round.inbox[sender], self.arrived[sender] = replace(contribution, weight=1.0), now
         return effects + self.close(now)
 
-    def passed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
+    def overtaken(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
         """A submission on an earlier version counts like one on the present version."""
         return self.collect(sender, contribution, now)
 

@@ -90,7 +90,7 @@ class Rounds:
             case "equal":
                 return log.collect(sender, contribution, now)
             case "ancestor":
-                return log.passed(sender, contribution, now)
+                return log.overtaken(sender, contribution, now)
             case "fork":
                 log.incoming.stash(sender, contribution)  # this replica may join that lineage later
                 return tell_versions(self.logs, sender)

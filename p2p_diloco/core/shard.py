@@ -144,7 +144,7 @@ class ShardLog(ABC):
         """Take a contribution on the present version."""
 
     @abstractmethod
-    def passed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
+    def overtaken(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
         """Handle a contribution on an earlier version."""
 
     # -- writing the next commit

@@ -61,8 +61,8 @@ class SynchronousLog(ShardLog):
         if self.final or self.state is None:
             return []
         known, counted = self.round.inbox.get(sender), self.state.counted.get(sender)
-        elsewhere = sender != self.me and self.lead.target()[1] != self.me
-        effects: list[Effect] = [Send(sender, self.lead.refusal())] if elsewhere else []
+        misdirected = sender != self.me and self.lead.target()[1] != self.me
+        effects: list[Effect] = [Send(sender, self.lead.refusal())] if misdirected else []
         if known is not None and known.id >= contribution.id:
             return effects
         if counted is not None and contribution.id <= counted:
@@ -74,7 +74,7 @@ class SynchronousLog(ShardLog):
         self.round.inbox[sender] = contribution
         return effects + self.close(now)
 
-    def passed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
+    def overtaken(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
         """A contribution on an earlier version is too late; its author will soon be on a later one."""
         assert self.state is not None
         self.attendance.shows(sender, contribution.base.epoch + 1)
