@@ -17,11 +17,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakSet
 
 from p2p_diloco.net.dialing import dial
-from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Refusal, Unreachable
 from p2p_diloco.net.listener import I_SEND, YOU_SEND, Listener
@@ -37,10 +36,11 @@ DIAL_S = 3.0
 """How long an attempt may take, the talk over libp2p included; the attempt the other way round may take as long."""
 PATIENCE_PART = 0.1
 """The part of `connect_timeout_s` that a payload waits for its direct connection before it goes over libp2p."""
-PER_PEER_MAX = 2
-"""Connections to one peer. If all of them are busy, a payload goes over libp2p."""
 OPEN_MAX = 256
-"""Connections to all peers. Beyond that, the least recently used one is closed."""
+"""Connections on which this peer sends, one to each peer. Beyond that, the least recently used one is closed."""
+DIALLED_BACK_MAX = 2
+"""Connections that one peer may have this one dial: one, and another before this end notices that the first has ended.
+"""
 RETRY_S, RETRY_S_MAX = 30.0, 600.0
 """How long after a failure the next attempt waits; twice as long after each further failure."""
 CARRIED_BYTES_MAX = 1 << 37
@@ -57,36 +57,28 @@ Opened = tuple[Pipe, str]
 
 @dataclass(slots=True)
 class _Way:
-    """The direct connections to one peer, and the attempts to open one."""
+    """The direct connection to one peer, and the attempt to make one. One is enough: payloads to a peer are written one
+    after the other.
+    """
 
-    free: list[PayloadStream] = field(default_factory=list)
-    """Connections on which nothing is being written, the last used one last."""
-    carried: dict[PayloadStream, int] = field(default_factory=dict)
-    """The open connections, and the bytes that each has carried."""
-    connecting: int = 0
+    stream: PayloadStream | None = None
+    carried_bytes: int = 0
+    attempt: asyncio.Task[None] | None = None
     patient_until: float = 0.0
     failures: int = 0
     retry_at: float = 0.0
 
-    def pop(self) -> PayloadStream | None:
-        """A free connection: the one used last, for its TCP window is widest."""
-        while self.free:
-            if (stream := self.free.pop()).fit:
-                return stream
-            self.drop(stream)
-        return None
+    def fit(self) -> PayloadStream | None:
+        """The connection, if a payload may be written on it."""
+        if self.stream is not None and not self.stream.fit:
+            self.drop()
+        return self.stream
 
-    def add(self, stream: PayloadStream, carried: int = 0) -> None:
-        """Have a free connection, a new one or one that was written on."""
-        self.carried[stream] = carried
-        self.free.append(stream)
-
-    def drop(self, stream: PayloadStream) -> None:
-        """Write no more on a connection."""
-        self.carried.pop(stream, None)
-        if stream in self.free:
-            self.free.remove(stream)
-        stream.retire()
+    def drop(self) -> None:
+        """Write no more on the connection."""
+        if self.stream is not None:
+            self.stream.retire()
+            self.stream = None
 
 
 class DirectChannel:
@@ -133,37 +125,26 @@ class DirectChannel:
         Waits a moment for a first attempt to connect. If that takes longer, it serves later payloads.
         """
         way = self._way(peer)
-        stream = way.pop()
-        if stream is None and not self._closing and self._may_connect(way):
-            attempt = self._start(self._attempt(peer, way))
-            if not way.failures:
-                await asyncio.wait({attempt}, timeout=max(0.0, way.patient_until - self._clock()))
-            stream = way.pop()
-        if stream is not None and (paced := stream.frames.pipe.paced) is not None:
-            self._pacer.begin(peer, paced)
+        if way.fit() is None and not self._closing:
+            if way.attempt is None and self._clock() >= way.retry_at:
+                way.patient_until = self._clock() + PATIENCE_PART * self._streams.limits.connect_timeout_s
+                way.attempt = self._start(self._attempt(peer, way))
+            if way.attempt is not None and not way.failures:
+                await asyncio.wait({way.attempt}, timeout=max(0.0, way.patient_until - self._clock()))
+        if (stream := way.fit()) is not None:
+            self._used(peer)
+            if (paced := stream.frames.pipe.paced) is not None:
+                self._pacer.begin(peer, paced)
         return stream
-
-    def _may_connect(self, way: _Way) -> bool:
-        """Whether to try to connect now; if so, the attempt counts from here on."""
-        now = self._clock()
-        waited_out = bool(way.connecting) and now >= way.patient_until
-        if waited_out or now < way.retry_at or len(way.carried) + way.connecting >= PER_PEER_MAX:
-            return False
-        if not way.connecting:
-            way.patient_until = now + PATIENCE_PART * self._streams.limits.connect_timeout_s
-        way.connecting += 1
-        return True
 
     def give_back(self, peer: str, stream: PayloadStream, sent_bytes: int) -> None:
         """Return a connection, on which so many bytes were written."""
         self._pacer.over(peer)
         way = self._way(peer)
-        carried = way.carried.get(stream, 0) + sent_bytes
-        if stream.fit and carried < CARRIED_BYTES_MAX:
-            way.add(stream, carried)
-            self._used(peer)
-        else:
-            way.drop(stream)
+        if way.stream is stream:
+            way.carried_bytes += sent_bytes
+            if way.carried_bytes >= CARRIED_BYTES_MAX or not stream.fit:
+                way.drop()
 
     def succeeded(self, peer: str) -> None:
         """A payload was answered on a direct connection: forget earlier failures."""
@@ -173,8 +154,7 @@ class DirectChannel:
     def failed(self, peer: str, why: str) -> None:
         """A connection broke or stood still under a payload: use none to this peer for a while."""
         way = self._way(peer)
-        for stream in list(way.carried):
-            way.drop(stream)
+        way.drop()
         self._note_failure(peer, way, why)
 
     def end(self) -> None:
@@ -196,7 +176,7 @@ class DirectChannel:
 
     async def answer(self, peer: str, pipe: Pipe, seen_at: str) -> None:
         """Answer the question that a peer asks on a stream that it opened."""
-        frames, read_s = self._frames(peer, pipe), self._streams.limits.read_timeout_s
+        frames, read_s = self._streams.frames(peer, pipe), self._streams.limits.read_timeout_s
         try:
             match await frames.read(idle_s=read_s, frame_s=read_s):
                 case Message(request):
@@ -215,7 +195,7 @@ class DirectChannel:
         if not request:
             offer = self.listener.offer(peer)
             return Refused("this peer takes no direct connections") if offer is None else Message(offer.pack())
-        if self._dialled_back[peer] >= PER_PEER_MAX:
+        if self._dialled_back[peer] >= DIALLED_BACK_MAX:
             return Refused("there are enough direct connections")
         self._dialled_back[peer] += 1
         try:
@@ -251,7 +231,7 @@ class DirectChannel:
             log.exception("no direct connection to %s could be made", peer)
             self._note_failure(peer, way, "it failed here")
         finally:
-            way.connecting -= 1
+            way.attempt = None
 
     async def _connect(self, peer: str) -> None:
         """Make a connection. This peer dials; if that fails, the other one does."""
@@ -273,7 +253,7 @@ class DirectChannel:
     async def _ask(self, peer: str, request: bytes) -> tuple[bytes, str]:
         """The answer to a question, and the multiaddr at which the peer was found."""
         pipe, seen_at = await self._open_stream(peer)
-        frames, read_s = self._frames(peer, pipe), self._streams.limits.read_timeout_s
+        frames, read_s = self._streams.frames(peer, pipe), self._streams.limits.read_timeout_s
         try:
             frames.write(Message(request))
             match await frames.read(idle_s=read_s, frame_s=read_s):
@@ -289,32 +269,26 @@ class DirectChannel:
     def _keep(self, peer: str, pipe: Pipe) -> None:
         """Have one more connection to send payloads on, whichever end dialled."""
         way = self._way(peer)
-        if self._closing or len(way.carried) >= PER_PEER_MAX:
+        if self._closing or way.fit() is not None:
             pipe.abort()
             return
-        stream = PayloadStream(self._frames(peer, pipe), "direct")
-        self._connections.add(stream)
-        way.add(stream)
+        way.stream, way.carried_bytes = PayloadStream(self._streams.frames(peer, pipe), "direct"), 0
+        self._connections.add(way.stream)
         self._used(peer)
-        excess = sum(len(way.carried) for way in self._ways.values()) - OPEN_MAX
-        for way in list(self._ways.values()):
-            for stream in way.free[: max(0, excess)]:
-                way.drop(stream)
-                excess -= 1
+        in_use = [way for way in self._ways.values() if way.stream is not None]
+        for unused in in_use[:-OPEN_MAX]:
+            unused.drop()
 
     def _used(self, peer: str) -> None:
         self._ways[peer] = self._ways.pop(peer)  # the last used way is the last
 
     # -- inside
 
-    def _frames(self, peer: str, pipe: Pipe) -> FrameStream:
-        return FrameStream(pipe, peer, self._streams.limits, self._streams.traffic)
-
     def _way(self, peer: str) -> _Way:
         way = self._ways.get(peer)
         if way is None:
             if len(self._ways) >= PEERS_COUNTED_MAX:
-                unused = (p for p, w in self._ways.items() if not w.connecting and all(c.ended for c in w.carried))
+                unused = (p for p, w in self._ways.items() if not w.attempt and (w.stream is None or w.stream.ended))
                 if (forgotten := next(unused, None)) is not None:
                     del self._ways[forgotten]
             way = self._ways[peer] = _Way()

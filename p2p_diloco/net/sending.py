@@ -7,6 +7,7 @@ same stream.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
@@ -109,17 +110,15 @@ class Sender:
         """The answer over a direct connection; None if there is no connection, or it broke."""
         if (direct := self.direct) is None:
             return None
-        async with _Turn(turns) as turn:
+        await turns.acquire()
+        with contextlib.ExitStack() as turn:
+            turn.callback(turns.release)
             stream = await direct.take(peer)
             if stream is None:
                 return None
-
-            def over() -> None:
-                direct.give_back(peer, stream, len(payload))
-                turn.over()
-
+            turn.callback(direct.give_back, peer, stream, len(payload))
             try:
-                verdict = await self._transfer(stream, header, payload, over)
+                verdict = await self._transfer(stream, header, payload, turn.close)
             except Unreachable as error:
                 direct.failed(peer, str(error))
                 raise
@@ -139,12 +138,14 @@ class Sender:
         once_more = True
         while True:
             stream = await self._payload_streams.to(peer)  # opened before any deadline runs
-            async with _Turn(turns) as turn:
+            await turns.acquire()
+            with contextlib.ExitStack() as turn:
+                turn.callback(turns.release)
                 fresh = stream.fresh
                 if not fresh and not stream.fit:
                     self._retire(peer, stream)
                     continue
-                verdict = await self._transfer(stream, header, payload, turn.over)
+                verdict = await self._transfer(stream, header, payload, turn.close)
             if verdict is not None:
                 return verdict
             self._streams.lost(peer)
@@ -173,23 +174,3 @@ class Sender:
             return await stream.send(header, payload, limits=self._streams.limits, over=ended, reached=reached)
         finally:
             measured.end(clock())
-
-
-class _Turn:
-    """A payload's turn to be written. It may be over before the answer comes."""
-
-    def __init__(self, turns: asyncio.Lock) -> None:
-        self._turns, self._held = turns, False
-
-    async def __aenter__(self) -> _Turn:
-        self._held = await self._turns.acquire()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.over()
-
-    def over(self) -> None:
-        """Let the next payload be written."""
-        if self._held:
-            self._held = False
-            self._turns.release()

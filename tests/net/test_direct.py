@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from p2p_diloco.net import direct as direct_module
-from p2p_diloco.net.direct import PER_PEER_MAX, DirectChannel
+from p2p_diloco.net.direct import DIALLED_BACK_MAX, DirectChannel
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import Accepted, Bulk, FrameDecoder, Message, Refused, encode
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
@@ -106,8 +106,9 @@ class Peer:
     async def send(self, peer: str, payload: bytes, header: bytes = b"h") -> None:
         await self.exchange.send(peer, header, memoryview(payload))
 
-    def connections(self, peer: str) -> int:
-        return len(self.direct._way(peer).carried)
+    def connected(self, peer: str) -> bool:
+        """Whether this peer has a connection on which it sends to that one."""
+        return self.direct._way(peer).stream is not None
 
     @property
     def port(self) -> int:
@@ -176,8 +177,8 @@ def test_payloads_of_a_peer_share_a_connection() -> None:
         await b.send("a", b"back")
         assert [payload[:1] for _, _, payload in b.box.got] == [bytes([number]) for number in range(5)]
         assert a.box.got == [("b", b"h", b"back")]
-        assert (a.talks, a.libp2p_streams, a.connections("b")) == (1, 0, 1)
-        assert (b.talks, b.libp2p_streams, b.connections("a")) == (1, 0, 1)
+        assert (a.talks, a.libp2p_streams, a.connected("b")) == (1, 0, True)
+        assert (b.talks, b.libp2p_streams, b.connected("a")) == (1, 0, True)
         assert a.traffic.ways() == {"b": "direct"}
         assert a.traffic.peers["b"].bytes_sent >= 500_000
         assert b.traffic.peers["a"].bytes_received >= 500_000
@@ -198,22 +199,25 @@ def test_many_payloads_at_once_all_arrive() -> None:
         for to, peer in peers.items():
             expected = sorted(f"{s}{to}{n}".encode() * 50_000 for s in "abc" if s != to for n in range(6))
             assert sorted(payload for _, _, payload in peer.box.got) == expected
-            assert all(peer.connections(other) <= PER_PEER_MAX for other in "abc" if other != to)
-            await until(lambda peer=peer, to=to: all(peer.connections(other) for other in "abc" if other != to))
+            assert len(peer.direct.listener._serving) == 2
+            assert all(peer.connected(other) for other in "abc" if other != to)
 
     run(test)
 
 
-def test_connections_to_a_peer_are_limited() -> None:
-    """Payloads at the same time come in turn, and need one. Who takes one for each finds no more than so many."""
+def test_one_connection_carries_all_payloads_to_a_peer() -> None:
+    """Payloads sent at the same time are written one after the other. A second connection, which the other peer dials
+    while the first one is open, is closed."""
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
         await asyncio.gather(*(a.send("b", b"x") for _ in range(7)))
-        assert (a.talks, a.libp2p_streams, a.connections("b"), len(b.box.got)) == (1, 0, 1, 7)
-        taken = [await a.direct.take("b") for _ in range(PER_PEER_MAX + 1)]
-        assert [stream is None for stream in taken] == [False] * PER_PEER_MAX + [True]
-        assert a.talks == PER_PEER_MAX
+        assert (a.talks, a.libp2p_streams, len(b.box.got)) == (1, 0, 7)
+        first = a.direct._way("b").stream
+        await ask_to_dial_back(a, "b")
+        await until(lambda: not b.direct._dialled_back)
+        await a.send("b", b"x")
+        assert a.direct._way("b").stream is first
 
     run(test)
 
@@ -289,7 +293,7 @@ def test_open_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
         for name in "bcb":
             await a.send(name, b"x")
         await a.send("d", b"x")
-        assert [a.connections(name) for name in "bcd"] == [1, 0, 1]
+        assert [a.connected(name) for name in "bcd"] == [True, False, True]
 
     run(test)
 
@@ -304,48 +308,35 @@ def test_a_new_connection_is_not_the_first_to_be_closed(monkeypatch: pytest.Monk
             start(name)
         for name in "bcbb":
             await a.send(name, b"x")
-        assert [a.connections(name) for name in "bc"] == [1, 0]
+        assert [a.connected(name) for name in "bc"] == [True, False]
         assert (a.talks, a.libp2p_streams) == (3, 0)
 
     run(test)
 
 
-async def dialled_back(a: Peer, b: Peer) -> None:
-    """One more connection of a to b, which b has dialled."""
-    count, mine = a.connections("b"), a.direct.listener.offer("b")
+async def ask_to_dial_back(asker: Peer, peer: str) -> None:
+    """Have the peer dial the asker, and so give the asker a connection to send on."""
+    mine = asker.direct.listener.offer(peer)
     assert mine is not None
-    await a.direct._ask("b", mine.pack())
-    await until(lambda: a.connections("b") == count + 1)
+    await asker.direct._ask(peer, mine.pack())
 
 
-def test_the_connection_used_last_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two that are free one carries all, and neither is closed while there is room."""
-    monkeypatch.setattr(direct_module, "OPEN_MAX", PER_PEER_MAX + 1)
-
-    async def test(start: Start) -> None:
-        a, b = start("a"), start("b")
-        for _ in range(PER_PEER_MAX):
-            await dialled_back(a, b)
-        for _ in range(3):
-            await a.send("b", bytes(100))
-        assert sorted(a.direct._way("b").carried.values()) == [0, 300]
-
-    run(test)
-
-
-def test_surplus_connections_are_closed() -> None:
-    """One more than allowed to a peer, whoever dialled, and any that is made when the end has come."""
+def test_a_surplus_connection_is_closed() -> None:
+    """The second one to a peer, whichever end dialled, unless the first has ended; and any once the channel is closed."""
 
     async def test(start: Start) -> None:
         a = start("a")
-        ends = [await pair() for _ in range(PER_PEER_MAX + 2)]
-        for near, _ in ends[:-1]:
+        ends = [await pair() for _ in range(4)]
+        for near, _ in ends[:2]:
             a.direct._keep("b", near)
-        a.direct._keep("c", ends[-2][0])
-        assert [near.ended is None for near, _ in ends[:-1]] == [True] * PER_PEER_MAX + [False]
+        assert [near.ended is None for near, _ in ends[:2]] == [True, False]
+        ends[0][1].abort()
+        await until(lambda: ends[0][0].ended)
+        a.direct._keep("b", ends[2][0])
+        assert ends[2][0].ended is None
         await a.close()
-        a.direct._keep("d", ends[-1][0])
-        assert ends[-1][0].ended
+        a.direct._keep("d", ends[3][0])
+        assert ends[3][0].ended
         for _, far in ends:
             far.abort()
 
@@ -359,7 +350,7 @@ def test_of_too_many_peers_the_unused_are_forgotten(monkeypatch: pytest.MonkeyPa
     async def test(start: Start) -> None:
         a, _ = start("a"), start("b")
         await a.send("b", b"x")
-        a.direct._way("c").connecting = 1
+        a.direct._way("c").attempt = a.direct._start(asyncio.sleep(0))
         for name in "defg":
             a.direct._way(name)
         assert list(a.direct._ways) == ["b", "c", "g"]
@@ -636,14 +627,15 @@ def test_dialling_back_is_limited() -> None:
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
-        for _ in range(PER_PEER_MAX):
-            mine = a.direct.listener.offer("b")
-            assert mine is not None
-            await a.direct._ask("b", mine.pack())
-        await until(lambda: a.connections("b") == PER_PEER_MAX)
+        lent = list[Pipe]()
+        a.direct.listener._lend = lambda _, pipe: lent.append(pipe)
+        for _ in range(DIALLED_BACK_MAX):
+            await ask_to_dial_back(a, "b")
         with pytest.raises(Refusal, match="enough"):
-            await a.direct._ask("b", mine.pack())
-        await a.direct.close()
+            await ask_to_dial_back(a, "b")
+        await until(lambda: len(lent) == DIALLED_BACK_MAX)
+        for pipe in lent:
+            pipe.abort()
         await until(lambda: not b.direct._dialled_back)
 
     run(test)
@@ -721,7 +713,7 @@ def test_a_black_hole_delays_one_payload_a_little(monkeypatch: pytest.MonkeyPatc
             await clock.passes(1.5)
             await a.send("b", b"not waited for")
             assert a.traffic.ways() == {"b": "libp2p"}
-            await clock.until(lambda: a.connections("b") == 1)
+            await clock.until(lambda: a.connected("b"))
             await a.send("b", b"direct")
             assert a.libp2p_streams == 1
             assert a.traffic.ways() == {"b": "direct"}
@@ -756,8 +748,7 @@ def test_a_failure_ends_what_is_free() -> None:
         await a.send("b", b"first")
         (pipe,) = b.direct.listener._serving
         a.direct.failed("b", "why")
-        way = a.direct._way("b")
-        assert (way.free, way.carried) == ([], {})
+        assert not a.connected("b")
         await until(lambda: pipe.ended)
 
     run(test)
@@ -773,7 +764,7 @@ def test_an_answer_makes_good_for_failures(monkeypatch: pytest.MonkeyPatch, refu
         a.direct.failed("b", "why")
         await asyncio.sleep(0.1)
         await a.send("b", b"not waited for")
-        await until(lambda: a.connections("b") == 1)
+        await until(lambda: a.connected("b"))
         way = a.direct._way("b")
         assert way.failures == 1
         if refused:
@@ -837,9 +828,11 @@ def test_a_connection_that_breaks_while_idle_is_replaced() -> None:
         await a.send("b", b"first")
         for pipe in list(b.direct.listener._serving):
             pipe.abort()
-        await until(lambda: all(stream.ended for stream in a.direct._way("b").carried))
+        stream = a.direct._way("b").stream
+        assert stream is not None
+        await until(lambda: stream.ended)
         await a.send("b", b"second")
-        assert (a.libp2p_streams, a.talks, a.connections("b")) == (0, 2, 1)
+        assert (a.libp2p_streams, a.talks, a.connected("b")) == (0, 2, True)
         assert a.box.closed_peers == []
 
     run(test)
@@ -853,10 +846,12 @@ def test_what_comes_unasked_is_no_answer() -> None:
         await a.send("b", b"first")
         (pipe,) = b.direct.listener._serving
         pipe.write(encode(Refused("nobody asked")))
-        await until(lambda: not next(iter(a.direct._way("b").carried)).fit)
+        stream = a.direct._way("b").stream
+        assert stream is not None
+        await until(lambda: not stream.fit)
         await a.send("b", b"second")
         assert [payload for _, _, payload in b.box.got] == [b"first", b"second"]
-        assert (a.talks, a.connections("b")) == (2, 1)
+        assert (a.talks, a.connected("b")) == (2, True)
         await until(lambda: pipe.ended)
 
     run(test)
@@ -931,7 +926,7 @@ def test_a_send_that_is_cancelled_ends_its_connection_alone() -> None:
         await until(lambda: any(p.filled_bytes > 1 << 20 for p in b.direct.listener._serving))
         sending.cancel()
         await asyncio.wait([sending])
-        await until(lambda: a.connections("b") == 0)
+        await until(lambda: not a.connected("b"))
         await a.send("b", b"next")
         assert a.traffic.bytes_sent < 1 << 20  # what was cancelled was not a message
         assert [payload for _, _, payload in b.box.got] == [b"first", b"next"]
@@ -989,7 +984,7 @@ def test_closing_ends_everything_in_bounded_time() -> None:
         gate = asyncio.Event()
         b.box.on_deliver = gate.wait  # type: ignore[assignment]
         sends = [asyncio.create_task(a.send("b", bytes(1000))) for _ in range(3)]
-        await until(lambda: any(not stream.idle for stream in a.direct._way("b").carried))
+        await until(lambda: any(not stream.idle for stream in a.direct._connections))
         _, writer = await asyncio.open_connection("127.0.0.1", b.port)
         began = time.monotonic()
         await asyncio.gather(a.close(), b.close())

@@ -13,7 +13,6 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.net import direct as direct_module
-from p2p_diloco.net.direct import PER_PEER_MAX
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameDecoder, Progress, Refused, encode
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
@@ -168,7 +167,8 @@ def test_who_is_cancelled_leaves_the_others_answers_alone(cancelled: tuple[int, 
         gate = Gate(b, refused=b"123"[cancelled[-1] : cancelled[-1] + 1])
         sends = sent(a, b"1", b"2", b"3")
         await until(lambda: gate.come)
-        (stream,) = a.direct._way("b").carried
+        stream = a.direct._way("b").stream
+        assert stream is not None
         writing = a.exchange.sender._writing["b"]
         await until(lambda: len(stream._may_take_s) == 3 and not writing.locked())  # all are written
         for place in cancelled:
@@ -203,7 +203,7 @@ def test_half_a_payload_ends_the_connection_after_the_others_answers() -> None:
         gate.open.set()
         await asyncio.gather(*before, *after)
         await until(lambda: pipe.ended)
-        assert (a.talks, a.libp2p_streams, a.connections("b")) == (2, 0, 1)
+        assert (a.talks, a.libp2p_streams, a.connected("b")) == (2, 0, True)
 
     run(test)
 
@@ -487,10 +487,10 @@ def test_whatever_happens_each_answer_is_its_own(monkeypatch: pytest.MonkeyPatch
             await until(lambda both=both: not both.up._under_way + both.down._under_way)
             assert exchange.sender._sending._value == LIMITS.streams_max
             assert not any(turns.locked() for turns in exchange.sender._writing.values())
-            kept = [stream for way in peer.direct._ways.values() for stream in way.carried]
+            kept = [stream for way in peer.direct._ways.values() if (stream := way.stream)]
             assert all(stream.idle for stream in peer.direct._connections)
             assert all(stream.ended for stream in peer.direct._connections if stream not in kept)
-            assert len(kept) <= PER_PEER_MAX
+            assert len(kept) <= 1
         await peers["a"].send("b", body(b"last", 1000), b"last")
         assert b"last" in taken
 
