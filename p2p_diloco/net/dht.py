@@ -58,7 +58,6 @@ class DhtPeer:
         identity_path: str | None = None,
         client_mode: bool = False,
         startup_timeout_s: float = 60.0,
-        rejoin_every_s: float = REJOIN_EVERY_S,
         on_daemon_death: Callable[[str], None] | None = None,
     ) -> DhtPeer:
         """Start a daemon and join the DHT of the initial peers, one of which must answer; without any, found a DHT.
@@ -99,7 +98,7 @@ class DhtPeer:
             made.push_async_callback(_end_node, node, daemon)
             if reached:
                 await _check_clocks(node, reached)
-            staying = asyncio.create_task(_stay_joined(daemon, node, initial_peers, rejoin_every_s))
+            staying = asyncio.create_task(_stay_joined(daemon, node, initial_peers))
             made.push_async_callback(_cancel, staying)
             return cls(daemon, node, key, records, made.pop_all())
 
@@ -178,12 +177,12 @@ async def _clock_difference_s(node: Any, peer: str) -> float | None:
     return float(answer.dht_time) - (asked_at + time.time()) / 2
 
 
-async def _stay_joined(daemon: Daemon, node: Any, initial_peers: Sequence[str], every_s: float) -> None:
+async def _stay_joined(daemon: Daemon, node: Any, initial_peers: Sequence[str]) -> None:
     """Look up addresses again and again, and greet initial peers that the DHT has lost: they restart, and partitions
     heal.
     """
     while True:
-        await asyncio.sleep(every_s)
+        await asyncio.sleep(REJOIN_EVERY_S)
         try:
             present = {str(peer) for peer in node.protocol.routing_table.peer_id_to_uid}
             for address in initial_peers:

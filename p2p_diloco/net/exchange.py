@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from p2p_diloco.net.direct import DirectChannel, Opened
+from p2p_diloco.net.direct import Opened
 from p2p_diloco.net.interface import Inbox, Limits, Traffic
 from p2p_diloco.net.receiving import Receiver
 from p2p_diloco.net.sending import Sender
@@ -24,15 +24,6 @@ class Exchange:
         self.sender = Sender(self.streams, dial)
         self.receiver = Receiver(self.streams)
 
-    @property
-    def direct(self) -> DirectChannel | None:
-        """Where payloads go first, if there is such a channel."""
-        return self.sender.direct
-
-    @direct.setter
-    def direct(self, channel: DirectChannel | None) -> None:
-        self.sender.direct = channel
-
     async def send(self, peer: str, header: bytes, payload: memoryview | None) -> None:
         """As `Transport.send`."""
         await self.sender.send(peer, header, payload)
@@ -42,5 +33,5 @@ class Exchange:
         self.streams.closing = True
         self.sender.end()
         await self.streams.close()
-        if self.direct is not None:
-            await self.direct.close()
+        if self.sender.direct is not None:
+            await self.sender.direct.close()

@@ -97,7 +97,13 @@ class FrameDecoder:
     """Frames out of bytes that arrive in pieces. After a `Bulk`, `take` its payload; after an error, use it no more."""
 
     def __init__(self, *, header_bytes_max: int) -> None:
-        self._header_bytes_max = header_bytes_max
+        self._lengths: dict[int, tuple[int, int]] = {  # of a frame's body
+            Kind.MESSAGE: (0, header_bytes_max),
+            Kind.BULK: (_COUNT.size, _COUNT.size + header_bytes_max),
+            Kind.ACCEPTED: (0, 0),
+            Kind.REFUSED: (0, REASON_BYTES_MAX),
+            Kind.PROGRESS: (_COUNT.size, _COUNT.size),
+        }
         self._buffer = bytearray()
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
@@ -141,19 +147,9 @@ class FrameDecoder:
             raise FrameError(f"the frame is of protocol version {version}, here it is {VERSION}")
 
     def _check_length(self, kind: int, length: int) -> None:
-        match kind:
-            case Kind.MESSAGE:
-                low, high = 0, self._header_bytes_max
-            case Kind.BULK:
-                low, high = _COUNT.size, _COUNT.size + self._header_bytes_max
-            case Kind.ACCEPTED:
-                low, high = 0, 0
-            case Kind.REFUSED:
-                low, high = 0, REASON_BYTES_MAX
-            case Kind.PROGRESS:
-                low, high = _COUNT.size, _COUNT.size
-            case _:
-                raise FrameError(f"the frame is of the unknown kind {kind}")
+        if kind not in self._lengths:
+            raise FrameError(f"the frame is of the unknown kind {kind}")
+        low, high = self._lengths[kind]
         if not low <= length <= high:
             raise FrameError(f"the {Kind(kind).name} frame has {length} bytes, allowed are {low} to {high}")
 

@@ -6,6 +6,7 @@ Law: joins the parts; decides nothing. Importing it loads torch: import it only 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from p2p_diloco.addresses import host
 from p2p_diloco.net.dht import DhtPeer
@@ -86,12 +87,8 @@ class HivemindTransport:
         )
         daemon, protocol = dht.daemon, f"/p2p-diloco/{VERSION}/{run_id}"
 
-        async def dial(peer: str) -> Opened:
+        async def dial(peer: str, protocol: str = protocol) -> Opened:
             return await daemon.open_stream(peer, protocol, timeout_s=exchange.streams.limits.connect_timeout_s)
-
-        async def ask(peer: str) -> Opened:
-            timeout_s = exchange.streams.limits.connect_timeout_s
-            return await daemon.open_stream(peer, protocol + DIRECT, timeout_s=timeout_s)
 
         async def serve(peer: str, pipe: Pipe, seen_at: str) -> None:
             await exchange.receiver.serve(peer, pipe)
@@ -100,9 +97,9 @@ class HivemindTransport:
         transport = cls(dht, exchange, traffic)
         try:
             if direct:
-                channel = exchange.direct = DirectChannel(
+                channel = exchange.sender.direct = DirectChannel(
                     exchange.streams,
-                    open_stream=ask,
+                    open_stream=partial(dial, protocol=protocol + DIRECT),
                     addresses=daemon.known_at,
                     serve=exchange.receiver.serve_direct,
                     hosts=[] if client_mode else [host(address) for address in host_maddrs],

@@ -30,7 +30,7 @@ class Link:
             Unreachable: the link broke, or no answer came in time.
         """
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(_seen)
+        answer.add_done_callback(lambda answer: answer.cancelled() or answer.exception())  # its send may be cancelled
         self._waiting.append(answer)
         self._frames.write(Message(header))
         try:
@@ -68,9 +68,3 @@ class Link:
         while self._waiting:
             if not (answer := self._waiting.popleft()).done():
                 answer.set_exception(Unreachable(f"{self._frames.peer}: {why}"))
-
-
-def _seen(answer: asyncio.Future[None]) -> None:
-    """Retrieve the exception: asyncio complains about one that a cancelled send never looked at."""
-    if not answer.cancelled():
-        answer.exception()

@@ -49,15 +49,10 @@ class PayloadStream:
         """Whether the stream is over."""
         return self.frames.pipe.ended is not None
 
-    @property
-    def idle(self) -> bool:
-        """Whether no send waits for an answer."""
-        return not self._waiting
-
     def retire(self) -> None:
         """Write no more payloads; end once no send waits for an answer."""
         self._retired = True
-        if self.idle:
+        if not self._waiting:
             self.frames.pipe.abort()
 
     async def send(

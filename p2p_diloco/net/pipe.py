@@ -54,7 +54,8 @@ class Pipe(asyncio.BufferedProtocol):
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._backlog = bytearray()
         self._target: memoryview | None = None
-        self._filled = 0
+        self.filled_bytes = 0
+        """How much of the memory given to `read_into` is filled."""
         self._moved_at = self._loop.time()
         self._paused_reading = False
         self._writable = asyncio.Event()  # also set once the stream has ended
@@ -84,14 +85,14 @@ class Pipe(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Where the next bytes go: into the caller's memory if it waits for a payload."""
-        return self._scratch if self._target is None else self._target[self._filled :]
+        return self._scratch if self._target is None else self._target[self.filled_bytes :]
 
     def buffer_updated(self, nbytes: int) -> None:
         """So many bytes are in the buffer."""
         self._moved_at = self._loop.time()
         if self._target is not None:
-            self._filled += nbytes
-            if self._filled == len(self._target):
+            self.filled_bytes += nbytes
+            if self.filled_bytes == len(self._target):
                 self._target = None
                 _wake(self._reader)
             return
@@ -149,7 +150,7 @@ class Pipe(asyncio.BufferedProtocol):
         ready = min(len(self._backlog), len(target))
         target[:ready] = self._backlog[:ready]
         del self._backlog[:ready]
-        self._filled, self._moved_at = ready, self._loop.time()
+        self.filled_bytes, self._moved_at = ready, self._loop.time()
         if ready == len(target):
             return
         if self.ended is not None:
@@ -168,13 +169,8 @@ class Pipe(asyncio.BufferedProtocol):
                 await asyncio.wait({done}, timeout=left_s)
         finally:
             self._target = self._reader = None
-        if self._filled < len(target):
-            raise PipeBroken(f"{self.ended} after {self._filled} of {len(target)} bytes")
-
-    @property
-    def filled_bytes(self) -> int:
-        """How much of the memory given to `read_into` is filled."""
-        return self._filled
+        if self.filled_bytes < len(target):
+            raise PipeBroken(f"{self.ended} after {self.filled_bytes} of {len(target)} bytes")
 
     # -- writing
 

@@ -10,8 +10,11 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from functools import lru_cache
 from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 
+import base58
+import varint
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey
@@ -22,7 +25,6 @@ PROOF_LETTERS_MAX = 1000
 """A longer proof isn't checked. With a 2048-bit key a proof has 737."""
 
 _PADDING, _HASH = padding.PKCS1v15(), hashes.SHA256()  # the same statement gives the same proof
-_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _RSA_PRIVATE = b"\x08\x00\x12"  # libp2p's protobuf: the kind of key, then its bytes with their length before them
 
 
@@ -79,28 +81,14 @@ def signer(statement: bytes, proof: str) -> str | None:
 
 
 def _data_of(content: bytes) -> bytes:
-    """The key's DER bytes in libp2p's protobuf. For other content it raises ValueError or returns nothing useful."""
+    """The key's DER bytes in libp2p's protobuf. For other content it raises or returns nothing useful."""
     if not content.startswith(_RSA_PRIVATE):
         raise ValueError("no RSA key")
-    length = shift = 0
-    for at in range(len(_RSA_PRIVATE), len(content)):
-        length |= (content[at] & 0x7F) << shift
-        shift += 7
-        if content[at] < 0x80:
-            return content[at + 1 : at + 1 + length]
-    raise ValueError("no RSA key")
+    rest = BytesIO(content[len(_RSA_PRIVATE) :])
+    return rest.read(varint.decode_stream(rest))
 
 
 def peer_id_of(public: bytes) -> str:
     """The id of the peer with this public key (DER): base58 of the multihash of its protobuf."""
-    length, digits = len(public), bytearray()
-    while length >= 0x80:
-        digits.append(length & 0x7F | 0x80)
-        length >>= 7
-    digits.append(length)
-    number = int.from_bytes(b"\x12\x20" + sha256(_RSA_PRIVATE + digits + public).digest(), "big")
-    letters = ""
-    while number:
-        number, rest = divmod(number, 58)
-        letters = _BASE58[rest] + letters
-    return letters
+    digest = sha256(_RSA_PRIVATE + varint.encode(len(public)) + public).digest()
+    return base58.b58encode(b"\x12\x20" + digest).decode()

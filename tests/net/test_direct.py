@@ -73,7 +73,7 @@ class Peer:
         """What becomes of the offers that this peer hears."""
         self.serving: set[asyncio.Task[None]] = set()
         self.exchange = Exchange(self.box, limits=limits, traffic=self.traffic, dial=self.dial)
-        self.direct = self.exchange.direct = DirectChannel(
+        self.direct = self.exchange.sender.direct = DirectChannel(
             self.exchange.streams,
             open_stream=self.ask,
             addresses=lambda peer: [world[peer].known_at],
@@ -322,7 +322,7 @@ async def ask_to_dial_back(asker: Peer, peer: str) -> None:
 
 
 def test_a_surplus_connection_is_closed() -> None:
-    """The second one to a peer, whichever end dialled, unless the first has ended; and any once the channel is closed."""
+    """The second one to a peer, whichever end dialled, unless the first has ended; and any once this peer closes."""
 
     async def test(start: Start) -> None:
         a = start("a")
@@ -984,7 +984,7 @@ def test_closing_ends_everything_in_bounded_time() -> None:
         gate = asyncio.Event()
         b.box.on_deliver = gate.wait  # type: ignore[assignment]
         sends = [asyncio.create_task(a.send("b", bytes(1000))) for _ in range(3)]
-        await until(lambda: any(not stream.idle for stream in a.direct._connections))
+        await until(lambda: any(stream._waiting for stream in a.direct._connections))
         _, writer = await asyncio.open_connection("127.0.0.1", b.port)
         began = time.monotonic()
         await asyncio.gather(a.close(), b.close())

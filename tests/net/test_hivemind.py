@@ -426,7 +426,7 @@ def test_a_direct_port_that_is_taken_is_said() -> None:
                 await join(direct_port=port)
         assert error.value.key == "direct_port"
         transport = await join(direct_port=port)
-        assert transport._exchange.direct.listener.ports == ((4, port),)
+        assert transport._exchange.sender.direct.listener.ports == ((4, port),)
         await transport.close()
 
     run(test())
@@ -599,7 +599,7 @@ def test_direct_connections_die_with_the_daemon() -> None:
         await a.introduce(b.peer_id, b.addresses())
         await a.send(b.peer_id, b"first", memoryview(bytes(1000)))
         assert a.traffic.ways() == {b.peer_id: "direct"}
-        listener = b._exchange.direct.listener
+        listener = b._exchange.sender.direct.listener
         os.kill(b._dht.daemon.p2p._child.pid, signal.SIGKILL)
         await until(lambda: not listener.ports and not listener._serving, AT_ONCE_S)
         with pytest.raises(Unreachable) as caught:
@@ -658,15 +658,16 @@ def test_peers_of_another_run_are_strangers() -> None:
     run(test())
 
 
-def test_a_bootstrap_that_restarts_is_met_again(tmp_path: Path) -> None:
+def test_a_bootstrap_that_restarts_is_met_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A seed that dies and comes back empty, under its identity and port, joins old and new peers."""
+    monkeypatch.setattr("p2p_diloco.net.dht.REJOIN_EVERY_S", 0.2)
 
     async def test() -> None:
         from p2p_diloco.net.dht import DhtPeer
 
         path = str(tmp_path / "identity")
         seed = await DhtPeer.create(identity_path=path)
-        old = await DhtPeer.create(initial_peers=seed.daemon.addresses, rejoin_every_s=0.2)
+        old = await DhtPeer.create(initial_peers=seed.daemon.addresses)
         host, address = seed.daemon.addresses[0].rpartition("/p2p/")[0], seed.daemon.addresses
         await seed.close()
         assert await old.store("key", "old", b"1", 600.0)  # also drops the seed from its table

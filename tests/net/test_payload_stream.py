@@ -429,7 +429,7 @@ def test_whatever_happens_each_answer_is_its_own(monkeypatch: pytest.MonkeyPatch
     async def test(start: Start) -> None:
         peers = {name: start(name) for name in "ab"}
         for peer in peers.values():
-            peer.exchange.direct = peer.direct if way == "direct" else None
+            peer.exchange.sender.direct = peer.direct if way == "direct" else None
         may_lose = way == "libp2p" and seed % 2
         taken: set[bytes] = set()
 
@@ -488,7 +488,7 @@ def test_whatever_happens_each_answer_is_its_own(monkeypatch: pytest.MonkeyPatch
             assert exchange.sender._sending._value == LIMITS.streams_max
             assert not any(turns.locked() for turns in exchange.sender._writing.values())
             kept = [stream for way in peer.direct._ways.values() if (stream := way.stream)]
-            assert all(stream.idle for stream in peer.direct._connections)
+            assert all(not stream._waiting for stream in peer.direct._connections)
             assert all(stream.ended for stream in peer.direct._connections if stream not in kept)
             assert len(kept) <= 1
         await peers["a"].send("b", body(b"last", 1000), b"last")

@@ -33,7 +33,7 @@ def run(test: Callable[[Start], Awaitable[None]]) -> None:
     async def plain(start: Start) -> None:
         def begin(name: str, limits: Limits = LIMITS) -> Peer:
             peer = start(name, hosts=(), limits=limits)
-            peer.exchange.direct = None
+            peer.exchange.sender.direct = None
             return peer
 
         await test(begin)
