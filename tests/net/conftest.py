@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import psutil
 import pytest
 
 
@@ -15,3 +18,13 @@ def patience(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.node.get_closest_marker("real"):
         monkeypatch.setattr("p2p_diloco.net.daemon.DIAL_S", 20.0)
         monkeypatch.setattr("p2p_diloco.net.dht.RPC_S", 14.0)
+
+
+@pytest.fixture
+def no_daemon_is_left() -> Iterator[None]:
+    """Every test ends the daemons that it started."""
+    yield
+    left = [child for child in psutil.Process().children(recursive=True) if child.name() == "p2pd"]
+    for child in left:
+        child.kill()
+    assert left == []

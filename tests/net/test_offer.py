@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import socket
-
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.net.dialing import places_of
 from p2p_diloco.net.offer import (
     CERTIFICATE_BYTES_MAX,
     PORTS_MAX,
@@ -121,22 +118,3 @@ def test_tickets_are_limited_in_number() -> None:
         tickets.draw(f"peer {number}")
     assert tickets.redeem(drawn[1]) is None
     assert len(tickets._open) == TICKETS_MAX
-
-
-@pytest.mark.parametrize(
-    ("addresses", "places"),
-    [
-        (["/ip4/10.0.0.5/tcp/4001"], [("10.0.0.5", 40, socket.AF_INET)]),
-        (["/ip6/::1/tcp/4001/p2p/Qm"], [("::1", 60, socket.AF_INET6)]),
-        (["/dns4/box/tcp/1"], [("box", 40, socket.AF_INET)]),
-        (["/dns6/box/tcp/1"], [("box", 60, socket.AF_INET6)]),
-        (["/dns/box/tcp/1"], [("box", 40, socket.AF_INET), ("box", 60, socket.AF_INET6)]),
-        (["/ip4/10.0.0.5/tcp/1", "/ip4/10.0.0.5/udp/2/quic-v1"], [("10.0.0.5", 40, socket.AF_INET)]),
-        (["/ip4/10.0.0.5/tcp/1/p2p/Qm/p2p-circuit"], []),
-        (["/p2p-circuit", "/unix/tmp", "", "nonsense"], []),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_where_to_dial(addresses: list[str], places: list[tuple[str, int, int]]) -> None:
-    """The hosts that a peer is known at, each with the ports of its kind; a relay leads to somebody else."""
-    assert places_of([(4, 40), (6, 60)], addresses) == places

@@ -25,7 +25,7 @@ from p2p_diloco.net.pacing import (
     Shares,
     Took,
 )
-from tests.net.test_direct import Start, run
+from tests.net.direct_peers import Start, run
 
 MB = 1e6
 LONG = 6000

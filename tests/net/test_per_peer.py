@@ -1,6 +1,6 @@
 """Payloads over libp2p on streams that are kept: many go on one, and nothing is lost with it.
 
-The streams are socket pairs here; what only the daemons can get wrong is in `test_hivemind`.
+The streams are socket pairs here; `test_hivemind` has real daemons.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from p2p_diloco.net.framing import Accepted, Bulk, Message, encode
 from p2p_diloco.net.interface import Limits, Refusal, Unreachable
 from p2p_diloco.net.per_peer import OnePerPeer
 from p2p_diloco.net.pipe import Pipe
-from tests.net import test_direct, test_exchange
+from tests.net import direct_peers, test_exchange
 from tests.net.clocks import by_hand
-from tests.net.test_direct import AT_ONCE_S, LIMITS, Peer, pair, until
+from tests.net.direct_peers import AT_ONCE_S, LIMITS, Peer, pair, until
+from tests.net.gates import LONG, Gate, all_that_comes, sent
 from tests.net.test_exchange import Rig, Stranger
-from tests.net.test_payload_stream import LONG, Gate, all_that_comes, sent
 
 Start = Callable[..., Peer]
 
 
 def run(test: Callable[[Start], Awaitable[None]]) -> None:
-    """As `test_direct.run`, without direct connections."""
+    """As `direct_peers.run`, without direct connections."""
 
     async def plain(start: Start) -> None:
         def begin(name: str, limits: Limits = LIMITS) -> Peer:
@@ -38,7 +38,7 @@ def run(test: Callable[[Start], Awaitable[None]]) -> None:
 
         await test(begin)
 
-    test_direct.run(plain)
+    direct_peers.run(plain)
 
 
 def served(peer: Peer) -> list[Pipe]:

@@ -1,0 +1,190 @@
+"""Peers with direct connections, all in one process. Streams over libp2p are socket pairs; all else is as in a run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import psutil
+
+from p2p_diloco.net.direct import DirectChannel
+from p2p_diloco.net.exchange import Exchange
+from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
+from p2p_diloco.net.listener import I_SEND, WELCOME
+from p2p_diloco.net.offer import Offer
+from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.tls import Connection, connect
+
+LIMITS = Limits(
+    connect_timeout_s=5.0, read_timeout_s=30.0, write_timeout_s=30.0, payload_bytes_max=64 << 20, streams_max=16
+)
+"""Deadlines that no test waits for, unless it turns the clock, and that no machine misses which stands still for a
+while."""
+AT_ONCE_S = LIMITS.read_timeout_s / 3
+"""What has waited for no deadline takes less."""
+HERE = "/ip4/127.0.0.1/tcp/1"
+
+
+class Box:
+    def __init__(self) -> None:
+        self.got: list[tuple[str, bytes, bytes]] = []
+        self.closed_peers: list[str] = []
+        self.admitted_bytes = 64 << 20
+        self.on_deliver: Callable[[], Awaitable[None]] | None = None
+
+    def admit(self, sender: str, header: bytes) -> int:
+        return self.admitted_bytes
+
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+        if self.on_deliver is not None:
+            await self.on_deliver()
+        self.got.append((sender, header, bytes(payload or b"")))
+
+    def moving(self, peer: str) -> None:
+        pass
+
+    def closed(self, peer: str) -> None:
+        self.closed_peers.append(peer)
+
+
+class Peer:
+    """An exchange with direct connections, in a small world of such."""
+
+    def __init__(self, world: dict[str, Peer], name: str, hosts: tuple[str, ...], limits: Limits) -> None:
+        self.world, self.name, self.box, self.traffic, self.limits = world, name, Box(), Traffic(), limits
+        self.known_at, self.libp2p_streams, self.talks = HERE, 0, 0
+        self.told: Callable[[Offer], Offer] = lambda offer: offer
+        """What becomes of the offers that this peer hears."""
+        self.serving: set[asyncio.Task[None]] = set()
+        self.exchange = Exchange(self.box, limits=limits, traffic=self.traffic, dial=self.dial)
+        self.direct = self.exchange.sender.direct = DirectChannel(
+            self.exchange.streams,
+            open_stream=self.ask,
+            addresses=lambda peer: [world[peer].known_at],
+            serve=self.exchange.receiver.serve_direct,
+            hosts=hosts,
+        )
+        world[name] = self
+
+    async def dial(self, peer: str) -> tuple[Pipe, str]:
+        self.libp2p_streams += 1
+        near, far = await pair()
+        there = self.world[peer]
+        there.start(there.exchange.receiver.serve(self.name, far))
+        return near, there.known_at
+
+    async def ask(self, peer: str) -> tuple[Pipe, str]:
+        if peer not in self.world:
+            raise Unreachable(f"{peer}: nobody is there")
+        self.talks += 1
+        near, far = await pair()
+        there = self.world[peer]
+        there.start(there.direct.answer(self.name, far, self.known_at))
+        return near, there.known_at
+
+    def start(self, coroutine: Any) -> None:
+        task = asyncio.ensure_future(coroutine)
+        self.serving.add(task)
+        task.add_done_callback(self.serving.discard)
+
+    async def send(self, peer: str, payload: bytes, header: bytes = b"h") -> None:
+        await self.exchange.send(peer, header, memoryview(payload))
+
+    def connected(self, peer: str) -> bool:
+        """Whether this peer has a connection on which it sends to that one."""
+        return self.direct._way(peer).stream is not None
+
+    @property
+    def port(self) -> int:
+        return self.direct.listener.ports[0][1]
+
+    async def close(self) -> None:
+        await self.exchange.close()
+        await self.direct.close()
+        await asyncio.gather(*self.serving, return_exceptions=True)
+
+
+async def pair() -> tuple[Pipe, Pipe]:
+    near, far = socket.socketpair()
+    return tuple([await Pipe.adopt(*await asyncio.open_connection(sock=end)) for end in (near, far)])  # type: ignore[return-value]
+
+
+Start = Callable[..., Peer]
+
+
+def run(test: Callable[[Start], Awaitable[None]]) -> None:
+    """Run a test in a world that it fills; afterwards no task, thread or socket may be left of it."""
+
+    async def bounded() -> None:
+        world: dict[str, Peer] = {}
+
+        def start(name: str, *, hosts: tuple[str, ...] = ("127.0.0.1",), limits: Limits = LIMITS) -> Peer:
+            return Peer(world, name, hosts, limits)
+
+        try:
+            await asyncio.wait_for(test(start), 100)
+        finally:
+            for peer in list(world.values()):
+                await peer.close()
+        await asyncio.sleep(0.01)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    threads, files = threading.active_count(), psutil.Process().num_fds()
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(bounded())
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        loop.close()
+    gc.collect()
+    assert threading.active_count() <= threads
+    assert psutil.Process().num_fds() <= files
+
+
+async def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        await asyncio.sleep(0.005)
+
+
+@contextlib.contextmanager
+def changed_offers(peer: Peer) -> Iterator[None]:
+    """Let the peer hear other offers than those that are made, and make none itself."""
+    ask = peer.direct._ask
+
+    async def told(to: str, request: bytes) -> tuple[bytes, str]:
+        if request:
+            raise Refusal("not the other way round")
+        answer, seen_at = await ask(to, request)
+        return peer.told(Offer.unpack(answer)).pack(), seen_at
+
+    peer.direct._ask = told  # type: ignore[method-assign]
+    yield
+    peer.direct._ask = ask  # type: ignore[method-assign]
+
+
+async def offer_of(asker: Peer, peer: str) -> Offer:
+    return Offer.unpack((await asker.direct._ask(peer, b""))[0])
+
+
+async def let_in(asker: Peer, peer: str) -> Connection:
+    """A connection on which the asker may send, and a test in its place."""
+    offer = await offer_of(asker, peer)
+    reader, writer = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
+    writer.write(offer.ticket + I_SEND)
+    assert await reader.readexactly(1) == WELCOME
+    return reader, writer
+
+
+async def ask_to_dial_back(asker: Peer, peer: str) -> None:
+    """Have the peer dial the asker, and so give the asker a connection to send on."""
+    mine = asker.direct.listener.offer(peer)
+    assert mine is not None
+    await asker.direct._ask(peer, mine.pack())

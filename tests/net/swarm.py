@@ -1,0 +1,127 @@
+"""Transports over real daemons, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from p2p_diloco.net.interface import Limits
+
+LISTEN = ["/ip4/127.0.0.1/tcp/0"]
+PATIENT = Limits(connect_timeout_s=30.0, read_timeout_s=30.0, write_timeout_s=30.0, payload_bytes_max=1 << 30)
+AT_ONCE_S = 8.0
+"""What waits for no deadline takes far less, unless the machine, or one of its processes, stands still meanwhile."""
+STRANGER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+CHILD = """
+import asyncio
+from p2p_diloco.net.hivemind import HivemindTransport
+
+class Box:
+    def admit(self, sender, header): return 1 << 30
+    async def deliver(self, sender, header, payload):
+        if payload is None:
+            asyncio.create_task(transport.send(sender, b"echo " + header))
+    def closed(self, peer): pass
+    def moving(self, peer): pass
+
+async def main():
+    global transport
+    transport = await HivemindTransport.create(
+        Box(), run_id="real", initial_peers=[], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    print(transport.peer_id, transport.addresses()[0], transport._dht.daemon.p2p._child.pid, flush=True)
+    await asyncio.sleep(110)
+
+asyncio.run(main())
+"""
+
+
+class Box:
+    def __init__(self) -> None:
+        self.headers: asyncio.Queue[bytes] = asyncio.Queue()
+        self.closed_peers: asyncio.Queue[str] = asyncio.Queue()
+
+    def admit(self, sender: str, header: bytes) -> int:
+        return 1 << 30
+
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+        self.headers.put_nowait(header)
+
+    def moving(self, peer: str) -> None:
+        pass
+
+    def closed(self, peer: str) -> None:
+        self.closed_peers.put_nowait(peer)
+
+
+def run(test: Awaitable[None]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(test, 110)
+
+    asyncio.run(bounded())
+
+
+async def join(box: Box | None = None, **options: Any) -> Any:
+    from p2p_diloco.net.hivemind import HivemindTransport
+
+    settings = {"run_id": "real", "initial_peers": [], "host_maddrs": LISTEN, "limits": PATIENT} | options
+    return await HivemindTransport.create(box or Box(), **settings)
+
+
+@contextlib.contextmanager
+def peer_process() -> Iterator[tuple[subprocess.Popen[str], str, str, int]]:
+    """A peer in a process of its own: the process, its peer id, its address, and its daemon's process id."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True, env=os.environ | child_path()
+    )
+    try:
+        assert process.stdout is not None
+        peer_id, address, daemon = process.stdout.readline().split()
+        yield process, peer_id, address, int(daemon)
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def child_path() -> dict[str, str]:
+    return {"PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+class Awake:
+    """How long something takes, without the time for which this process stood still: that counts as one tick."""
+
+    TICK_S = 0.05
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+        self._ticking = asyncio.create_task(self._tick())
+
+    async def _tick(self) -> None:
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(self.TICK_S)
+            self.passed_s += min(2 * self.TICK_S, time.monotonic() - began)
+
+    async def over(self) -> float:
+        self._ticking.cancel()
+        await asyncio.wait({self._ticking})
+        return self.passed_s
+
+
+async def until(condition: Any, within_s: float) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        await asyncio.sleep(0.01)

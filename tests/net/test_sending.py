@@ -1,0 +1,281 @@
+"""Several payloads on one direct connection: each answer finds its payload, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from dataclasses import replace
+
+import pytest
+
+from p2p_diloco.net import direct as direct_module
+from p2p_diloco.net.interface import Refusal, Unreachable
+from tests.net.clocks import by_hand
+from tests.net.direct_peers import AT_ONCE_S, LIMITS, Start, run, until
+from tests.net.gates import Gate, all_that_comes, sent, serving
+
+
+@pytest.mark.parametrize("refused", [b"1", b"2", b"3"])
+def test_a_refusal_reaches_the_sender_of_its_payload(refused: bytes) -> None:
+    """The other payloads are taken, on the same connection."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        Gate(b, refused).open.set()
+        headers = (b"1", b"2", b"3")
+        results = await asyncio.gather(*sent(a, *headers), return_exceptions=True)
+        assert [isinstance(result, Refusal) for result in results] == [header == refused for header in headers]
+        assert [header for _, header, _ in b.box.got] == [header for header in headers if header != refused]
+        assert (a.talks, a.libp2p_streams) == (1, 0)
+
+    run(test)
+
+
+@pytest.mark.parametrize("cancelled", [(0,), (1,), (0, 1), (2,), (0, 1, 2)])
+def test_a_cancelled_send_leaves_the_other_answers_alone(cancelled: tuple[int, ...]) -> None:
+    """Payloads that were written are answered although their senders are gone; no other send takes these answers for
+    its own."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        gate = Gate(b, refused=b"123"[cancelled[-1] : cancelled[-1] + 1])
+        sends = sent(a, b"1", b"2", b"3")
+        await until(lambda: gate.come)
+        stream = a.direct._way("b").stream
+        assert stream is not None
+        writing = a.exchange.sender._writing["b"]
+        await until(lambda: len(stream._may_take_s) == 3 and not writing.locked())  # all are written
+        for place in cancelled:
+            sends[place].cancel()
+        await asyncio.sleep(0)
+        gate.open.set()
+        await asyncio.gather(*(send for place, send in enumerate(sends) if place not in cancelled))
+        await a.send("b", b"4", b"4")
+        assert [header for _, header, _ in b.box.got][-1] == b"4"
+        assert (a.talks, a.libp2p_streams) == (1, 0)
+
+    run(test)
+
+
+def test_a_half_sent_payload_ends_the_connection_after_the_earlier_answers() -> None:
+    """A send that is cancelled midway is the last on its connection. Earlier ones are answered, later ones use another
+    connection."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = Gate(b)
+        before = sent(a, b"1")
+        await until(lambda: gate.come)
+        (pipe,) = b.direct.listener._serving
+        half = sent(a, b"2", nbytes=48 << 20)
+        await until(lambda: serving(b) > 1 << 20)
+        half[0].cancel()
+        await asyncio.wait(half)
+        after = sent(a, b"3")
+        await until(lambda: gate.come == [b"1", b"3"])
+        assert pipe.ended is None
+        gate.open.set()
+        await asyncio.gather(*before, *after)
+        await until(lambda: pipe.ended)
+        assert (a.talks, a.libp2p_streams, a.connected("b")) == (2, 0, True)
+
+    run(test)
+
+
+def test_the_memory_of_a_cancelled_send_may_change_at_once() -> None:
+    """What isn't sent of it by then never is, though the connection stays open for earlier payloads."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = Gate(b)
+        before = sent(a, b"1")
+        await until(lambda: gate.come)
+        memory = bytearray(b"o" * (48 << 20))
+        half = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
+        await until(lambda: serving(b) > 1 << 20)
+        (pipe,) = b.direct.listener._serving
+        pipe._transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.sleep(0.1)  # until the system takes no more
+        half.cancel()
+        await asyncio.wait([half])
+        memory[:] = b"n" * len(memory)
+        pipe._transport.resume_reading()  # type: ignore[attr-defined]
+        assert b"n" not in await all_that_comes(pipe)
+        gate.open.set()
+        await asyncio.gather(*before)
+
+    run(test)
+
+
+def test_a_silent_receiver_ends_all_waiting_sends_together() -> None:
+    """They end at one deadline, not one after the other, and none is sent again."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = Gate(b)
+        with by_hand() as clock:
+            sends = sent(a, b"1", b"2", b"3")
+            await clock.until(lambda: gate.come)
+            assert await clock.over(*sends, step_s=0.5) < 2 * LIMITS.read_timeout_s
+            results = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(result) for result in results] == [Unreachable] * 3
+        assert a.libp2p_streams == 0
+        gate.open.set()
+
+    run(test)
+
+
+def test_after_a_break_all_waiting_payloads_go_over_libp2p() -> None:
+    """None of them is lost."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = Gate(b)
+        sends = sent(a, b"1", b"2", b"3")
+        await until(lambda: gate.come)
+        for pipe in list(b.direct.listener._serving):
+            pipe._transport.abort()
+        gate.open.set()
+        await asyncio.gather(*sends)
+        assert {header for _, header, _ in b.box.got} == {b"1", b"2", b"3"}
+        assert a.libp2p_streams == 1
+
+    run(test)
+
+
+def test_closing_ends_retired_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A send that waits for its answer on a connection that has carried enough ends with the others."""
+    monkeypatch.setattr(direct_module, "CARRIED_BYTES_MAX", 1)
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        gate = Gate(b)
+        sends = sent(a, b"1", b"2")
+        await until(lambda: len(gate.come) == 2)
+        began = time.monotonic()
+        await a.close()
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert [type(result) for result in results] == [Unreachable] * 2
+        assert a.libp2p_streams == 0
+        assert time.monotonic() - began < AT_ONCE_S
+        gate.open.set()
+
+    run(test)
+
+
+def test_new_limits_apply_to_later_sends() -> None:
+    """Also on a connection that was made before."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        gate = Gate(b)
+        a.exchange.streams.limits = replace(LIMITS, read_timeout_s=0.2)
+        with by_hand() as clock:
+            (sending,) = sent(a, b"second")
+            assert await clock.over(sending, step_s=0.05) < 1.0
+            with pytest.raises(Unreachable):
+                await sending
+        gate.open.set()
+
+    run(test)
+
+
+# -- anything at any moment
+
+NUMBER_OF_SENDS, NUMBER_OF_BREAKS = 40, 4
+FATES = (b"taken", b"taken", b"refused", b"unread")
+SIZES = (0, 1, 1000, 100_000, 1 << 20, 3 << 20)
+
+
+@pytest.mark.parametrize("way", ["direct", "libp2p"])
+@pytest.mark.parametrize("seed", range(6))
+def test_random_faults_never_mix_up_answers(monkeypatch: pytest.MonkeyPatch, seed: int, way: str) -> None:
+    """Payloads both ways, of any length, to slow inboxes; refused before or after they are read, cancelled at any
+    moment, on connections that break at any moment. A send that returns was delivered with its own bytes, a refused one
+    gets its own reason, none hangs, and nothing is left. Only where streams over libp2p break may a payload be lost."""
+    monkeypatch.setattr(direct_module, "RETRY_S", 0.05)
+    monkeypatch.setattr(direct_module, "RETRY_S_MAX", 0.05)
+    draw = random.Random(seed)
+
+    async def some_time() -> None:
+        if draw.random() < 0.5:
+            for _ in range(draw.randrange(30)):
+                await asyncio.sleep(0)
+        else:
+            await asyncio.sleep(draw.uniform(0.0, 0.05))
+
+    def body(header: bytes, nbytes: int) -> bytes:
+        return (header * (nbytes // len(header) + 1))[:nbytes]
+
+    async def test(start: Start) -> None:
+        peers = {name: start(name) for name in "ab"}
+        for peer in peers.values():
+            peer.exchange.sender.direct = peer.direct if way == "direct" else None
+        may_lose = way == "libp2p" and seed % 2
+        taken: set[bytes] = set()
+
+        def admit(sender: str, header: bytes) -> int:
+            if b"unread" in header:
+                raise Refusal(f"no {header.decode()}")
+            return 64 << 20
+
+        async def deliver(sender: str, header: bytes, payload: memoryview | None) -> None:
+            assert payload is not None
+            if draw.random() < 0.3:
+                await some_time()
+            if b"refused" in header:
+                raise Refusal(f"no {header.decode()}")
+            assert bytes(payload) == body(header, len(payload))
+            taken.add(header)
+
+        async def send(number: int) -> None:
+            sender, to = draw.sample("ab", 2)
+            header = f"{number}{sender}{to} ".encode() + draw.choice(FATES)
+            await some_time()
+            sending = asyncio.create_task(peers[sender].send(to, body(header, draw.choice(SIZES)), header))
+            if draw.random() < 0.3:
+                await some_time()
+                sending.cancel()
+            await asyncio.wait({sending})
+            if sending.cancelled():
+                return
+            match sending.exception():
+                case None:
+                    assert header in taken
+                case Refusal(reason=reason):
+                    assert reason == f"no {header.decode()}"
+                    assert b"taken" not in header
+                case Unreachable() if may_lose:
+                    pass
+                case error:
+                    raise AssertionError(header) from error
+
+        async def cut() -> None:
+            await some_time()
+            streams = [pipe for peer in peers.values() for pipe in peer.exchange.streams.pipes if pipe.ended is None]
+            pipes = [pipe for peer in peers.values() for pipe in peer.direct.listener._serving]
+            pipes += [stream.frames.pipe for peer in peers.values() for stream in peer.direct._connections]
+            if carrying := pipes if way == "direct" else streams:
+                draw.choice(carrying)._transport.abort()
+
+        for peer in peers.values():
+            peer.box.admit, peer.box.deliver = admit, deliver  # type: ignore[method-assign]
+        breaks = [cut() for _ in range(NUMBER_OF_BREAKS if seed % 2 else 0)]
+        await asyncio.wait_for(asyncio.gather(*map(send, range(NUMBER_OF_SENDS)), *breaks), 60.0)
+        for peer in peers.values():
+            exchange, both = peer.exchange, peer.traffic.bandwidth
+            await until(lambda exchange=exchange: exchange.receiver._receiving._value == LIMITS.streams_max)
+            await until(lambda both=both: not both.up._under_way + both.down._under_way)
+            assert exchange.sender._sending._value == LIMITS.streams_max
+            assert not any(turns.locked() for turns in exchange.sender._writing.values())
+            kept = [stream for way in peer.direct._ways.values() if (stream := way.stream)]
+            assert all(not stream._waiting for stream in peer.direct._connections)
+            assert all(stream.ended for stream in peer.direct._connections if stream not in kept)
+            assert len(kept) <= 1
+        await peers["a"].send("b", body(b"last", 1000), b"last")
+        assert b"last" in taken
+
+    run(test)
