@@ -43,16 +43,14 @@ class Meter:
     _clock_s: float = 0.0
     _at: float = 0.0
 
-    def begin(self, partner: str, now: float) -> Payload:
-        """A payload that is under way until its `end`."""
+    def begin(self, partner: str, now: float, payload_bytes: int = LARGE_BYTES) -> Payload:
+        """A payload that is under way until its `end`. One that is too short to say anything isn't counted."""
+        if payload_bytes < LARGE_BYTES:
+            return Meter().begin(partner, now)
         payload = Payload(self, partner, self.clock(now), now)
         self._under_way.append(payload)
         self._count_partners()
         return payload
-
-    def begin_large(self, partner: str, payload_bytes: int, now: float) -> Payload:
-        """As `begin`, but a payload that is too short to say anything isn't counted."""
-        return (self if payload_bytes >= LARGE_BYTES else Meter()).begin(partner, now)
 
     def end(self, payload: Payload, now: float) -> None:
         """The payload is complete, or given up."""

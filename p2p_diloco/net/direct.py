@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from weakref import WeakSet
 
@@ -28,7 +28,7 @@ from p2p_diloco.net.offer import Offer, OfferError
 from p2p_diloco.net.pacing import Pacer
 from p2p_diloco.net.payload_stream import PayloadStream
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
-from p2p_diloco.net.streams import Streams
+from p2p_diloco.net.streams import Streams, start
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class DirectChannel:
         if way.fit() is None and not self._closing:
             if way.attempt is None and self._clock() >= way.retry_at:
                 way.patient_until = self._clock() + PATIENCE_PART * self._streams.limits.connect_timeout_s
-                way.attempt = self._start(self._attempt(peer, way))
+                way.attempt = start(self._attempt(peer, way), self._tasks)
             if way.attempt is not None and not way.failures:
                 await asyncio.wait({way.attempt}, timeout=max(0.0, way.patient_until - self._clock()))
         if (stream := way.fit()) is not None:
@@ -205,7 +205,7 @@ class DirectChannel:
             if not isinstance(error, _FAILURES):
                 raise
             return Refused(f"no direct connection the other way round either: {_said(error)}")
-        self._start(self._serve_back(peer, pipe))
+        start(self._serve_back(peer, pipe), self._tasks)
         return Message(b"")
 
     async def _serve_back(self, peer: str, pipe: Pipe) -> None:
@@ -302,12 +302,6 @@ class DirectChannel:
         way.retry_at = self._clock() + wait_s
         level = logging.INFO if way.failures == 1 else logging.DEBUG
         log.log(level, "payloads to %s go over libp2p for the next %.0f s: %s", peer, wait_s, why)
-
-    def _start(self, coroutine: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _said(error: BaseException) -> str:

@@ -82,15 +82,16 @@ def encode(frame: Frame) -> bytes:
     """The bytes of one frame. A reason that is too long is cut."""
     match frame:
         case Message(header):
-            return _framed(Kind.MESSAGE, header)
+            kind, body = Kind.MESSAGE, header
         case Bulk(header, payload_bytes):
-            return _framed(Kind.BULK, _COUNT.pack(payload_bytes) + header)
+            kind, body = Kind.BULK, _COUNT.pack(payload_bytes) + header
         case Accepted():
-            return _framed(Kind.ACCEPTED, b"")
+            kind, body = Kind.ACCEPTED, b""
         case Refused(reason):
-            return _framed(Kind.REFUSED, reason.encode("utf-8", "replace")[:REASON_BYTES_MAX])
+            kind, body = Kind.REFUSED, reason.encode("utf-8", "replace")[:REASON_BYTES_MAX]
         case Progress(received_bytes):
-            return _framed(Kind.PROGRESS, _COUNT.pack(received_bytes))
+            kind, body = Kind.PROGRESS, _COUNT.pack(received_bytes)
+    return PREFIX.pack(MAGIC, VERSION, kind, len(body)) + body
 
 
 class FrameDecoder:
@@ -152,10 +153,6 @@ class FrameDecoder:
         low, high = self._lengths[kind]
         if not low <= length <= high:
             raise FrameError(f"the {Kind(kind).name} frame has {length} bytes, allowed are {low} to {high}")
-
-
-def _framed(kind: Kind, body: bytes) -> bytes:
-    return PREFIX.pack(MAGIC, VERSION, kind, len(body)) + body
 
 
 def _decoded(kind: Kind, body: bytes) -> Frame:

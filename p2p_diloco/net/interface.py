@@ -136,19 +136,16 @@ class Traffic:
     def sent(self, peer: str, count: int) -> None:
         """Count bytes sent to a peer."""
         self.bytes_sent += count
-        if (entry := self._of(peer)) is not None:
-            entry.bytes_sent += count
+        self._of(peer).bytes_sent += count
 
     def received(self, peer: str, count: int) -> None:
         """Count bytes received from a peer."""
         self.bytes_received += count
-        if (entry := self._of(peer)) is not None:
-            entry.bytes_received += count
+        self._of(peer).bytes_received += count
 
     def went(self, peer: str, way: str) -> None:
         """Note how a payload goes to a peer."""
-        if (entry := self._of(peer)) is not None:
-            entry.way = way
+        self._of(peer).way = way
 
     def ways(self) -> dict[str, str]:
         """How the latest payload went, for each peer to which one went."""
@@ -157,13 +154,15 @@ class Traffic:
     def refuse(self, peer: str) -> None:
         """Count a message of a peer that was refused here."""
         self.refused += 1
-        if (entry := self._of(peer)) is not None:
-            entry.refused += 1
+        self._of(peer).refused += 1
 
-    def _of(self, peer: str) -> PeerTraffic | None:
+    def _of(self, peer: str) -> PeerTraffic:
+        """The counts of a peer. Those of a peer for which there is no room are thrown away."""
         entry = self.peers.get(peer)
-        if entry is None and len(self.peers) < PEERS_COUNTED_MAX:
-            entry = self.peers[peer] = PeerTraffic()
+        if entry is None:
+            entry = PeerTraffic()
+            if len(self.peers) < PEERS_COUNTED_MAX:
+                self.peers[peer] = entry
         return entry
 
 

@@ -16,6 +16,7 @@ from ipaddress import ip_address
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.offer import TICKET_BYTES, Offer, Tickets
 from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.streams import start
 from p2p_diloco.net.tls import Certificate, Connection
 
 log = logging.getLogger(__name__)
@@ -129,9 +130,7 @@ class Listener:
             sock.close()
             self._turn_away("no ticket is valid" if not self._tickets else "too many at once")
             return
-        task = asyncio.ensure_future(self._greet(sock))
-        self._greeting.add(task)
-        task.add_done_callback(self._greeting.discard)
+        task = start(self._greet(sock), self._greeting)
         task.add_done_callback(lambda task: sock.close() if task.cancelled() else None)  # perhaps it never began
 
     def _listen_again(self, listening: socket.socket) -> None:

@@ -18,7 +18,7 @@ from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameError, Message, Progress, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Refusal, check_announced
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
-from p2p_diloco.net.streams import Streams
+from p2p_diloco.net.streams import Streams, start
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Receiver:
                     raise FrameError(f"a {type(frame).__name__} frame has no place before a payload")
                 payload = await self._payload(frames, frame, before)
                 if payload is not None:
-                    before = self._streams.start(self._take(frames, frame.header, payload))
+                    before = start(self._take(frames, frame.header, payload), self._streams.tasks)
                     del payload  # only the inbox holds it now, however long the next one takes to come
                 elif not await frames.discard(frame.payload_bytes, LINGER_S):
                     return
@@ -177,7 +177,7 @@ class Receiver:
         """Fill the payload, and tell the sender now and then how far it has come."""
         loop, limits, told_bytes = asyncio.get_running_loop(), self._streams.limits, 0
         timer: asyncio.TimerHandle
-        measured = self._streams.traffic.bandwidth.down.begin_large(frames.peer, len(payload), loop.time())
+        measured = self._streams.traffic.bandwidth.down.begin(frames.peer, loop.time(), len(payload))
 
         def tell() -> None:
             nonlocal told_bytes, timer

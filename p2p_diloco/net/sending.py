@@ -19,7 +19,7 @@ from p2p_diloco.net.interface import Refusal, Unreachable, check_outgoing
 from p2p_diloco.net.link import Link
 from p2p_diloco.net.payload_stream import PayloadStream, Verdict
 from p2p_diloco.net.per_peer import OnePerPeer
-from p2p_diloco.net.streams import Streams
+from p2p_diloco.net.streams import Streams, start
 
 STREAM_LIFE_S = 60.0
 """How long a stream over libp2p takes new payloads. By then there may be a better way than over a relay; and no stream
@@ -69,7 +69,7 @@ class Sender:
     async def _open_link(self, peer: str) -> Link:
         frames, _ = await self._open(peer)
         link = Link(frames, self._streams.limits)
-        self._streams.start(self._read_link(peer, link))
+        start(self._read_link(peer, link), self._streams.tasks)
         return link
 
     async def _read_link(self, peer: str, link: Link) -> None:
@@ -159,7 +159,7 @@ class Sender:
         """As `PayloadStream.send`, counted and measured. Calls `over` when the next payload may be written."""
         peer, clock, traffic = stream.frames.peer, asyncio.get_running_loop().time, self._streams.traffic
         traffic.went(peer, stream.way)
-        measured = traffic.bandwidth.up.begin_large(peer, len(payload), clock())
+        measured = traffic.bandwidth.up.begin(peer, clock(), len(payload))
 
         def ended(written: asyncio.Future[None]) -> None:
             if not written.cancelled() and written.exception() is None:  # a break is noticed by reading the answer

@@ -17,6 +17,14 @@ CLOSE_S = 1.0
 """How long streams may take to end before their tasks are cancelled."""
 
 
+def start(coroutine: Coroutine[object, object, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
+    """Run a coroutine in a task that is among `tasks` until it ends."""
+    task = asyncio.create_task(coroutine)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
+
+
 class Streams:
     """The open streams of a peer and the tasks that serve them."""
 
@@ -30,13 +38,6 @@ class Streams:
         """Frames over a pipe, which `close` ends."""
         self.pipes.add(pipe)
         return FrameStream(pipe, peer, self.limits, self.traffic)
-
-    def start(self, coroutine: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """Run a coroutine; `close` waits for it."""
-        task = asyncio.create_task(coroutine)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-        return task
 
     def lost(self, peer: str) -> None:
         """Tell the inbox that a stream of this peer broke, unless this peer ended it itself."""

@@ -19,6 +19,7 @@ from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.listener import I_SEND, WELCOME
 from p2p_diloco.net.offer import Offer
 from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.streams import start
 from p2p_diloco.net.tls import Connection, connect
 
 LIMITS = Limits(
@@ -89,9 +90,7 @@ class Peer:
         return near, there.known_at
 
     def start(self, coroutine: Any) -> None:
-        task = asyncio.ensure_future(coroutine)
-        self.serving.add(task)
-        task.add_done_callback(self.serving.discard)
+        start(coroutine, self.serving)
 
     async def send(self, peer: str, payload: bytes, header: bytes = b"h") -> None:
         await self.exchange.send(peer, header, memoryview(payload))

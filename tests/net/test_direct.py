@@ -177,7 +177,7 @@ def test_the_number_of_remembered_peers_is_limited(monkeypatch: pytest.MonkeyPat
     async def test(start: Start) -> None:
         a, _ = start("a"), start("b")
         await a.send("b", b"x")
-        a.direct._way("c").attempt = a.direct._start(asyncio.sleep(0))
+        a.direct._way("c").attempt = asyncio.create_task(asyncio.sleep(0))
         for name in "defg":
             a.direct._way(name)
         assert list(a.direct._ways) == ["b", "c", "g"]
