@@ -95,9 +95,9 @@ def encode(frame: Frame) -> bytes:
 
 
 class FrameDecoder:
-    """Frames out of bytes that arrive in pieces. After a `Bulk`, `take` its payload; after an error, use it no more."""
+    """Frames out of a buffer, from which they are deleted. After an error, use it no more."""
 
-    def __init__(self, *, header_bytes_max: int) -> None:
+    def __init__(self, buffer: bytearray, *, header_bytes_max: int) -> None:
         self._lengths: dict[int, tuple[int, int]] = {  # of a frame's body
             Kind.MESSAGE: (0, header_bytes_max),
             Kind.BULK: (_COUNT.size, _COUNT.size + header_bytes_max),
@@ -105,14 +105,10 @@ class FrameDecoder:
             Kind.REFUSED: (0, REASON_BYTES_MAX),
             Kind.PROGRESS: (_COUNT.size, _COUNT.size),
         }
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Take the next piece."""
-        self._buffer += data
+        self._buffer = buffer
 
     def next_frame(self) -> Frame | None:
-        """The next complete frame, or None until more has been fed. A prefix is checked as soon as it is complete.
+        """The next frame, or None if it isn't complete. A prefix is checked as soon as it is complete.
 
         Raises:
             FrameError: garbage, another version, an unknown kind, or a length over its limit.
@@ -127,17 +123,6 @@ class FrameDecoder:
         body = bytes(self._buffer[PREFIX.size : PREFIX.size + length])
         del self._buffer[: PREFIX.size + length]
         return _decoded(Kind(kind), body)
-
-    def take(self, count: int) -> bytes:
-        """Remove and return at most so many of the bytes after the last frame."""
-        taken = bytes(self._buffer[:count])
-        del self._buffer[:count]
-        return taken
-
-    @property
-    def midway(self) -> bool:
-        """Whether a frame has begun and isn't complete: the stream must not end here."""
-        return bool(self._buffer)
 
     def _check_magic(self) -> None:
         seen = bytes(self._buffer[: len(MAGIC)])

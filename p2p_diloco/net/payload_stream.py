@@ -37,7 +37,7 @@ class PayloadStream:
         """Whether one more payload may be written. Bytes that came unasked would be taken for its answer."""
         if self._retired or self.ended:
             return False
-        return bool(self._may_take_s) or (self.frames.pipe.quiet and not self.frames.decoder.midway)
+        return bool(self._may_take_s) or self.frames.pipe.quiet
 
     @property
     def fresh(self) -> bool:

@@ -16,7 +16,7 @@ from p2p_diloco.net.pacing import Paced
 from p2p_diloco.net.tcp import TcpSocket
 
 _SCRATCH_BYTES = 64 * 1024
-_BACKLOG_BYTES_MAX = 256 * 1024
+_UNREAD_BYTES_MAX = 256 * 1024
 """How many unread bytes make the other end wait."""
 CHUNK_BYTES = 256 * 1024
 """How much of a payload is handed to the transport at once. Towards the daemon the kernel is asked for a buffer of this
@@ -52,7 +52,8 @@ class Pipe(asyncio.BufferedProtocol):
             with contextlib.suppress(OSError):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHUNK_BYTES)
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
-        self._backlog = bytearray()
+        self.unread = bytearray()
+        """Bytes that have come and don't belong to `read_into`. The reader deletes those that it has taken."""
         self._target: memoryview | None = None
         self.filled_bytes = 0
         """How much of the memory given to `read_into` is filled."""
@@ -74,7 +75,7 @@ class Pipe(asyncio.BufferedProtocol):
         transport.set_protocol(pipe)
         ended = bool(getattr(reader, "_eof", False))  # the reader tells it no other way
         reader.feed_eof()
-        pipe._backlog += await reader.read()  # doesn't wait: the end is already marked
+        pipe.unread += await reader.read()  # doesn't wait: the end is already marked
         if ended or transport.is_closing():
             pipe._end("the stream was closed")
         elif not transport.is_reading():
@@ -96,8 +97,8 @@ class Pipe(asyncio.BufferedProtocol):
                 self._target = None
                 _wake(self._reader)
             return
-        self._backlog += self._scratch[:nbytes]
-        if len(self._backlog) >= _BACKLOG_BYTES_MAX and not self._paused_reading:
+        self.unread += self._scratch[:nbytes]
+        if len(self.unread) >= _UNREAD_BYTES_MAX and not self._paused_reading:
             self._paused_reading = True
             self._transport.pause_reading()
         _wake(self._reader)
@@ -121,13 +122,15 @@ class Pipe(asyncio.BufferedProtocol):
 
     # -- reading
 
-    async def read_some(self, timeout_s: float | None) -> bytes:
-        """The bytes that have come, at least one; b"" at the end of the stream.
+    async def more(self, timeout_s: float | None) -> bool:
+        """Wait for further bytes in `unread`, whether or not it is empty. False: the stream has ended.
 
         Raises:
             PipeStalled: nothing came in time.
         """
-        if not self._backlog and self.ended is None:
+        before = len(self.unread)
+        self._resume_reading()
+        if self.ended is None:
             self._reader = self._loop.create_future()
             try:
                 await asyncio.wait_for(self._reader, timeout_s)
@@ -135,10 +138,7 @@ class Pipe(asyncio.BufferedProtocol):
                 raise PipeStalled(f"nothing came for {timeout_s:g} s") from None
             finally:
                 self._reader = None
-        data = bytes(self._backlog)
-        self._backlog.clear()
-        self._resume_reading()
-        return data
+        return len(self.unread) > before
 
     async def read_into(self, target: memoryview, *, stall_s: float, total_s: float) -> None:
         """Fill the memory.
@@ -147,9 +147,9 @@ class Pipe(asyncio.BufferedProtocol):
             PipeBroken: the stream ended before.
             PipeStalled: no byte came for `stall_s`, or not all within `total_s`.
         """
-        ready = min(len(self._backlog), len(target))
-        target[:ready] = self._backlog[:ready]
-        del self._backlog[:ready]
+        ready = min(len(self.unread), len(target))
+        target[:ready] = self.unread[:ready]
+        del self.unread[:ready]
         self.filled_bytes, self._moved_at = ready, self._loop.time()
         if ready == len(target):
             return
@@ -228,7 +228,7 @@ class Pipe(asyncio.BufferedProtocol):
     @property
     def quiet(self) -> bool:
         """Whether the stream is open and has no unread bytes."""
-        return self.ended is None and not self._backlog
+        return self.ended is None and not self.unread
 
     def close(self) -> None:
         """Close once what was written has gone out, after `CLOSE_S` at the latest."""

@@ -181,7 +181,7 @@ class Receiver:
 
         def tell() -> None:
             nonlocal told_bytes, timer
-            if (count := frames.payload_bytes) > told_bytes:
+            if (count := frames.pipe.filled_bytes) > told_bytes:
                 if before is None or before.done():  # else it would be taken for the progress of that payload
                     frames.write(Progress(count))
                 told_bytes = count
@@ -195,7 +195,7 @@ class Receiver:
             await frames.read_payload(payload, stall_s=limits.read_timeout_s, total_s=total_s)
         finally:
             timer.cancel()
-            measured.reached(frames.payload_bytes, loop.time())
+            measured.reached(frames.pipe.filled_bytes, loop.time())
             if before is None or before.done():
                 measured.end(loop.time())
             else:  # nothing is read until then: what comes meanwhile waits in the kernel, and that time counts

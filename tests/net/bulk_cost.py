@@ -55,7 +55,7 @@ async def receive() -> None:
     async def take(peer: str, pipe: Pipe, seen_at: str) -> None:
         await pipe.read_into(memoryview(bytearray(PAYLOAD_BYTES)), stall_s=20, total_s=60)
         pipe.write(b"k")
-        await pipe.read_some(20)
+        await pipe.more(20)
         pipe.close()
 
     transport = await join([])
@@ -77,7 +77,8 @@ async def measure(other: subprocess.Popen[str], address: str) -> dict[str, dict[
     async def raw() -> None:
         pipe, _ = await transport._dht.daemon.open_stream(peer, RAW, timeout_s=5)
         await pipe.write_view(payload)
-        await pipe.read_some(20)
+        if not pipe.unread:
+            await pipe.more(20)
         pipe.abort()
 
     async def over_libp2p() -> None:

@@ -36,9 +36,10 @@ def sent(peer: Peer, *headers: bytes, nbytes: int = 1000) -> list[asyncio.Task[N
 
 async def answers(reader: asyncio.StreamReader, count: int) -> list[Frame]:
     """The next frames on a connection of a test's own."""
-    decoder, frames = FrameDecoder(header_bytes_max=1000), list[Frame]()
+    buffer, frames = bytearray(), list[Frame]()
+    decoder = FrameDecoder(buffer, header_bytes_max=1000)
     while len(frames) < count:
-        decoder.feed(await asyncio.wait_for(reader.readexactly(1), 30.0))
+        buffer += await asyncio.wait_for(reader.readexactly(1), 30.0)
         if (frame := decoder.next_frame()) is not None:
             frames.append(frame)
     return frames

@@ -57,7 +57,7 @@ async def payloads(far: Stranger, count: int) -> list[bytes]:
         bulk = await far.read()
         assert isinstance(bulk, Bulk)
         headers.append(bulk.header)
-        far.decoder.take(1)
+        far.take(1)
     return headers
 
 
@@ -190,7 +190,7 @@ def test_what_comes_unasked_ends_the_stream() -> None:
         assert await fresh.read() == Bulk(b"2", 1)
         fresh.write(Accepted())
         await second
-        far.decoder.take(1)
+        far.take(1)
         assert await far.read() is None
         await rig.exchange.close()
 
