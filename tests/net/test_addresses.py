@@ -32,15 +32,15 @@ def test_an_address_has_one_form(text: str, canonical: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["203.0.113.5:31337", "--run-id", GOOD[:-10], "hello", ""])
-def test_what_is_no_address_is_refused(text: str) -> None:
-    """What can't be dialled is said before anything is, by the text that the user wrote."""
+def test_an_invalid_address_is_refused(text: str) -> None:
+    """Before anything is dialled; the error shows the text that the user wrote."""
     with pytest.raises(AddressError) as error:
         parse(text)
     assert (error.value.key, error.value.value) == ("initial_peers", text)
     assert error.value.mend
 
 
-def test_one_listens_where_the_initial_peers_are() -> None:
+def test_a_peer_listens_where_its_initial_peers_are() -> None:
     """Loopback for loopback, and for a swarm of one's own; all interfaces as soon as one peer is
     elsewhere."""
     loopback = f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"
@@ -88,6 +88,6 @@ NEGOTIATING = "failed to dial: all dials failed\n  * [/ip4/127.0.0.1/tcp/1] fail
         ("failed to dial: something new", "failed to dial: something new"),
     ],
 )
-def test_a_failed_dial_is_told_in_our_words(daemon_says: str, meaning: str) -> None:
-    """What stands in the way is named, the rarest cause last; what the daemon has never said is passed on."""
+def test_a_failed_dial_is_explained_in_plain_words(daemon_says: str, meaning: str) -> None:
+    """The reason is named, the rarest last; a message that is not known is passed on."""
     assert meaning in likely_reason(Exception(daemon_says))

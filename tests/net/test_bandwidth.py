@@ -28,8 +28,8 @@ def test_a_steady_payload_gives_its_rate() -> None:
     assert meter.rate == pytest.approx(12.5 * MB, rel=1e-3)
 
 
-def test_nothing_is_known_at_first() -> None:
-    """One reading is none: it may be a fluke."""
+def test_one_reading_is_not_enough() -> None:
+    """It may be a fluke."""
     meter = Meter()
     send(meter, 0.0, 1.9 * WINDOW_S, 1 * MB)
     assert meter.rate == 0.0
@@ -37,7 +37,7 @@ def test_nothing_is_known_at_first() -> None:
 
 
 def test_payloads_at_once_count_together() -> None:
-    """Four at a quarter of the link each are the whole link."""
+    """Four at a quarter of the link each make the whole link."""
     meter = Meter()
     payloads = [meter.begin(partner, 0.0) for partner in "abab"]
     for tick in range(1, 21):
@@ -48,8 +48,8 @@ def test_payloads_at_once_count_together() -> None:
     assert meter.rate == pytest.approx(12 * MB, rel=1e-3)
 
 
-def test_payloads_one_after_the_other_count_their_time_alone() -> None:
-    """What lies between them is no time of transfer: of a round the link rests most."""
+def test_time_between_payloads_does_not_count() -> None:
+    """The link rests for most of a round."""
     meter, now = Meter(), 0.0
     for _ in range(20):
         now = send(meter, now, 0.3, 8 * MB) + 60.0
@@ -57,15 +57,15 @@ def test_payloads_one_after_the_other_count_their_time_alone() -> None:
 
 
 def test_a_slow_partner_does_not_make_the_link_slow() -> None:
-    """The best readings count: long hours at another's speed take nothing from two quick ones."""
+    """The best readings count: long transfers at another's speed don't outweigh two quick ones."""
     meter = Meter()
     now = send(meter, 0.0, 2.5, 12 * MB)
     send(meter, now, 30.0, 1 * MB)
     assert meter.rate == pytest.approx(12 * MB, rel=0.01)
 
 
-def test_one_partner_alone_says_nothing() -> None:
-    """However long it takes: its own link may be what is slow. Beside it only the time counts in which both move."""
+def test_a_single_partner_gives_no_reading() -> None:
+    """Its own link may be the slow one. Beside others, only the time counts in which two transfer."""
     meter = Meter()
     lone = meter.begin("a", 0.0)
     for tick in range(1, 41):
@@ -78,8 +78,8 @@ def test_one_partner_alone_says_nothing() -> None:
     assert meter.rate == pytest.approx(12 * MB, rel=1e-3)
 
 
-def test_of_bytes_told_late_only_those_count_that_came_beside_others() -> None:
-    """What came while the clock stood is no part of what it saw: ten times as much here."""
+def test_bytes_that_came_without_a_second_partner_do_not_count() -> None:
+    """A late report covers time in which the clock stood; that part, here ten times as much, is left out."""
     meter = Meter()
     lone = meter.begin("a", 0.0)
     for second in range(40):
@@ -90,16 +90,16 @@ def test_of_bytes_told_late_only_those_count_that_came_beside_others() -> None:
     assert meter.rate == pytest.approx(12 * MB, rel=0.01)
 
 
-def test_a_link_that_has_become_slow_is_found_out() -> None:
-    """What is older than so many readings says nothing any more."""
+def test_a_slower_link_is_noticed() -> None:
+    """Readings older than `READINGS` don't count."""
     meter = Meter()
     now = send(meter, 0.0, 5.0, 12 * MB)
     send(meter, now, (READINGS + 5) * WINDOW_S, 2 * MB)
     assert meter.rate == pytest.approx(2 * MB, rel=0.01)
 
 
-def test_one_fluke_is_not_believed() -> None:
-    """A reading that no other comes near, as of a clock that stood still, changes nothing."""
+def test_a_single_high_reading_is_ignored() -> None:
+    """A clock that stood still can cause one."""
     meter = Meter()
     now = send(meter, 0.0, 5 * WINDOW_S, 2 * MB)
     now = send(meter, now, WINDOW_S, 900 * MB)
@@ -107,8 +107,8 @@ def test_one_fluke_is_not_believed() -> None:
     assert meter.rate == pytest.approx(2 * MB, rel=0.01)
 
 
-def test_bytes_told_late_belong_to_the_time_before() -> None:
-    """A payload that is told of rarely counts in the windows in which its bytes came."""
+def test_a_late_report_is_spread_over_the_time_before_it() -> None:
+    """A payload that reports rarely counts in the windows in which its bytes came."""
     meter = Meter()
     slow, quick = meter.begin("a", 0.0), meter.begin("b", 0.0)
     for tick in range(1, 43):
@@ -131,8 +131,8 @@ def test_the_slower_direction_counts() -> None:
     assert fast.rate == FAST
 
 
-def test_what_is_told_does_not_follow_every_breath() -> None:
-    """Told at once when it becomes known, then only when it is clearly another."""
+def test_the_told_bandwidth_ignores_small_changes() -> None:
+    """It is told as soon as it is known, then only when it is clearly different."""
     assert steady(0.0, 1234567.0) == 1.23e6
     assert steady(0.0, 0.0) == 0.0
     assert steady(1e6, 1.2e6) == 1e6

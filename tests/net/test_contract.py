@@ -300,7 +300,7 @@ def test_own_limits_hold_before_anything_is_sent(swarm: Any) -> None:
     run(test())
 
 
-def test_a_death_is_told_at_once(swarm: Any) -> None:
+def test_a_death_is_reported_at_once(swarm: Any) -> None:
     """When a peer is killed, those with a link to or from it hear `closed` long before any deadline, and sending
     fails fast."""
 
@@ -322,7 +322,7 @@ def test_a_death_is_told_at_once(swarm: Any) -> None:
     run(test())
 
 
-def test_a_death_breaks_what_waits_for_it(swarm: Any) -> None:
+def test_a_death_ends_sends_under_way(swarm: Any) -> None:
     """A `send` under way to a peer that is killed ends as unreachable at once, not at its deadline."""
 
     async def test() -> None:
@@ -348,8 +348,8 @@ def test_a_death_breaks_what_waits_for_it(swarm: Any) -> None:
     run(test())
 
 
-def test_only_a_dial_that_is_refused_says_so(swarm: Any) -> None:
-    """What waits for a peer as it dies breaks, and proves nothing; who dials it then is refused, and knows."""
+def test_only_a_refused_dial_counts_as_refused(swarm: Any) -> None:
+    """A send that breaks as its peer dies proves nothing; a dial afterwards is refused, and says so."""
 
     async def test() -> None:
         async with swarm() as s:
@@ -401,8 +401,8 @@ def test_a_peer_that_never_answers_is_given_up(swarm: Any) -> None:
     run(test())
 
 
-def test_nobody_there_fails_fast(plain: Any) -> None:
-    """A peer that never was is unreachable, long before the time to connect is over."""
+def test_an_unknown_peer_is_unreachable_at_once(plain: Any) -> None:
+    """Long before the time to connect is over."""
 
     async def test() -> None:
         async with plain() as s:
@@ -442,8 +442,8 @@ def test_a_cancelled_send_leaves_the_link_whole(plain: Any) -> None:
     run(test())
 
 
-def test_closing_tells_the_others(swarm: Any) -> None:
-    """A peer that closes is heard to; it hears nothing itself, and sends nothing more."""
+def test_closing_is_reported_to_the_others(swarm: Any) -> None:
+    """The peer that closes hears nothing itself, and sends nothing more."""
 
     async def test() -> None:
         async with swarm() as s:
@@ -499,7 +499,7 @@ def test_the_record_that_lives_longer_wins(plain: Any) -> None:
     run(test())
 
 
-def test_a_record_dies(plain: Any) -> None:
+def test_a_record_expires(plain: Any) -> None:
     """After its time a record is found no more, while its neighbour still is."""
 
     async def test() -> None:
@@ -518,8 +518,8 @@ def test_a_record_dies(plain: Any) -> None:
     run(test())
 
 
-def test_nobody_speaks_for_another(plain: Any) -> None:
-    """A record under a peer's id that the peer didn't sign isn't found, however long it lives."""
+def test_a_record_under_another_peers_id_is_not_found(plain: Any) -> None:
+    """However long it lives, unless that peer signed it."""
 
     async def test() -> None:
         async with plain() as s:

@@ -149,8 +149,8 @@ def run(test: Awaitable[None]) -> None:
         (encode(Bulk(b"h", 1000)) + b"some", "no byte came"),
     ],
 )
-def test_a_stream_that_misbehaves_is_refused_alone(sent: bytes, reason: str) -> None:
-    """Its sender is told why, it is counted, its stream is closed; another peer's link never notices."""
+def test_a_protocol_error_ends_its_stream_alone(sent: bytes, reason: str) -> None:
+    """The sender is told why, the refusal is counted and the stream closed; another peer's link goes on."""
 
     async def test() -> None:
         rig = Rig(limits=replace(SHORT, rate_bytes_per_s_min=10.0))
@@ -171,8 +171,8 @@ def test_a_stream_that_misbehaves_is_refused_alone(sent: bytes, reason: str) -> 
     run(test())
 
 
-def test_a_payload_that_trickles_is_cut_off() -> None:
-    """Bytes that keep coming, but slower than the least rate, end at the payload's own deadline."""
+def test_a_payload_slower_than_the_least_rate_is_cut_off() -> None:
+    """Bytes that keep coming, but too slowly, end at the payload's own deadline."""
 
     async def test() -> None:
         with by_hand() as clock:
@@ -190,8 +190,9 @@ def test_a_payload_that_trickles_is_cut_off() -> None:
     run(test())
 
 
-def test_progress_is_told_while_a_payload_comes() -> None:
-    """A sender hears how far its payload has come, and then that it was taken; who receives knows that it lives."""
+def test_progress_is_reported_while_a_payload_comes() -> None:
+    """The sender hears how far its payload has come, and then that it was taken. The receiver's inbox hears that the
+    sender lives."""
 
     async def test() -> None:
         rig = Rig()
@@ -210,8 +211,8 @@ def test_progress_is_told_while_a_payload_comes() -> None:
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_who_wants_to_know_is_told_while_a_payload_comes(whole: bool) -> None:
-    """From when it may come until all of it is there, or its stream has ended."""
+def test_traffic_receiving_is_entered_while_a_payload_comes(whole: bool) -> None:
+    """From the moment at which it may come until all of it has, or its stream has ended."""
 
     async def test() -> None:
         rig, coming = Rig(), list[bool]()
@@ -267,8 +268,8 @@ def test_a_sender_tells_a_slow_receiver_from_a_frozen_one() -> None:
     run(test())
 
 
-def test_progress_does_not_keep_a_payload_going_for_ever() -> None:
-    """A receiver that tells of one more byte again and again is given up at the payload's own deadline."""
+def test_progress_does_not_extend_a_payloads_deadline() -> None:
+    """A receiver that reports one more byte again and again is given up at the payload's own deadline."""
 
     async def test() -> None:
         rig = Rig(limits=replace(SHORT, rate_bytes_per_s_min=1e6))
@@ -288,8 +289,8 @@ def test_progress_does_not_keep_a_payload_going_for_ever() -> None:
 
 @pytest.mark.parametrize("answer", [b"nonsense", encode(Message(b"")), encode(Progress(2000))])
 @pytest.mark.parametrize("payload", [None, memoryview(bytes(1000))])
-def test_a_wrong_answer_is_no_answer(answer: bytes, payload: memoryview | None) -> None:
-    """A receiver that answers with anything but an answer is unreachable at once."""
+def test_a_frame_that_is_no_answer_makes_the_receiver_unreachable(answer: bytes, payload: memoryview | None) -> None:
+    """At once, not at a deadline."""
 
     async def test() -> None:
         rig = Rig()
@@ -302,7 +303,7 @@ def test_a_wrong_answer_is_no_answer(answer: bytes, payload: memoryview | None) 
     run(test())
 
 
-def test_an_answer_that_nobody_asked_for_ends_the_link() -> None:
+def test_a_surplus_answer_ends_the_link() -> None:
     """A surplus answer would shift all that follow: the link is given up, and the next message opens
     another."""
 
@@ -341,8 +342,8 @@ def test_a_payload_cut_short_is_a_broken_stream() -> None:
     run(test())
 
 
-def test_a_payloads_memory_is_the_inboxs_alone() -> None:
-    """What it has let go of is given back, though the sender takes its time to hang up."""
+def test_only_the_inbox_holds_a_payloads_memory() -> None:
+    """When the inbox lets go of it, it is freed, even before the sender hangs up."""
 
     async def test() -> None:
         rig, come = Rig(), list[weakref.ref[object]]()
@@ -364,8 +365,8 @@ def test_a_payloads_memory_is_the_inboxs_alone() -> None:
     run(test())
 
 
-def test_a_newer_link_takes_the_older_ones_place() -> None:
-    """A peer that comes back isn't said to have gone; the end of its last link is told, once."""
+def test_a_newer_link_replaces_the_older_one() -> None:
+    """A peer that comes back isn't reported as gone; the end of its last link is, once."""
 
     async def test() -> None:
         rig = Rig()
@@ -452,8 +453,8 @@ def test_closing_ends_everything_in_bounded_time() -> None:
     run(test())
 
 
-def test_a_peer_that_is_refused_again_and_again_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Who sends what can't be taken fills no log: each such peer is told of once a minute."""
+def test_refusals_of_one_peer_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    """A peer that sends refused messages again and again doesn't fill the log."""
 
     async def test() -> None:
         rig = Rig()

@@ -31,8 +31,8 @@ class Clock:
         return self.now
 
 
-def test_an_offer_survives_the_wire() -> None:
-    """What was packed is unpacked, with the types that it had."""
+def test_an_offer_is_unpacked_as_it_was_packed() -> None:
+    """With the types that it had."""
     assert Offer.unpack(OFFER.pack()) == OFFER
 
 
@@ -55,8 +55,8 @@ def test_an_offer_survives_the_wire() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_offer_is_said(change: dict[str, object]) -> None:
-    """One field out of its range is enough; the same map without the change is an offer."""
+def test_an_offer_with_a_field_out_of_range_is_an_error(change: dict[str, object]) -> None:
+    """One such field is enough; without the change the same map is an offer."""
     with pytest.raises(OfferError):
         Offer.unpack(msgpack.packb({**CONTENT, **change}))
 
@@ -66,14 +66,14 @@ def test_what_is_no_offer_is_said(change: dict[str, object]) -> None:
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(sorted(CONTENT)), inner, max_size=3),
     max_leaves=8,
 ).map(msgpack.packb))  # fmt: skip
-def test_anything_else_is_no_offer(data: bytes) -> None:
-    """Whatever comes, nothing but `OfferError` is raised."""
+def test_other_bytes_are_an_offer_error(data: bytes) -> None:
+    """No bytes raise anything else."""
     with pytest.raises(OfferError):
         Offer.unpack(data)
 
 
-def test_a_ticket_serves_once_and_its_peer_alone() -> None:
-    """It tells who it was drawn for; presented again, by whomever, it tells nothing."""
+def test_a_ticket_names_its_peer_once() -> None:
+    """It gives the peer for which it was drawn; presented again it gives none."""
     tickets = Tickets(Clock())
     a, b = tickets.draw("a"), tickets.draw("b")
     assert tickets.redeem(b) == "b"
@@ -83,7 +83,7 @@ def test_a_ticket_serves_once_and_its_peer_alone() -> None:
 
 @pytest.mark.parametrize("place", [8, TICKET_BYTES - 1])
 def test_a_wrong_secret_uses_the_ticket_up(place: int) -> None:
-    """Nobody can try a ticket's secret twice."""
+    """A ticket's secret can't be tried twice."""
     tickets = Tickets(Clock())
     right = bytearray(tickets.draw("a"))
     wrong = bytearray(right)
@@ -92,8 +92,8 @@ def test_a_wrong_secret_uses_the_ticket_up(place: int) -> None:
     assert tickets.redeem(bytes(right)) is None
 
 
-def test_a_ticket_has_its_time() -> None:
-    """Unused, it is worth nothing after its life; as long as one lives somebody is expected."""
+def test_a_ticket_expires() -> None:
+    """While any ticket is valid, connections are expected."""
     clock = Clock()
     tickets = Tickets(clock)
     assert not tickets
@@ -107,8 +107,8 @@ def test_a_ticket_has_its_time() -> None:
     assert not tickets
 
 
-def test_tickets_are_limited_in_number() -> None:
-    """One peer's newest push out its oldest and nobody else's; in all there is an end, too."""
+def test_the_number_of_tickets_is_limited() -> None:
+    """A peer's newest replaces its own oldest only; beyond the total limit the oldest of all goes."""
     tickets = Tickets(Clock())
     other = tickets.draw("other")
     drawn = [tickets.draw("greedy") for _ in range(TICKETS_PER_PEER_MAX + 1)]

@@ -68,8 +68,8 @@ class Link:
         return {n: sum(rates[n] for rates in all_) / len(all_) for n in self.weights}
 
 
-def test_nothing_is_held_back_before_there_is_a_reading() -> None:
-    """And a reading takes a second or two in which the network held up both."""
+def test_no_connection_is_paced_before_the_first_reading() -> None:
+    """A reading takes a second or two in which the network held up both connections."""
     link = Link(12 * MB, {"a": 2.0, "b": 1.0})
     for _ in range(FIRST - 1):
         link.tick()
@@ -79,7 +79,7 @@ def test_nothing_is_held_back_before_there_is_a_reading() -> None:
     assert link.shares.link == pytest.approx(12 * MB)
 
 
-def test_a_reading_leaves_out_what_fills_the_way() -> None:
+def test_a_reading_leaves_out_the_filling_of_buffers() -> None:
     """Queues and windows take more at first than the link goes on carrying."""
     link = Link(36 * MB, {"a": 1.0, "b": 1.0})
     link.run(FILLING)
@@ -88,8 +88,8 @@ def test_a_reading_leaves_out_what_fills_the_way() -> None:
     assert link.shares.link == pytest.approx(12 * MB)
 
 
-def test_readings_follow_one_another() -> None:
-    """Once the way is full, each further second is one."""
+def test_each_further_second_is_a_reading() -> None:
+    """Once the buffers are full."""
     link = Link(12 * MB, {"a": 1.0, "b": 1.0})
     link.run(FIRST)
     link.rate = 100 * MB
@@ -99,8 +99,8 @@ def test_readings_follow_one_another() -> None:
     assert link.shares.link == pytest.approx(LOOK * 12 * MB)
 
 
-def test_a_reading_is_of_ticks_in_a_row() -> None:
-    """After an interruption the way fills anew."""
+def test_an_interruption_starts_a_reading_anew() -> None:
+    """The buffers must fill again."""
     link = Link(12 * MB, {"a": 1.0, "b": 1.0})
     for _ in range(20):
         link.run(FIRST - 1)
@@ -108,8 +108,8 @@ def test_a_reading_is_of_ticks_in_a_row() -> None:
     assert link.shares.link == 0.0
 
 
-def test_ticks_may_come_late() -> None:
-    """A busy machine looks when it can: all is by the time that has passed."""
+def test_late_ticks_give_the_same_shares() -> None:
+    """Everything is divided by the time that has passed."""
     link = Link(12 * MB, {"a": 1.0, "slow": 1.0}, {"slow": 0.5 * MB})
     for late in [1.0, 7.0, 2.5] * 200:
         rates = link.tick(late * TICK_S)
@@ -123,7 +123,7 @@ def test_ticks_may_come_late() -> None:
 
 @pytest.mark.parametrize("weights", [(2.0, 1.0), (5.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0)])
 def test_a_link_is_shared_evenly(weights: tuple[float, ...]) -> None:
-    """However TCP would have it, and nothing of the link is left unused."""
+    """Whatever TCP would give to each, and no part of the link is left unused."""
     link = Link(12 * MB, dict(zip("abcd", weights, strict=False)))
     rates = link.run(LONG)
     assert sum(rates.values()) == pytest.approx(12 * MB, rel=1e-3)
@@ -132,8 +132,8 @@ def test_a_link_is_shared_evenly(weights: tuple[float, ...]) -> None:
 
 
 @pytest.mark.parametrize("others", ["a", "ab"])
-def test_what_a_slow_one_leaves_is_the_others(others: str) -> None:
-    """One that takes little holds nobody back, whichever way it came about."""
+def test_the_rest_of_a_slow_connections_share_goes_to_the_others(others: str) -> None:
+    """A connection that takes little holds back no other, for whatever reason it is slow."""
     link = Link(12 * MB, dict.fromkeys([*others, "slow"], 1.0), {"slow": 0.5 * MB})
     rates = link.run(LONG)
     assert rates["slow"] == pytest.approx(0.5 * MB, rel=1e-3)
@@ -142,7 +142,7 @@ def test_what_a_slow_one_leaves_is_the_others(others: str) -> None:
     assert link.run(LONG)["slow"] == pytest.approx(12 * MB / len(rates), rel=0.06)
 
 
-def test_the_share_of_one_that_is_gone_is_the_others() -> None:
+def test_the_share_of_an_ended_connection_goes_to_the_others() -> None:
     """All of it, and evenly."""
     link = Link(12 * MB, {"a": 2.0, "b": 1.0, "gone": 1.0})
     link.run(LONG)
@@ -152,8 +152,8 @@ def test_the_share_of_one_that_is_gone_is_the_others() -> None:
     assert sum(rates.values()) == pytest.approx(12 * MB, rel=1e-3)
 
 
-def test_one_that_stands_still_holds_nobody_back() -> None:
-    """A frozen receiver's share goes to the other, within two seconds."""
+def test_a_stalled_connection_holds_back_no_other() -> None:
+    """A frozen receiver's share goes to the other within two seconds."""
     link = Link(12 * MB, {"a": 1.0, "frozen": 1.0})
     link.run(300)
     link.takes = {"frozen": 0.0}
@@ -161,8 +161,9 @@ def test_one_that_stands_still_holds_nobody_back() -> None:
     assert link.run(300)["a"] == pytest.approx(12 * MB, rel=0.01)
 
 
-def test_a_moments_pause_costs_no_share() -> None:
-    """Else whoever misses a tick, between payloads or for a lost packet, would find the others in its place."""
+def test_a_short_pause_does_not_reduce_a_share() -> None:
+    """Otherwise a connection that misses a tick, between payloads or for a lost packet, would lose its share to the
+    others."""
     link = Link(12 * MB, {"a": 1.0, "b": 1.0})
     link.run(300)
     even = link.paces["a"]
@@ -172,8 +173,8 @@ def test_a_moments_pause_costs_no_share() -> None:
 
 
 @pytest.mark.parametrize("used", [1.0, GAPS])
-def test_a_link_that_carries_more_is_found_out(used: float) -> None:
-    """Soon, though nobody sends more than what was read: a look at it leads to leaps."""
+def test_a_faster_link_is_noticed(used: float) -> None:
+    """Soon, though no connection sends more than its share: a probe leads to leaps."""
     link = Link(2 * MB, {"a": 1.0, "b": 1.0}, used=used)
     link.run(LONG)
     link.rate = 30 * MB
@@ -182,7 +183,7 @@ def test_a_link_that_carries_more_is_found_out(used: float) -> None:
 
 
 def test_a_low_first_reading_is_corrected_at_once() -> None:
-    """It may have been taken while others used the link, or before TCP had its windows: the next one looks further."""
+    """It may have been taken while others used the link, or before TCP's windows were wide: the next one is a probe."""
     link = Link(6 * MB, {"a": 1.0, "b": 1.0}, used=GAPS)
     link.run(FIRST)
     link.rate = 12 * MB
@@ -190,15 +191,15 @@ def test_a_low_first_reading_is_corrected_at_once() -> None:
     assert link.shares.link == pytest.approx(12 * MB)
 
 
-def test_gaps_wear_no_share_down() -> None:
-    """Less than the link carries is read as long as connections wait now and then. That isn't shared out in its turn:
-    looks come as often as readings are forgotten."""
+def test_gaps_do_not_wear_down_the_shares() -> None:
+    """While connections wait now and then, readings are lower than the link. Probes come as often as readings are
+    forgotten, so the lower reading isn't shared out in turn."""
     link = Link(12 * MB, {"a": 1.0, "b": 1.0}, used=GAPS)
     assert sum(link.run(LONG).values()) > 0.99 * ROOM * GAPS * 12 * MB
 
 
-def test_a_link_that_has_become_slow_is_found_out() -> None:
-    """After as many readings as are remembered, shares are even again."""
+def test_a_slower_link_is_noticed() -> None:
+    """After as many readings as are kept, shares are even again."""
     link = Link(12 * MB, {"a": 3.0, "b": 1.0})
     link.run(LONG)
     link.rate = 3 * MB
@@ -206,15 +207,15 @@ def test_a_link_that_has_become_slow_is_found_out() -> None:
     assert link.run(LONG)["a"] == pytest.approx(1.5 * MB, rel=0.06)
 
 
-def test_a_fast_link_holds_nobody_back() -> None:
-    """There the machines decide."""
+def test_a_fast_link_is_not_paced() -> None:
+    """There the machines set the rates."""
     link = Link(1.01 * SLOW, {"a": 3.0, "b": 1.0})
     assert link.run(LONG)["a"] == pytest.approx(0.75 * 1.01 * SLOW, rel=1e-3)
 
 
 @pytest.mark.parametrize("waiting", ["a", "ab"])
-def test_a_connection_that_waits_for_something_else_says_nothing_of_the_link(waiting: str) -> None:
-    """What a peer has to send now and then must not become all that it may send, nor what another has beside it."""
+def test_a_connection_that_waits_for_its_peer_gives_no_reading(waiting: str) -> None:
+    """What a peer sends now and then must limit neither itself nor another connection."""
     link = Link(12 * MB, {"a": 1.0, "b": 1.0}, dict.fromkeys(waiting, 0.1 * MB))
     for _ in range(LONG):
         link.tick(held_up=dict.fromkeys(waiting, 0.8))
@@ -222,8 +223,8 @@ def test_a_connection_that_waits_for_something_else_says_nothing_of_the_link(wai
     assert link.paces == {}
 
 
-def test_one_alone_is_held_to_nothing() -> None:
-    """It has the link for itself, whatever was read before; and what it makes of it, maybe little, isn't read."""
+def test_a_single_connection_is_not_paced() -> None:
+    """It has the link for itself, and gives no reading."""
     link = Link(12 * MB, {"a": 1.0, "b": 1.0})
     link.run(300)
     link.weights, link.rate = {"a": 1.0}, 1 * MB
@@ -285,8 +286,8 @@ class Wire:
         self.paces.append(rate)
 
 
-def test_connections_are_looked_at_while_something_is_written(clock: Clock) -> None:
-    """Both are paced; once one is over, the other isn't any more; once both are, nobody looks until one begins."""
+def test_connections_are_paced_while_payloads_are_written(clock: Clock) -> None:
+    """Both are paced; once one is over the other isn't any more; once both are, the ticks stop until one begins."""
     a, b = Wire(clock, 2 * MB), Wire(clock, 1 * MB)
     pacer = clock.pacer(a=a, b=b)
     clock.ticks(FIRST - 1)
@@ -306,7 +307,7 @@ def test_connections_are_looked_at_while_something_is_written(clock: Clock) -> N
     assert len(a.paces) == FIRST + 4
 
 
-def test_after_the_end_nobody_looks(clock: Clock) -> None:
+def test_ended_pacers_do_not_tick(clock: Clock) -> None:
     """Whatever is still being written."""
     a = Wire(clock, 2 * MB)
     pacer = clock.pacer(a=a)
@@ -316,8 +317,8 @@ def test_after_the_end_nobody_looks(clock: Clock) -> None:
     assert len(a.paces) == 1
 
 
-def test_payloads_that_follow_one_another_are_looked_at_as_one(clock: Clock) -> None:
-    """Within a tick one is over and the next begins: nothing of what went over the connection is left out."""
+def test_consecutive_payloads_are_measured_as_one(clock: Clock) -> None:
+    """If the next one begins within the tick in which one ended, all bytes of the connection count."""
     a, b = Wire(clock, 2 * MB), Wire(clock, 1 * MB)
     pacer = clock.pacer(a=a, b=b)
     for _ in range(FIRST):
@@ -329,8 +330,8 @@ def test_payloads_that_follow_one_another_are_looked_at_as_one(clock: Clock) -> 
     assert pacer._shares.link == pytest.approx(3 * MB)
 
 
-def test_a_new_connection_takes_the_place_of_the_one_before(clock: Clock) -> None:
-    """It is the one that is paced from then on, also when it begins within the same tick."""
+def test_a_new_connection_replaces_the_peers_earlier_one(clock: Clock) -> None:
+    """It is paced from then on, also when it begins within the same tick."""
     broken, new = Wire(clock, 1 * MB), Wire(clock, 1 * MB)
     pacer = clock.pacer(a=broken)
     clock.passes(0.5)
@@ -340,8 +341,9 @@ def test_a_new_connection_takes_the_place_of_the_one_before(clock: Clock) -> Non
     assert (len(broken.paces), len(new.paces)) == (0, 1)
 
 
-def test_what_a_connection_carried_before_is_not_counted(clock: Clock) -> None:
-    """One that begins is looked at from there: a slow one's share is the others', however much it once carried."""
+def test_bytes_before_the_payload_are_not_counted(clock: Clock) -> None:
+    """A connection is measured from its `begin`: the rest of a slow one's share goes to the others, however much it
+    once carried."""
     a, b = Wire(clock, 2 * MB), Wire(clock, 1 * MB)
     pacer = clock.pacer(a=a, b=b)
     clock.ticks(FIRST)
@@ -351,23 +353,23 @@ def test_what_a_connection_carried_before_is_not_counted(clock: Clock) -> None:
     assert a.paces[-1] == pytest.approx(even + (even - GROWTH * 0.1 * MB))
 
 
-def test_what_held_a_connection_up_before_is_not_counted(clock: Clock) -> None:
-    """One that waits for something else since then is known for it."""
+def test_time_held_up_before_the_payload_is_not_counted(clock: Clock) -> None:
+    """A connection that has waited for its peer since then gives no reading."""
     pacer = clock.pacer(a=Wire(clock, 2 * MB), b=Wire(clock, 1 * MB, held_up=FULL / 2))
     clock.ticks(FIRST)
     assert pacer._shares.link == 0.0
 
 
-def test_a_pacer_that_is_late_measures_the_same(clock: Clock) -> None:
-    """It goes by the time between its looks, not by that which it had planned."""
+def test_a_late_pacer_measures_the_same(clock: Clock) -> None:
+    """It divides by the time between its ticks, not by the planned one."""
     pacer = clock.pacer(a=Wire(clock, 2 * MB), b=Wire(clock, 1 * MB))
     for late in [1.0, 7.0, 2.5] * FIRST:
         clock.passes(late)
     assert pacer._shares.link == pytest.approx(3 * MB)
 
 
-def test_nobody_looks_at_connections_that_carry_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While payloads go to two peers both are looked at; after the next tick neither is."""
+def test_idle_connections_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While payloads go to two peers both are; after the next tick neither is."""
     monkeypatch.setattr(pacing, "TICK_S", 60.0)  # only when asked
 
     async def test(start: Start) -> None:

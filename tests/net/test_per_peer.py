@@ -82,7 +82,7 @@ def test_many_payloads_go_on_one_stream() -> None:
     run(test)
 
 
-def test_the_next_one_comes_while_one_is_taken() -> None:
+def test_the_next_payload_arrives_while_the_inbox_takes_one() -> None:
     """The stream carries on while the inbox is busy, and answers come in order."""
 
     async def test(start: Start) -> None:
@@ -118,7 +118,7 @@ def test_a_refusal_keeps_the_stream() -> None:
 
 
 def test_messages_have_a_stream_of_their_own() -> None:
-    """A link doesn't wait behind payloads, and neither takes what is the other's."""
+    """A link doesn't wait behind payloads, and neither stream carries what belongs to the other."""
 
     async def test() -> None:
         rig = Rig()
@@ -137,8 +137,8 @@ def test_messages_have_a_stream_of_their_own() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other limits")
-def test_a_stream_has_room_for_what_is_written_at_once() -> None:
-    """More of a payload is with the system than by default, so that it asks for the next piece less often."""
+def test_the_systems_buffer_holds_a_whole_chunk() -> None:
+    """It is larger than by default, so that the stream asks for the next chunk less often."""
 
     async def test(start: Start) -> None:
         usual, other = socket.socketpair()
@@ -158,8 +158,8 @@ def test_a_stream_has_room_for_what_is_written_at_once() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
-def test_a_stream_that_broke_unused_costs_nothing(at_once: int) -> None:
-    """What comes next goes on another, and nobody is said to be lost."""
+def test_a_stream_that_broke_unused_is_replaced(at_once: int) -> None:
+    """The next payload goes on another stream, and the inbox isn't told."""
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
@@ -175,8 +175,8 @@ def test_a_stream_that_broke_unused_costs_nothing(at_once: int) -> None:
     run(test)
 
 
-def test_what_comes_unasked_ends_the_stream() -> None:
-    """An answer that nobody waits for would be taken for the next one's."""
+def test_a_stream_with_an_unasked_answer_is_not_used_again() -> None:
+    """The answer would be taken for the next payload's."""
 
     async def test() -> None:
         rig = Rig()
@@ -198,8 +198,9 @@ def test_what_comes_unasked_ends_the_stream() -> None:
 
 
 @pytest.mark.parametrize("breaks_again", [False, True])
-def test_a_stream_that_breaks_under_a_payload_is_another_once(breaks_again: bool) -> None:
-    """If it had carried others: it may have broken before, unseen. If the fresh one breaks too, the peer is gone."""
+def test_a_payload_on_a_used_stream_that_breaks_is_sent_once_more(breaks_again: bool) -> None:
+    """A stream that carried other payloads may have broken before, unseen. If the fresh one breaks too, the peer is
+    unreachable."""
 
     async def test() -> None:
         rig = Rig()
@@ -228,8 +229,8 @@ def test_a_stream_that_breaks_under_a_payload_is_another_once(breaks_again: bool
     test_exchange.run(test())
 
 
-def test_a_fresh_stream_that_breaks_is_not_another() -> None:
-    """Who ends a stream before it has answered anything is unreachable at once, as one whose stream isn't kept."""
+def test_a_payload_on_a_fresh_stream_that_breaks_is_not_sent_again() -> None:
+    """A peer that ends a stream before it has answered anything is unreachable at once."""
 
     async def test() -> None:
         rig = Rig()
@@ -245,8 +246,8 @@ def test_a_fresh_stream_that_breaks_is_not_another() -> None:
     test_exchange.run(test())
 
 
-def test_silence_is_not_tried_again() -> None:
-    """A receiver that freezes costs one read timeout, though its stream had carried others; the next payload dials."""
+def test_a_payload_without_an_answer_is_not_sent_again() -> None:
+    """A frozen receiver costs one read timeout, even on a stream that carried others before. The next payload dials."""
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
@@ -265,9 +266,9 @@ def test_silence_is_not_tried_again() -> None:
     run(test)
 
 
-def test_half_a_payload_ends_the_stream_after_the_others_answers() -> None:
-    """Whose sender goes midway is the last on it; what was written before is answered, what comes after goes on
-    another, and what wasn't sent of the half never is."""
+def test_a_half_sent_payload_ends_the_stream_after_the_earlier_answers() -> None:
+    """A send that is cancelled midway is the last on its stream. Earlier ones are answered, later ones use another, and
+    what wasn't sent of the half never is."""
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
@@ -296,8 +297,8 @@ def test_half_a_payload_ends_the_stream_after_the_others_answers() -> None:
     run(test)
 
 
-def test_what_was_written_is_what_comes() -> None:
-    """Though its sender goes at once, and uses the memory again before the receiver has it all."""
+def test_a_written_payload_arrives_unchanged() -> None:
+    """Even if its sender is cancelled, and uses the memory again before the receiver has it all."""
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
@@ -321,8 +322,8 @@ def test_what_was_written_is_what_comes() -> None:
 # -- how long it is kept
 
 
-def test_a_stream_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it ends at both ends, used or not; who still waits for an answer gets it, and what follows dials anew."""
+def test_a_stream_is_kept_for_its_life_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it ends at both ends, used or not. Sends that wait get their answers, and later payloads dial anew."""
     monkeypatch.setattr("p2p_diloco.net.sending.STREAM_LIFE_S", 0.3)
 
     async def test(start: Start) -> None:
@@ -349,8 +350,8 @@ def test_a_stream_is_kept_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     run(test)
 
 
-def test_a_receiver_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who keeps a stream open for longer, and sends nothing, is told why it ends."""
+def test_a_receiver_ends_a_stream_without_payloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender that keeps a stream open for longer than allowed, and sends nothing, is told why it ends."""
     monkeypatch.setattr("p2p_diloco.net.receiving.NEXT_PAYLOAD_S", 0.4)
 
     async def test() -> None:
@@ -364,8 +365,8 @@ def test_a_receiver_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
     test_exchange.run(test())
 
 
-def test_answers_that_nobody_reads_do_not_pile_up() -> None:
-    """Who sends payloads and reads no answer is read no more once these fill the stream, and then it is ended."""
+def test_unread_answers_end_the_stream() -> None:
+    """Once they fill the stream no further payload is read, and then the stream is ended."""
 
     async def test() -> None:
         rig = Rig(limits=replace(test_exchange.LIMITS, write_timeout_s=0.4))
@@ -383,7 +384,7 @@ def test_answers_that_nobody_reads_do_not_pile_up() -> None:
     test_exchange.run(test())
 
 
-def test_kept_streams_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_kept_streams_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than allowed is ended when it has its answer, and what follows goes on another; those that are there
     stay, and a place that is left is free."""
     monkeypatch.setattr("p2p_diloco.net.receiving.LINGER_S", 0.5)
@@ -419,7 +420,7 @@ def test_kept_streams_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("waits_for", ["an answer", "its turn", "a stream"])
 def test_closing_leaves_no_stream(waits_for: str) -> None:
-    """Neither one that is kept nor one that is being opened, and none is opened afterwards."""
+    """Neither a kept one nor one that is being opened, and none is opened afterwards."""
     dialling = waits_for == "a stream"
 
     async def test(start: Start) -> None:
@@ -450,8 +451,8 @@ def test_closing_leaves_no_stream(waits_for: str) -> None:
 # -- one of a kind for each peer
 
 
-def test_those_that_ask_together_wait_for_one() -> None:
-    """It is opened once, and if it can't be they all hear so at once; the next one tries again."""
+def test_callers_at_the_same_time_share_one_opening() -> None:
+    """The object is opened once. If that fails all of them hear it at once, and the next call tries again."""
 
     async def test() -> None:
         opened: list[str] = []
@@ -476,8 +477,8 @@ def test_those_that_ask_together_wait_for_one() -> None:
     asyncio.run(test())
 
 
-def test_what_is_dropped_is_opened_anew() -> None:
-    """Only that one: what has taken its place meanwhile stays, and so does what is being opened."""
+def test_a_dropped_object_is_opened_anew() -> None:
+    """Only that one is dropped: an object that has replaced it stays, and so does one that is being opened."""
 
     async def test() -> None:
         async def open(peer: str) -> object:
@@ -499,8 +500,8 @@ def test_what_is_dropped_is_opened_anew() -> None:
     asyncio.run(test())
 
 
-def test_who_goes_leaves_it_to_the_others() -> None:
-    """One that asked and was cancelled doesn't end what others wait for; the end of all is `Unreachable` for them."""
+def test_a_cancelled_caller_does_not_cancel_the_opening() -> None:
+    """The others go on waiting; when all openings are ended they get `Unreachable`."""
 
     async def test() -> None:
         may = asyncio.Event()

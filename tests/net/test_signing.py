@@ -33,8 +33,8 @@ def test_a_proof_names_its_peer(identity: Path) -> None:
     assert len(proof) <= PROOF_LETTERS_MAX
 
 
-def test_another_statement_is_not_what_was_signed(identity: Path) -> None:
-    """Nor is the signature somebody else's who puts his own key beside it."""
+def test_a_proof_holds_for_its_statement_and_key_alone(identity: Path) -> None:
+    """Another statement, or another key beside the signature, proves nothing."""
     from hivemind.p2p import P2P
 
     other = identity.with_name("other")
@@ -46,7 +46,7 @@ def test_another_statement_is_not_what_was_signed(identity: Path) -> None:
 
 
 @given(st.one_of(st.text(), st.binary().map(lambda raw: raw.hex()), st.just("." * (PROOF_LETTERS_MAX + 1))))
-def test_garbage_is_nobodys(proof: str) -> None:
+def test_garbage_proves_nothing(proof: str) -> None:
     """Whatever stands in place of a proof."""
     assert signer(b"yes", proof) is None
 
@@ -54,8 +54,8 @@ def test_garbage_is_nobodys(proof: str) -> None:
 @pytest.mark.parametrize(
     "content", [None, b"", b"\x08\x00\x12", b"\x08\x00\x12\xff\xff", b"\x08\x01\x12\x03abc", b"text"]
 )
-def test_a_file_without_a_key_is_a_sentence(tmp_path: Path, content: bytes | None) -> None:
-    """Whether it isn't there, or is another file."""
+def test_a_file_without_a_key_is_a_config_error(tmp_path: Path, content: bytes | None) -> None:
+    """Whether it doesn't exist, or holds something else."""
     path = tmp_path / "identity"
     if content is not None:
         path.write_bytes(content)

@@ -94,8 +94,8 @@ def test_the_connection_is_tls_1_3() -> None:
     run(test())
 
 
-def test_only_the_certificate_agreed_on_will_do() -> None:
-    """Another one of the very same form ends the handshake, on both sides."""
+def test_another_certificate_ends_the_handshake() -> None:
+    """On both sides, even if it has the very same form."""
 
     async def test() -> None:
         with pytest.raises(HandshakeFailed) as caught:
@@ -107,7 +107,7 @@ def test_only_the_certificate_agreed_on_will_do() -> None:
     run(test())
 
 
-def test_an_older_tls_is_turned_away() -> None:
+def test_an_older_tls_is_refused() -> None:
     """A dialler that offers TLS 1.2 at most gets no connection."""
 
     async def test() -> None:
@@ -133,8 +133,8 @@ def _dial_and_fail(context: ssl.SSLContext, port: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_NOTSENT_LOWAT"), reason="this system has no such bound")
-def test_little_waits_in_the_system() -> None:
-    """At either end what is written and not sent yet is bounded: payloads are to go one after the other."""
+def test_what_the_kernel_holds_unsent_is_limited() -> None:
+    """At either end, so that payloads leave one after the other."""
 
     async def test() -> None:
         for connection in await connections():
@@ -145,8 +145,8 @@ def test_little_waits_in_the_system() -> None:
     run(test())
 
 
-def test_what_is_written_arrives_both_ways_at_once() -> None:
-    """20 MB each way, in pieces of all sizes, and the reader's memory is where it ends."""
+def test_bytes_arrive_both_ways_at_once() -> None:
+    """20 MB each way, in pieces of all sizes, straight into the reader's memory."""
 
     async def test() -> None:
         async with ends() as (near, far):
@@ -171,8 +171,8 @@ def test_what_is_written_arrives_both_ways_at_once() -> None:
     run(test())
 
 
-def test_a_reader_that_doesnt_read_makes_the_writer_wait() -> None:
-    """Neither end gathers what the reader doesn't take; when it does, all of it is there."""
+def test_a_reader_that_does_not_read_makes_the_writer_wait() -> None:
+    """Neither end buffers what the reader doesn't take; when it reads, all bytes are there."""
 
     async def test() -> None:
         async with ends() as (near, far):
@@ -192,8 +192,8 @@ def test_a_reader_that_doesnt_read_makes_the_writer_wait() -> None:
     run(test())
 
 
-def test_what_is_sent_is_let_go() -> None:
-    """The memory is the caller's again once the socket has it all; a view that was kept would forbid a new length."""
+def test_sent_memory_is_released() -> None:
+    """The caller may resize it once the socket has it all; a view that was kept would forbid that."""
 
     async def test() -> None:
         async with ends() as (near, far):
@@ -207,8 +207,8 @@ def test_what_is_sent_is_let_go() -> None:
     run(test())
 
 
-def test_what_is_forgotten_is_let_go() -> None:
-    """The same for what is given up midway, though the connection lives on."""
+def test_memory_given_up_midway_is_released() -> None:
+    """Also while the connection lives on."""
 
     async def test() -> None:
         async with ends() as (near, _):
@@ -224,8 +224,8 @@ def test_what_is_forgotten_is_let_go() -> None:
     run(test())
 
 
-def test_what_is_given_up_is_sent_no_further() -> None:
-    """Of a payload that is cancelled midway no more comes than was in the socket's hands."""
+def test_a_payload_given_up_midway_is_sent_no_further() -> None:
+    """No more of it arrives than had been handed to the transport."""
 
     async def test() -> None:
         async with ends() as (near, far):
@@ -240,8 +240,8 @@ def test_what_is_given_up_is_sent_no_further() -> None:
     run(test())
 
 
-def test_an_abort_ends_what_waits_at_once() -> None:
-    """Reader and writer of the end that is aborted, and the other end, learn of it; nothing else is needed."""
+def test_an_abort_ends_waiting_readers_and_writers_at_once() -> None:
+    """At this end and at the other."""
 
     async def test() -> None:
         async with ends() as (near, far):
@@ -259,8 +259,8 @@ def test_an_abort_ends_what_waits_at_once() -> None:
     run(test())
 
 
-def test_closing_lets_go_out_what_was_written() -> None:
-    """Up to the last byte; and then the other end sees the end."""
+def test_closing_sends_what_was_written() -> None:
+    """Up to the last byte; then the other end sees the end."""
 
     async def test() -> None:
         async with ends() as (near, far):
@@ -274,8 +274,8 @@ def test_closing_lets_go_out_what_was_written() -> None:
     run(test())
 
 
-def test_closing_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody reads is given up in the end, and the socket with it."""
+def test_closing_does_not_wait_for_a_reader_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What isn't read is given up in the end, and the socket is closed."""
     monkeypatch.setattr("p2p_diloco.net.pipe.CLOSE_S", 0.2)
 
     async def test() -> None:
@@ -296,8 +296,8 @@ ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="TCP tells what it
 
 
 @ON_LINUX
-def test_a_connection_tells_what_went_over_it_and_keeps_to_a_pace() -> None:
-    """Bytes that have arrived, no more a second than it was told, and that it was held up by that all the time."""
+def test_a_connection_counts_its_bytes_and_keeps_to_its_pace() -> None:
+    """Bytes that have arrived, at most the given rate, and that the pace held it up all the time."""
 
     async def test() -> None:
         async with ends() as (near, far):
@@ -317,8 +317,8 @@ def test_a_connection_tells_what_went_over_it_and_keeps_to_a_pace() -> None:
 
 
 @ON_LINUX
-def test_a_receiver_that_takes_nothing_is_not_the_networks_fault() -> None:
-    """Once the reader has stopped and its window is full, time passes in which nothing was held up by the network."""
+def test_a_full_window_does_not_count_as_held_up_by_the_network() -> None:
+    """Once the reader has stopped and its window is full, the time that passes isn't counted."""
 
     async def test() -> None:
         async with ends() as (near, _):
@@ -339,8 +339,9 @@ def test_a_receiver_that_takes_nothing_is_not_the_networks_fault() -> None:
 @pytest.mark.parametrize(
     ("rate", "told"), [(0.2, {1}), (5e6, {5_000_000}), (1e12, {2**31 - 1}), (None, {-1, 2**32 - 1})]
 )
-def test_a_pace_is_one_that_the_system_knows(rate: float | None, told: set[int]) -> None:
-    """Next to nothing isn't none at all, which would be taken for what it can; too much for a number is the most."""
+def test_a_pace_is_within_what_the_kernel_accepts(rate: float | None, told: set[int]) -> None:
+    """Less than one byte a second is one, not none, which the kernel would take for no limit; too large a number is the
+    largest."""
 
     async def test() -> None:
         async with ends() as (near, _):
@@ -351,8 +352,8 @@ def test_a_pace_is_one_that_the_system_knows(rate: float | None, told: set[int])
     run(test())
 
 
-def test_after_its_end_a_connection_tells_what_it_did() -> None:
-    """Whoever looks at it once more finds nothing taken back, and can pace it in vain."""
+def test_a_closed_connection_keeps_its_counts() -> None:
+    """No count is taken back, and pacing it does nothing."""
 
     async def test() -> None:
         async with ends() as (near, far):
@@ -367,8 +368,8 @@ def test_after_its_end_a_connection_tells_what_it_did() -> None:
 
 
 @pytest.mark.parametrize("accounts", [OSError("not here"), bytes(104)])
-def test_a_system_that_knows_nothing_of_it_sends_as_it_did(accounts: OSError | bytes) -> None:
-    """Where the kernel has no such accounts or paces, or older and shorter ones, nothing is read or held back."""
+def test_without_kernel_counts_nothing_is_measured_or_paced(accounts: OSError | bytes) -> None:
+    """The kernel has no such counts or paces, or older and shorter ones."""
 
     class Old:
         def getsockopt(self, *_: object) -> bytes:
@@ -390,7 +391,7 @@ def paced_end(pipe: Pipe) -> Paced:
     return pipe.paced
 
 
-def test_what_came_with_the_greeting_is_not_lost() -> None:
+def test_bytes_read_before_the_pipe_are_not_lost() -> None:
     """Bytes that TLS had decrypted before there was a pipe are its first."""
 
     async def test() -> None:
@@ -405,8 +406,8 @@ def test_what_came_with_the_greeting_is_not_lost() -> None:
     run(test())
 
 
-def test_a_deadline_holds() -> None:
-    """A connection on which nothing comes is one that stalls, as any other."""
+def test_a_read_without_data_ends_at_its_deadline() -> None:
+    """On a connection on which nothing comes."""
 
     async def test() -> None:
         async with ends() as (near, _):
@@ -418,8 +419,8 @@ def test_a_deadline_holds() -> None:
     run(test())
 
 
-def test_garbage_in_the_stream_breaks_it() -> None:
-    """Bytes that don't belong to TLS end the connection, and are given to nobody."""
+def test_garbage_breaks_the_connection() -> None:
+    """Bytes that aren't TLS end it, and reach no reader."""
 
     async def test() -> None:
         near, far = await connections()
@@ -432,8 +433,8 @@ def test_garbage_in_the_stream_breaks_it() -> None:
     run(test())
 
 
-def test_nothing_is_left(recwarn: pytest.WarningsRecorder) -> None:
-    """Neither sockets nor threads, however connections end."""
+def test_no_socket_or_thread_is_left(recwarn: pytest.WarningsRecorder) -> None:
+    """However connections end."""
     gc.collect()  # what other tests left
     recwarn.clear()
     threads = threading.active_count()
