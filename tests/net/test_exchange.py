@@ -171,6 +171,31 @@ def test_a_protocol_error_ends_its_stream_alone(sent: bytes, reason: str) -> Non
     run(test())
 
 
+def test_a_frame_must_be_complete_in_time_once_it_has_begun() -> None:
+    """Bytes that trickle don't extend its deadline. Between frames a link may be idle for any time."""
+
+    async def test() -> None:
+        with by_hand() as clock:
+            rig = Rig(limits=SHORT)
+            stranger = await rig.stranger()
+            stranger.write(Message(b"first"))
+            assert await stranger.read() == Accepted()
+            await clock.passes(10 * SHORT.read_timeout_s)
+            assert not rig.serving[0].done()
+            frame = encode(Message(bytes(100)))
+            refusal, started = asyncio.create_task(stranger.refusal()), clock.now
+            for byte in frame[:90]:
+                stranger.write(bytes([byte]))
+                await clock.passes(0.05)
+                if refusal.done():
+                    break
+            assert "nothing came" in await refusal
+            assert 0.3 < clock.now - started < 0.8
+        await rig.exchange.close()
+
+    run(test())
+
+
 def test_a_payload_slower_than_the_least_rate_is_cut_off() -> None:
     """Bytes that keep coming, but too slowly, end at the payload's own deadline."""
 

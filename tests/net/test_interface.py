@@ -1,0 +1,21 @@
+"""What a transport counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.net.interface import Traffic
+
+
+def test_the_number_of_peers_counted_apart_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The totals count all peers."""
+    monkeypatch.setattr("p2p_diloco.net.interface.PEERS_COUNTED_MAX", 2)
+    traffic = Traffic()
+    for peer in "abcb":
+        traffic.sent(peer, 1)
+        traffic.received(peer, 10)
+        traffic.refuse(peer)
+        traffic.went(peer, "direct")
+    assert (traffic.bytes_sent, traffic.bytes_received, traffic.refused) == (4, 40, 4)
+    assert {name: one.bytes_received for name, one in traffic.peers.items()} == {"a": 10, "b": 20}
+    assert traffic.ways() == {"a": "direct", "b": "direct"}
