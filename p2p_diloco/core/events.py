@@ -73,7 +73,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class Stepped:
     """The trainer has made inner steps; ``step_time_s`` is what one usually takes."""
 
     step_time_s: float
@@ -177,7 +177,7 @@ Event = (
     | Moving
     | Discovered
     | Measured
-    | Progress
+    | Stepped
     | Pause
     | Merge
     | Contribute

@@ -34,12 +34,12 @@ from .events import (
     Moving,
     Note,
     Pause,
-    Progress,
     Received,
     Release,
     Restore,
     Revised,
     SendFailed,
+    Stepped,
     Wakeup,
 )
 from .logs import Logs, PerShard
@@ -191,7 +191,7 @@ class Replica:
             case Measured(bandwidth):
                 self.roster.says(bandwidth=bandwidth)
                 return []
-            case Progress(step_time):
+            case Stepped(step_time):
                 self.training.stepped(step_time, now)
                 return []
             case Pause(paused):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Progress, Release
+from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Release, Stepped
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.schedule import fragment_interval
@@ -270,7 +270,7 @@ class TrainerSide:
             steps, step_time_s = self._shared.steps, self._shared.step_time_s
             if steps != seen and self._replica.has_state:
                 seen = steps
-                self._events.post(Progress(step_time_s if math.isfinite(step_time_s) else 0.0))
+                self._events.post(Stepped(step_time_s if math.isfinite(step_time_s) else 0.0))
             self._publish()
             await asyncio.sleep(PROGRESS_EVERY_S)
 

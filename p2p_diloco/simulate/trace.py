@@ -37,7 +37,6 @@ from p2p_diloco.core.events import (
     Moving,
     Note,
     Pause,
-    Progress,
     Ready,
     Received,
     Release,
@@ -45,6 +44,7 @@ from p2p_diloco.core.events import (
     Revised,
     Send,
     SendFailed,
+    Stepped,
     Wakeup,
 )
 from p2p_diloco.core.messages import (
@@ -92,7 +92,7 @@ def tell(what: Event | Effect) -> str:
             return f"finds {peer} in the DHT"
         case Measured(bandwidth):
             return f"measures a bandwidth of {bandwidth:.3g}"
-        case Progress(step_time_s):
+        case Stepped(step_time_s):
             return f"makes an inner step of {step_time_s:.2f} s"
         case Pause(paused):
             return "pauses training" if paused else "resumes training"

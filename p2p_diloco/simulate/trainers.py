@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from p2p_diloco.core.events import Carry, Contribute, Load, Merge, Pause, Progress
+from p2p_diloco.core.events import Carry, Contribute, Load, Merge, Pause, Stepped
 
 from .model import Trainer
 
@@ -48,7 +48,7 @@ class Trainers:
         world.witness.stepped(process)
         self.steps += 1
         process.flown += 1
-        world.feed(process, Progress(process.step_time))
+        world.feed(process, Stepped(process.step_time))
         if process.blocked:
             self.land(process)
         elif process.changed or trainer.since_sending >= world.settings.interval:

@@ -18,11 +18,11 @@ from p2p_diloco.core.events import (
     Filled,
     Merge,
     Note,
-    Progress,
     Received,
     Restore,
     Send,
     SendFailed,
+    Stepped,
     Wakeup,
 )
 from p2p_diloco.core.messages import (
@@ -210,7 +210,7 @@ class Peer:
 
     def contribute(self, *shards: int, samples: int = 5) -> list[Effect]:
         """The trainer makes a step, merges and sends a pseudo-gradient; the Load is ignored."""
-        self.feed(Progress(0.5))
+        self.feed(Stepped(0.5))
         self.feed(Merge())
         shards = shards or (0,)
         return self.feed(Contribute(shards, weight=2.0, samples=samples, payloads=tuple("Δ" for _ in shards)))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.attendance import Attendance
-from p2p_diloco.core.events import Averaged, Contribute, Delivered, Event, Merge, Progress, Received, Restore
+from p2p_diloco.core.events import Averaged, Contribute, Delivered, Event, Merge, Received, Restore, Stepped
 from p2p_diloco.core.logs import Logs, PerShard
 from p2p_diloco.core.messages import Commit, Contribution, Held, Plan, Probe, Promise, State, Summary
 from p2p_diloco.core.revision import FOUNDED, Revision
@@ -179,7 +179,7 @@ def round_of_one(p: Any, shards: int) -> list[Event]:
     """One shard's round, as its aggregator sees it, with other events in between; all shards are exchanged."""
     for shard in range(shards):
         p.hear("b", Promise(shard, p.held, 0))  # asynchronous: asked of all, after a restart
-    p.feed(Progress(0.5))
+    p.feed(Stepped(0.5))
     p.feed(Merge())
     p.feed(Contribute(tuple(range(shards)), weight=2.0, samples=5, payloads=("Δ",) * shards))
     last = shards - 1
@@ -190,7 +190,7 @@ def round_of_one(p: Any, shards: int) -> list[Event]:
         Averaged(last, base, "new", "mean"),
         Received("b", Held(last, version)),
         Delivered("b", commit),
-        Progress(0.5),
+        Stepped(0.5),
         Delivered("b", Probe(p.about())),
     ]
 
@@ -215,7 +215,7 @@ def test_an_event_costs_the_same_however_many_shards_there_are(
     for shards in (6, 60):
         p = peer("a", group="ab", mode=mode, fragments=(tuple(range(shards)),))
         events = round_of_one(p, shards)
-        happen(p, Progress(0.5))
+        happen(p, Stepped(0.5))
         spent.append([visits.count(partial(happen, p, event)) for event in events])
         assert p.replica.versions[-1].digest == "new", "the shard's round is over"
     assert spent[0] == spent[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2p_diloco.core.events import Found, Load, Measured, Merge, Pause, Progress, Ready, Restore, Wakeup
+from p2p_diloco.core.events import Found, Load, Measured, Merge, Pause, Ready, Restore, Stepped, Wakeup
 from p2p_diloco.core.messages import Commit
 from tests.core.conftest import TWO, moves_on, solo
 
@@ -81,7 +81,7 @@ def test_a_merge_waits_even_within_seconds_at_most(peer: Any) -> None:
     moves_on(b, 0)
     b.feed_tick()
     assert loads(b.feed(Merge())) == []
-    b.feed(Progress(0.5))
+    b.feed(Stepped(0.5))
     assert loads(b.pass_time(b.rules.settle - 0.5)) == []
     assert loads(b.pass_time(1.0)) == [(1,)]
 
@@ -127,12 +127,12 @@ def test_an_asynchronous_merge_is_answered_at_once(peer: Any) -> None:
 def test_a_trainer_without_steps_becomes_idle(peer: Any) -> None:
     """After the heartbeat timeout, or after three of its usual steps if these take longer."""
     a = solo(peer)
-    a.feed(Progress(0.5))
+    a.feed(Stepped(0.5))
     a.now += 10.0
     assert not idle(a)
     a.now += 0.1
     assert idle(a)
-    a.feed(Progress(5.0))
+    a.feed(Stepped(5.0))
     assert not idle(a)
     a.now += 15.0
     assert not idle(a)
@@ -167,7 +167,7 @@ def test_an_asynchronous_pause_is_idleness_at_once(peer: Any) -> None:
 def test_a_trainer_that_waits_for_its_merge_is_not_idle(peer: Any) -> None:
     """Other peers delay it."""
     b = peer("b", group="ac", fragments=((0, 1),), heartbeat_interval=9.0, heartbeat_timeout=9.5)
-    b.feed(Progress(0.5))
+    b.feed(Stepped(0.5))
     moves_on(b, 0)
     b.feed(Merge())
     b.now += 9.6

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Average, Found, Pause, Progress, Restore
+from p2p_diloco.core.events import Average, Found, Pause, Restore, Stepped
 from p2p_diloco.core.messages import Leave
 from p2p_diloco.core.version import ModelVersion, model_version
 
@@ -226,7 +226,7 @@ def test_a_peer_left_out_of_one_shard_has_a_grace_in_the_others(peer: Any) -> No
     a = peer("a", group="abc", fragments=((0, 1),), round_timeout=20.0)
     a.hear("b", a.contribution(a.held), after=0.3)
     a.pass_time(19.0)
-    a.feed(Progress(0.5))
+    a.feed(Stepped(0.5))
     a.contribute(0, 1)
     a.hear("b", a.contribution(a.held, shard=1))
     effects = a.pass_time(1.1)

@@ -23,10 +23,10 @@ from p2p_diloco.core.events import (
     Found,
     Load,
     Merge,
-    Progress,
     Received,
     Send,
     SendFailed,
+    Stepped,
     Wakeup,
 )
 from p2p_diloco.core.messages import (
@@ -160,7 +160,7 @@ def test_no_message_harms_a_replica(data: st.DataObject) -> None:
     if data.draw(st.booleans()):
         queue.append(Found(0, ("d0",) * SHARDS))
     others = st.builds(Received, names.filter(lambda name: name != "me"), any_message())
-    own = st.sampled_from([Wakeup(), Merge(), Progress(0.1)])
+    own = st.sampled_from([Wakeup(), Merge(), Stepped(0.1)])
     for _ in range(STEPS):
         queue.append(data.draw(others | own))
         handled = 0

@@ -22,10 +22,10 @@ from p2p_diloco.core.events import (
     Event,
     Load,
     Pause,
-    Progress,
     Received,
     Send,
     SendFailed,
+    Stepped,
     Wakeup,
 )
 from p2p_diloco.core.messages import Commit, Contribution, Leave, Plan, State, Want
@@ -222,11 +222,11 @@ def test_a_wakeup_that_waits_for_its_turn_is_not_doubled() -> None:
         replica = table.replica
         replica.next_wakeup = lambda: math.inf if len(replica.answers(Wakeup)) == 2 else 0.0  # type: ignore[method-assign]
         for _ in range(20):
-            table.events.post(Progress(0.1))
-        await table.events.feed(Progress(0.1))
+            table.events.post(Stepped(0.1))
+        await table.events.feed(Stepped(0.1))
         for _ in range(60):
             await asyncio.sleep(0.0)
-        assert len(replica.answers(Progress)) == 21
+        assert len(replica.answers(Stepped)) == 21
         assert len(replica.answers(Wakeup)) == 2
 
     at_table(test)
@@ -360,7 +360,7 @@ def test_a_contribution_is_handed_on_once_there_is_room() -> None:
         assert [r.message for r in table.replica.answers(Received)] == [Leave(1)]
         assert not waiting.done()
         table.replica.collected = 2
-        await table.events.feed(Progress(0.1))
+        await table.events.feed(Stepped(0.1))
         await waiting
         assert [r.message for r in table.replica.answers(Received)] == [Leave(1), contribution]
 
