@@ -11,7 +11,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Release, Stepped
@@ -21,6 +20,7 @@ from p2p_diloco.core.schedule import fragment_interval
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.events import EventLog, EventQueue
 from p2p_diloco.node.ledger import CODEC, Ledger
+from p2p_diloco.node.local_progress import LocalProgress
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.submissions import SubmissionLog
@@ -40,18 +40,7 @@ seconds at most. If no other peer has the shard, the run goes on with it as it i
 MEND_EVERY_S = 0.02
 """How often to look whether it is mended."""
 
-GIVEN_UP = -1
-"""In place of the number of a merge that the trainer no longer waits for."""
-
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """The exchange that the trainer made last: its request, and the shards that it sent."""
-
-    n: int
-    shards: tuple[int, ...]
 
 
 class TrainerSide:
@@ -83,8 +72,8 @@ class TrainerSide:
         self._came_ready = False
         self._whole = -1, ""  # epoch and digest of the newest state of one epoch that was held; -1: none yet
         self._channel, self._shared = channel, shared
-        self._merging = 0  # the request
-        self._exchange = Exchange(0, ())
+        self._merging: Message | None = None  # the request; None: the trainer no longer waits for its answer
+        self._progress = LocalProgress(run.config, run.layout, work.bases)
         self._not_reading = asyncio.Event()
         self._not_reading.set()
 
@@ -105,8 +94,8 @@ class TrainerSide:
         while True:
             message = await messages.get()
             match message:
-                case {"kind": "merge", "n": n, "measures": measures}:
-                    self._merging = n
+                case {"kind": "merge", "measures": measures}:
+                    self._merging = message
                     if measures:
                         await self._mended()
                     await self._events.feed(Merge())
@@ -115,9 +104,10 @@ class TrainerSide:
                 case {"kind": "read", "n": n}:
                     self._not_reading.clear()
                     self._channel.send("readable", n=n, kept=[] if self._asynchronous else sorted(self._bases.kept))
-                case {"kind": "have read", "loaded": loaded}:
+                case {"kind": "have read", "loaded": loaded, "torn": torn}:
                     if self._replica.training.merging is not None:
-                        self._merging = GIVEN_UP
+                        self._merging = None
+                    self._progress.torn |= torn
                     self._bases.loaded(loaded)
                     self._not_reading.set()
                 case {"kind": "pause", "on": on}:
@@ -155,7 +145,7 @@ class TrainerSide:
         self.sync_every = message["every"]
         shards, replica, config = tuple(message["shards"]), self._replica, self._run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
-        self._exchange = Exchange(message["n"], shards)
+        self._progress.send(message["n"], shards, message["samples"])
         if message["stands"] and not self._asynchronous:  # there a shard may stay unmerged when the trainer goes on
             self._bases.stand(shards)
         id, weighs = replica.own.next_id, message["weight"] > WEIGHT_MIN
@@ -201,30 +191,49 @@ class TrainerSide:
         """The answer to a merge. Until the trainer says that it has read, θ stays as it is. A trainer that was
         interrupted during its wait reads nothing, and loads everything when it asks again.
         """
-        if self._merging == GIVEN_UP:
+        if (asked := self._merging) is None:
             return
         self._not_reading.clear()
+        replica, progress, due = self._replica, self._progress, effect.due
         for loaded in effect.shards:
-            self._work.merge(loaded.shard, loaded.carry, self._replica.own.counted(loaded.shard))
-        shards = [[loaded.shard, loaded.carry.value] for loaded in effect.shards]
-        asynchronous: dict[str, int] = {}
-        if self._asynchronous:
-            replica = self._replica
-            asynchronous = {"trained": replica.own.merged_samples, "workers": replica.workers()}
-        epoch, digest = self._replica.own.merged
-        counts = {"commits": self._commits, "epoch": epoch, "digest": digest, **asynchronous}
-        bases = {name: sorted(getattr(self._bases, name)) for name in ("kept", "gone", "lost")}
-        self._channel.send("load", n=self._merging, shards=shards, due=list(effect.due), **bases, **counts)
+            self._work.merge(loaded.shard, loaded.carry, replica.own.counted(loaded.shard))
+        takes = progress.merge(
+            {loaded.shard: loaded.carry for loaded in effect.shards},
+            due,
+            (self._shared.steps, self._shared.samples),
+            afresh=asked["afresh"],
+            ended=bool(self._shared.finished),
+        )
+        weight, samples = progress.weigh(due)
+        epoch, digest = replica.own.merged
+        self._channel.send(
+            "load",
+            n=asked["n"],
+            takes=[[shard, take.value] for shard, take in takes.items()],
+            kept=sorted(self._bases.kept),
+            due=list(due),
+            weight=weight,
+            samples=samples,
+            ended=bool(self._shared.finished),
+            commits=self._commits,
+            epoch=epoch,
+            digest=digest,
+            trained=replica.own.merged_samples,
+            workers=replica.workers(),
+            counted=progress.counted,
+            dropped_samples=progress.dropped_samples,
+        )
 
     def release(self, effect: Release) -> None:
         """An exchange is over."""
+        self._progress.released(sent=effect.sent)
         outcome = self._submitted() if self._asynchronous and effect.sent else {}
         spent = {"stood": self._ledger.stood, "hidden": self._ledger.hidden}
-        self._channel.send("release", n=self._exchange.n, sent=effect.sent, **spent, **outcome)
+        self._channel.send("release", n=self._progress.exchange.n, sent=effect.sent, **spent, **outcome)
 
     def _submitted(self) -> dict[str, int]:
         """A submission was answered for: note it, and look how many inner steps this peer makes until the next."""
-        submissions, replica, shards = self.submissions, self._replica, self._exchange.shards
+        submissions, replica, shards = self.submissions, self._replica, self._progress.exchange.shards
         log.info("%s", submissions.ended(replica.own.behind(shards), replica.own.uncounted(shards)))
         if text := submissions.adjust(replica.roster.mine.speed, speeds(replica.roster.summaries())):
             self._event_log.note("pace", text)

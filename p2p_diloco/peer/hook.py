@@ -21,11 +21,10 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, P2PDilocoError
 from p2p_diloco.node.ledger import GROUP, PAUSED, PSEUDO_GRADIENT
 from p2p_diloco.peer.local import Local
-from p2p_diloco.peer.merging import Merger
+from p2p_diloco.peer.merging import Due, Merger
 from p2p_diloco.peer.metrics import Metrics, Standing, of_node
 from p2p_diloco.peer.node_client import NodeClient
 from p2p_diloco.peer.rhythm import Rhythm
-from p2p_diloco.peer.tally import Sent, Tally
 from p2p_diloco.peer.times import Times
 from p2p_diloco.tensors.layout import Layout
 
@@ -34,11 +33,11 @@ log = logging.getLogger("p2p_diloco")
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An exchange under way: the request and what was sent, how many steps after the sending before it, and how long
-    training stood still for it."""
+    """An exchange under way: the request, after which inner step it was sent, how many steps after the sending before
+    it, and how long training stood still for it."""
 
     request: int
-    sent: Sent
+    at_step: int
     steps: int
     stood_s: float
 
@@ -60,10 +59,9 @@ class Hook:
         self._memory.loss = math.nan
         self._config, self._layout, self._wait_timeout_s = config, layout, wait_timeout_s
         self._asynchronous, self._clock = config.mode == "async", clock
-        self._tally = Tally(config, layout)
         self._times = Times(node.memory, clock)
         self._rhythm = Rhythm(config, len(layout.fragments), node.memory, clock)
-        self._merger = Merger(node, local, config, layout, self._tally, self._times, self._rhythm)
+        self._merger = Merger(node, local, self._times, self._rhythm)
         self._staleness = self._refused = 0
         self._flight: Flight | None = None
         self._diverged = False  # the last progress was given up, for it was not finite
@@ -76,8 +74,8 @@ class Hook:
         totals: dict[str, Any] = {
             "sync_count": merger.counted,
             "sent_count": self._times.exchanges,
-            "local_step": self._tally.steps,
-            "dropped_samples": self._tally.dropped_samples,
+            "local_step": memory.steps,
+            "dropped_samples": merger.dropped_samples,
             **self._times.totals(),
         }
         return Standing(
@@ -100,11 +98,12 @@ class Hook:
         """Inner steps of the run: those that lead to its commits and to the exchange under way, and this peer's own
         since its last sending. Asynchronous: of those that lead to its commits a live peer's share.
         """
-        merger, since = self._merger, self._rhythm.steps
+        memory, merger, since = self._memory, self._merger, self._rhythm.steps
         if not self._asynchronous:
             return self._rhythm.interval * (merger.commits + (self._flight is not None)) + since
         under_way = 0 if self._flight is None else self._flight.steps
-        return round(merger.trained / self._tally.samples_per_step / merger.workers) + under_way + since
+        a_step = memory.samples / memory.steps if memory.samples and memory.steps else 1.0
+        return round(merger.trained / a_step / merger.workers) + under_way + since
 
     def count_on(self, totals: Mapping[str, float]) -> None:
         """Add what was counted before a restart (`Metrics.totals`)."""
@@ -119,18 +118,16 @@ class Hook:
         if samples is not None:
             if samples < 0:
                 raise ConfigError("must be 0 or more", key="samples", value=samples, mend="report what was trained on")
-            self._tally.samples += samples
-            self._memory.samples = self._tally.samples
+            self._memory.samples += samples
 
     def step(self) -> None:
         """After each inner step."""
-        self._rhythm.step(first=not self._tally.steps)
-        self._tally.steps += 1
-        self._memory.steps = self._tally.steps
+        self._rhythm.step(first=not self._memory.steps)
+        self._memory.steps += 1
         asked_for = self._asked_for()
         due = asked_for or self._rhythm.is_due
         flight, over = self._flight, self._merger.over
-        if flight is not None and (due or over or self._rhythm.has_flown(self._tally.steps - flight.sent.at_step)):
+        if flight is not None and (due or over or self._rhythm.has_flown(self._memory.steps - flight.at_step)):
             due = not self._land(flight) or due
         if due and not self._merger.over:
             self._exchange(at_once=asked_for)
@@ -177,11 +174,11 @@ class Hook:
         try:
             return self._local.global_values(kept)
         finally:
-            self._node.tell("have read", loaded=[])
+            self._node.tell("have read", loaded=[], torn=False)
 
     def merge(self) -> None:
         """Merge whatever has changed into the model."""
-        with self._merger.merged(flying=self._flight is not None):
+        with self._merger.merged():
             pass
 
     # -- exchanges
@@ -195,14 +192,13 @@ class Hook:
         """Contribute what is due; without overlap, or `at_once`, wait for its commits. False if nothing is due."""
         while True:
             began = self._times.waiting_s
-            merged = self._merger.merged(measures=True, flying=self._flight is not None)
-            with merged as (due, kept), self._times.part(PSEUDO_GRADIENT):
-                if due:
-                    self._local.write_delta(due, kept)
-            if not due:
+            with self._merger.merged(measures=True) as due, self._times.part(PSEUDO_GRADIENT):
+                if due.shards:
+                    self._local.write_delta(due.shards, due.kept)
+            if not due.shards:
                 return False
             with self._times.part(PSEUDO_GRADIENT):
-                sound = self._local.may_be_sent(due)
+                sound = self._local.may_be_sent(due.shards)
             if not sound:
                 self._give_up_progress()
                 return False
@@ -212,25 +208,29 @@ class Hook:
             if goes_on or self._land(flight):
                 return True
 
-    def _send(self, due: list[int], began: float, *, stands: bool) -> Flight:
-        """Send the pseudo-gradient of these shards, which is written; `began`: the waiting time before. `stands`:
+    def _send(self, due: Due, began: float, *, stands: bool) -> Flight:
+        """Send the pseudo-gradient of what is due, which is written; `began`: the waiting time before. `stands`:
         nothing is trained until its result was merged.
+
+        Raises:
+            ConfigError: it is to be weighed by samples, and none were reported.
         """
-        sent = self._tally.send(due)
-        values = {"weight": sent.weight, "samples": sent.samples, "stands": stands, "every": self._rhythm.planned()}
-        request = self._node.request("contribute", shards=due, **values)
-        return Flight(request, sent, self._rhythm.sent(), self._times.waiting_s - began)
+        if due.weight is None:
+            mend = "call peer.report(samples=...) before optimizer.step()"
+            raise ConfigError("needs to be told the samples of each step", key="weighting", value="samples", mend=mend)
+        values = {"weight": due.weight, "samples": due.samples, "stands": stands, "every": self._rhythm.planned()}
+        request = self._node.request("contribute", shards=due.shards, **values)
+        return Flight(request, self._memory.steps, self._rhythm.sent(), self._times.waiting_s - began)
 
     def _land(self, flight: Flight) -> bool:
         """Wait until the exchange is over, and merge its result; False: it never began, and all is as before it."""
         began = self._times.waiting_s
         hidden_s, self._flight = self._wait_for_commits(flight), None
         if hidden_s is None:
-            self._tally.unsend(flight.sent)
             self._rhythm.unsent(flight.steps)
             return False
         self._diverged = False
-        with self._merger.merged(landing=flight.sent.shards):
+        with self._merger.merged(landing=True):
             pass
         waited_s = self._times.waiting_s - began
         self._rhythm.waited(waited_s)
@@ -283,7 +283,5 @@ class Hook:
             )
         log.warning("this round's local progress is not finite, or huge: it is dropped, the global model is loaded")
         self._diverged = True
-        with self._merger.merged(afresh=True, flying=self._flight is not None):
+        with self._merger.merged(afresh=True):
             pass
-        self._local.forget_deltas(range(len(self._layout.shards)))
-        self._tally.give_up()

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.core.events import Carry
+from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of, is_sharded, reshard
 from p2p_diloco.peer.staging import CHUNK_BYTES, Staging, staging_for
 from p2p_diloco.tensors.flat import gather, pseudo_gradient, scatter
@@ -45,20 +45,12 @@ class Span:
 class Local(Protocol):
     """What an exchange does to parameters, whichever process holds them."""
 
-    def merge(
-        self,
-        loads: Mapping[int, Carry],
-        mixed: Collection[int] = (),
-        kept: Collection[int] = (),
-        gone: Collection[int] = (),
-    ) -> None:
+    def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
         """See `LocalModel`, as for the others."""
 
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None: ...
 
     def may_be_sent(self, shards: Collection[int]) -> bool: ...
-
-    def forget_deltas(self, shards: Collection[int]) -> None: ...
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]: ...
 
@@ -67,8 +59,8 @@ class LocalModel:
     """A model's trainable parameters, as far as this process holds them, in the flat order of a layout.
 
     `theta`, `base`, `delta`: [layout.numel] fp32; the global parameters, what they were when they were loaded, and the
-    pseudo-gradients that were last sent. Of shards whose θ is still what was loaded `base` is not read. The node tells
-    which shards are `kept` there, and which bases are `gone` (`node.bases`).
+    pseudo-gradients that were last sent. Of shards whose θ is still what was loaded `base` is not read; the node tells
+    which shards are `kept` there (`node.bases`).
     """
 
     def __init__(
@@ -78,10 +70,11 @@ class LocalModel:
         theta: Tensor,
         base: Tensor,
         delta: Tensor,
-        merge_alpha: float = 0.0,
+        local_share: float = 0.0,
         rank: Rank = ALONE,
     ) -> None:
-        self._layout, self._theta, self._base, self._delta, self._alpha = layout, theta, base, delta, merge_alpha
+        self._layout, self._theta, self._base, self._delta = layout, theta, base, delta
+        self._local_share = local_share
         self._all = extents_of(model, layout, rank)
         self._held = [extent for extent in self._all if extent.numel]  # of a small parameter a rank may have no row
         self._starts = [extent.start for extent in self._held]
@@ -95,54 +88,43 @@ class LocalModel:
             gather([values], self._theta[span.place])
 
     @torch.no_grad()
-    def merge(
-        self,
-        loads: Mapping[int, Carry],
-        mixed: Collection[int] = (),
-        kept: Collection[int] = (),
-        gone: Collection[int] = (),
-    ) -> None:
-        """Load shards of θ, and carry over what was trained on top of the old ones, as each one's `Carry`
-        says; into those that are `mixed`, a share `merge_alpha` of the local values (Streaming DiLoCo, arXiv
-        2501.18512). Of those whose base is `gone` all that was trained is what was sent last.
-        """
+    def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
+        """Load shards of θ, and carry over what was trained on top of the old ones, as each one's `Take` says."""
         if self._sharded is not None:
             reshard(self._sharded)
-        afresh = {shard for shard, carry in loads.items() if carry is Carry.DROP and shard not in mixed}
-        for values, span in self._through(afresh, store=True):
+        forgotten = [self._layout.shards[shard] for shard, take in takes.items() if take is Take.FORGET]
+        bare = {shard for shard, take in takes.items() if take in (Take.DROP, Take.FORGET)}
+        for values, span in self._through(bare, store=True):
             scatter(self._theta[span.place], [values])
-        fetched = self._through(loads.keys() - afresh, fetch=True, store=True)
+        for place in forgotten:
+            self._delta[place.start : place.stop] = 0.0
+        fetched = self._through(takes.keys() - bare, fetch=True, store=True)
         for values, span in (piece for whole, where in fetched for piece in where.pieces(whole)):
             local = torch.empty(values.numel())
             gather([values], local)
-            if span.shard in mixed:
-                torch.lerp(self._theta[span.place], local, self._alpha, out=local)
-            else:
-                self._to_progress(local, values.dtype, span, kept, gone)
-                self._carry(local, span, loads[span.shard])
+            self._take(local, values.dtype, span, takes[span.shard], kept)
             scatter(local, [values])
 
-    def _to_progress(
-        self, local: Tensor, dtype: torch.dtype, span: Span, kept: Collection[int], gone: Collection[int]
-    ) -> None:
-        """Turn local values into progress; `dtype`: theirs in the model."""
-        if span.shard in gone:
-            torch.neg(self._delta[span.place].to(torch.float32), out=local)
+    def _take(self, local: Tensor, dtype: torch.dtype, span: Span, take: Take, kept: Collection[int]) -> None:
+        """Turn local values into those that the take makes of them; `dtype`: theirs in the model."""
+        theta, delta = self._theta[span.place], self._delta[span.place]
+        if take is Take.MIX:  # Streaming DiLoCo, arXiv 2501.18512
+            torch.lerp(theta, local, self._local_share, out=local)
+            return
+        if take is Take.SENT:
+            torch.neg(delta.to(torch.float32), out=local)
         else:
             local.sub_(self._anchor(span, kept).to(dtype))  # as it was loaded
+        match take:
+            case Take.SUBTRACT:
+                local.add_(delta)
+            case Take.RESTORE:
+                local.sub_(delta)
+        local.add_(theta)
 
     def _anchor(self, span: Span, kept: Collection[int]) -> Tensor:
         """The global values that were loaded last."""
         return (self._base if span.shard in kept else self._theta)[span.place]
-
-    def _carry(self, local: Tensor, span: Span, carry: Carry) -> None:
-        """Turn progress into new values: θ, plus what the carry keeps of the progress."""
-        match carry:
-            case Carry.SUBTRACT:
-                local.add_(self._delta[span.place])
-            case Carry.RESTORE:
-                local.sub_(self._delta[span.place])
-        local.add_(self._theta[span.place])
 
     @torch.no_grad()
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None:
@@ -157,11 +139,6 @@ class LocalModel:
             if not (low.item() >= -MAGNITUDE_MAX and high.item() <= MAGNITUDE_MAX):  # NaN compares as false
                 return False
         return True
-
-    def forget_deltas(self, shards: Collection[int]) -> None:
-        """Forget what was sent of these shards: the local values no longer contain it."""
-        for shard in shards:
-            self._delta[self._layout.shards[shard].start : self._layout.shards[shard].stop] = 0.0
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
         """A copy of the global parameters by name, each in its parameter's shape, dtype and place, and sharded as it

@@ -17,9 +17,9 @@ from dataclasses import asdict
 from torch import Tensor
 
 from p2p_diloco import errors
-from p2p_diloco.core.events import Carry
 from p2p_diloco.errors import P2PDilocoError, RankDied
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
+from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
@@ -127,18 +127,11 @@ class Rank0Model:
         """As `LocalModel.write_theta`."""
         self._ranks.together("write theta", self._own.write_theta)
 
-    def merge(
-        self,
-        loads: Mapping[int, Carry],
-        mixed: Collection[int] = (),
-        kept: Collection[int] = (),
-        gone: Collection[int] = (),
-    ) -> None:
+    def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
         """As `LocalModel.merge`."""
-        if loads:
-            told = {"mixed": list(mixed), "kept": list(kept), "gone": list(gone)}
-            shards = [[shard, carry.value] for shard, carry in loads.items()]
-            self._ranks.together("merge", lambda: self._own.merge(loads, mixed, kept, gone), loads=shards, **told)
+        if takes:
+            told = [[shard, take.value] for shard, take in takes.items()]
+            self._ranks.together("merge", lambda: self._own.merge(takes, kept), takes=told, kept=list(kept))
 
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None:
         """As `LocalModel.write_delta`."""
@@ -152,10 +145,6 @@ class Rank0Model:
             "look at delta", lambda: own.append(self._own.may_be_sent(shards)), shards=list(shards)
         )
         return all(own) and all(message["fine"] for message in looked)
-
-    def forget_deltas(self, shards: Collection[int]) -> None:
-        """As `LocalModel.forget_deltas`; they share the memory."""
-        self._own.forget_deltas(shards)
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
         """As `LocalModel.global_values`: this rank's part, while each other rank reads its own."""

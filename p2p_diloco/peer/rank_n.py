@@ -15,9 +15,9 @@ from typing import Any
 from torch import Tensor
 
 from p2p_diloco import errors
-from p2p_diloco.core.events import Carry
 from p2p_diloco.errors import ConfigError, P2PDilocoError, RankDied
 from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
+from p2p_diloco.node.local_progress import Take
 from p2p_diloco.node.shared import SharedMemory, borrow
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
@@ -150,8 +150,8 @@ class RankNHook:
         match message:
             case {"kind": "write theta"}:
                 self._local.write_theta()
-            case {"kind": "merge", "loads": loads, "mixed": mixed, "kept": kept, "gone": gone}:
-                self._local.merge({shard: Carry(carry) for shard, carry in loads}, mixed, kept, gone)
+            case {"kind": "merge", "takes": takes, "kept": kept}:
+                self._local.merge({shard: Take(take) for shard, take in takes}, kept)
             case {"kind": "write delta", "shards": shards, "kept": kept}:
                 self._local.write_delta(shards, kept)
             case {"kind": "look at delta", "shards": shards}:

@@ -107,12 +107,13 @@ class MemoryPeer:
         await self.hear("ready")
 
     async def merge(self, *, measures: bool = False) -> Message:
-        load = await self.ask("merge", "load", measures=measures)
-        self.tell("have read", loaded=[shard for shard, _ in load["shards"]])
+        load = await self.ask("merge", "load", measures=measures, afresh=False)
+        self.tell("have read", loaded=[shard for shard, _ in load["takes"]], torn=False)
         return load
 
     async def exchange(self, delta: float, weight: float = 1.0, *, stands: bool = True) -> Message:
         """Contribute one value throughout, and wait for the end of the exchange."""
+        self.memory.steps += 1
         due = (await self.merge(measures=True))["due"]
         self.memory.delta.fill_(delta)
         release = await self.ask("contribute", "release", shards=due, weight=weight, samples=1, stands=stands, every=1)

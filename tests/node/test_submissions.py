@@ -80,7 +80,7 @@ def test_others_commits_are_no_reason_to_merge(memory_peer: type[Any]) -> None:
         for _ in range(3):
             release = await other.exchange(1.0)
         assert release["staleness"] <= 1  # one that counts nothing may have named a successor
-        assert (await one.merge())["shards"] == []
+        assert (await one.merge())["takes"] == []
         assert [peer.memory.changed for peer in peers] == before
         release = await one.exchange(1.0)
         assert release["staleness"] == 3
@@ -97,18 +97,20 @@ def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], caplog: p
     caplog.set_level(logging.INFO)
 
     async def scenario() -> None:
-        one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", {**ASYNC, "max_staleness": 2})
+        config = {**ASYNC, "max_staleness": 2, "merge": "rebase"}
+        one, other = peers = await entered(MemoryNetwork(), memory_peer, "ab", config)
         for _ in range(3):
             await other.exchange(1.0)
-        carries = []
+        takes = []
         for delta in (100.0, 1000.0, 1.0):
             due = (await one.merge())["due"]
             one.memory.delta.fill_(delta)
             release = await one.ask("contribute", "release", shards=due, weight=1.0, samples=1, stands=True, every=1)
-            carries.append([carry for _, carry in (await one.merge())["shards"]])
+            one.memory.steps += 1
+            takes.append([take for _, take in (await one.merge())["takes"]])
             assert release["sent"]
         assert caplog.text.count("not counted in 1 of its 1 shards: it was further behind than max_staleness") == 2
-        assert carries == [["keep"], ["drop"], ["subtract"]]
+        assert takes == [["keep"], ["drop"], ["subtract"]]
         assert release["refused"] == 2
         assert one.memory.theta.tolist() == [-4.0] * 4
         await stopped(peers)

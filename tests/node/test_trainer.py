@@ -23,8 +23,8 @@ def test_a_merge_that_was_broken_off_while_its_answer_waited(
         await peer.merge()
         with monkeypatch.context() as uneven:
             uneven.setattr(Logs, "uneven", lambda logs: {0: (1, 2)})
-            peer.tell("merge", n=70, measures=False)
-            peer.tell("have read", loaded=[])
+            peer.tell("merge", n=70, measures=False, afresh=False)
+            peer.tell("have read", loaded=[], torn=True)
             await asyncio.sleep(4 * quick["heartbeat_interval"])
         assert (await asyncio.wait_for(peer.exchange(1.0), 20.0))["sent"]
         assert all(message.get("n") != 70 for message in peer.said)
@@ -46,12 +46,12 @@ def test_theta_stays_while_one_reading_follows_another(memory_peer: type[Any], q
         await one.ask("read", "readable")
         submitting = asyncio.create_task(two.exchange(1.0))
         await asyncio.sleep(0.5)  # its commit has come by then
-        one.tell("have read", loaded=[])
+        one.tell("have read", loaded=[], torn=False)
         await one.ask("read", "readable")
         before = one.memory.theta.clone()
         await asyncio.sleep(0.2)
         assert one.memory.theta.equal(before)
-        one.tell("have read", loaded=[])
+        one.tell("have read", loaded=[], torn=False)
         assert (await submitting)["sent"]
         while one.memory.theta.equal(before):
             await asyncio.sleep(0.01)

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, distributed, nn
 
-from p2p_diloco.core.events import Carry
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.node.bases import Bases
+from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.extents import ALONE, Rank, extents_of, is_sharded, local_part
 from p2p_diloco.peer.inner import InnerState, restore
 from p2p_diloco.peer.local import LocalModel
@@ -141,10 +141,10 @@ def test_the_ranks_are_one_model_to_the_bit(
         for index in range(len(layout.shards)):
             bases.before(index, "old", "new", lambda: "old")
         theta.copy_(torch.randn(layout.numel))
-        loads = data.draw(st.dictionaries(st.sampled_from(range(len(layout.shards))), st.sampled_from(Carry)))
+        takes = data.draw(st.dictionaries(st.sampled_from(range(len(layout.shards))), st.sampled_from(Take)))
         for local in (one, *(local for _, _, local in ranks)):
-            local.merge(loads, (), bases.kept, bases.gone)
-        bases.loaded(loads)
+            local.merge(takes, bases.kept)
+        bases.loaded(takes)
         for name, p in model.named_parameters():
             for rank, part, _ in ranks:
                 own = part.get_parameter(name)
@@ -166,7 +166,7 @@ def test_rank_0_speaks_for_what_all_hold() -> None:
         local.write_delta([0])
     assert delta.tolist() == [10.0, 10.0]
     for local in ranks:
-        local.merge({0: Carry.DROP})
+        local.merge({0: Take.DROP})
     assert [model.get_parameter("w").tolist() for model in models] == [[0.0, 0.0]] * 3
 
 
@@ -307,6 +307,6 @@ def test_a_forward_pass_leaves_no_whole_parameters_in_the_way() -> None:
         theta = torch.zeros(layout.numel)
         local = LocalModel(model, layout, theta, *torch.zeros(2, layout.numel), rank=Rank(0, 2))
         assert not look()
-        local.merge({0: Carry.DROP})
+        local.merge({0: Take.DROP})
         assert is_sharded(model.weight)
         assert not local_part(model.weight).any()

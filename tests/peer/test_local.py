@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from p2p_diloco.core.events import Carry
 from p2p_diloco.node.bases import Bases
+from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.local import LocalModel, with_global_values
 from p2p_diloco.tensors.layout import Layout, specs_of
 
@@ -50,7 +50,7 @@ def rounded(model: Model, layout: Layout, values: Tensor) -> Tensor:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_every_carry_is_its_formula(data: st.DataObject) -> None:
+def test_every_take_is_its_formula(data: st.DataObject) -> None:
     """Over any history of merges, trainings and sendings, of any shards, local values are what the formulas
     say."""
     torch.manual_seed(data.draw(st.integers(0, 1000)))
@@ -59,10 +59,10 @@ def test_every_carry_is_its_formula(data: st.DataObject) -> None:
         specs_of(model), data.draw(st.sampled_from([1, 2])), "contiguous", data.draw(st.integers(1, 15))
     )
     theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
-    local, bases = LocalModel(model, layout, theta, old, delta), Bases(layout, theta, old)
+    local, bases = LocalModel(model, layout, theta, old, delta, 0.25), Bases(layout, theta, old)
     everything = [shard.index for shard in layout.shards]
     theta.copy_(torch.randn(layout.numel))
-    local.merge(dict.fromkeys(everything, Carry.DROP))
+    local.merge(dict.fromkeys(everything, Take.DROP))
     bases.loaded(everything)
     base = rounded(model, layout, theta)
     assert torch.equal(flat(model, layout), base)
@@ -82,24 +82,30 @@ def test_every_carry_is_its_formula(data: st.DataObject) -> None:
         for index in everything:
             bases.before(index, "old", "new", lambda: "old")
         theta.copy_(torch.randn(layout.numel))
-        loads = data.draw(st.dictionaries(st.sampled_from(everything), st.sampled_from(Carry)))
-        loads |= dict.fromkeys(bases.gone - loads.keys(), Carry.KEEP)  # as the log has it
+        takes = data.draw(st.dictionaries(st.sampled_from(everything), st.sampled_from(Take)))
+        measured = (Take.KEEP, Take.SUBTRACT, Take.RESTORE)  # there is nothing to measure these from
+        takes |= {index: Take.SENT for index in bases.gone if takes.get(index, Take.KEEP) in measured}
         expected = flat(model, layout)
-        for index, carry in loads.items():
+        for index, take in takes.items():
             part = slice(layout.shards[index].start, layout.shards[index].stop)
             progress = expected[part] - base[part]
-            match carry:
-                case Carry.DROP:
-                    progress = torch.zeros_like(progress)
-                case Carry.SUBTRACT:
+            match take:
+                case Take.SUBTRACT:
                     progress = progress + sent[part]
-                case Carry.RESTORE:
+                case Take.RESTORE:
                     progress = progress - sent[part]
-            expected[part] = theta[part] + progress
+                case Take.SENT:
+                    progress = -sent[part]
+                case Take.DROP | Take.FORGET:
+                    progress = torch.zeros_like(progress)
+            mixed = torch.lerp(theta[part], expected[part], 0.25)
+            expected[part] = mixed if take is Take.MIX else theta[part] + progress
             base[part] = rounded(model, layout, theta)[part]
-        local.merge(loads, (), bases.kept, bases.gone)
-        bases.loaded(loads)
+            sent[part] *= take is not Take.FORGET
+        local.merge(takes, bases.kept)
+        bases.loaded(takes)
         assert torch.equal(flat(model, layout), rounded(model, layout, expected))
+        assert torch.equal(delta, sent)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -111,12 +117,12 @@ def test_a_counted_contribution_leaves_the_global_value_to_the_bit(dtype: torch.
     theta, old, delta = (torch.zeros(layout.numel) for _ in range(3))
     local = LocalModel(model, layout, theta, old, delta)
     local.write_theta()
-    local.merge({0: Carry.DROP})
+    local.merge({0: Take.DROP})
     train(model)
     local.write_delta([0])
     old.copy_(theta)
     theta.copy_(torch.randn(layout.numel))
-    local.merge({0: Carry.SUBTRACT}, kept=[0])
+    local.merge({0: Take.SUBTRACT}, kept=[0])
     assert torch.equal(flat(model, layout), rounded(model, layout, theta))
     local.write_delta([0])
     assert not delta.any()
@@ -129,7 +135,7 @@ def test_rounding_is_not_progress() -> None:
     layout = Layout.build(specs_of(model))
     theta, delta = torch.full((layout.numel,), 1 / 3), torch.ones(layout.numel)
     local = LocalModel(model, layout, theta, torch.zeros(layout.numel), delta)
-    local.merge({0: Carry.DROP})
+    local.merge({0: Take.DROP})
     local.write_delta([0])
     assert not delta.any()
 

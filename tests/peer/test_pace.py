@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from p2p_diloco.peer.hook import Hook
-from tests.peer.test_hook import ScriptedNode, hooked, step, taking
+from tests.peer.scripted import ScriptedNode, hooked, step, taking
 
 H, ROUND_S = 20, 20.0
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from p2p_diloco.core.events import Carry
 from p2p_diloco.errors import ConfigError, NodeDied, P2PDilocoError, RankDied
 from p2p_diloco.node import shared
+from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer import rank0
 from p2p_diloco.peer.extents import Rank
 from p2p_diloco.peer.local import LocalModel
@@ -125,7 +125,7 @@ def test_every_rank_does_its_part_of_an_exchange(pair: Pair) -> None:
         pair.led.write_theta()
         pair.base.copy_(pair.theta)
         pair.theta.fill_(5.0)
-        pair.led.merge({0: Carry.DROP, 1: Carry.KEEP}, kept=[1])
+        pair.led.merge({0: Take.DROP, 1: Take.KEEP}, kept=[1])
         pair.led.write_delta([0])
         pair.led.write_delta([1], kept=[1])
         assert pair.led.may_be_sent([0, 1])
@@ -146,7 +146,7 @@ def test_every_rank_hears_where_progress_is_measured_from(pair: Pair) -> None:
         pair.base.copy_(pair.theta + 1)
         pair.theta.fill_(5.0)
         pair.delta.copy_(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-        pair.led.merge({0: Carry.KEEP, 1: Carry.KEEP}, kept=[1], gone=[0])
+        pair.led.merge({0: Take.SENT, 1: Take.KEEP}, kept=[1])
 
     pair.played.does = exchange
     step = pair.other(pair.rank_n.step)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2p_diloco.core.events import Carry
+from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer import staging
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.staging import Copies, CudaCopies, DeviceStaging, InPlace, staging_for
@@ -132,9 +132,9 @@ class Model(nn.Module):
 
 @pytest.mark.parametrize("kind", ["plain", "late"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("carry", list(Carry))
+@pytest.mark.parametrize("take", list(Take))
 def test_staged_parameters_come_out_like_those_in_place(
-    kind: str, dtype: torch.dtype, carry: Carry, monkeypatch: pytest.MonkeyPatch
+    kind: str, dtype: torch.dtype, take: Take, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A model behind a device's buffers, and one in host memory, are equal to the bit after any merge, and so are
     their pseudo-gradients."""
@@ -155,7 +155,7 @@ def test_staged_parameters_come_out_like_those_in_place(
         local.write_delta(shards)
         old.copy_(theta)
         theta.copy_(torch.randn(layout.numel))
-        local.merge({0: Carry.DROP, 1: carry, 2: carry, 4: carry}, mixed=[1], kept=shards)
+        local.merge({0: Take.DROP, 1: Take.MIX, 2: take, 4: take}, shards)
         sent = delta.clone()
         local.write_delta(shards, [index for index in shards if index not in (0, 1, 2, 4)])
         return [p.detach().clone() for p in model.parameters()], begun, torch.cat([sent, delta])
@@ -253,6 +253,6 @@ def test_a_model_on_a_gpu_is_the_model_on_the_host(device: torch.device) -> None
             local.write_delta(shards)
             old.copy_(theta)
             theta.add_(delta)
-            local.merge(dict.fromkeys(shards, Carry.SUBTRACT), kept=shards)
+            local.merge(dict.fromkeys(shards, Take.SUBTRACT), shards)
         told.append((theta, delta, *(p.detach().cpu() for p in model.parameters())))
     assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))

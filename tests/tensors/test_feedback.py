@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from p2p_diloco.core.carry import Carried
 from p2p_diloco.core.events import Carry
 from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors.feedback import Feedback
@@ -101,7 +102,7 @@ class Shard:
         self.feedback.merge(carry, counted)
         self.base.copy_(self.theta)
         self.theta.copy_(torch.randn(NUMEL, generator=self.source))
-        self.local.merge({0: carry}, kept=[0])
+        self.local.merge({0: Take(carry.value)}, kept=[0])
         if part:
             self.dropped -= self.balance  # older progress is counted, and what came after can't be told from it
         elif carry is Carry.DROP:

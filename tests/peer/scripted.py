@@ -1,0 +1,145 @@
+"""A hook and its model beside a node that a script plays."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.core.events import Carry
+from p2p_diloco.node.bases import Bases
+from p2p_diloco.node.local_progress import LocalProgress
+from p2p_diloco.node.shared import SharedMemory, create
+from p2p_diloco.peer.hook import Hook
+from p2p_diloco.peer.local import LocalModel
+from p2p_diloco.tensors.layout import Layout, specs_of
+
+
+class ScriptedNode:
+    """A node that commits at once what is contributed, alone: η=`lr`, μ=0. `releases` scripts what becomes of each."""
+
+    lr = 1.0
+
+    def __init__(self, numel: int) -> None:
+        fd = create(numel)
+        self.memory = SharedMemory(fd, numel)
+        os.close(fd)
+        self.log: list[tuple[str, dict[str, Any]]] = []
+        self.releases: list[bool | None] = []
+        self.stood: dict[str, float] = {}
+        self.hidden = {"transfer": 0.2, "group": 0.3}
+        self.asynchronous: dict[str, int] = {}
+        self.workers, self.counted = 2, 0
+        self.measures: list[bool] = []
+        self.layout: Layout
+        self.bases: Bases
+        self.epochs: list[int] = []
+        self.fresh: dict[int, str] = {}
+
+    def begin(self, config: RunConfig, layout: Layout) -> None:
+        self.layout, self.epochs = layout, [0] * len(layout.fragments)
+        self.bases = Bases(layout, self.memory.theta, self.memory.base)
+        self.progress = LocalProgress(config, layout, self.bases)
+
+    def tell(self, kind: str, **values: Any) -> None:
+        self.log.append((kind, values))
+        if kind == "have read":
+            self.progress.torn |= values["torn"]
+            self.bases.loaded(values["loaded"])
+
+    def overwrite(self, theta: Any) -> None:
+        """Have something else come as θ."""
+        for shard in self.layout.shards:
+            self.bases.before(shard.index, "old", "new", lambda: "old")
+        self.memory.theta.copy_(torch.as_tensor(theta))
+
+    def ask(self, kind: str, answer: str, *, measures: bool, afresh: bool) -> dict[str, Any]:
+        assert (kind, answer) == ("merge", "load")
+        self.measures.append(measures)
+        self.log.append((kind, {}))
+        due = min(range(len(self.epochs)), key=lambda f: (self.epochs[f], f))
+        shards = [] if self.memory.finished else [s.index for s in self.layout.shards_of(due)]
+        carries, self.fresh = {s: Carry(carry) for s, carry in self.fresh.items()}, {}
+        trained, ended = (self.memory.steps, self.memory.samples), bool(self.memory.finished)
+        takes = self.progress.merge(carries, shards, trained, afresh=afresh, ended=ended)
+        weight, samples = self.progress.weigh(shards)
+        answer = {"takes": [[s, take.value] for s, take in takes.items()], "kept": sorted(self.bases.kept)}
+        answer |= {"due": shards, "weight": weight, "samples": samples, "ended": ended}
+        counts = {"commits": sum(self.epochs), "epoch": min(self.epochs), "digest": f"d{sum(self.epochs)}"}
+        counts |= {"trained": self.counted, "workers": self.workers}
+        counts |= {"counted": self.progress.counted, "dropped_samples": self.progress.dropped_samples}
+        return {"kind": "load", **answer, **counts}
+
+    def request(self, kind: str, **values: Any) -> int:
+        self.log.append((kind, values))
+        self.progress.send(len(self.log), tuple(values["shards"]), values["samples"])
+        return len(self.log)
+
+    def wait_for(self, kind: str, *, n: int | None = None, timeout_s: float) -> dict[str, Any] | None:
+        assert kind == "release"
+        assert n is not None
+        assert self.log[n - 1][0] == "contribute"
+        assert self.memory.stands
+        sent = self.releases.pop(0) if self.releases else True
+        if sent and self.log[n - 1][1]["stands"]:
+            self.bases.stand(self.log[n - 1][1]["shards"])
+        if sent:
+            self.commit(self.log[n - 1][1])
+            self.memory.changed = self.memory.changed + 1
+        if sent is None:
+            return None
+        self.progress.released(sent=sent)
+        spent = {"stood": self.stood, "hidden": self.hidden}
+        return {"kind": "release", "n": n, "sent": sent, **spent, **self.asynchronous}
+
+    def commit(self, request: dict[str, Any]) -> None:
+        for shard in request["shards"]:
+            part = slice(self.layout.shards[shard].start, self.layout.shards[shard].stop)
+            self.bases.before(shard, "old", "new", lambda: "old")
+            self.memory.theta[part] -= self.lr * self.memory.delta[part]
+            self.fresh[shard] = "subtract"
+        self.epochs[self.layout.shards[request["shards"][0]].fragment] += 1
+        self.counted += request["samples"]
+
+    def contributed(self) -> list[dict[str, Any]]:
+        return [values for kind, values in self.log if kind == "contribute"]
+
+
+def hooked(
+    fragments: int = 1, theta: float = 0.0, clock: Callable[[], float] = time.monotonic, **settings: Any
+) -> tuple[Hook, ScriptedNode, nn.Module]:
+    model = nn.Module()
+    model.u, model.v = nn.Parameter(torch.full((2,), theta)), nn.Parameter(torch.full((2,), theta))
+    config = RunConfig(**{"sync_every": 4, "num_fragments": fragments, **settings})
+    layout = Layout.build(specs_of(model), fragments)
+    node = ScriptedNode(layout.numel)
+    node.begin(config, layout)
+    memory = node.memory
+    local = LocalModel(model, layout, memory.theta, memory.base, memory.delta, config.local_share)
+    local.write_theta()
+    node.bases.loaded(range(len(layout.shards)))
+    return Hook(node, local, config, layout, 5.0, clock), node, model  # type: ignore[arg-type]
+
+
+def step(hook: Hook, model: nn.Module, times: int = 1, by: float = 1.0) -> None:
+    for _ in range(times):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(by)
+        hook.step()
+
+
+def taking(clock: SimpleNamespace, seconds: float, call: Callable[..., Any]) -> Callable[..., Any]:
+    """The same call, which takes so long."""
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        clock.now += seconds
+        return call(*arguments, **named)
+
+    return timed

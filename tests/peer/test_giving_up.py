@@ -1,0 +1,182 @@
+"""Where local progress can't be merged or sent: what is loaded in its place, and told as dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.peer.local import LocalModel
+from tests.peer.scripted import hooked, step
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e12])
+def test_progress_that_is_not_finite_is_dropped_once(value: float, caplog: pytest.LogCaptureFixture) -> None:
+    """What can't be averaged is not sent: the global model is loaded, a sentence says so, and the next step's progress
+    goes out at once, weighed by that step alone. A later round of good progress forgives it.
+    """
+    hook, node, model = hooked(fragments=2)
+    node.overwrite(5.0)
+    for attempt in (1, 2):
+        node.log.clear()
+        hook.merge()
+        dropped = hook.standing.metrics.dropped_samples
+        step(hook, model)
+        with torch.no_grad():
+            model.u.fill_(value)
+            model.v.fill_(value)
+        step(hook, model)
+        assert node.contributed() == []
+        assert model.u.tolist() == node.memory.theta[:2].tolist()
+        assert model.v.tolist() == node.memory.theta[2:].tolist()
+        assert len([r for r in caplog.records if "not finite" in r.message]) == attempt
+        assert hook.standing.metrics.dropped_samples > dropped
+        step(hook, model)
+        (sent,) = node.contributed()
+        assert (sent["weight"], sent["samples"]) == (1.0, 1)
+        assert node.memory.delta.abs().max() == 1.0
+        step(hook, model, 2)
+    assert torch.isfinite(node.memory.theta).all()
+
+
+def test_training_that_diverges_again_ends_with_a_sentence() -> None:
+    hook, node, model = hooked()
+    step(hook, model, 3)
+    with torch.no_grad():
+        model.u.fill_(float("nan"))
+    step(hook, model)
+    with torch.no_grad():
+        model.u.fill_(float("nan"))
+    with pytest.raises(P2PDilocoError, match=r"diverged.*lower the learning rate"):
+        step(hook, model)
+    assert node.contributed() == []
+
+
+def test_the_node_may_write_again_whatever_becomes_of_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge that fails lets go of θ, or the node would wait for its trainer for ever."""
+    hook, node, _ = hooked()
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(LocalModel, "merge", fail)
+    with pytest.raises(MemoryError):
+        hook.merge()
+    assert node.log[-1] == ("have read", {"loaded": [], "torn": True})
+
+
+def test_theta_stays_until_the_pseudo_gradient_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is measured from θ itself; then it is let go of, whatever becomes of that."""
+    hook, node, model = hooked()
+
+    def look(*_: object) -> None:
+        assert node.log[-1][0] == "merge"
+        raise MemoryError
+
+    monkeypatch.setattr(LocalModel, "write_delta", look)
+    with pytest.raises(MemoryError):
+        step(hook, model, 4)
+    assert node.log[-1] == ("have read", {"loaded": [], "torn": False})
+
+
+@pytest.mark.parametrize("overlap_steps", [0, 1])
+def test_only_who_trains_meanwhile_needs_the_old_values(overlap_steps: int) -> None:
+    """Of a trainer that stands still nothing is kept beside θ, of another what it was trained on."""
+    hook, node, model = hooked(theta=3.0, overlap_steps=overlap_steps, merge="rebase")
+    step(hook, model, 4 + overlap_steps)
+    assert node.memory.base.tolist() == [3.0 * overlap_steps] * 4
+    assert model.u.tolist() == [7.0 + overlap_steps] * 2
+
+
+def test_what_no_commit_counts_is_carried_as_it_was_sent() -> None:
+    """Though what it was trained on is nowhere any more; and the next pseudo-gradient has all of it."""
+    hook, node, model = hooked()
+
+    def another(_: dict[str, Any]) -> None:
+        node.overwrite([100.0] * 4)
+        node.fresh = {0: "keep"}
+
+    node.commit = another  # type: ignore[method-assign]
+    step(hook, model, 4)
+    assert model.u.tolist() == [104.0, 104.0]
+    assert not node.memory.base.any()
+    step(hook, model, 4)
+    assert node.memory.delta.tolist() == [-8.0] * 4
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_what_was_trained_on_a_changed_base_is_given_up(listed: bool) -> None:
+    """The global values are loaded, though the log may have nothing new for the trainer; nothing of others' progress
+    is taken for its own, and what is lost is told."""
+    hook, node, model = hooked(merge="rebase")
+    step(hook, model, 4)
+    node.memory.theta.fill_(9.0)
+    node.bases.lost, node.fresh = {0}, {0: "keep"} if listed else {}
+    node.commit = lambda _: None  # type: ignore[method-assign]
+    step(hook, model, 4)
+    assert model.u.tolist() == [9.0, 9.0]
+    assert node.memory.delta.tolist() == [0.0] * 4
+    assert hook.standing.metrics.dropped_samples == 4
+    assert not node.bases.lost
+
+
+def test_what_was_given_up_is_not_taken_away_again() -> None:
+    """A commit that counts it after all changes nothing in a local value that no longer holds it."""
+    hook, node, model = hooked(merge="rebase")
+    step(hook, model, 4)
+    for lost, carry, value in (({0}, "keep", 9.0), (set(), "subtract", 10.0)):
+        node.memory.theta.fill_(9.0)
+        node.bases.lost, node.fresh = lost, {0: carry}
+        node.memory.changed = node.memory.changed + 1
+        step(hook, model)
+        assert model.u.tolist() == [value, value]
+
+
+def test_after_a_merge_that_was_broken_off_all_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log takes it for merged; half of the model may be. Training begins again from the global values."""
+    hook, node, model = hooked(overlap_steps=1, merge="rebase")
+    step(hook, model, 5)
+    merge = LocalModel.merge
+
+    def interrupted(*_: object) -> None:
+        monkeypatch.setattr(LocalModel, "merge", merge)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalModel, "merge", interrupted)
+    node.overwrite([20.0] * 4)
+    node.fresh = {0: "keep"}
+    node.memory.changed = node.memory.changed + 1
+    with pytest.raises(KeyboardInterrupt):
+        step(hook, model)
+    assert node.log[-1] == ("have read", {"loaded": [], "torn": True})
+    hook.merge()
+    assert model.u.tolist() == [20.0, 20.0]
+    assert not node.memory.delta.any()
+    assert hook.standing.metrics.dropped_samples == 2
+    step(hook, model)
+    assert model.u.tolist() == [21.0, 21.0]
+
+
+@pytest.mark.parametrize(
+    ("merge", "carry", "value"), [("mix", "subtract", 4.0), ("rebase", "subtract", 4.0), ("rebase", "keep", 8.0)]
+)
+def test_a_wait_that_was_broken_off_leaves_what_was_sent(merge: str, carry: str, value: float) -> None:
+    """What was trained since can't be told from the rest: it is dropped, and counted as such, once."""
+    hook, node, model = hooked(merge=merge)
+    wait_for = node.wait_for
+
+    def interrupted(kind: str, *, n: int, timeout_s: float) -> Any:
+        node.wait_for = lambda *_, n, **__: {"n": n, "sent": True, "stood": {}, "hidden": node.hidden}  # type: ignore
+        wait_for(kind, n=n, timeout_s=timeout_s)
+        node.fresh = {0: carry}
+        raise KeyboardInterrupt
+
+    node.wait_for = interrupted  # type: ignore[method-assign,assignment]
+    with pytest.raises(KeyboardInterrupt):
+        step(hook, model, 4)
+    step(hook, model)
+    assert node.memory.theta.tolist() == [4.0] * 4
+    assert model.u.tolist() == [value, value]
+    assert hook.standing.metrics.dropped_samples == 1
