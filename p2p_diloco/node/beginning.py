@@ -8,64 +8,61 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
-from p2p_diloco.config import PeerConfig
 from p2p_diloco.core.events import Event, Found, Restore, Revised
 from p2p_diloco.core.messages import State
-from p2p_diloco.core.replica import Replica, founding_meta
+from p2p_diloco.core.replica import founding_meta
 from p2p_diloco.core.version import model_version
-from p2p_diloco.net.interface import Transport
+from p2p_diloco.node.common import Common
 from p2p_diloco.node.ending import Ending, until_the_others_have_it
-from p2p_diloco.node.events import EventQueue
 from p2p_diloco.node.joining import Joined, found_if_nobody_has, holders_of
 from p2p_diloco.node.restart import GoesOn, until_the_others_are_back
 from p2p_diloco.node.saving import Checkpoint
-from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.node.trainer import TrainerSide
 
 
 class Beginning:
     """A checkpoint's state, that of this peer's model if it founds the run, or none."""
 
-    def __init__(
-        self, local: PeerConfig, joined: Joined, saved: Checkpoint | None, replica: Replica, work: TensorWork
-    ) -> None:
+    def __init__(self, common: Common, joined: Joined, saved: Checkpoint | None) -> None:
         """Puts the checkpoint's tensors in place.
 
         Raises:
             CheckpointError: it is of another model, or of another outer optimizer.
         """
-        self._local, self._run, self._replica, self._work = local, joined.run, replica, work
-        states: Sequence[State] = () if saved is None else saved.restore(joined.run, work)
+        self._common, local, run = common, common.local, joined.run
+        states: Sequence[State] = () if saved is None else saved.restore(run, common.work)
         goes_on = bool(states) and not local.new_generation
         self._last_group: Collection[str] = set()
         if goes_on:
             self._last_group = {peer for s in states for peer in (*s.plan.group, *s.plan.succession)}
         version = model_version([state.version for state in states]) if goes_on else None
-        self._has_the_end = version is not None and joined.run.rules.ended(version)
+        self._has_the_end = version is not None and run.rules.ended(version)
         self.events: list[Event] = []
         """What the replica begins with."""
         if goes_on:
             self.events.append(Restore(tuple(states)))
         elif saved is not None:
             self.events.append(self.founding(saved.generation + 1))
-            if saved.run_id == joined.run.run_id:
+            if saved.run_id == run.run_id:
                 self.events.append(Revised(saved.revision))
         elif joined.founder:
             self.events.append(self.founding(0))
 
     def founding(self, generation: int) -> Found:
         """The tensors at hand as epoch 0 of a generation."""
-        meta = founding_meta(generation, self._replica.me, self._local.role)
-        return Found(generation, tuple(self._work.store.digest(s.index, meta) for s in self._run.layout.shards))
+        common = self._common
+        meta, shards = founding_meta(generation, common.replica.me, common.local.role), common.run.layout.shards
+        return Found(generation, tuple(common.work.store.digest(shard.index, meta) for shard in shards))
 
-    async def find_state(self, transport: Transport, ending: Ending, events: EventQueue) -> None:
+    async def find_state(self, ending: Ending) -> None:
         """Found the run after all if no peer has its state; ends only by an error."""
+        common = self._common
         await found_if_nobody_has(
-            self._replica,
-            2 * self._run.config.heartbeat_timeout,
-            self._local.wait_timeout,
-            lambda: events.post(self.founding(0)),
-            lambda: holders_of(transport, self._run.run_id),
+            common.replica,
+            2 * common.run.config.heartbeat_timeout,
+            common.local.wait_timeout,
+            lambda: common.events.post(self.founding(0)),
+            lambda: holders_of(common.transport, common.run.run_id),
             ending.look,
         )
         await asyncio.Event().wait()
@@ -75,7 +72,7 @@ class Beginning:
         has ended, once the last state is there (`ending`). A peer that sets the run back waits for none. Ends only by
         an error.
         """
-        local, replica, group = self._local, self._replica, self._last_group
+        local, replica, group = self._common.local, self._common.replica, self._last_group
         if self._has_the_end:
             await until_the_others_have_it(replica, group, local.restart_wait, trainer.hold_for)
         elif not local.new_generation:

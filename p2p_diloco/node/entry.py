@@ -18,8 +18,9 @@ from p2p_diloco.net.addresses import listen_for
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport
 from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.common import Common
 from p2p_diloco.node.inbox import Inbox
-from p2p_diloco.node.joining import find_run
+from p2p_diloco.node.joining import Joining
 from p2p_diloco.node.participation import Participation
 from p2p_diloco.node.saving import Checkpoint, read_checkpoint
 from p2p_diloco.node.setup import Setup
@@ -121,9 +122,8 @@ async def take_part(
     if saved is not None:
         founding = RunConfig(**{**saved.config_for(setup.local.run_id), **setup.asked.given})
         founded = saved.founded if saved.run_id == setup.local.run_id else None
-    joined = await find_run(
-        setup, founding, transport, inbox, lambda text: channel.send("progress", text=text), founded
-    )
+    joining = Joining(setup, transport, inbox, lambda text: channel.send("progress", text=text))
+    joined = await joining.find_run(founding, founded)
     run = joined.run
     checkpoint = None if saved is None else str(saved.path)
     channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
@@ -133,7 +133,8 @@ async def take_part(
         answer = await messages.get()
         assert answer["kind"] == "theta", "the trainer writes its parameters before anything else"
         work = TensorWork(run, shared.theta, shared.base)
-    await Participation(setup.local, joined, saved, channel, shared, transport, inbox, work).live(messages)
+    common = Common.of(setup.local, joined, transport, shared, work)
+    await Participation(common, joined, saved, channel, inbox).live(messages)
 
 
 async def _read_checkpoint(local: PeerConfig) -> Checkpoint | None:

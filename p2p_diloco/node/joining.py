@@ -45,45 +45,127 @@ class Joined:
     founder: bool
 
 
-async def find_run(
-    setup: Setup,
-    founding: RunConfig,
-    transport: Transport,
-    inbox: Inbox,
-    tell: Callable[[str], None],
-    founded: tuple[str, float] | None = None,
-) -> Joined:
-    """Find the run, or found it with the settings `founding` if this peer brings a model and there is no run yet.
+class Joining:
+    """One peer's way into its run. `tell` is given what is waited for."""
 
-    `founded`: the founder and the time of its founding, if it comes back from a disk: it stays that peer's run.
+    def __init__(self, setup: Setup, transport: Transport, inbox: Inbox, tell: Callable[[str], None]) -> None:
+        self._setup, self._transport, self._inbox, self._tell = setup, transport, inbox, tell
+        self._run_id = setup.local.run_id
+        self._give_up_at = time.monotonic() + setup.local.wait_timeout
 
-    Raises:
-        GaveUpWaiting: no peer founded it in time.
-        ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit.
-        ConfigError: the run's shards are too large or too many to be sent.
-    """
-    run_id, local = setup.local.run_id, setup.local
-    give_up_at = time.monotonic() + local.wait_timeout
-    own: bytes | None = None
-    while True:
-        found = await _records(transport, run_id)
-        if found:
-            break
-        if setup.specs is not None and local.role == "worker":
-            own = await _publish_own(setup, founding, transport, founded or (transport.peer_id, time.time()))
-            await asyncio.sleep(FOUNDERS_MEET_S)
-            found = await _records(transport, run_id) or {name_of(own): own}
-            break
-        if time.monotonic() >= give_up_at:
-            raise _gave_up(setup, f"no peer has founded the run {run_id}")
-        tell(f"waiting for a worker to found the run {run_id}")
+    async def find_run(self, founding: RunConfig, founded: tuple[str, float] | None = None) -> Joined:
+        """Find the run, or found it with the settings `founding` if this peer brings a model and there is no run yet.
+
+        `founded`: the founder and the time of its founding, if it comes back from a disk: it stays that peer's run.
+
+        Raises:
+            GaveUpWaiting: no peer founded it in time.
+            ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit.
+            ConfigError: the run's shards are too large or too many to be sent.
+        """
+        own: bytes | None = None
+        while not (found := await self._records()):
+            if self._setup.specs is not None and self._setup.local.role == "worker":
+                own = await self._publish_own(founding, founded or (self._transport.peer_id, time.time()))
+                await asyncio.sleep(FOUNDERS_MEET_S)
+                found = await self._records() or {name_of(own): own}
+                break
+            await self._wait(
+                f"waiting for a worker to found the run {self._run_id}",
+                f"no peer has founded the run {self._run_id}",
+            )
+        value = found[min(found)]
+        if value == own:
+            log.info("founded the run %s", self._run_id)
+        run = await self._fit(RunRecord.unpack(value))
+        run.check(self._transport.limits)
+        return Joined(run, value, founder=value == own)
+
+    async def _records(self) -> dict[str, bytes]:
+        """The records of the run, by name; what isn't named by its content, or isn't one, is left out."""
+        try:
+            found = await unowned.fetch(self._transport, f"{self._run_id}/config")
+        except Unreachable as error:
+            log.debug("no answer about the run: %s", error)
+            return {}
+        records: dict[str, bytes] = {}
+        reason = ""
+        for name, value in found.items():
+            try:
+                RunRecord.unpack(value)
+            except ValueError as error:
+                reason = str(error)
+            else:
+                records[name] = value
+        if reason and not records:
+            wrong = f"has a record that can't be used ({reason})"
+            raise Refused(wrong, key="run_id", value=self._run_id, mend="choose another")
+        return records
+
+    async def _publish_own(self, config: RunConfig, founded: tuple[str, float]) -> bytes:
+        run = Run(self._run_id, config, self._own_layout(config))
+        run.check(self._transport.limits)
+        value = RunRecord.founding(run, *founded).pack()
+        await store_record(self._transport, run.run_id, value)
+        return value
+
+    def _own_layout(self, config: RunConfig) -> Layout:
+        """The layout that these settings give this peer's model."""
+        assert self._setup.specs is not None
+        return Layout.build(self._setup.specs, config.num_fragments, config.fragment_layout, config.shard_elements)
+
+    async def _fit(self, record: RunRecord) -> Run:
+        """The run, once this peer is found to fit into it."""
+        run_id, asked = self._run_id, self._setup.asked
+        config = RunConfig.from_wire(record.config)
+        if differences := asked.difference(config, asked.given):
+            raise ConfigMismatch(differences, run_id=run_id)
+        for key in LIVE_KEYS & asked.given.keys():
+            if (theirs := getattr(config, key)) != (mine := getattr(asked, key)):
+                log.warning("%s=%s is the run's, and is used in place of %s", key, shown(theirs), shown(mine))
+        own = None if self._setup.specs is None else self._own_layout(config)
+        if own is not None and cut_of(own) == record.cut:
+            return Run(run_id, config, own)
+        run_token = token(run_id, config.fingerprint(), record.model)
+        while True:
+            layout = await self._described(run_token)
+            if own is not None and own.fingerprint() != record.model:
+                lines = layout.difference(own.params) if layout is not None else []
+                raise ModelMismatch(lines or [_totals(record, own)], run_id=run_id)
+            if layout is not None and cut_of(layout) == record.cut:
+                return Run(run_id, config, layout)
+            await self._wait(
+                f"waiting for a peer of the run {run_id} to describe its model",
+                f"no peer of the run {run_id} described its model",
+            )
+
+    async def _described(self, run_token: bytes) -> Layout | None:
+        """What the first peer that answers says of the run's model."""
+        for peer, status in (await read_peers(self._transport, self._run_id)).items():
+            if peer != self._transport.peer_id:
+                await self._transport.introduce(peer, status.addresses)
+                if (layout := await ask_for_layout(self._transport, self._inbox, run_token, peer)) is not None:
+                    return layout
+        return None
+
+    async def _wait(self, text: str, in_vain: str) -> None:
+        """Tell what is waited for, before the next look.
+
+        Raises:
+            GaveUpWaiting: it was waited for long enough.
+        """
+        if time.monotonic() >= self._give_up_at:
+            mend, timeout_s = "look whether its peers are up, or wait longer", self._setup.local.wait_timeout
+            raise GaveUpWaiting(in_vain, key="wait_timeout", value=timeout_s, mend=mend)
+        self._tell(text)
         await asyncio.sleep(LOOK_EVERY_S)
-    value = found[min(found)]
-    if value == own:
-        log.info("founded the run %s", run_id)
-    run = await _fit(setup, RunRecord.unpack(value), transport, inbox, give_up_at, tell)
-    run.check(transport.limits)
-    return Joined(run, value, founder=value == own)
+
+
+def _totals(record: RunRecord, own: Layout) -> str:
+    return (
+        f"{record.params} parameters of {record.numel} elements in all in the run, "
+        f"{len(own.params)} of {own.numel} here"
+    )
 
 
 async def keep_record(transport: Transport, joined: Joined) -> None:
@@ -161,96 +243,3 @@ async def found_if_nobody_has(
 
 def _told(holders: Mapping[str, Sequence[str]]) -> str:
     return ", ".join(f"{peer} ({' '.join(addresses) or 'no address'})" for peer, addresses in sorted(holders.items()))
-
-
-# -- inside
-
-
-async def _records(transport: Transport, run_id: str) -> dict[str, bytes]:
-    """The records of the run, by name; what isn't named by its content, or isn't one, is left out."""
-    try:
-        found = await unowned.fetch(transport, f"{run_id}/config")
-    except Unreachable as error:
-        log.debug("no answer about the run: %s", error)
-        return {}
-    records: dict[str, bytes] = {}
-    reason = ""
-    for name, value in found.items():
-        try:
-            RunRecord.unpack(value)
-        except ValueError as error:
-            reason = str(error)
-        else:
-            records[name] = value
-    if reason and not records:
-        raise Refused(f"has a record that can't be used ({reason})", key="run_id", value=run_id, mend="choose another")
-    return records
-
-
-async def _publish_own(setup: Setup, config: RunConfig, transport: Transport, founded: tuple[str, float]) -> bytes:
-    run = Run(setup.local.run_id, config, layout_for(setup, config))
-    run.check(transport.limits)
-    value = RunRecord.founding(run, *founded).pack()
-    await store_record(transport, run.run_id, value)
-    return value
-
-
-def layout_for(setup: Setup, config: RunConfig) -> Layout:
-    """The layout that these settings give this peer's model."""
-    assert setup.specs is not None
-    return Layout.build(setup.specs, config.num_fragments, config.fragment_layout, config.shard_elements)
-
-
-async def _fit(
-    setup: Setup,
-    record: RunRecord,
-    transport: Transport,
-    inbox: Inbox,
-    give_up_at: float,
-    tell: Callable[[str], None],
-) -> Run:
-    """The run, once this peer is found to fit into it."""
-    run_id = setup.local.run_id
-    config = RunConfig.from_wire(record.config)
-    if differences := setup.asked.difference(config, setup.asked.given):
-        raise ConfigMismatch(differences, run_id=run_id)
-    for key in LIVE_KEYS & setup.asked.given.keys():
-        if (theirs := getattr(config, key)) != (mine := getattr(setup.asked, key)):
-            log.warning("%s=%s is the run's, and is used in place of %s", key, shown(theirs), shown(mine))
-    own = None if setup.specs is None else layout_for(setup, config)
-    if own is not None and cut_of(own) == record.cut:
-        return Run(run_id, config, own)
-    run_token = token(run_id, config.fingerprint(), record.model)
-    while True:
-        theirs = await _described(transport, inbox, run_id, run_token)
-        if own is not None and own.fingerprint() != record.model:
-            lines = theirs.difference(own.params) if theirs is not None else []
-            raise ModelMismatch(lines or [_totals(record, own)], run_id=run_id)
-        if theirs is not None and cut_of(theirs) == record.cut:
-            return Run(run_id, config, theirs)
-        if time.monotonic() >= give_up_at:
-            raise _gave_up(setup, f"no peer of the run {run_id} described its model")
-        tell(f"waiting for a peer of the run {run_id} to describe its model")
-        await asyncio.sleep(LOOK_EVERY_S)
-
-
-async def _described(transport: Transport, inbox: Inbox, run_id: str, run_token: bytes) -> Layout | None:
-    """What the first peer that answers says of the run's model."""
-    for peer, status in (await read_peers(transport, run_id)).items():
-        if peer != transport.peer_id:
-            await transport.introduce(peer, status.addresses)
-            if (layout := await ask_for_layout(transport, inbox, run_token, peer)) is not None:
-                return layout
-    return None
-
-
-def _totals(record: RunRecord, own: Layout) -> str:
-    return (
-        f"{record.params} parameters of {record.numel} elements in all in the run, "
-        f"{len(own.params)} of {own.numel} here"
-    )
-
-
-def _gave_up(setup: Setup, why: str) -> GaveUpWaiting:
-    waited = setup.local.wait_timeout
-    return GaveUpWaiting(why, key="wait_timeout", value=waited, mend="look whether its peers are up, or wait longer")

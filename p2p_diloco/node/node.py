@@ -12,7 +12,7 @@ import logging
 import math
 from collections import Counter, deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from p2p_diloco.core.events import (
     Accept,
@@ -37,14 +37,13 @@ from p2p_diloco.core.events import (
     Wakeup,
 )
 from p2p_diloco.core.messages import Commit, Contribution, Message, Plan, State
-from p2p_diloco.core.replica import Replica
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.backpressure import Backpressure
-from p2p_diloco.node.events import EventLog, EventQueue, Fed
+from p2p_diloco.node.common import Common
+from p2p_diloco.node.events import Fed
+from p2p_diloco.node.ledger import OUTER_STEP
 from p2p_diloco.node.outbox import Made, Outbox, Outcome
-from p2p_diloco.node.run import Run
-from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.node.trainer import TrainerSide
 
 PROMPT_MAX = 4
@@ -57,32 +56,20 @@ class Node:
     """A replica with its tensors, its messages and its trainer."""
 
     def __init__(
-        self,
-        run: Run,
-        replica: Replica,
-        work: TensorWork,
-        outbox: Outbox,
-        trainer: TrainerSide,
-        events: EventQueue,
-        event_log: EventLog,
-        *,
-        settled: Callable[[], None] = lambda: None,
-        stepping: Callable[[], AbstractContextManager[None]] = nullcontext,
+        self, common: Common, outbox: Outbox, trainer: TrainerSide, settled: Callable[[], None] = lambda: None
     ) -> None:
-        """`settled` is called after each event, when versions and tensors agree. `stepping` is entered while an outer
-        step is made, or made the state.
-        """
-        self._run, self._replica, self._work = run, replica, work
-        self._outbox, self._trainer = outbox, trainer
-        self._events, self._event_log = events, event_log
-        self._settled, self._stepping = settled, stepping
+        """`settled` is called after each event, when versions and tensors agree."""
+        self._run, self._replica, self._work = common.run, common.replica, common.work
+        self._events, self._event_log = common.events, common.event_log
+        self._stepping = partial(common.ledger.part, OUTER_STEP)
+        self._outbox, self._trainer, self._settled = outbox, trainer, settled
         self._loop = asyncio.get_running_loop()
         self._due: deque[tuple[Average | Apply | Fill, Fed | None]] = deque()  # tensor work, and what waits for it
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
         self._at_rest.set()
         self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that wait or are on their way
         self._under_way = Counter[str]()  # commits to each peer that wait or are on their way
-        self._backpressure = Backpressure(replica, run.rules.room_within)
+        self._backpressure = Backpressure(common.replica, common.run.rules.room_within)
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf
         self._waking = False  # a Wakeup waits for its turn

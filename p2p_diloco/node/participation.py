@@ -8,37 +8,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import secrets
-import time
 from functools import partial
 
-from p2p_diloco.config import PeerConfig
 from p2p_diloco.core.events import Depart, Discovered, Measured, Revised
-from p2p_diloco.core.replica import Replica
-from p2p_diloco.core.version import SALT_BITS, incarnation
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.bandwidth import steady
-from p2p_diloco.net.interface import Transport
 from p2p_diloco.node import records, revising, wire
 from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
+from p2p_diloco.node.common import Common
 from p2p_diloco.node.describing import Describer
 from p2p_diloco.node.ending import Ending
-from p2p_diloco.node.events import EventLog, EventQueue
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joined, keep_record
-from p2p_diloco.node.ledger import CODEC, OF_EXCHANGE, OUTER_STEP, TRANSFER, Ledger
+from p2p_diloco.node.ledger import TRANSFER
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.reporting import Reporter
 from p2p_diloco.node.restart import GoesOn
-from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.saving import Checkpoint, Saving
-from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.status import PeerStatus
-from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.node.trainer import TrainerSide, until_one_ends
 from p2p_diloco.remembered import remember
 
@@ -63,76 +53,28 @@ class Participation:
     """What exists while a peer takes part in a run."""
 
     def __init__(
-        self,
-        local: PeerConfig,
-        joined: Joined,
-        saved: Checkpoint | None,
-        channel: NodeEnd,
-        shared: SharedMemory,
-        transport: Transport,
-        inbox: Inbox,
-        work: TensorWork,
+        self, common: Common, joined: Joined, saved: Checkpoint | None, channel: NodeEnd, inbox: Inbox
     ) -> None:
-        self._local, self._joined, self._run = local, joined, joined.run
-        self._shared, self._transport, self._inbox = shared, transport, inbox
-        self._started_at = time.time()
-        self._incarnation = incarnation(int(self._started_at * 1000), secrets.randbits(SALT_BITS))
-        ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
-        transferring = partial(ledger.part, TRANSFER)
+        self._common, self._joined, self._inbox = common, joined, inbox
+        self._run, self._replica, self._events = common.run, common.replica, common.events
+        self._transport = transport = common.transport
+        transferring = partial(common.ledger.part, TRANSFER)
         transport.limits = self._run.timed(transport.limits)
         transport.traffic.receiving = transferring
         self._outbox = Outbox(transport, transferring, gives_way=not self._run.rules.asynchronous)
-        self._replica = Replica(
-            transport.peer_id,
-            self._run.rules,
-            role=local.role,
-            eligible=not local.client_mode,
-            incarnation=self._incarnation,
-            now=asyncio.get_running_loop().time(),
-        )
-        self._events, self._event_log = EventQueue(), EventLog(transport.peer_id)
-        self._beginning = Beginning(local, joined, saved, self._replica, work)
-        self._founding = revising.Founding.of(self._run.run_id, RunRecord.unpack(joined.record))
+        self._beginning = Beginning(common, joined, saved)
         self._goes_on = GoesOn(self._replica, partial(records.who_takes_part, transport, self._run.run_id))
-        self._ending = Ending(transport, self._founding, self._replica, self._goes_on, local.checkpoint_dir)
-        founded = self._founding.founder, self._founding.time
-        self._saving = Saving(self._run, local, self._replica, work, self._events.post, founded)
-        self._trainer = TrainerSide(
-            channel,
-            shared,
-            self._run,
-            self._replica,
-            work,
-            self._events,
-            self._event_log,
-            ledger,
-            self._nudge_others,
-        )
-        self._node = Node(
-            self._run,
-            self._replica,
-            work,
-            self._outbox,
-            self._trainer,
-            self._events,
-            self._event_log,
-            settled=self._settled,
-            stepping=partial(ledger.part, OUTER_STEP),
-        )
-        self._run_inbox = RunInbox(
-            self._run,
-            self._node,
-            self._trainer,
-            work,
-            Describer(transport, self._run),
-            partial(self._founding.proven, transport),
-            partial(ledger.part, CODEC),
-        )
-        self._reporter = Reporter(local, self._run, self._replica, transport, shared, self._trainer, self._event_log)
+        folder = common.local.checkpoint_dir
+        self._ending = Ending(transport, common.founding, self._replica, self._goes_on, folder)
+        self._saving = Saving(common)
+        self._trainer = TrainerSide(common, channel, self._nudge_others)
+        self._node = Node(common, self._outbox, self._trainer, self._settled)
+        self._reporter = Reporter(common, self._trainer)
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Until cancelled; then leave."""
-        self._inbox.handler = self._run_inbox
+        describer = Describer(self._transport, self._run)
+        self._inbox.handler = RunInbox(self._common, self._node, self._trainer, describer)
         await self._ending.begin(TELL_S)
         for event in self._beginning.events:
             self._events.post(event)
@@ -143,13 +85,13 @@ class Participation:
             self._trainer.watch_progress(),
             self._trainer.tell_waiting(),
             self._measure(),
-            self._beginning.find_state(transport, self._ending, self._events),
+            self._beginning.find_state(self._ending),
             self._beginning.wait_to_train(self._trainer, self._ending, self._goes_on),
             self._ending.keep(),
             keep_record(transport, self._joined),
             revising.watch(
                 transport,
-                self._founding,
+                self._common.founding,
                 lambda: roster.mine.revision,
                 lambda revision: self._events.post(Revised(revision)),
             ),
@@ -212,7 +154,7 @@ class Participation:
         """
         self._ending.settled()
         self._saving.settled()
-        shared, traffic = self._shared, self._transport.traffic
+        shared, traffic = self._common.shared, self._transport.traffic
         shared.saved = self._saving.epoch
         shared.leave_s = self._run.config.heartbeat_timeout if self._replica.finished else 0.0
         shared.bytes_sent, shared.bytes_received = traffic.bytes_sent, traffic.bytes_received
@@ -224,7 +166,7 @@ class Participation:
             self._outbox.put(peer, header, None, lambda outcome: None)
 
     def _discovered(self, peer: str, name: str) -> None:
-        self._event_log.name(peer, name)
+        self._common.event_log.name(peer, name)
         self._events.post(Discovered(peer))
 
     def _check_identity(self, record: PeerStatus) -> None:
@@ -233,12 +175,12 @@ class Participation:
         Raises:
             Refused: an earlier process with this identity goes on.
         """
-        earlier = record.incarnation is not None and record.incarnation < self._incarnation
-        if earlier and record.time > self._started_at + LIVES_ON_S:
+        earlier = record.incarnation is not None and record.incarnation < self._common.incarnation
+        if earlier and record.time > self._common.started_at + LIVES_ON_S:
             raise Refused(
                 f"is the identity of a peer that is in the run already, on the machine {record.host[:64]}",
                 key="identity_path",
-                value=self._local.identity_path,
+                value=self._common.local.identity_path,
                 mend="give each peer an identity of its own: a copied file is none",
             )
 

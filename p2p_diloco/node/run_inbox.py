@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from p2p_diloco.core.messages import Commit, Contribution, Message, Probe, ProbeAck, State
-from p2p_diloco.core.revision import FOUNDED, Revision
+from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
+from p2p_diloco.node.common import Common
 from p2p_diloco.node.describing import Describer
 from p2p_diloco.node.inbox import Handler
+from p2p_diloco.node.ledger import CODEC
 from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.node import Node
-from p2p_diloco.node.run import Run
-from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.node.wire import Describe, Description, Nudge
 
@@ -31,22 +29,13 @@ log = logging.getLogger(__name__)
 
 
 class RunInbox(Handler):
-    """The handler of a peer that is in the run. `proven` tells whether the run's founder has asked for a revision;
-    `judging` is entered while a payload is looked at.
-    """
+    """The handler of a peer that is in the run."""
 
-    def __init__(
-        self,
-        run: Run,
-        node: Node,
-        trainer: TrainerSide,
-        work: TensorWork,
-        describer: Describer,
-        proven: Callable[[Revision], bool],
-        judging: Callable[[], AbstractContextManager[None]],
-    ) -> None:
-        self._node, self._trainer, self._work, self._describer = node, trainer, work, describer
-        self._proven, self._judging = proven, judging
+    def __init__(self, common: Common, node: Node, trainer: TrainerSide, describer: Describer) -> None:
+        self._node, self._trainer, self._work, self._describer = node, trainer, common.work, describer
+        self._proven = partial(common.founding.proven, common.transport)
+        self._judging = partial(common.ledger.part, CODEC)
+        run = common.run
         self._token, self._shape = run.token, (len(run.layout.shards), len(run.layout.fragments))
         self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
 

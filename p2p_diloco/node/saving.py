@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from torch import Tensor
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.core.events import Damaged
 from p2p_diloco.core.messages import State
-from p2p_diloco.core.replica import Replica, meta_of
+from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.errors import CheckpointError, P2PDilocoError
+from p2p_diloco.node.common import Common
 from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.run import Run, cut_of
 from p2p_diloco.node.tensor_work import TensorWork
@@ -47,20 +48,10 @@ class Saving:
     Fewer epochs than before are those of a greater lineage, and counted from.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        local: PeerConfig,
-        replica: Replica,
-        work: TensorWork,
-        post: Callable[[Damaged], None],
-        founded: tuple[str, float] | None = None,
-    ) -> None:
-        """`post` gets an event for each shard that is damaged, and so is not saved. `founded`: the run's founder, and
-        the time of its founding.
-        """
-        self._founded = founded
-        self._run, self._replica, self._work, self._post = run, replica, work, post
+    def __init__(self, common: Common) -> None:
+        local, founding = common.local, common.founding
+        self._run, self._replica, self._work, self._events = common.run, common.replica, common.work, common.events
+        self._founded = founding.founder, founding.time
         self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
         self.epoch = 0
         """Of the newest checkpoint that is written or begun; 0: none."""
@@ -109,7 +100,7 @@ class Saving:
             log.error("not saved: shards %s were changed in memory; older checkpoints stay", shards)
         self._spoilt = bool(damaged)
         for state in damaged:
-            self._post(Damaged(state.shard, state.version))
+            self._events.post(Damaged(state.shard, state.version))
 
     def _snapshot(self) -> _Snapshot:
         layout, store = self._run.layout, self._work.store
@@ -131,7 +122,7 @@ class _Snapshot:
     theta: Tensor
     outer: Mapping[str, Tensor]
     states: Sequence[State]
-    founded: tuple[str, float] | None
+    founded: tuple[str, float]
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """As a checkpoint holds them."""
@@ -147,7 +138,7 @@ class _Snapshot:
         versions = [state.version for state in self.states]
         return {
             "run_id": self.run.run_id,
-            "founded": None if self.founded is None else list(self.founded),
+            "founded": list(self.founded),
             "generation": max(version.generation for version in versions),
             "samples": sum(version.samples for version in versions),
             "config": self.run.config.to_wire(),

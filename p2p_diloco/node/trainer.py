@@ -15,16 +15,12 @@ from typing import Any
 
 from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Release, Stepped
 from p2p_diloco.core.pace import speeds, trains_for
-from p2p_diloco.core.replica import Replica
 from p2p_diloco.core.schedule import fragment_interval
 from p2p_diloco.node.channel import Message, NodeEnd
-from p2p_diloco.node.events import EventLog, EventQueue
-from p2p_diloco.node.ledger import CODEC, Ledger
+from p2p_diloco.node.common import Common
+from p2p_diloco.node.ledger import CODEC
 from p2p_diloco.node.local_progress import LocalProgress
-from p2p_diloco.node.run import Run
-from p2p_diloco.node.shared import SharedMemory
 from p2p_diloco.node.submissions import SubmissionLog
-from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.mean import WEIGHT_MIN
 
@@ -44,26 +40,17 @@ log = logging.getLogger(__name__)
 
 
 class TrainerSide:
-    """The trainer of one replica. `ledger` learns where the time of the exchange under way goes."""
+    """The trainer of one replica."""
 
-    def __init__(
-        self,
-        channel: NodeEnd,
-        shared: SharedMemory,
-        run: Run,
-        replica: Replica,
-        work: TensorWork,
-        events: EventQueue,
-        event_log: EventLog,
-        ledger: Ledger,
-        nudge_others: Callable[[int], None],
-    ) -> None:
+    def __init__(self, common: Common, channel: NodeEnd, nudge_others: Callable[[int], None]) -> None:
+        run, work = common.run, common.work
         self.submissions = SubmissionLog(run.config)
         """Asynchronous: what became of them, and this peer's number of inner steps."""
         self.sync_every = run.config.sync_every
         """Inner steps between two exchanges of the whole model, as they were last made."""
-        self._run, self._replica, self._work, self._bases = run, replica, work, work.bases
-        self._events, self._event_log, self._ledger, self._nudge_others = events, event_log, ledger, nudge_others
+        self._run, self._replica, self._work, self._bases = run, common.replica, work, work.bases
+        self._shared, self._channel, self._nudge_others = common.shared, channel, nudge_others
+        self._events, self._event_log, self._ledger = common.events, common.event_log, common.ledger
         self._asynchronous, self._by_time = run.rules.asynchronous, run.config.pace == "time"
         self.ready_at: float | None = None
         self.paused = False
@@ -71,7 +58,6 @@ class TrainerSide:
         self._held_for = ""
         self._came_ready = False
         self._whole = -1, ""  # epoch and digest of the newest state of one epoch that was held; -1: none yet
-        self._channel, self._shared = channel, shared
         self._merging: Message | None = None  # the request; None: the trainer no longer waits for its answer
         self._progress = LocalProgress(run.config, run.layout, work.bases)
         self._not_reading = asyncio.Event()

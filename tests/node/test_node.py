@@ -34,6 +34,7 @@ from p2p_diloco.core.version import ContributionId, Version
 from p2p_diloco.net.interface import Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.events import EventLog, EventQueue
+from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
 from p2p_diloco.node.node import Node
 from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.run import Run
@@ -129,8 +130,15 @@ class Table:
         self.replica, self.wires, self.trainer = Script(), Wires(), Reader()
         self.work = self.replica.work = TensorWork(run, self.theta)
         self.run, self.events, self.outbox = run, EventQueue(), Outbox(self.wires)  # type: ignore[arg-type]
-        parts = self.replica, self.work, self.outbox, self.trainer, self.events, EventLog("me")
-        self.node = Node(run, *parts)  # type: ignore[arg-type]
+        common: Any = SimpleNamespace(
+            run=run,
+            replica=self.replica,
+            work=self.work,
+            events=self.events,
+            event_log=EventLog("me"),
+            ledger=Ledger(OF_EXCHANGE),
+        )
+        self.node = Node(common, self.outbox, self.trainer)  # type: ignore[arg-type]
         self.loop = asyncio.create_task(self.node.consume())
 
     async def carry_out(self, *effects: Effect) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +17,7 @@ from p2p_diloco.core.revision import FOUNDED, Revision
 from p2p_diloco.core.version import ModelVersion, Version
 from p2p_diloco.node import revising, wire
 from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
 from p2p_diloco.node.misfit import misfit
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run, RunRecord
@@ -182,11 +182,11 @@ def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCapt
     async def life() -> None:
         run = Run("r", RunConfig(), Layout.build((ParamSpec("p", (2,), "float32"),), 1))
         node: Any = SimpleNamespace(receive=take)
+        founding = SimpleNamespace(proven=lambda transport, revision: revision.proof == "good")
         work, unused = TensorWork(run, torch.zeros(2)), cast(Any, None)
+        common: Any = SimpleNamespace(run=run, work=work, founding=founding, transport=None, ledger=Ledger(OF_EXCHANGE))
         inbox = Inbox()
-        inbox.handler = RunInbox(
-            run, node, unused, work, unused, lambda revision: revision.proof == "good", nullcontext
-        )
+        inbox.handler = RunInbox(common, node, unused, unused)
         for proof in ("bad", "bad", "good"):
             summary = Summary(1, "worker", True, ModelVersion(), (), False, revision=Revision(1, 0.5, 0.0, proof))
             await inbox.deliver("b", wire.pack(Probe(summary), run.token), None)

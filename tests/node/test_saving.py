@@ -20,6 +20,7 @@ from p2p_diloco.core.replica import meta_of
 from p2p_diloco.core.version import Version, model_version
 from p2p_diloco.errors import CheckpointError, ConfigError
 from p2p_diloco.node import saving
+from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run
 from p2p_diloco.node.saving import Saving
 from p2p_diloco.node.tensor_work import TensorWork
@@ -55,7 +56,15 @@ class Moving:
         self.replica: Any = SimpleNamespace(finished=False, has_state=True, state=lambda shard: self.state)
         local = PeerConfig(run_id="r", checkpoint_dir=root, save_every=every, keep=keep)
         self.told = list[Damaged]()
-        self.saving = Saving(self.run, local, self.replica, self.work, self.told.append)
+        common: Any = SimpleNamespace(
+            local=local,
+            run=self.run,
+            replica=self.replica,
+            work=self.work,
+            founding=Founding("r", "a", 1.0),
+            events=SimpleNamespace(post=self.told.append),
+        )
+        self.saving = Saving(common)
 
     async def reach(self, epoch: int, samples: int, *, finished: bool = False, flip: bool = False) -> None:
         """Be at another version, with memory that has changed since if `flip`; wait for what is saved of it."""

@@ -1,0 +1,74 @@
+"""What the parts of one peer's node have in common.
+
+Law: one value, complete before the first part is made, and never changed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from dataclasses import dataclass
+
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.core.replica import Replica
+from p2p_diloco.core.version import SALT_BITS, incarnation
+from p2p_diloco.net.interface import Transport
+from p2p_diloco.node.events import EventLog, EventQueue
+from p2p_diloco.node.joining import Joined
+from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
+from p2p_diloco.node.revising import Founding
+from p2p_diloco.node.run import Run, RunRecord
+from p2p_diloco.node.shared import SharedMemory
+from p2p_diloco.node.tensor_work import TensorWork
+
+
+@dataclass(frozen=True)
+class Common:
+    """A peer that has found its run. `started_at`, in seconds since 1970, is part of `incarnation`; the replica's own
+    incarnation may rise later. `ledger`: where the time of the exchange under way goes.
+    """
+
+    local: PeerConfig
+    run: Run
+    founding: Founding
+    transport: Transport
+    shared: SharedMemory
+    work: TensorWork
+    replica: Replica
+    events: EventQueue
+    event_log: EventLog
+    ledger: Ledger
+    started_at: float
+    incarnation: int
+
+    @classmethod
+    def of(
+        cls, local: PeerConfig, joined: Joined, transport: Transport, shared: SharedMemory, work: TensorWork
+    ) -> Common:
+        """A new life of this peer, in the run that it has joined."""
+        run, started_at = joined.run, time.time()
+        born = incarnation(int(started_at * 1000), secrets.randbits(SALT_BITS))
+        replica = Replica(
+            transport.peer_id,
+            run.rules,
+            role=local.role,
+            eligible=not local.client_mode,
+            incarnation=born,
+            now=asyncio.get_running_loop().time(),
+        )
+        return cls(
+            local,
+            run,
+            Founding.of(run.run_id, RunRecord.unpack(joined.record)),
+            transport,
+            shared,
+            work,
+            replica,
+            EventQueue(),
+            EventLog(transport.peer_id),
+            Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf),
+            started_at,
+            born,
+        )
