@@ -10,6 +10,7 @@ import math
 import secrets
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.core.replica import Replica
@@ -17,7 +18,8 @@ from p2p_diloco.core.version import SALT_BITS, incarnation
 from p2p_diloco.net.interface import Transport
 from p2p_diloco.node.events import EventLog, EventQueue
 from p2p_diloco.node.joining import Joined
-from p2p_diloco.node.ledger import OF_EXCHANGE, Ledger
+from p2p_diloco.node.ledger import OF_EXCHANGE, TRANSFER, Ledger
+from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.run import Run, RunRecord
 from p2p_diloco.node.shared import SharedMemory
@@ -40,6 +42,7 @@ class Common:
     events: EventQueue
     event_log: EventLog
     ledger: Ledger
+    outbox: Outbox
     started_at: float
     incarnation: int
 
@@ -49,6 +52,10 @@ class Common:
     ) -> Common:
         """A new life of this peer, in the run that it has joined."""
         run, started_at = joined.run, time.time()
+        ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
+        transferring = partial(ledger.part, TRANSFER)
+        transport.limits = run.timed(transport.limits)
+        transport.traffic.receiving = transferring
         born = incarnation(int(started_at * 1000), secrets.randbits(SALT_BITS))
         replica = Replica(
             transport.peer_id,
@@ -68,7 +75,8 @@ class Common:
             replica,
             EventQueue(),
             EventLog(transport.peer_id),
-            Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf),
+            ledger,
+            Outbox(transport, transferring, gives_way=not run.rules.asynchronous),
             started_at,
             born,
         )

@@ -1,4 +1,4 @@
-"""Asking a peer for the run's layout, and telling it to peers that ask.
+"""Asking a peer for the run's layout.
 
 Law: a description comes from the one peer that was asked; while it is waited for, every other message is refused.
 """
@@ -13,7 +13,6 @@ import msgpack
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 from p2p_diloco.node import wire
 from p2p_diloco.node.inbox import Handler, Inbox
-from p2p_diloco.node.run import Run
 from p2p_diloco.tensors.layout import Layout
 
 DESCRIPTION_BYTES_MAX = 16 * 2**20
@@ -63,25 +62,3 @@ async def ask_for_layout(transport: Transport, inbox: Inbox, token: bytes, peer:
         return None
     finally:
         inbox.handler = before
-
-
-class Describer:
-    """Answers the peers that ask what model the run trains."""
-
-    def __init__(self, transport: Transport, run: Run) -> None:
-        self._transport = transport
-        self._payload = memoryview(msgpack.packb(run.layout.to_wire()))
-        self._header = wire.pack(wire.Description(self._payload.nbytes), run.token)
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    def describe_to(self, peer: str) -> None:
-        """Begin to answer."""
-        task = asyncio.create_task(self._send(peer))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _send(self, peer: str) -> None:
-        try:
-            await self._transport.send(peer, self._header, self._payload)
-        except (Refusal, Unreachable) as error:
-            log.debug("%s didn't take the model's description: %s", peer, error)

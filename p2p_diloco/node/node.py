@@ -43,7 +43,7 @@ from p2p_diloco.node.backpressure import Backpressure
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.events import Fed
 from p2p_diloco.node.ledger import OUTER_STEP
-from p2p_diloco.node.outbox import Made, Outbox, Outcome
+from p2p_diloco.node.outbox import Made, Outcome
 from p2p_diloco.node.trainer import TrainerSide
 
 PROMPT_MAX = 4
@@ -55,14 +55,12 @@ log = logging.getLogger(__name__)
 class Node:
     """A replica with its tensors, its messages and its trainer."""
 
-    def __init__(
-        self, common: Common, outbox: Outbox, trainer: TrainerSide, settled: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, common: Common, trainer: TrainerSide, settled: Callable[[], None] = lambda: None) -> None:
         """`settled` is called after each event, when versions and tensors agree."""
         self._run, self._replica, self._work = common.run, common.replica, common.work
         self._events, self._event_log = common.events, common.event_log
         self._stepping = partial(common.ledger.part, OUTER_STEP)
-        self._outbox, self._trainer, self._settled = outbox, trainer, settled
+        self._outbox, self._trainer, self._settled = common.outbox, trainer, settled
         self._loop = asyncio.get_running_loop()
         self._due: deque[tuple[Average | Apply | Fill, Fed | None]] = deque()  # tensor work, and what waits for it
         self._at_rest = asyncio.Event()  # set while versions and tensors agree

@@ -13,17 +13,14 @@ from functools import partial
 from p2p_diloco.core.events import Depart, Discovered, Measured, Revised
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.bandwidth import steady
-from p2p_diloco.node import records, revising, wire
+from p2p_diloco.node import records, revising
 from p2p_diloco.node.beginning import Beginning
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.describing import Describer
 from p2p_diloco.node.ending import Ending
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joined, keep_record
-from p2p_diloco.node.ledger import TRANSFER
 from p2p_diloco.node.node import Node
-from p2p_diloco.node.outbox import Outbox
 from p2p_diloco.node.reporting import Reporter
 from p2p_diloco.node.restart import GoesOn
 from p2p_diloco.node.run_inbox import RunInbox
@@ -57,24 +54,19 @@ class Participation:
     ) -> None:
         self._common, self._joined, self._inbox = common, joined, inbox
         self._run, self._replica, self._events = common.run, common.replica, common.events
-        self._transport = transport = common.transport
-        transferring = partial(common.ledger.part, TRANSFER)
-        transport.limits = self._run.timed(transport.limits)
-        transport.traffic.receiving = transferring
-        self._outbox = Outbox(transport, transferring, gives_way=not self._run.rules.asynchronous)
+        self._transport, self._outbox = common.transport, common.outbox
         self._beginning = Beginning(common, joined, saved)
-        self._goes_on = GoesOn(self._replica, partial(records.who_takes_part, transport, self._run.run_id))
+        self._goes_on = GoesOn(self._replica, partial(records.who_takes_part, self._transport, self._run.run_id))
         folder = common.local.checkpoint_dir
-        self._ending = Ending(transport, common.founding, self._replica, self._goes_on, folder)
+        self._ending = Ending(self._transport, common.founding, self._replica, self._goes_on, folder)
         self._saving = Saving(common)
-        self._trainer = TrainerSide(common, channel, self._nudge_others)
-        self._node = Node(common, self._outbox, self._trainer, self._settled)
+        self._trainer = TrainerSide(common, channel)
+        self._node = Node(common, self._trainer, self._settled)
         self._reporter = Reporter(common, self._trainer)
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Until cancelled; then leave."""
-        describer = Describer(self._transport, self._run)
-        self._inbox.handler = RunInbox(self._common, self._node, self._trainer, describer)
+        self._inbox.handler = RunInbox(self._common, self._node, self._trainer)
         await self._ending.begin(TELL_S)
         for event in self._beginning.events:
             self._events.post(event)
@@ -159,11 +151,6 @@ class Participation:
         shared.leave_s = self._run.config.heartbeat_timeout if self._replica.finished else 0.0
         shared.bytes_sent, shared.bytes_received = traffic.bytes_sent, traffic.bytes_received
         shared.retries = self._outbox.failed
-
-    def _nudge_others(self, goal: int) -> None:
-        header = wire.pack(wire.Nudge(goal), self._run.token)
-        for peer in self._replica.roster.alive():
-            self._outbox.put(peer, header, None, lambda outcome: None)
 
     def _discovered(self, peer: str, name: str) -> None:
         self._common.event_log.name(peer, name)

@@ -9,12 +9,13 @@ import dataclasses
 import logging
 from functools import lru_cache, partial
 
+import msgpack
+
 from p2p_diloco.core.messages import Commit, Contribution, Message, Probe, ProbeAck, State
 from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
 from p2p_diloco.node.common import Common
-from p2p_diloco.node.describing import Describer
 from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.ledger import CODEC
 from p2p_diloco.node.misfit import misfit
@@ -31,11 +32,12 @@ log = logging.getLogger(__name__)
 class RunInbox(Handler):
     """The handler of a peer that is in the run."""
 
-    def __init__(self, common: Common, node: Node, trainer: TrainerSide, describer: Describer) -> None:
-        self._node, self._trainer, self._work, self._describer = node, trainer, common.work, describer
+    def __init__(self, common: Common, node: Node, trainer: TrainerSide) -> None:
+        self._node, self._trainer, self._work, self._outbox = node, trainer, common.work, common.outbox
         self._proven = partial(common.founding.proven, common.transport)
         self._judging = partial(common.ledger.part, CODEC)
         run = common.run
+        self._layout = memoryview(msgpack.packb(run.layout.to_wire()))
         self._token, self._shape = run.token, (len(run.layout.shards), len(run.layout.fragments))
         self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
 
@@ -64,7 +66,8 @@ class RunInbox(Handler):
         """As `Handler.take`."""
         match message:
             case Describe():
-                self._describer.describe_to(sender)
+                header = wire.pack(wire.Description(self._layout.nbytes), self._token)
+                self._outbox.put(sender, header, self._layout, urgent=True)  # it is waited for, and not for long
             case Nudge(goal):
                 self._trainer.nudged(goal)
             case Description():

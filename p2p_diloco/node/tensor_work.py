@@ -17,6 +17,7 @@ from torch import Tensor
 from p2p_diloco.core.events import Applied, Apply, Average, Averaged, Carry, Damaged, Fill, Filled
 from p2p_diloco.core.messages import Commit, Contribution, Message, State
 from p2p_diloco.core.replica import meta_of
+from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.version import ContributionId
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.bases import Bases
@@ -51,8 +52,6 @@ class TensorWork:
         """The weighted mean, rounded to the wire, and the outer step on exactly those bytes."""
         if effect.held is not None and self.store.digest(effect.shard, effect.held) != effect.base.digest:
             return Damaged(effect.shard, effect.base)
-        if not effect.contributions:
-            return self._restated(effect)
         try:
             return self._averaged(effect, effect.contributions)
         except ValueError as error:
@@ -70,17 +69,25 @@ class TensorWork:
         mean = weighted_mean(parts, self._run.config.codec, numel, dtype) if parts else torch.zeros(numel)
         payload = codecs.encode(mean, codec)
         submissions = len(effect.contributions)  # as the log counts them, be it as nothing
-        rates = effect.revision.rates
-        proposal = self.store.propose(shard, payload, codec, effect.meta, submissions, effect.buffered, rates)
-        self._proposals[shard, proposal.digest] = proposal
-        return Averaged(shard, effect.base, proposal.digest, payload)
+        digest = self._proposed(shard, payload, submissions, effect.meta, effect.buffered, effect.revision)
+        return Averaged(shard, effect.base, digest, payload)
 
-    def _restated(self, effect: Average) -> Averaged:
-        """Another version of the same tensors: without contributions there is no outer step."""
-        proposal = self.store.restate(effect.shard, effect.meta)
-        self._proposals[effect.shard, proposal.digest] = proposal
-        zeros = torch.zeros(self._numel(effect.shard))
-        return Averaged(effect.shard, effect.base, proposal.digest, codecs.encode(zeros, self._run.reply_codec))
+    def _proposed(
+        self, shard: int, payload: memoryview, submissions: int, meta: bytes, buffered: int, revision: Revision
+    ) -> str:
+        """The digest of what a commit leads to, which is proposed. Without contributions that is another version of the
+        same tensors: there is no outer step.
+
+        Raises:
+            ValueError: it would hold values that are not finite.
+        """
+        if submissions:
+            codec, rates = self._run.reply_codec, revision.rates
+            proposal = self.store.propose(shard, payload, codec, meta, submissions, buffered, rates)
+        else:
+            proposal = self.store.restate(shard, meta)
+        self._proposals[shard, proposal.digest] = proposal
+        return proposal.digest
 
     def damaged(self, state: State) -> bool:
         """Whether a present state's tensors are not what its version says."""
@@ -89,19 +96,12 @@ class TensorWork:
     def apply(self, effect: Apply) -> Applied:
         """The outer step of a commit that another peer made."""
         commit = effect.commit
+        shard, submissions, digest = commit.shard, len(commit.contributions), NO_DIGEST
         try:
-            if commit.contributions:
-                codec, submissions, rates = self._run.reply_codec, len(commit.contributions), commit.revision.rates
-                proposal = self.store.propose(
-                    commit.shard, commit.payload, codec, effect.meta, submissions, effect.buffered, rates
-                )
-            else:
-                proposal = self.store.restate(commit.shard, effect.meta)
+            digest = self._proposed(shard, commit.payload, submissions, effect.meta, effect.buffered, commit.revision)
         except ValueError as error:
-            log.warning("a commit on shard %d can't be applied: %s", commit.shard, error)
-            return Applied(commit.shard, commit.base, NO_DIGEST)
-        self._proposals[commit.shard, proposal.digest] = proposal
-        return Applied(commit.shard, commit.base, proposal.digest)
+            log.warning("a commit on shard %d can't be applied: %s", shard, error)
+        return Applied(shard, commit.base, digest)
 
     def fill(self, effect: Fill) -> Filled:
         """A state that was fetched."""

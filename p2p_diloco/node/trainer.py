@@ -10,12 +10,13 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Release, Stepped
 from p2p_diloco.core.pace import speeds, trains_for
 from p2p_diloco.core.schedule import fragment_interval
+from p2p_diloco.node import wire
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.ledger import CODEC
@@ -42,14 +43,14 @@ log = logging.getLogger(__name__)
 class TrainerSide:
     """The trainer of one replica."""
 
-    def __init__(self, common: Common, channel: NodeEnd, nudge_others: Callable[[int], None]) -> None:
+    def __init__(self, common: Common, channel: NodeEnd) -> None:
         run, work = common.run, common.work
         self.submissions = SubmissionLog(run.config)
         """Asynchronous: what became of them, and this peer's number of inner steps."""
         self.sync_every = run.config.sync_every
         """Inner steps between two exchanges of the whole model, as they were last made."""
         self._run, self._replica, self._work, self._bases = run, common.replica, work, work.bases
-        self._shared, self._channel, self._nudge_others = common.shared, channel, nudge_others
+        self._shared, self._channel, self._outbox = common.shared, channel, common.outbox
         self._events, self._event_log, self._ledger = common.events, common.event_log, common.ledger
         self._asynchronous, self._by_time = run.rules.asynchronous, run.config.pace == "time"
         self.ready_at: float | None = None
@@ -150,6 +151,11 @@ class TrainerSide:
             "peers": [replica.me, *replica.roster.alive()],
             "aggregates": list(replica.aggregates()),
         }
+
+    def _nudge_others(self, goal: int) -> None:
+        header = wire.pack(wire.Nudge(goal), self._run.token)
+        for peer in self._replica.roster.alive():
+            self._outbox.put(peer, header)
 
     # -- what others tell
 

@@ -136,9 +136,10 @@ class Table:
             work=self.work,
             events=self.events,
             event_log=EventLog("me"),
+            outbox=self.outbox,
             ledger=Ledger(OF_EXCHANGE),
         )
-        self.node = Node(common, self.outbox, self.trainer)  # type: ignore[arg-type]
+        self.node = Node(common, self.trainer)  # type: ignore[arg-type]
         self.loop = asyncio.create_task(self.node.consume())
 
     async def carry_out(self, *effects: Effect) -> None:

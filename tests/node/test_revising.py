@@ -184,9 +184,11 @@ def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCapt
         node: Any = SimpleNamespace(receive=take)
         founding = SimpleNamespace(proven=lambda transport, revision: revision.proof == "good")
         work, unused = TensorWork(run, torch.zeros(2)), cast(Any, None)
-        common: Any = SimpleNamespace(run=run, work=work, founding=founding, transport=None, ledger=Ledger(OF_EXCHANGE))
+        common: Any = SimpleNamespace(
+            run=run, work=work, founding=founding, transport=None, ledger=Ledger(OF_EXCHANGE), outbox=None
+        )
         inbox = Inbox()
-        inbox.handler = RunInbox(common, node, unused, unused)
+        inbox.handler = RunInbox(common, node, unused)
         for proof in ("bad", "bad", "good"):
             summary = Summary(1, "worker", True, ModelVersion(), (), False, revision=Revision(1, 0.5, 0.0, proof))
             await inbox.deliver("b", wire.pack(Probe(summary), run.token), None)
