@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.extents import ALONE, Extent, Rank, extents_of, is_sharded, reshard
 from p2p_diloco.peer.staging import CHUNK_BYTES, Staging, staging_for
-from p2p_diloco.tensors.flat import gather, pseudo_gradient, scatter
+from p2p_diloco.tensors.flat import pseudo_gradient
 from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
@@ -85,7 +85,7 @@ class LocalModel:
     def write_theta(self) -> None:
         """Offer the model's parameters as the global ones, before the run begins; nothing is trained yet."""
         for values, span in self._through(range(len(self._layout.shards)), fetch=True, spoken=True):
-            gather([values], self._theta[span.place])
+            self._theta[span.place].copy_(values)
 
     @torch.no_grad()
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
@@ -95,15 +95,14 @@ class LocalModel:
         forgotten = [self._layout.shards[shard] for shard, take in takes.items() if take is Take.FORGET]
         bare = {shard for shard, take in takes.items() if take in (Take.DROP, Take.FORGET)}
         for values, span in self._through(bare, store=True):
-            scatter(self._theta[span.place], [values])
+            values.copy_(self._theta[span.place])
         for place in forgotten:
             self._delta[place.start : place.stop] = 0.0
         fetched = self._through(takes.keys() - bare, fetch=True, store=True)
         for values, span in (piece for whole, where in fetched for piece in where.pieces(whole)):
-            local = torch.empty(values.numel())
-            gather([values], local)
+            local = values.to(torch.float32, copy=True)
             self._take(local, values.dtype, span, takes[span.shard], kept)
-            scatter(local, [values])
+            values.copy_(local)
 
     def _take(self, local: Tensor, dtype: torch.dtype, span: Span, take: Take, kept: Collection[int]) -> None:
         """Turn local values into those that the take makes of them; `dtype`: theirs in the model."""
@@ -130,7 +129,7 @@ class LocalModel:
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None:
         """Write these shards' pseudo-gradients, base − local, where the node reads them; of a rank, its part."""
         for values, span in self._through(shards, fetch=True, spoken=True):
-            pseudo_gradient(self._anchor(span, kept), [values], self._delta[span.place])
+            pseudo_gradient(self._anchor(span, kept), values, self._delta[span.place])
 
     def may_be_sent(self, shards: Collection[int]) -> bool:
         """Whether these shards' pseudo-gradients, as last written here, are finite and within `MAGNITUDE_MAX`."""

@@ -4,7 +4,7 @@ Law: pure arithmetic and plain files; no peer, message, clock or socket. Version
 as plain integers, strings and bytes.
 
     layout, partition   parameters, fragments and shards: offsets in the flat vector
-    flat                copies between a model's parameters and the flat vector
+    flat                pieces of flat vectors, and the pseudo-gradient
     codec               table of wire codecs; implemented in cast, blockwise and topk
     stochastic          unbiased rounding to bf16
     feedback            error feedback: what a lossy codec drops goes into the next contribution

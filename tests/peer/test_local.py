@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from p2p_diloco.node.bases import Bases
 from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.local import LocalModel, with_global_values
+from p2p_diloco.tensors.flat import BLOCK
 from p2p_diloco.tensors.layout import Layout, specs_of
 
 pytestmark = pytest.mark.usefixtures("short_merges")
@@ -124,6 +125,50 @@ def test_a_counted_contribution_leaves_the_global_value_to_the_bit(dtype: torch.
     theta.copy_(torch.randn(layout.numel))
     local.merge({0: Take.SUBTRACT}, kept=[0])
     assert torch.equal(flat(model, layout), rounded(model, layout, theta))
+    local.write_delta([0])
+    assert not delta.any()
+
+
+class Odd(nn.Module):
+    """Parameters longer than a block, a scalar, transposed, channels last, with gaps."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        tensors = [
+            torch.randn(BLOCK + 7),
+            torch.randn(()),
+            torch.randn(5, 3).t(),
+            torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+            torch.randn(40)[::2],
+        ]
+        for index, tensor in enumerate(tensors):
+            same = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
+            self.register_parameter(f"p{index}", nn.Parameter(same.copy_(tensor)))
+
+    def plain(self) -> Tensor:
+        return torch.cat([p.detach().float().reshape(-1) for p in self.parameters()])
+
+
+@pytest.mark.parametrize("sent", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_strides_and_dtypes_are_no_matter(dtype: torch.dtype, sent: torch.dtype) -> None:
+    """To the bit: θ is what the model holds, and a model that loads θ holds it rounded to its dtype. Δ = base − local
+    in fp32, of the base as the parameters hold it, no more than rounded where it is kept in less."""
+    torch.manual_seed(0)
+    model = Odd(dtype)
+    layout = Layout.build(specs_of(model))
+    theta, delta = torch.empty(layout.numel), torch.empty(layout.numel, dtype=sent)
+    local = LocalModel(model, layout, theta, torch.zeros(0), delta)
+    local.write_theta()
+    assert torch.equal(theta, model.plain())
+    theta.copy_(torch.randn(layout.numel))
+    local.write_delta([0])
+    assert torch.equal(delta, (theta.to(dtype).float() - model.plain()).to(sent))
+    versions = [p._version for p in model.parameters()]
+    local.merge({0: Take.DROP})
+    assert torch.equal(model.plain(), theta.to(dtype).float())
+    assert all(p._version > v for p, v in zip(model.parameters(), versions, strict=True))
+    assert all(p.requires_grad and p.grad_fn is None for p in model.parameters())
     local.write_delta([0])
     assert not delta.any()
 

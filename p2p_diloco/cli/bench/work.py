@@ -6,6 +6,7 @@ how bytes travel and in nothing else.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from p2p_diloco.cli.bench.member import MERGE, OUTER_STEP, PSEUDO_GRADIENT, Clock, Line, Member
 from p2p_diloco.config import RunConfig
-from p2p_diloco.tensors.flat import BLOCK, pseudo_gradient, scatter
+from p2p_diloco.tensors.flat import BLOCK, pseudo_gradient
 from p2p_diloco.tensors.outer import OuterOptimizer
 
 PIECES = 8
@@ -54,7 +55,6 @@ class Replica:
         self.train = Synthetic(self.model, rank).train
         self.mean = torch.zeros(numel)
         """[numel] fp32; the pseudo-gradient, then the mean of all."""
-        self._params = list(self.model.parameters())
         config = RunConfig()
         self._outer = OuterOptimizer(config.outer_optimizer, config.outer_lr, config.outer_momentum, config.nesterov)
         self._theta = torch.zeros(numel)
@@ -65,7 +65,8 @@ class Replica:
     def write_pseudo_gradient(self, clock: Clock, out: Tensor | None = None) -> None:
         """Base − local, into `out` or `mean`."""
         with clock.part(PSEUDO_GRADIENT):
-            pseudo_gradient(self._theta, self._params, self.mean if out is None else out)
+            for param, base, part in self._beside(self._theta, self.mean if out is None else out):
+                pseudo_gradient(base, param, part)
 
     def take(self, clock: Clock, mean: Tensor | None = None) -> None:
         """The outer step on `mean`, shard by shard as a run takes it, and its result into the model."""
@@ -75,7 +76,14 @@ class Replica:
                 theta, self._states[index] = self._outer.step(self._theta[place], self._states[index], mean[place])
                 self._theta[place] = theta
         with clock.part(MERGE):
-            scatter(self._theta, self._params)
+            for param, part in self._beside(self._theta):
+                param.copy_(part)
+
+    def _beside(self, *flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Each parameter with its part of flat vectors."""
+        params = [param.detach() for param in self.model.parameters()]
+        sizes = [param.numel() for param in params]
+        return zip(params, *(torch.split(vector, sizes) for vector in flat), strict=True)
 
 
 class Counterpart(Member):
