@@ -104,23 +104,20 @@ class Saving:
 
     def _snapshot(self) -> _Snapshot:
         layout, store = self._run.layout, self._work.store
-        outer = {  # copies: the outer state goes on
-            f"{shard.index}.{name}": tensor.clone()
-            for shard in layout.shards
-            for name, tensor in store.state(shard.index).items()
-        }
+        states = (store.state(shard.index) for shard in layout.shards)
+        outer = [{name: tensor.clone() for name, tensor in state.items()} for state in states]  # it goes on
         theta = torch.cat([store.theta(shard.index) for shard in layout.shards])
-        states = [self._replica.state(shard.index) for shard in layout.shards]
-        return _Snapshot(self._run, theta, outer, states, self._founded)
+        held = [self._replica.state(shard.index) for shard in layout.shards]
+        return _Snapshot(self._run, theta, outer, held, self._founded)
 
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """What is to be saved: θ [numel], the outer optimizer's state as <shard>.<name>, and each shard's."""
+    """What is to be saved: θ [numel]; by shard the outer optimizer's state, and the replicated one."""
 
     run: Run
     theta: Tensor
-    outer: Mapping[str, Tensor]
+    outer: Sequence[Mapping[str, Tensor]]
     states: Sequence[State]
     founded: tuple[str, float]
 
@@ -131,7 +128,9 @@ class _Snapshot:
             spec.name: self.theta[start : start + spec.numel].view(spec.shape)
             for spec, start in ((spec, layout.offset(index)) for index, spec in enumerate(layout.params))
         }
-        return {"theta": by_name, "outer": self.outer}
+        states = enumerate(self.outer)
+        outer = {f"{shard}.{name}": tensor for shard, state in states for name, tensor in state.items()}
+        return {"theta": by_name, "outer": outer}
 
     def manifest(self) -> dict[str, object]:
         """What a checkpoint says of them."""
@@ -160,17 +159,15 @@ def _write(root: Path, epoch: int, snapshot: _Snapshot, keep: int) -> Sequence[S
     return ()
 
 
-def _damaged(layout: Layout, theta: Tensor, outer: Mapping[str, Tensor], states: Sequence[State]) -> Sequence[State]:
-    """The shards whose tensors don't have the digests of their versions; θ [numel], `outer` as <shard>.<name>."""
-    by_shard: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in outer.items():
-        index, _, name = key.partition(".")
-        by_shard.setdefault(index, {})[name] = tensor
+def _damaged(
+    layout: Layout, theta: Tensor, outer: Sequence[Mapping[str, Tensor]], states: Sequence[State]
+) -> Sequence[State]:
+    """The shards whose tensors, of θ [numel] and of the outer optimizer by shard, don't have the digests of their
+    versions."""
     return [
         state
-        for shard, state in zip(layout.shards, states, strict=True)
-        if state.version.digest
-        != digest(theta[shard.start : shard.stop], by_shard.get(str(shard.index), {}), meta_of(state))
+        for shard, tensors, state in zip(layout.shards, outer, states, strict=True)
+        if state.version.digest != digest(theta[shard.start : shard.stop], tensors, meta_of(state))
     ]
 
 
@@ -220,10 +217,13 @@ class Checkpoint:
         try:
             self._layout = Layout.from_wire(layout)
             self._states = tuple(from_plain(State, fields) for fields in states)
-            flat = [theta[name].reshape(-1) for name in self._layout.arrange(_names(self._layout))]
-            self._theta, self._outer = torch.cat(flat), outer
-            damaged = _damaged(self._layout, self._theta, outer, self._states)
-        except KeyError as error:
+            self._theta = torch.cat([tensor.reshape(-1) for tensor in self._layout.arrange(theta)])
+            self._outer: list[dict[str, Tensor]] = [{} for _ in self._layout.shards]
+            for key, tensor in outer.items():
+                index, _, name = key.partition(".")
+                self._outer[int(index)][name] = tensor
+            damaged = _damaged(self._layout, self._theta, self._outer, self._states)
+        except (KeyError, IndexError) as error:
             raise self._unusable(f"its tensors are not what its model needs ({error})") from None
         except ValueError as error:
             raise self._unusable(str(error)) from None
@@ -278,16 +278,14 @@ class Checkpoint:
         if not state.revision.number:
             return state
         bare, place = replace(state, revision=FOUNDED), self._layout.shards[state.shard]
-        prefix = f"{state.shard}."
-        outer = {key.removeprefix(prefix): t for key, t in self._outer.items() if key.startswith(prefix)}
-        reached = digest(self._theta[place.start : place.stop], outer, meta_of(bare))
+        reached = digest(self._theta[place.start : place.stop], self._outer[state.shard], meta_of(bare))
         version = replace(state.version, digest=reached)
         return replace(bare, version=version, history={**state.history, version.epoch: reached})
 
     def _payloads(self, run: Run, layout: Layout) -> Iterator[memoryview]:
         """Each shard's state as it would have been sent."""
         for shard in layout.shards:
-            outer = (self._outer[f"{shard.index}.{name}"] for name in run.outer.state_lengths(shard.numel))
+            outer = (self._outer[shard.index][name] for name in run.outer.state_lengths(shard.numel))
             pieces = [self._theta[shard.start : shard.stop], *outer]
             yield memoryview(b"".join(piece.numpy().tobytes() for piece in pieces))
 
@@ -301,7 +299,3 @@ def _founded(manifest: Mapping[str, object]) -> tuple[str, float] | None:
         case [str(founder), float(time)]:
             return founder, time
     return None
-
-
-def _names(layout: Layout) -> Mapping[str, Any]:
-    return {spec.name: spec.name for spec in layout.params}

@@ -157,10 +157,9 @@ class Layout:
         """The shards of a fragment, in flat order."""
         return tuple(shard for shard in self.shards if shard.fragment == fragment)
 
-    def arrange(self, named: Mapping[str, T], fragment: int | None = None) -> list[T]:
-        """`named` values (parameters, say) in flat order: all, or those of one fragment."""
-        chosen = self.fragments if fragment is None else (self.fragments[fragment],)
-        return [named[self.params[index].name] for indices in chosen for index in indices]
+    def arrange(self, named: Mapping[str, T]) -> list[T]:
+        """`named` values (parameters, say) in flat order."""
+        return [named[self.params[index].name] for fragment in self.fragments for index in fragment]
 
     def fingerprint(self) -> str:
         """Hash of the names and shapes, in the model's order.
