@@ -1,4 +1,4 @@
-"""The channel between a trainer and its node: msgpack dictionaries, each after its length, over a socket pair.
+"""The channel between a trainer and its node: msgpack dictionaries, one after another, over a socket pair.
 
 Law: both ends are ours and of one version, so nothing is checked here; what comes from the swarm never passes
 unread. The trainer's end blocks and bounds every wait, the node's end lives in its loop. The end of
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import struct
 import time
 from typing import Any
 
@@ -19,23 +18,21 @@ import msgpack
 Message = dict[str, Any]
 """``{"kind": ..., ...}``: what plain msgpack carries."""
 
-_LENGTH = struct.Struct(">I")
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 20
 
 
 class ChannelClosed(Exception):
     """The other process is gone."""
 
 
-def frame(message: Message) -> bytes:
-    """The bytes of one message."""
-    body: bytes = msgpack.packb(message)
-    return _LENGTH.pack(len(body)) + body
+def _unpacker() -> msgpack.Unpacker:
+    """Takes a stream in pieces, and gives the messages in it; up to a length that none has."""
+    return msgpack.Unpacker(strict_map_key=False, max_buffer_size=0)
 
 
-def unframed(body: bytes) -> Message:
-    """The message of what follows its length."""
-    message: Message = msgpack.unpackb(body, strict_map_key=False)
+def _next(unpacker: msgpack.Unpacker) -> Message | None:
+    """The next message, if all of it has come."""
+    message: Message | None = next(unpacker, None)
     return message
 
 
@@ -43,8 +40,7 @@ class TrainerEnd:
     """The blocking end. One thread at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._buffer = bytearray()
+        self._socket, self._unpacker = sock, _unpacker()
 
     def send(self, message: Message, *, timeout_s: float = 60.0) -> None:
         """Send a message; the node reads at once unless it is in trouble, so `timeout_s` is for that.
@@ -54,7 +50,7 @@ class TrainerEnd:
         """
         try:
             self._socket.settimeout(timeout_s)
-            self._socket.sendall(frame(message))
+            self._socket.sendall(msgpack.packb(message))
         except OSError as error:
             raise ChannelClosed(str(error)) from None
 
@@ -65,7 +61,7 @@ class TrainerEnd:
             ChannelClosed: the node is gone.
         """
         give_up_at = time.monotonic() + timeout_s
-        while (message := self._next()) is None:
+        while (message := _next(self._unpacker)) is None:
             left_s = give_up_at - time.monotonic()
             if left_s <= 0:
                 return None
@@ -78,19 +74,8 @@ class TrainerEnd:
                 raise ChannelClosed(str(error)) from None
             if not data:
                 raise ChannelClosed("the stream ended")
-            self._buffer += data
+            self._unpacker.feed(data)
         return message
-
-    def _next(self) -> Message | None:
-        """The first message in the buffer, once it is whole."""
-        if len(self._buffer) < _LENGTH.size:
-            return None
-        end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
-        if len(self._buffer) < end:
-            return None
-        body = bytes(self._buffer[_LENGTH.size : end])
-        del self._buffer[:end]
-        return unframed(body)
 
     def close(self) -> None:
         """Close the channel: the node leaves the run if it hasn't yet."""
@@ -101,7 +86,7 @@ class NodeEnd:
     """The end in the node's loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader, self._writer, self._unpacker = reader, writer, _unpacker()
 
     @classmethod
     async def over(cls, sock: socket.socket) -> NodeEnd:
@@ -111,7 +96,7 @@ class NodeEnd:
     def send(self, kind: str, **values: object) -> None:
         """Queue a message. A trainer that is gone swallows it; `receive` tells."""
         if not self._writer.is_closing():
-            self._writer.write(frame({"kind": kind, **values}))
+            self._writer.write(msgpack.packb({"kind": kind, **values}))
 
     async def receive(self) -> Message:
         """The next message.
@@ -119,11 +104,15 @@ class NodeEnd:
         Raises:
             ChannelClosed: the trainer is gone.
         """
-        try:
-            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            return unframed(await self._reader.readexactly(length))
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise ChannelClosed(str(error)) from None
+        while (message := _next(self._unpacker)) is None:
+            try:
+                data = await self._reader.read(_READ_BYTES)
+            except OSError as error:
+                raise ChannelClosed(str(error)) from None
+            if not data:
+                raise ChannelClosed("the stream ended")
+            self._unpacker.feed(data)
+        return message
 
     async def flush(self) -> None:
         """Wait until what was sent has left this process, or the trainer is gone."""

@@ -6,11 +6,12 @@ import asyncio
 import socket
 import time
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2p_diloco.node.channel import ChannelClosed, NodeEnd, TrainerEnd, frame
+from p2p_diloco.node.channel import ChannelClosed, NodeEnd, TrainerEnd
 
 values = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=20) | st.binary(max_size=20)
 messages = st.lists(st.dictionaries(st.text(max_size=5), values, max_size=4), max_size=5)
@@ -20,7 +21,7 @@ messages = st.lists(st.dictionaries(st.text(max_size=5), values, max_size=4), ma
 @given(messages, st.data())
 def test_messages_survive_any_split(sent: list[dict[str, object]], data: st.DataObject) -> None:
     """However the stream is cut, the same messages come out in the same order."""
-    stream = b"".join(map(frame, sent))
+    stream = b"".join(map(msgpack.packb, sent))
     ours, theirs = socket.socketpair()
     with ours, theirs:
         end, found = TrainerEnd(ours), []
@@ -63,7 +64,7 @@ def test_both_ends_speak() -> None:
 def test_a_wait_is_bounded_and_loses_nothing() -> None:
     """A receive that runs out gives None, and half a message is kept for the next one."""
     ours, theirs = socket.socketpair()
-    trainer, whole = TrainerEnd(ours), frame({"kind": "late"})
+    trainer, whole = TrainerEnd(ours), msgpack.packb({"kind": "late"})
     theirs.sendall(whole[:3])
     began = time.monotonic()
     assert trainer.receive(0.05) is None
@@ -78,7 +79,7 @@ def test_the_end_of_the_other_process_is_told() -> None:
     """Both ends raise when the other one is gone, sending or receiving; messages sent before are still
     read."""
     ours, theirs = socket.socketpair()
-    theirs.sendall(frame({"kind": "last"}))
+    theirs.sendall(msgpack.packb({"kind": "last"}))
     theirs.close()
     trainer = TrainerEnd(ours)
     assert trainer.receive(30.0) == {"kind": "last"}
