@@ -9,6 +9,7 @@ transport; the trainer's process owns the model. The two share one piece of memo
     entry          from that to a part in the run
     joining        finds the run or founds it
     run            what the peers of a run have agreed on
+    common         what all parts of a node are made with
     participation  puts a node's parts together, and runs them side by side
     beginning      the state that a peer begins with (`restart`, `ending`)
     node           the loop: an event in, its effects out, one after another
@@ -18,6 +19,7 @@ transport; the trainer's process owns the model. The two share one piece of memo
     inbox          messages on their way in: before the run is known, while it is described (`describing`), and in it
                    (`run_inbox`); `wire` are their bytes, `misfit` is what can't be of this run
     trainer        the trainer's requests and the answers; `submissions` and `ledger` count for it
+    local_progress what becomes of its progress at each merge
     status         what a peer says of itself; `reporting` makes it, `records` keep it in the DHT
     saving         checkpoints
     unowned        records in the DHT that every peer keeps alive: changed rates (`revising`), the end of a run (`ends`)

@@ -8,13 +8,13 @@ whatever concerns the swarm is the node's, in a process of its own.
     hook         what happens at `optimizer.step()`
     rhythm       when the next exchange is due
     merging      newer global values into the model
-    tally        what was trained and sent, shard by shard; `times`: where the time goes; `metrics`: all counters
+    times        where the time goes; `metrics`: all counters
     local        the model's parameters beside the global ones: load, carry, pseudo-gradient
     extents      which part of each parameter this process holds
     staging      how its values get from a device to the host and back
     ranks        several processes that are one peer: found out, and joined
     rank0        rank 0 of them
-    rank_n       another rank
+    rank_n       another rank; `rank_link` is between the two
     inner        the inner optimizers' state on disk
     node_client  the conversation with the node
     process      the node's process: started and ended

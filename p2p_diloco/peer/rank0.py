@@ -11,18 +11,18 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 
 from torch import Tensor
 
-from p2p_diloco import errors
 from p2p_diloco.errors import P2PDilocoError, RankDied
-from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
+from p2p_diloco.node.channel import Message
 from p2p_diloco.node.local_progress import Take
 from p2p_diloco.peer.hook import Hook
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
+from p2p_diloco.peer.rank_link import RankLink
 
 RANK_S = 600.0
 """How long a rank may take to make the call that the others have made; torch's collectives wait as long."""
@@ -36,7 +36,7 @@ class OtherRanks:
     """Rank 0's connections to the other ranks, in order."""
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
-        self._connections = [TrainerEnd(sock) for sock in sockets]
+        self._links = [RankLink(f"rank {rank} of this peer", sock) for rank, sock in enumerate(sockets, start=1)]
 
     def tell(self, kind: str, **values: object) -> None:
         """A message to all.
@@ -44,11 +44,8 @@ class OtherRanks:
         Raises:
             RankDied: one of them has ended.
         """
-        for rank, connection in enumerate(self._connections, start=1):
-            try:
-                connection.send({"kind": kind, **values})
-            except ChannelClosed:
-                raise _died(rank) from None
+        for link in self._links:
+            link.send(kind, **values)
 
     def answers(self) -> list[Message]:
         """The next message of each.
@@ -57,22 +54,14 @@ class OtherRanks:
             RankDied: one of them has ended, or says nothing.
             P2PDilocoError: what one of them failed with.
         """
-        return [self._answer(rank, connection) for rank, connection in enumerate(self._connections, start=1)]
+        return [self._answer(rank, link) for rank, link in enumerate(self._links, start=1)]
 
-    def _answer(self, rank: int, connection: TrainerEnd) -> Message:
+    def _answer(self, rank: int, link: RankLink) -> Message:
         began = time.monotonic()
         while time.monotonic() - began < RANK_S:
-            try:
-                message = connection.receive(TELL_EVERY_S)
-            except ChannelClosed:
-                raise _died(rank) from None
-            match message:
-                case None:
-                    log.info("rank 0 waits for rank %d", rank)
-                case {"kind": "error", "error": wire}:
-                    raise errors.from_wire(wire)
-                case _:
-                    return message
+            if (message := link.receive(TELL_EVERY_S)) is not None:
+                return message
+            log.info("rank 0 waits for rank %d", rank)
         mend = "every rank makes the same calls of the peer"
         raise RankDied(f"rank {rank} has not come to rank 0's call in {RANK_S:g} s", mend=mend)
 
@@ -106,15 +95,14 @@ class OtherRanks:
         try:
             yield
         except P2PDilocoError as error:
-            for connection in self._connections:
-                with suppress(ChannelClosed):
-                    connection.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
+            for link in self._links:
+                link.fail(error)
             raise
 
     def close(self) -> None:
         """The others notice at their next call."""
-        for connection in self._connections:
-            connection.close()
+        for link in self._links:
+            link.close()
 
 
 class Rank0Model:
@@ -201,7 +189,3 @@ class Rank0Hook:
         """As `Hook.count_on`."""
         self._hook.count_on(totals)
         self.standing = self._hook.standing
-
-
-def _died(rank: int) -> RankDied:
-    return RankDied(f"rank {rank} of this peer has ended", mend="see its log, and start the group again")

@@ -9,28 +9,29 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
 
-from p2p_diloco import errors
-from p2p_diloco.errors import ConfigError, P2PDilocoError, RankDied
-from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
+from p2p_diloco.errors import ConfigError, P2PDilocoError
+from p2p_diloco.node.channel import Message
 from p2p_diloco.node.local_progress import Take
 from p2p_diloco.node.shared import SharedMemory, borrow
 from p2p_diloco.peer.local import LocalModel
 from p2p_diloco.peer.metrics import Standing
+from p2p_diloco.peer.rank_link import RankLink
 
 WAIT_S = 60.0
 """Rank 0 is waited for as long as it takes, in waits of so long each."""
 
 
-class Rank0Client:
+class Rank0Client(RankLink):
     """The connection to rank 0."""
 
     def __init__(self, rank: int, sock: socket.socket) -> None:
-        self._rank, self._socket, self._connection = rank, sock, TrainerEnd(sock)
+        super().__init__("rank 0, which speaks for this peer,", sock)
+        self._rank, self._socket = rank, sock
 
     def memory(self, numel: int) -> SharedMemory:
         """What rank 0 and its node share; the first that comes over the connection.
@@ -41,22 +42,11 @@ class Rank0Client:
         try:
             fd = borrow(self._socket)
         except OSError:
-            raise _rank_0_died() from None
+            raise self.died() from None
         try:
             return SharedMemory(fd, numel)
         finally:
             os.close(fd)
-
-    def say(self, kind: str, **values: object) -> None:
-        """A message to it.
-
-        Raises:
-            RankDied: it has ended.
-        """
-        try:
-            self._connection.send({"kind": kind, **values})
-        except ChannelClosed:
-            raise _rank_0_died() from None
 
     def next(self) -> Message:
         """Its next message, whenever it comes: rank 0 may wait for other peers.
@@ -65,29 +55,15 @@ class Rank0Client:
             RankDied: it has ended.
             P2PDilocoError: what it ended its call with.
         """
-        while True:
-            try:
-                message = self._connection.receive(WAIT_S)
-            except ChannelClosed:
-                raise _rank_0_died() from None
-            match message:
-                case None:
-                    continue
-                case {"kind": "error", "error": wire}:
-                    raise errors.from_wire(wire)
-                case _:
-                    return message
+        while (message := self.receive(WAIT_S)) is None:
+            pass
+        return message
 
     def failed(self, error: BaseException) -> None:
         """Tell that this rank can't go on, if rank 0 still listens."""
         if not isinstance(error, P2PDilocoError):
             error = P2PDilocoError(f"rank {self._rank} failed: {error!r}", mend="see its log")
-        with suppress(ChannelClosed):
-            self._connection.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
-
-    def close(self) -> None:
-        """Rank 0 notices at its next call."""
-        self._connection.close()
+        self.fail(error)
 
 
 class RankNHook:
@@ -139,11 +115,11 @@ class RankNHook:
             except BaseException as error:
                 self._rank0.failed(error)
                 raise
-            self._rank0.say("done", **answer)
+            self._rank0.send("done", **answer)
         self.standing = Standing.from_wire(message["standing"])
 
     def _call(self, name: str, *, into: dict[str, Tensor] | None = None, **values: object) -> None:
-        self._rank0.say("call", call=name, **values)
+        self._rank0.send("call", call=name, **values)
         self.serve(into)
 
     def _carried_out(self, message: Message, into: dict[str, Tensor] | None) -> Mapping[str, Any]:
@@ -165,7 +141,3 @@ class RankNHook:
             case _:
                 raise AssertionError(f"rank 0 says {message}")
         return {}
-
-
-def _rank_0_died() -> RankDied:
-    return RankDied("rank 0, which speaks for this peer, has ended", mend="see its log, and start the group again")

@@ -1,0 +1,59 @@
+"""The connection between rank 0 of a peer and one of its other ranks.
+
+Law: a message or an error either way. The end of the connection is the end of this peer.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+
+from p2p_diloco import errors
+from p2p_diloco.errors import P2PDilocoError, RankDied
+from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
+
+
+class RankLink:
+    """One end of it; `who` is at the other one."""
+
+    def __init__(self, who: str, sock: socket.socket) -> None:
+        self._who, self._connection = who, TrainerEnd(sock)
+
+    def send(self, kind: str, **values: object) -> None:
+        """A message.
+
+        Raises:
+            RankDied: the other rank has ended.
+        """
+        try:
+            self._connection.send({"kind": kind, **values})
+        except ChannelClosed:
+            raise self.died() from None
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """The next message, or None if none comes in time.
+
+        Raises:
+            RankDied: the other rank has ended.
+            P2PDilocoError: what it has failed with.
+        """
+        try:
+            message = self._connection.receive(timeout_s)
+        except ChannelClosed:
+            raise self.died() from None
+        if message is not None and message["kind"] == "error":
+            raise errors.from_wire(message["error"])
+        return message
+
+    def fail(self, error: P2PDilocoError) -> None:
+        """The error that this rank has failed with, if the other one still listens."""
+        with suppress(ChannelClosed):
+            self._connection.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
+
+    def died(self) -> RankDied:
+        """The other rank has ended."""
+        return RankDied(f"{self._who} has ended", mend="see its log, and start the group again")
+
+    def close(self) -> None:
+        """The other rank notices at its next call."""
+        self._connection.close()
