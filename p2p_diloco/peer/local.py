@@ -162,7 +162,7 @@ class LocalModel:
         self, shards: Collection[int], *, fetch: bool = False, store: bool = False, spoken: bool = False
     ) -> Iterator[tuple[Tensor, Span]]:
         """What these shards hold of this process's parameters, piece by piece: flat values in host memory, of the
-        parameter's dtype, and where they belong. `fetch`, `store`: as `Staging.through`. `spoken`: only what this
+        parameter's dtype, and where they belong. `fetch`, `store`: as `InPlace.through`. `spoken`: only what this
         process writes for the peer.
         """
         devices: dict[torch.device, list[tuple[Extent, list[tuple[int, int, int]]]]] = {}

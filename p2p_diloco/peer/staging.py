@@ -7,7 +7,7 @@ has two buffers of bounded size: while the caller works on one, the other is fil
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,21 +20,14 @@ SLOTS = 2
 T = TypeVar("T")
 
 
-class Staging(Protocol):
-    """Brings flat values into host memory, and back once they were worked on."""
+class InPlace:
+    """Parameters in host memory: they are worked on where they are."""
 
     def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
         """For each chunk (flat, dense, at most `CHUNK_BYTES`, wherever it is) its values in host memory, until the
         next is asked for, with what came along with it. `fetch`: they are the chunk's; else they are anything.
         `store`: what the caller leaves there becomes the chunk's, at the latest when the iteration has ended.
         """
-
-
-class InPlace:
-    """Parameters in host memory: they are worked on where they are."""
-
-    def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
-        """As `Staging.through`."""
         del fetch, store
         yield from chunks
 
@@ -112,7 +105,7 @@ class DeviceStaging:
         self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=copies.pinned) for _ in range(SLOTS)]
 
     def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
-        """As `Staging.through`."""
+        """As `InPlace.through`."""
         self._copies.begin()
         try:
             ready: tuple[int, Tensor, Tensor, T] | None = None
@@ -134,6 +127,10 @@ class DeviceStaging:
         yield host, tag
         if store:
             self._copies.store(slot, host, chunk)
+
+
+Staging = InPlace | DeviceStaging
+"""Brings flat values into host memory, and back once they were worked on."""
 
 
 def staging_for(device: torch.device) -> Staging:

@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,31 +29,13 @@ _ONE_BELOW = 1 - 2.0**-22
 """Keeps unit · levels, which is rounded twice, from exceeding the peak."""
 
 
-class Shares(Protocol):
-    """The fractions of its block's peak that an element can have. A code is a uint8; its lower `bits` count."""
-
-    @property
-    def bits(self) -> int:
-        """4 or 8."""
-
-    @property
-    def unit(self) -> float:
-        """The fraction of the peak that a code point of 1 stands for."""
-
-    @property
-    def points(self) -> tuple[float, ...]:
-        """The 16 code points of 4 bits, in units. With 8 bits a code is its own point, read as int8."""
-
-    def nearest(self, values: Tensor, inverse: Tensor) -> Tensor:
-        """The codes of `values` [blocks, BLOCK]; `inverse` [blocks, 1] is 1/peak, or 0 where the peak is 0."""
-
-
 @dataclass(frozen=True, slots=True)
 class Integers:
     """Integers from -levels to levels. The lowest two's complement is never written, and read as -levels, so that no
     value exceeds its peak."""
 
     bits: int
+    """4 or 8. A code is a uint8; its lower `bits` count."""
 
     @property
     def levels(self) -> int:
@@ -63,16 +44,17 @@ class Integers:
 
     @property
     def unit(self) -> float:
-        """As `Shares.unit`."""
+        """The fraction of the peak that a code point of 1 stands for."""
         return _ONE_BELOW / self.levels
 
     @property
     def points(self) -> tuple[float, ...]:
-        """As `Shares.points`."""
+        """The 16 code points of 4 bits, in units. With 8 bits a code is its own point, read as int8."""
         return tuple(float(max(code - 16, -7) if code > 7 else code) for code in range(16))
 
     def nearest(self, values: Tensor, inverse: Tensor) -> Tensor:
-        """As `Shares.nearest`; ties to even."""
+        """The codes of `values` [blocks, BLOCK], ties to even; `inverse` [blocks, 1] is 1/peak, or 0 where the peak is
+        0."""
         codes = values.mul(inverse * self.levels).round_().to(torch.int8).view(torch.uint8)
         return codes if self.bits == 8 else codes.bitwise_and_(0x0F)
 
@@ -86,12 +68,12 @@ class PowersOfTwo:
 
     @property
     def points(self) -> tuple[float, ...]:
-        """As `Shares.points`."""
+        """As `Integers.points`."""
         magnitudes = (0.0, *(2.0 ** (exponent - 7) for exponent in range(1, 8)))
         return (*magnitudes, *(-value for value in magnitudes))
 
     def nearest(self, values: Tensor, inverse: Tensor) -> Tensor:
-        """As `Shares.nearest`; ties go up.
+        """As `Integers.nearest`; ties go up.
 
         The upper bits of an fp32 are its sign, its exponent, and whether its fraction is at least one half. `halves`
         counts half steps between powers of two, starting just below half of the least point: 1, 2 and 3 are the least
@@ -107,7 +89,8 @@ class PowersOfTwo:
 class Blockwise:
     """A codec whose elements are fractions of their block's peak."""
 
-    shares: Shares
+    shares: Integers | PowersOfTwo
+    """The fractions of its block's peak that an element can have."""
 
     @property
     def feeds_back(self) -> bool:

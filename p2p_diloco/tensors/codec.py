@@ -7,7 +7,6 @@ and for invalid bytes, and never written to; refusing values that are not finite
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -113,11 +112,6 @@ def peak(buffer: Buffer, codec: str, numel: int) -> float:
     `decode`."""
     check_length(buffer, codec, numel)
     return _codec(codec).peak(tensor_over(buffer), numel)
-
-
-def finite(buffer: Buffer, codec: str, numel: int) -> bool:
-    """Whether every value in `buffer` is finite. ValueError as for `decode`."""
-    return math.isfinite(peak(buffer, codec, numel))
 
 
 def check_length(buffer: Buffer, codec: str, numel: int) -> None:

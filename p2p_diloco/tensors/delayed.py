@@ -30,8 +30,9 @@ from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import flat as flats
+from p2p_diloco.tensors.digest import Look
 from p2p_diloco.tensors.flat import Array, arrays, unheeded
-from p2p_diloco.tensors.outer import Like, OuterOptimizer, Seen, State
+from p2p_diloco.tensors.outer import Like, OuterOptimizer, State
 
 VARIANTS = ("paper", "buffered")
 
@@ -78,7 +79,7 @@ class DelayedNesterov:
         grad: Tensor | Iterable[Tensor],
         submissions: int,
         buffered: int,
-        seen: Seen | None = None,
+        seen: Look | None = None,
         like: Like = torch.empty_like,
     ) -> tuple[Tensor, State]:
         """(θ', state') after a commit of `submissions` with mean `grad`, on a buffer that holds `buffered`.

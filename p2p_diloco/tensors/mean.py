@@ -41,7 +41,7 @@ def weighted_mean(
     """Mean [numel] of contributions (peer id, weight, encoded pseudo-gradient), in fp32, then rounded to `dtype`.
 
     Raises ValueError for no contribution, a peer twice, a weight that isn't positive and finite in fp32, or a buffer of
-    the wrong length. The caller refuses values that aren't finite (`codec.finite`).
+    the wrong length. The caller refuses values that aren't finite (`codec.peak`).
     """
     ordered = sorted(contributions, key=lambda contribution: contribution[0])
     if not ordered or len({peer for peer, _, _ in ordered}) != len(ordered):

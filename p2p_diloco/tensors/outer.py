@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,7 +32,8 @@ from torch import Tensor
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import flat as flats
-from p2p_diloco.tensors.flat import Array, arrays, unheeded
+from p2p_diloco.tensors.digest import Look
+from p2p_diloco.tensors.flat import arrays, unheeded
 
 State = dict[str, Tensor]
 Like = Callable[[Tensor], Tensor]
@@ -56,13 +57,6 @@ ELEMENTWISE = {
     )
 }
 """Element-wise optimizers of torch.optim, by lower-case name."""
-
-
-class Seen(Protocol):
-    """Called with each piece of a new state as soon as it is made (`digest.Look`)."""
-
-    def __call__(self, name: str, block: Array, *, follows: bool = False) -> None:
-        """`follows`: these values can only be infinite or NaN if an earlier piece was."""
 
 
 _FORCED_OFF = ("foreach", "fused", "capturable", "differentiable")
@@ -132,7 +126,7 @@ class OuterOptimizer:
         theta: Tensor,
         state: Mapping[str, Tensor],
         grad: Tensor | Iterable[Tensor],
-        seen: Seen | None = None,
+        seen: Look | None = None,
         like: Like = torch.empty_like,
     ) -> tuple[Tensor, State]:
         """One outer step: (θ', state') from θ, its state and ḡ, all flat fp32 [numel]; inputs stay unchanged.
@@ -153,7 +147,7 @@ class OuterOptimizer:
 
     @unheeded
     def _step_sgd(
-        self, theta: Tensor, m: Tensor, grad: Iterable[Tensor], seen: Seen | None, like: Like
+        self, theta: Tensor, m: Tensor, grad: Iterable[Tensor], seen: Look | None, like: Like
     ) -> tuple[Tensor, State]:
         new_theta, new_m = like(theta), like(m)
         momentum, lr = np.float32(self.momentum), np.float32(self.lr)
