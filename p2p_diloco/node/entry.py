@@ -21,7 +21,7 @@ from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joining
-from p2p_diloco.node.participation import Participation
+from p2p_diloco.node.participation import Participation, until_one_ends
 from p2p_diloco.node.saving import Checkpoint, read_checkpoint
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
@@ -50,15 +50,7 @@ async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd
     try:
         channel.send("transport", peer_id=transport.peer_id, addresses=transport.addresses())
         part = asyncio.create_task(take_part(setup, channel, messages, shared, transport, inbox))
-        try:
-            await asyncio.wait({part, dead}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            part.cancel()
-            outcome = (await asyncio.gather(part, return_exceptions=True))[0]
-        if dead.done():
-            dead.result()
-        if isinstance(outcome, BaseException):
-            raise outcome
+        await until_one_ends([part], dead)
     finally:
         if dead.done():
             dead.exception()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from functools import partial
 
 from p2p_diloco.core.events import Depart, Discovered, Measured, Revised
@@ -26,7 +27,7 @@ from p2p_diloco.node.restart import GoesOn
 from p2p_diloco.node.run_inbox import RunInbox
 from p2p_diloco.node.saving import Checkpoint, Saving
 from p2p_diloco.node.status import PeerStatus
-from p2p_diloco.node.trainer import TrainerSide, until_one_ends
+from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.remembered import remember
 
 TELL_S = 5.0
@@ -179,3 +180,18 @@ class Participation:
                 log.info("this peer's link carries %.3g MB/s", found / 1e6)
                 self._events.post(Measured(found))
             await asyncio.sleep(MEASURE_EVERY_S)
+
+
+async def until_one_ends(tasks: Sequence[asyncio.Task[None]], other: asyncio.Future[None]) -> None:
+    """Wait until one of the tasks or the other ends; end the tasks, not the other; raise what one of them
+    raised.
+    """
+    try:
+        await asyncio.wait([*tasks, other], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for each in (other, *tasks):  # what ends the other may fail those that wait for it
+        if each.done() and not each.cancelled() and (error := each.exception()) is not None:
+            raise error

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from p2p_diloco.core.events import Contribute, Damaged, Load, Merge, Pause, Release, Stepped
@@ -303,18 +302,3 @@ class TrainerSide:
         run, roster = self._run, self._replica.roster
         steps = fragment_interval(run.config.sync_every, run.config.num_fragments)
         return trains_for(steps, run.round_nbytes, roster.me, roster.summaries())
-
-
-async def until_one_ends(tasks: Sequence[asyncio.Task[None]], other: asyncio.Task[None]) -> None:
-    """Wait until one of the tasks or the other ends; end the tasks, not the other; raise what one of them
-    raised.
-    """
-    try:
-        await asyncio.wait([*tasks, other], return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in (other, *tasks):  # what ends the other may fail those that wait for it
-        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            raise error

@@ -17,7 +17,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -110,15 +110,7 @@ def latest(root: Path) -> Path | None:
 
 def whole(root: Path) -> Iterator[Path]:
     """The complete checkpoints under `root`, newest first, each verified when it is drawn. Broken ones are logged."""
-    found: list[tuple[Age, Path, dict[str, object]]] = []
-    for folder in _folders(Path(root)):
-        try:
-            manifest = _read_manifest(folder)
-        except CheckpointError as error:
-            _log.warning("skipped: %s", error)
-        else:
-            found.append((_age(folder, manifest), folder, manifest))
-    for _, folder, manifest in sorted(found, key=lambda entry: entry[0], reverse=True):
+    for folder, manifest in _manifests(Path(root), lambda error: _log.warning("skipped: %s", error)):
         try:
             _check_files(folder, manifest)
         except CheckpointError as error:
@@ -201,14 +193,8 @@ def _put_in_place(unfinished: Path, final: Path) -> None:
 
 def _prune(root: Path, newest: Path, keep: int) -> None:
     """Remove all checkpoints but `newest` and the `keep` - 1 newest others; unreadable folders are left alone."""
-    others: list[tuple[Age, Path]] = []
-    for folder in _folders(root):
-        try:
-            others.append((_age(folder, _read_manifest(folder)), folder))
-        except CheckpointError:
-            continue
-    others = sorted((entry for entry in others if entry[1] != newest), reverse=True)
-    for _, folder in others[keep - 1 :]:
+    others = [folder for folder, _ in _manifests(root, lambda error: None) if folder != newest]
+    for folder in others[keep - 1 :]:
         try:
             gone = folder.rename(root / _UNFINISHED)  # a half-removed one must not look broken
             shutil.rmtree(gone)
@@ -216,10 +202,16 @@ def _prune(root: Path, newest: Path, keep: int) -> None:
             _log.warning("the old checkpoint %s could not be removed: %s", folder, error)
 
 
-def _folders(root: Path) -> list[Path]:
-    if not root.is_dir():
-        return []
-    return [path for path in root.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir()]
+def _manifests(root: Path, broken: Callable[[CheckpointError], None]) -> list[tuple[Path, dict[str, object]]]:
+    """The checkpoints under `root` that have a manifest, and that, newest first. `broken` is told of the others."""
+    found: list[tuple[Path, dict[str, object]]] = []
+    for folder in root.iterdir() if root.is_dir() else ():
+        if _FOLDER.fullmatch(folder.name) and folder.is_dir():
+            try:
+                found.append((folder, _read_manifest(folder)))
+            except CheckpointError as error:
+                broken(error)
+    return sorted(found, key=lambda entry: _age(*entry), reverse=True)
 
 
 def _age(folder: Path, manifest: Mapping[str, object]) -> Age:
