@@ -43,18 +43,15 @@ def names(kind: type[Any]) -> tuple[str, ...]:
     return _NAMES[kind]
 
 
-def fields_of(value: object) -> list[Any]:
-    """The values of a dataclass's fields, in order, but for its payload."""
-    return [getattr(value, name) for name in names(type(value))]
-
-
 def to_plain(value: object) -> Any:
     """A value as lists, numbers and text; a mapping as its sorted pairs, so that equal ones have equal bytes."""
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
         return [[key, to_plain(item)] for key, item in sorted(value.items())]
-    return [to_plain(field) for field in fields_of(value)] if dataclasses.is_dataclass(value) else value
+    if dataclasses.is_dataclass(value):
+        return [to_plain(getattr(value, name)) for name in names(type(value))]
+    return value
 
 
 # -- from plain values

@@ -133,10 +133,11 @@ class LocalModel:
 
     def may_be_sent(self, shards: Collection[int]) -> bool:
         """Whether these shards' pseudo-gradients, as last written here, are finite and within `MAGNITUDE_MAX`."""
-        for start, stop in self._written(shards):
-            low, high = torch.aminmax(self._delta[start:stop])
-            if not (low.item() >= -MAGNITUDE_MAX and high.item() <= MAGNITUDE_MAX):  # NaN compares as false
-                return False
+        for extent, pieces in self._touched(shards):
+            for _, start, stop in pieces if extent.speaks else ():
+                low, high = torch.aminmax(self._delta[start:stop])
+                if not (low.item() >= -MAGNITUDE_MAX and high.item() <= MAGNITUDE_MAX):  # NaN compares as false
+                    return False
         return True
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
@@ -193,18 +194,6 @@ class LocalModel:
                 position += 1
         for position, found in pieces.items():
             yield self._held[position], found
-
-    def _written(self, shards: Collection[int]) -> Iterator[tuple[int, int]]:
-        """The ranges of the flat vector that this process writes for these shards, none over two shards."""
-        runs: list[tuple[int, int, int]] = []
-        for extent, pieces in self._touched(shards):
-            for shard, start, stop in pieces if extent.speaks else ():
-                if runs and runs[-1][0] == shard and runs[-1][2] == start:
-                    runs[-1] = shard, runs[-1][1], stop
-                else:
-                    runs.append((shard, start, stop))
-        for _, start, stop in runs:
-            yield start, stop
 
 
 def _chunks(

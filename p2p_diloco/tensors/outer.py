@@ -41,21 +41,8 @@ Like = Callable[[Tensor], Tensor]
 
 SGD = "sgd"
 
-ELEMENTWISE = {
-    name.lower(): name
-    for name in (
-        "ASGD",
-        "Adadelta",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-    )
-}
+_ELEMENTWISE = "ASGD Adadelta Adagrad Adam AdamW Adamax NAdam RAdam RMSprop Rprop"
+ELEMENTWISE = {name.lower(): name for name in _ELEMENTWISE.split()}
 """Element-wise optimizers of torch.optim, by lower-case name."""
 
 
