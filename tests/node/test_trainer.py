@@ -28,6 +28,34 @@ def test_a_merge_that_was_broken_off_while_its_answer_waited(
             await asyncio.sleep(4 * quick["heartbeat_interval"])
         assert (await asyncio.wait_for(peer.exchange(1.0), 20.0))["sent"]
         assert all(message.get("n") != 70 for message in peer.said)
+        _, again, *_ = [message for message in peer.said if message["kind"] == "load"]
+        assert again["takes"] == [[0, "forget"], [1, "forget"]]  # the late answer was taken for merged by the log
+        await peer.stop()
+
+    asyncio.run(scenario())
+
+
+def test_the_answer_to_a_merge_weighs_what_is_due_and_counts_what_was_sent(
+    memory_peer: type[Any], quick: dict[str, Any]
+) -> None:
+    """By the trainer's steps, which the node sees in the shared memory."""
+
+    async def scenario() -> None:
+        peer = memory_peer(MemoryNetwork(), "a", quick)
+        await peer.enter()
+        await peer.merge()
+        peer.memory.steps, peer.memory.samples = 3, 12
+        load = await peer.merge()
+        assert (load["weight"], load["samples"], load["counted"]) == (3.0, 12, 0)
+        peer.memory.delta.fill_(1.0)
+        sending = {"shards": load["due"], "weight": load["weight"], "samples": load["samples"], "every": 1}
+        assert (await peer.ask("contribute", "release", stands=True, **sending))["sent"]
+        load = await peer.merge()
+        assert load["takes"] == [[0, "drop"]]  # nothing was trained since, so nothing is left of it
+        assert (load["counted"], load["dropped_samples"]) == (1, 0)
+        peer.memory.steps, peer.memory.samples = 5, 19
+        load = await peer.merge()
+        assert (load["weight"], load["samples"], load["counted"]) == (2.0, 7, 1)
         await peer.stop()
 
     asyncio.run(scenario())
