@@ -7,7 +7,7 @@ numbers of steps and samples; where no samples are reported, a step counts as on
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -118,16 +118,18 @@ class LocalProgress:
         self.counted += bool(landing) and all(carries.get(shard) is Carry.SUBTRACT for shard in landing)
         for shard, carry in carries.items():
             self._settle(shard, carry)
-        afresh, self.torn = afresh or self.torn or (ended and not self._ended), False
-        self._ended = ended
-        if afresh:
-            return self._forget(range(len(self._parts)))
-        if ended:  # what was trained after the end was in nobody's count
-            return dict.fromkeys(range(len(self._parts)), Take.FORGET)
+        everything = range(len(self._parts))
+        afresh, self.torn = afresh or self.torn, False
+        over, self._ended = self._ended, ended
+        if afresh or (ended and not over):  # what is trained after the end is in nobody's count
+            self._give_up(everything)
+        if afresh or ended:
+            return dict.fromkeys(everything, Take.FORGET if afresh else Take.DROP)
         lost = self._bases.lost & {*carries, *due}
         known = ((shard, carry) for shard, carry in carries.items() if shard not in lost)
         takes = {shard: self._take(shard, carry, landed=shard in landing) for shard, carry in known}
-        return takes | self._forget(lost)
+        self._give_up(lost)
+        return takes | dict.fromkeys(lost, Take.FORGET)
 
     def _take(self, shard: int, carry: Carry, *, landed: bool) -> Take:
         """What becomes of one shard's progress, by the carry that the log gives it."""
@@ -135,21 +137,14 @@ class LocalProgress:
             self._lose(shard, 1 - self._share)
             return Take.MIX if self._share else Take.DROP
         if carry is Carry.DROP:
-            self._give_up(shard)
+            self._lose_all(shard)
         elif shard in self._bases.gone:
             if self._sent_at != self._trained[0]:
-                self._give_up(shard)  # a wait was broken off, and training went on: what was trained since is unknown
+                self._lose_all(shard)  # a wait was broken off, and training went on: what was trained since is unknown
             return Take.SENT if carry is Carry.KEEP else Take.DROP
         elif carry is Carry.SUBTRACT and self._sent[shard][0] == self._trained[0]:
             return Take.DROP  # nothing was trained since the sending: so the global value is loaded to the bit
         return Take(carry.value)
-
-    def _forget(self, shards: Collection[int]) -> dict[int, Take]:
-        """All progress of these shards that no commit counts is lost."""
-        for shard in shards:
-            self._settle(shard, Carry.DROP)
-            self._give_up(shard)
-        return dict.fromkeys(shards, Take.FORGET)
 
     # -- samples
 
@@ -165,7 +160,13 @@ class LocalProgress:
         steps, samples = self._sent[shard]
         self._dropped += self._parts[shard] * share * (self._trained[1] - samples or self._trained[0] - steps)
 
-    def _give_up(self, shard: int) -> None:
+    def _lose_all(self, shard: int) -> None:
         """All progress since the shard's last sending is lost."""
         self._lose(shard, 1.0)
         self._sent[shard] = self._trained
+
+    def _give_up(self, shards: Iterable[int]) -> None:
+        """All progress of these shards that no commit counts is lost."""
+        for shard in shards:
+            self._settle(shard, Carry.DROP)
+            self._lose_all(shard)
