@@ -27,7 +27,7 @@ from p2p_diloco.core.events import Average, Delivered, Effect, Event, Load, Merg
 from p2p_diloco.core.messages import Commit, Contribution
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.node import __main__ as program
-from p2p_diloco.node import participation
+from p2p_diloco.node import common
 
 PLAN = json.loads(sys.argv.pop(1))
 SENDING_S = 0.01
@@ -110,7 +110,8 @@ class DoomedReplica(Replica):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-participation.Replica = DoomedReplica
+assert common.Replica is Replica, "the node makes its replica elsewhere: replace it there"
+common.Replica = DoomedReplica  # type: ignore[misc]
 
 if __name__ == "__main__":
     status = program.main()
