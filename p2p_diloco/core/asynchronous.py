@@ -173,9 +173,11 @@ class AsynchronousLog(ShardLog):
         """Refuse submissions that are more than ``max_staleness`` epochs behind; their authors carry the progress
         once."""
         most, effects = self.rules.max_staleness, list[Effect]()
-        for peer, contribution in sorted(self.round.inbox.items()) if most is not None else ():
+        if most is None:
+            return effects
+        for peer, contribution in sorted(self.round.inbox.items()):
             behind = version.epoch - contribution.base.epoch
-            if most is None or behind <= most:
+            if behind <= most:
                 continue
             del self.round.inbox[peer]
             effects.append(Note("stale", f"shard {self.shard}: refused a submission of {peer}, {behind} epochs behind"))
@@ -345,13 +347,12 @@ class AsynchronousLog(ShardLog):
             self.outgoing.undelivered(to, self.state)
 
     def insist(self, now: float) -> list[Effect]:
-        """Send again what may have been lost, at growing intervals: a proposal, a Held, and this peer's own
-        submission."""
-        effects = self.offer(now)
+        """Send again what may have been lost, at growing intervals: a Held, and this peer's own submission. (`advance`
+        sends a proposal again.)"""
         if not self.roster.may_aggregate(self.lead.target()[1]):
-            return effects
+            return []
         unheard, self.unheard = self.unheard, {}
-        effects += [Send(p, held) for p, held in unheard.items() if held.version == self.version]
+        effects: list[Effect] = [Send(p, held) for p, held in unheard.items() if held.version == self.version]
         own = self.own
         if own.mine is None or own.handed in (None, self.me) or now < self.round.asks_at:
             return effects
