@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Accept, Apply, Averaged, Effect, Fill, Filled, Send, SendFailed
+from p2p_diloco.core.events import (
+    Accept,
+    Apply,
+    Averaged,
+    Effect,
+    Fill,
+    Filled,
+    Note,
+    Release,
+    Restore,
+    Send,
+    SendFailed,
+)
 from p2p_diloco.core.messages import (
     Commit,
     Contribution,
@@ -22,6 +34,7 @@ from p2p_diloco.core.messages import (
     Versions,
 )
 from p2p_diloco.core.state import meta_of
+from p2p_diloco.core.submitting import TOO_OLD
 from p2p_diloco.core.version import ContributionId, Version, model_version
 from tests.core.conftest import commits_to, computed, held_by, joined_by, next_commit, running, to
 
@@ -71,6 +84,19 @@ def test_each_submission_is_an_epoch_in_the_order_of_arrival(peer: Any) -> None:
     held_by(c, "b", computed(c, effects, "d3"))
     assert c.held == Version(0, 20, 3, "d3")
     assert dict(c.replica.state(0).counted) == {"a": ContributionId(1, 3), "b": ContributionId(1, 7)}
+
+
+def test_submissions_that_wait_are_committed_in_the_order_of_arrival(peer: Any) -> None:
+    """Whatever their authors are called. Each author is answered when its own commit is made, not when none waits."""
+    c = running(peer, successors=0, succession="c")
+    effects = c.contribute()
+    c.hear("b", c.contribution(c.held), after=0.1)
+    c.hear("a", c.contribution(c.held), after=0.1)
+    effects = computed(c, effects, "d2")
+    assert c.averages(effects) == [["b"]]
+    effects = computed(c, effects, "d3")
+    assert c.averages(effects) == [["a"]]
+    assert [commit.version.epoch for commit in commits_to(effects, "b")] == [2, 3]
 
 
 def test_a_submission_counts_once(peer: Any) -> None:
@@ -147,12 +173,66 @@ def test_a_submission_on_a_lineage_that_was_left_is_not_counted(peer: Any) -> No
     assert c.averages([*c.hear("a", c.contribution(other, 2)), *c.pass_time(6.0)]) == [["a"]]
 
 
+def test_a_submission_that_came_early_is_counted_once_its_base_is_reached(peer: Any) -> None:
+    """Its window opens then. One whose base is an ancestor by then is counted, too; one of another lineage is not."""
+    c = running(peer, async_grace=5.0)
+    joined_by(c, "d")
+    for sender, base in (("a", c.version(4)), ("b", c.version(3)), ("d", c.version(3, "other"))):
+        assert c.hear(sender, c.contribution(base)) == []
+    fetched(c, 4)
+    log = c.replica.logs[0]
+    assert (log.deadline, log.incoming.early) == (c.now + 5.0, {})
+    for one in "abd":
+        c.hear(one, Promise(0, c.held, 0))
+    assert c.averages(c.pass_time(5.5)) == [["a", "b"]]
+
+
+def fetched(one: Any, epoch: int, counted: tuple[tuple[str, ContributionId], ...] = ()) -> list[Effect]:
+    """A state of the same lineage, which c aggregates, comes from b and is taken."""
+    one.hear("b", one.state(0, epoch, plan=Plan(tuple("abc"), tuple("cb")), counted=counted))
+    return one.feed(Filled(0, one.version(epoch), f"d{epoch}"))
+
+
+def test_a_fetched_state_answers_the_submissions_that_wait_elsewhere(peer: Any) -> None:
+    """They are their aggregator's to count. What came early is answered as well, and the commit that follows the state
+    is applied."""
+    b = running(peer, "b")
+    commit = next_commit(b, epoch=4)
+    b.hear("c", commit)
+    b.hear("a", b.contribution(b.held))
+    joined_by(b, "d")
+    b.hear("d", b.contribution(b.version(4)))
+    effects = fetched(b, 4)
+    assert [e.commit for e in effects if isinstance(e, Apply)] == [commit]
+    assert to(effects, "a", State) == [b.replica.state(0)]
+    assert to(effects, "d") == [Outdated(0, b.held, 0, "c")]
+
+
+def test_a_submission_that_a_fetched_state_counts_is_answered_not_counted_again(peer: Any) -> None:
+    """It waited for its window at an aggregator that was behind."""
+    c = running(peer, async_grace=5.0)
+    c.hear("a", c.contribution(c.held))
+    effects = fetched(c, 4, counted=(("a", ContributionId(1, 1)),))
+    assert to(effects, "a", State) == [c.replica.state(0)]
+    for one in "ab":
+        c.hear(one, Promise(0, c.held, 0))
+    assert c.averages(c.pass_time(6.0)) == []
+
+
 def test_no_submission_is_committed_while_fewer_than_min_peers_are_there(peer: Any) -> None:
     """Idle workers count. Once enough are alive, the waiting submission is committed."""
     c = running(peer, min_peers=3)
     c.lose("a")
     assert c.averages(c.hear("b", c.contribution(c.held))) == []
     assert c.averages(c.meet("a", idle=True)) == [["b"]]
+
+
+@pytest.mark.parametrize("says", ["aggregates", "is blank"])
+def test_a_peer_that_does_not_train_here_is_none_of_min_peers(peer: Any, says: str) -> None:
+    """It has no trainer, or no state yet."""
+    c = running(peer, min_peers=3)
+    c.meet("a", **({"role": "aggregator"} if says == "aggregates" else {"incarnation": 9, **c.blank()}))
+    assert c.averages(c.hear("b", c.contribution(c.held))) == []
 
 
 def test_the_first_outer_step_waits_for_start_peers(peer: Any) -> None:
@@ -243,7 +323,37 @@ def test_a_successor_answers_a_submission_with_the_aggregator_and_the_commits(pe
         assert list(b.replica.logs[0].round.inbox) == ["a"]
 
 
+def test_a_replica_does_not_answer_itself(peer: Any) -> None:
+    """Its trainer merges what its own state counts."""
+    c = running(peer, counted=(("c", ContributionId(1, 1)),))
+    assert c.replica.logs[0].collect("c", c.contribution(c.held), c.now) == []
+
+
 # -- staleness
+
+
+def test_a_refused_submission_is_noted_and_the_others_are_looked_at(peer: Any) -> None:
+    """A fresh one that is looked at first does not hide a stale one."""
+    c = running(peer, succession="c", successors=0, max_staleness=0)
+    effects = c.contribute()
+    c.hear("b", c.contribution(c.held))
+    c.hear("a", c.contribution(Version(0, 15, 2, "d2")))
+    effects = computed(c, effects, "d2")
+    assert c.averages(effects) == [["a"]]
+    text = "shard 0: refused a submission of b, 1 epochs behind"
+    assert [e for e in effects if isinstance(e, Note)] == [Note("stale", text)]
+    assert to(effects, "b", Stale) == [Stale(0, ContributionId(1, 1), c.held)]
+
+
+def test_an_aggregator_refuses_its_own_stale_submission(peer: Any) -> None:
+    """Its exchange is over, and it sends itself nothing."""
+    c = running(peer, succession="c", successors=0, max_staleness=0)
+    effects = c.hear("a", c.contribution(c.held))
+    c.contribute()
+    effects = computed(c, effects, "d2")
+    assert Release(sent=True) in effects
+    assert to(effects, "c") == []
+    assert c.replica.own.uncounted((0,)) == [TOO_OLD]
 
 
 def test_a_submission_beyond_max_staleness_is_refused(peer: Any) -> None:
@@ -316,6 +426,23 @@ def test_the_submission_that_fills_the_buffer_closes_the_window(peer: Any) -> No
     assert c.averages(c.pass_time(5.5)) == [["c"]]
 
 
+def test_a_window_closes_early_for_the_room_that_is_left_in_the_buffer(peer: Any) -> None:
+    """A submission of an earlier window is in there already."""
+    c = running(peer, async_grace=5.0, dn_buffer_size=3, succession="c", successors=0)
+    c.hear("a", c.contribution(c.held))
+    computed(c, c.pass_time(5.5))
+    assert c.replica.state(0).buffered == 1
+    assert c.averages(c.hear("a", c.contribution(c.held, 2))) == []
+    assert c.averages(c.hear("b", c.contribution(c.held, 2))) == [["a", "b"]]
+
+
+def test_a_buffer_of_one_submission_closes_no_window(peer: Any) -> None:
+    """It is none."""
+    c = running(peer, async_grace=5.0, dn_buffer_size=1)
+    assert c.hear("a", c.contribution(c.held)) == []
+    assert c.averages([*c.hear("b", c.contribution(c.held)), *c.pass_time(5.5)]) == [["a", "b"]]
+
+
 def test_the_buffer_fills_with_each_submission_and_is_part_of_the_state(peer: Any) -> None:
     """The digest covers its count, and tensor work and fetched states carry it."""
     c = running(peer, dn_buffer_size=3)
@@ -341,7 +468,28 @@ def test_a_fetched_state_brings_the_count_of_its_buffer(peer: Any) -> None:
     assert a.replica.state(0).buffered == 2
 
 
+def test_a_commit_is_applied_with_the_count_of_the_buffer(peer: Any) -> None:
+    a = peer("a", epoch=None, live="", mode="async", dn_buffer_size=3)
+    a.feed(Restore((replace(a.state(0, 1), buffered=2),)))
+    assert [e.buffered for e in a.hear("c", next_commit(a)) if isinstance(e, Apply)] == [2]
+
+
 # -- failover, and two claims
+
+
+def test_a_claim_that_is_repeated_is_promised_again(peer: Any) -> None:
+    """The first promise may have been lost."""
+    a = running(peer, "a")
+    claim, promise = TakeOver(0, a.held, 1), Promise(0, a.held, 1)
+    assert [to(a.hear("b", claim), "b") for _ in range(2)] == [[promise]] * 2
+
+
+def test_a_submission_waits_for_its_window_after_a_claim_was_forgotten(peer: Any) -> None:
+    """It is handed to this peer by another's word; the window opens then."""
+    b = running(peer, "b", async_grace=5.0)
+    b.contribute()
+    b.hear("c", Outdated(0, b.held, 1, "b"))
+    assert b.replica.logs[0].deadline == b.now + 5.0
 
 
 def test_a_successor_goes_on_from_the_last_commit_it_holds(peer: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2p_diloco.core.attendance import DOUBLINGS_MAX, ROUNDS_KEPT, Attendance
+from p2p_diloco.core.attendance import DOUBLINGS_MAX, ROUNDS_KEPT, STRANGERS_MAX, Attendance
 from p2p_diloco.core.messages import Commit, Counted, Plan, Summary
 from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.rules import Rules
@@ -90,6 +90,13 @@ def test_a_peer_that_does_not_work_here_takes_part_only_if_it_is_named(what: dic
 
 def test_only_the_epoch_of_this_fragment_counts() -> None:
     assert attendance(1, b=5).group(plan(""), 5) == ["a"]
+
+
+def test_a_peer_is_named_by_the_plan_of_its_shard_or_of_another_at_the_same_epoch() -> None:
+    a = attendance()
+    a.planned(plan("d"), 5)
+    assert [a.is_named(peer, plan("ab"), 5) for peer in "abcd"] == [True, True, False, True]
+    assert not a.is_named("d", plan("ab"), 6)
 
 
 # -- being sure to contribute
@@ -315,3 +322,35 @@ def test_nothing_is_known_of_attendance_on_another_lineage() -> None:
     round_of(a, 2, "a", "a", now=2000.0)  # fewer epochs than before: the first of this lineage is no round yet
     round_of(a, 3, "a", "a", now=2010.0)
     assert a.grace == 20.0
+
+
+def test_the_first_epoch_of_another_lineage_is_no_round() -> None:
+    """How long it took nobody has seen, however low it is."""
+    a = attendance()
+    round_of(a, 7, "a", "a", now=50.0)
+    a.clear()
+    round_of(a, 1, "a", "a", now=2000.0)
+    assert a.grace == SETTLE
+
+
+def test_peers_that_the_roster_does_not_know_are_forgotten_once_they_are_many() -> None:
+    """Not before; and neither the peers that it knows nor this one are forgotten."""
+    a = attendance(b=0)
+    strangers = [f"s{i}" for i in range(STRANGERS_MAX - 1)]
+    for peer in ("a", "b", *strangers):
+        a.shows(peer, 7)
+    round_of(a, 8, "", "a", now=50.0)
+    assert all(a.sure(peer, 7) for peer in ("a", "b", *strangers))
+    a.shows("one more", 7)
+    round_of(a, 9, "", "a", now=60.0)
+    assert [peer for peer in ("a", "b", *strangers, "one more") if a.sure(peer, 7)] == ["a", "b"]
+
+
+def test_a_miss_is_news_until_it_was_asked_for() -> None:
+    """It shortens waits in other shards. A later round that nobody missed takes nothing back."""
+    a = attendance()
+    round_of(a, 5, "ab", "ab")
+    assert not a.has_news()
+    round_of(a, 6, "ab", "a")
+    round_of(a, 7, "a", "a")
+    assert [a.has_news(), a.has_news()] == [True, False]

@@ -88,6 +88,39 @@ def test_a_hole_between_the_gathered_state_and_the_kept_commits_is_fetched_at_on
     assert Ready() in filled(n, n.state(0, 4))
 
 
+def test_a_hole_is_fetched_from_the_author_of_the_newest_kept_commit(peer: Any) -> None:
+    """It holds the most. If it does not tell what, gathering begins anew."""
+    n = late_newcomer(peer)
+    n.meet("c", model=model_version([n.version(6)]), epochs=(6,))
+    n.hear("c", Commit(0, n.version(5), n.version(6), 0, "c", (), Plan(tuple("abc"), tuple("abc"))))
+    assert [to for to, _ in fetches(filled(n, n.state(0, 1)))] == ["c"]
+    n.pass_time(n.rules.settle + 1.1)
+    assert not any(asked.vector for asked in [n.replica.catchup.gathering] if asked is not None)
+
+
+def test_a_newcomer_with_a_part_of_a_state_asks_nothing_more_when_a_commit_comes(peer: Any) -> None:
+    """The rest is on its way."""
+    n = peer("n", epoch=None, live="", fragments=TWO)
+    n.hear("a", n.state(0, 1))
+    filled(n, n.state(0, 1))
+    assert fetches(n.hear("a", Commit(0, n.version(3), n.version(4), 0, "a", (), n.plan("abc")))) == []
+
+
+def test_a_newcomer_that_has_missed_a_commit_asks_the_author_of_the_next(peer: Any) -> None:
+    """Before its training has started: the author of the commit in between may not have known of it. Nothing more is
+    asked while the answer is on its way."""
+    n = peer("n", epoch=None, live="", fragments=((0, 1),))
+    n.feed(Restore((n.state(0, 1), n.state(1, 2))))
+    n.meet("a", model=model_version([n.version(4)] * 2), epochs=(4,))
+    commit = Commit(0, n.version(3), n.version(4), 0, "a", (), n.plan("abc"))
+    assert fetches(n.hear("a", commit)) == [("a", Fetch((n.version(1), n.version(2))))]
+    assert n.replica.catchup.donor == "a"
+    assert fetches(n.pass_time(n.rules.fetch_again - 1.0)) == []
+    n.hear("a", n.state(0, 3))
+    filled(n, n.state(0, 3))
+    assert (n.replica.versions[0], n.replica.catchup.donor) == (n.version(3), None)
+
+
 def test_training_starts_when_the_kept_commits_are_applied(peer: Any) -> None:
     """A first contribution on the state before them would be too late."""
     n = late_newcomer(peer)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Carry, Contribute, Load, Loaded, Merge, Release, Restore
-from p2p_diloco.core.messages import Counted, Promise
-from p2p_diloco.core.version import ContributionId, incarnation_after
-from tests.core.conftest import TWO, computed, moves_on, running
+from p2p_diloco.core.events import Carry, Contribute, Load, Loaded, Merge, Progress, Release, Restore
+from p2p_diloco.core.messages import Contribution, Counted, Plan, Promise, State
+from p2p_diloco.core.version import ContributionId, Version, incarnation_after
+from tests.core.conftest import TWO, computed, moves_on, running, to
 
 # -- merging
 
@@ -107,6 +107,13 @@ def test_a_fragment_that_has_ended_by_samples_is_not_due(peer: Any) -> None:
     assert a.feed(Merge())[0].due == (1,)
 
 
+def test_a_shard_that_has_ended_by_samples_is_not_due(peer: Any) -> None:
+    """Though its fragment is at one epoch."""
+    a = peer("a", epoch=None, live="", fragments=((0, 1),), stop_after_samples=100)
+    a.feed(Restore((a.state(0, 3, version=a.version(3, samples=100)), a.state(1, 3))))
+    assert a.feed(Merge())[0].due == (1,)
+
+
 def test_asynchronous_fragments_take_turns(peer: Any) -> None:
     """Epochs do not tell what a peer has contributed."""
     c = running(peer, "c", succession="c", successors=0, fragments=((0,), (1,)))
@@ -121,7 +128,66 @@ def test_asynchronous_fragments_take_turns(peer: Any) -> None:
     assert due == [(0,), (1,), (0,), (1,)]
 
 
+def test_three_asynchronous_fragments_take_turns_in_order(peer: Any) -> None:
+    c = running(peer, "c", succession="c", successors=0, fragments=((0,), (1,), (2,)))
+    for shard in (1, 2):
+        for other in "ab":
+            c.hear(other, Promise(shard, c.held, 0))
+    due = []
+    for _ in range(4):
+        [load] = c.feed(Merge())
+        due.append(load.due)
+        computed(c, c.contribute(*load.due), f"n{len(due)}")
+    assert due == [(0,), (1,), (2,), (0,)]
+
+
 # -- an exchange
+
+
+def test_an_asynchronous_contribution_goes_out_for_each_shard_and_counts_one(peer: Any, life: int) -> None:
+    """Whatever weight the trainer gives it: only synchronous ones are weighted."""
+    a = running(peer, "a", fragments=((0, 1),))
+    id = ContributionId(life, 1)
+    sent = to(a.contribute(0, 1, samples=7), "c", Contribution)
+    assert sent == [Contribution(shard, a.held, id, id, weight=1.0, samples=7) for shard in (0, 1)]
+    assert [contribution.payload for contribution in sent] == ["Δ"] * 2
+
+
+def test_an_asynchronous_contribution_of_a_left_lineage_is_not_sent(peer: Any) -> None:
+    """The trainer is told to merge and try again."""
+    a = running(peer, "a")
+    a.feed(Merge())
+    left(a)
+    assert a.feed(Contribute((0,), 2.0, 5, ("Δ",)))[0] == Release(sent=False)
+
+
+def left(one: Any) -> None:
+    """The replica takes another lineage."""
+    other = Version(0, 70, 6, "x6")
+    state = State(0, other, 0, Plan(tuple("abc"), tuple("cb")), {}, {0: "d0", 6: "x6"})
+    one.replica.logs[0].adopt(state, one.now)
+
+
+def test_a_lineage_is_left_behind_until_the_trainer_has_merged_another(peer: Any) -> None:
+    """Before its first merge it leaves nothing."""
+    a = running(peer, "a")
+    own = a.replica.own
+    assert not own.left_behind
+    a.feed(Merge())
+    assert not own.left_behind
+    left(a)
+    assert own.left_behind
+    a.feed(Merge())
+    assert not own.left_behind
+
+
+def test_an_exchange_is_over_when_another_fragment_is_due(peer: Any) -> None:
+    """After a change of lineage a fragment may be behind the one that is exchanged, whose base is the same."""
+    b = peer("b", group="ab", epoch=4, fragments=TWO)
+    b.contribute(0)
+    log = b.replica.logs[1]
+    effects = log.adopt(b.state(1, 2, version=Version(0, 99, 2, "x"), history=((1, "x1"), (2, "x"))), b.now)
+    assert [*effects, *b.feed(Progress(0.5))][-1] == Release(sent=True)
 
 
 def test_an_exchange_is_over_when_all_its_shards_have_moved(peer: Any) -> None:

@@ -27,6 +27,13 @@ def test_steady_speeds_give_the_formulas_numbers(table: tuple[float, ...], base:
         assert [pace.adjust(speed, table) for _ in range(10)] == [expected] * 10
 
 
+def test_the_number_stays_while_the_formulas_differs_by_no_more_than_a_tenth() -> None:
+    pace = Pace(100)
+    assert [pace.adjust(speed, [100.0]) for speed in (100.0, 90.0, 90.0)] == [100, 100, 100]
+    pace = Pace(100)
+    assert [pace.adjust(speed, [100.0]) for speed in (100.0, 89.0)] == [100, 89]
+
+
 def test_an_unknown_speed_gives_the_base() -> None:
     """Before the first reading, and whenever this peer's speed is unknown; earlier readings are dropped."""
     pace = Pace(500)

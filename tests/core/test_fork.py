@@ -253,6 +253,17 @@ def test_a_mean_that_comes_back_while_the_lineage_changes_is_not_committed(peer:
     assert b.replica.versions == (b.version(3), b.version(3))
 
 
+def test_a_mean_that_came_while_another_lineage_was_taken_is_computed_again(peer: Any) -> None:
+    """Once that is given up."""
+    b, theirs, _ = fork(peer)
+    b.replica.logs[0].lead.holder = "b"
+    b.contribute(0)
+    effects = b.hear("a", b.contribution(b.held))
+    b.hear("a", theirs)
+    b.averaged(effects)
+    assert b.averages(b.lose("a")) == [["a", "b"]]
+
+
 # -- asking again, and giving up
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,9 +94,19 @@ def test_a_gathering_is_hopeless_only_when_no_donor_may_have_what_is_left() -> N
     assert not gathering.hopeless({"b": [], "c": []})
 
 
+def test_a_donor_holds_what_was_told_if_its_lowest_epoch_is_as_high() -> None:
+    """The first donor holds all that it told; a donor without a state holds nothing."""
+    gathering = Gathering(replace(RULES, fragments=((0, 1), (2,))), "b", ModelVersion(), 0.0)
+    gathering.begin((OLD, NEW, NEW))
+    assert gathering.told_to_hold("b", (0, 0)) == {0, 1, 2}
+    assert gathering.told_to_hold("c", (1, 2)) == {0, 2}
+    assert gathering.told_to_hold("c", ()) == set()
+
+
 def test_nothing_is_asked_for_before_the_first_donor_has_told() -> None:
-    """The gathering is not finished either."""
+    """Nor is the gathering done, nor any donor known to hold what it will tell."""
     gathering = Gathering(RULES, "b", ModelVersion(), 0.0)
+    assert gathering.told_to_hold("b", (9,)) == set()
     assert gathering.ask({"b": ALL}, [], 0.0) == []
     assert not gathering.done
 
@@ -160,12 +171,30 @@ def test_the_shards_of_a_restarted_donor_are_asked_of_the_others(peer: Any) -> N
     assert [(to, message.shards) for to, message in fetches(effects)] == [("c", (0, 1, 2, 3, 4))]
 
 
+def asked_again_after(n: Any) -> float:
+    """When the newest question is taken for lost, in seconds."""
+    asked = n.replica.catchup.gathering.asked.values()
+    return max(one.when for one in asked) + n.rules.fetch_again - n.now
+
+
+def test_a_question_to_another_donor_has_its_own_time(peer: Any) -> None:
+    """It is taken for lost later than the first, whyever that one came to nothing."""
+    n, _ = behind(peer)
+    n.now += 5.0
+    n.lose("b")
+    assert asked_again_after(n) == n.rules.fetch_again
+    n.now += 5.0
+    n.hear("a", n.state(1, 8))
+    assert asked_again_after(n) == n.rules.fetch_again
+
+
 def test_a_lost_request_goes_to_another_donor(peer: Any) -> None:
     """At once; to the same donor only if there is no other, and then at the next tick."""
     n, _ = gathering(peer, fetch_window=5)
     lost = Fetch((None,) * 5, shards=(0, 1, 2, 3, 4))
     effects = n.feed(SendFailed("a", lost, gone=False))
     assert [(to, message.shards) for to, message in fetches(effects)] == [("c", (0, 1, 2, 3, 4))]
+    assert asked_again_after(n) == n.rules.fetch_again
     alone, _ = gathering(peer, "a", fetch_window=5)
     assert fetches(alone.feed(SendFailed("a", lost, gone=False))) == []
     assert [to for to, _ in fetches(alone.pass_time(1.5))] == ["a"]
@@ -256,6 +285,12 @@ def test_a_first_donor_that_restarted_holds_what_it_says_now(peer: Any) -> None:
         n.hear(donor, n.state(1, 8))
     take(n, "a", 0, 8)
     assert [m.shards for _, m in fetches(n.meet("a", model=ahead(n, 8), epochs=(8, 8)))] == [()]
+
+
+def test_a_state_that_nobody_was_asked_for_and_is_too_old_changes_nothing(peer: Any) -> None:
+    n, _ = gathering(peer, "a", fetch_window=1)
+    assert n.hear("a", n.state(4, 6)) == []
+    assert n.replica.catchup.gathering.left == [1, 2, 3, 4]
 
 
 def test_a_state_that_comes_late_does_not_show_its_donor_as_behind(peer: Any) -> None:

@@ -170,6 +170,7 @@ def test_a_proposal_that_damage_interrupts_is_computed_again_unchanged(peer: Any
     c.meet("a", idle=True)
     c.hear("b", c.state(0, 1))
     assert average_in(c.feed(Filled(0, c.held, "d1"))) == first
+    assert len(to(c.feed(Averaged(0, first.base, "d2", "mean")), "b", Commit)) == 1
 
 
 def test_a_proposal_whose_base_no_peer_can_replace_is_given_up(peer: Any) -> None:

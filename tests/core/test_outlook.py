@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from p2p_diloco.core.events import Found
+from p2p_diloco.core.messages import Held, Promise
 from p2p_diloco.core.version import model_version
-from tests.core.conftest import TWO, computed, moves_on, round_alone, running, solo
+from tests.core.conftest import TWO, commits_to, computed, gathering, joined_by, moves_on, round_alone, running, solo
 
 # -- synchronous
 
@@ -102,6 +103,45 @@ def test_the_sentence_names_what_a_submission_waits_for(peer: Any) -> None:
     d = running(peer, min_peers=4)
     d.contribute()
     assert d.replica.waiting() == "waiting for peers: 3 of 4 (min_peers) are alive"
+
+
+def test_the_sentence_counts_the_workers_that_an_outer_step_needs(peer: Any) -> None:
+    """It names the setting that asks for so many; with enough of them it is empty."""
+    a, b, c = (running(peer, start_peers=start) for start in (3, 4, 5))
+    for one in (a, b, c):
+        one.contribute()
+    c.meet("a", idle=True)
+    assert a.replica.waiting() == ""
+    assert b.replica.waiting() == "waiting for peers: 3 of 4 (start_peers) are there"
+    assert c.replica.waiting() == "waiting for peers: 3 of 5 (start_peers) are there"
+
+
+def test_the_sentence_names_all_peers_that_are_waited_for(peer: Any) -> None:
+    b = running(peer, "b")
+    joined_by(b, "d")
+    b.contribute()
+    b.lose("c")
+    assert b.replica.waiting() == "taking over shard 0, waiting for a, d"
+    c = running(peer, succession="cba", successors=2)
+    computed(c, c.contribute())
+    assert c.replica.waiting() == "waiting for a, b to hold a commit of shard 0"
+    n, _ = gathering(peer)
+    assert n.replica.waiting() == "fetching the state of the run from a, c: 0 of 5 shards"
+
+
+def test_the_sentence_passes_over_a_shard_whose_submission_is_counted(peer: Any) -> None:
+    """Another peer's commit may be under way there."""
+    c = running(peer, fragments=((0, 1),))
+    for other in "ab":
+        c.hear(other, Promise(1, c.held, 0))
+    first, second = c.contribute(0, 1)
+    for average in (first, second):
+        proposed = commits_to(c.averaged([average], f"n{average.shard}"), "b")
+        if average is first:
+            c.hear("b", Held(0, proposed[0].version))
+    c.averaged(c.hear("a", c.contribution(c.held)), "later")
+    assert c.replica.logs[0].waiting() == "waiting for b to hold a commit of shard 0"
+    assert c.replica.waiting() == "waiting for b to hold a commit of shard 1"
 
 
 def test_the_sentence_of_a_claimant_names_the_peers_that_must_promise(peer: Any) -> None:

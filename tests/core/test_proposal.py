@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.election import assign
-from p2p_diloco.core.events import Accept, Applied, Apply, Delivered, Filled, Release, Send, SendFailed
-from p2p_diloco.core.messages import Commit, Fetch, Held, Plan
+from p2p_diloco.core.events import Accept, Applied, Apply, Delivered, Effect, Filled, Release, Send, SendFailed
+from p2p_diloco.core.messages import Commit, Fetch, Held, Plan, Promise
 from p2p_diloco.core.proposal import Proposal
 from p2p_diloco.core.version import Version
 from tests.core.conftest import average_in, commits_to, computed, held_by, joined_by, next_commit, running, to
@@ -37,6 +37,12 @@ def test_a_proposal_is_due_again_after_a_while() -> None:
     assert proposal.due("bcd", 14.1, 4.0) == ["c"]
 
 
+def test_a_peer_that_restarts_before_it_was_offered_anything_changes_nothing() -> None:
+    proposal = Proposal(COMMIT)
+    proposal.forgotten_by("c")
+    assert proposal.due("c", 10.0, 4.0) == ["c"]
+
+
 # -- an asynchronous successor
 
 
@@ -49,6 +55,37 @@ def test_a_successor_acknowledges_a_commit_once_it_has_applied_it(peer: Any) -> 
     effects = b.feed(Applied(0, commit.base, commit.version.digest))
     assert to(effects, "c", Held) == [Held(0, commit.version)]
     assert isinstance(effects[0], Accept)
+
+
+@pytest.mark.parametrize("me", ["a", "b"])
+def test_each_peer_that_either_plan_names_acknowledges(peer: Any, me: str) -> None:
+    """That of the commit, or the present one. It says so before it begins with the next commit."""
+    one = running(peer, me)
+    commit, then = next_commit(one, plan=Plan(tuple("abc"), tuple("ca"))), next_commit(one, epoch=2)
+    one.hear("c", commit)
+    one.hear("c", then)
+    effects = one.feed(Applied(0, commit.base, commit.version.digest))
+    assert effects[:2] == [Accept(((0, "d2"),)), Send("c", Held(0, commit.version))]
+    assert [e.commit for e in effects if isinstance(e, Apply)] == [then]
+
+
+def test_an_outer_step_that_comes_after_it_was_given_up_changes_nothing(peer: Any) -> None:
+    """A newer state has come meanwhile."""
+    b = running(peer, "b")
+    commit = next_commit(b)
+    b.hear("c", commit)
+    b.hear("c", b.state(0, 4, plan=Plan(tuple("abc"), tuple("cb"))))
+    b.feed(Filled(0, b.version(4), "d4"))
+    assert b.feed(Applied(0, commit.base, commit.version.digest)) == []
+    assert b.held == b.version(4)
+
+
+def test_a_newcomer_keeps_a_commit_that_names_it(peer: Any) -> None:
+    """It has no state yet, and so nothing to ask for."""
+    n = peer("n", epoch=None, live="", mode="async")
+    commit = Commit(0, n.version(4), n.version(5), 0, "c", (), Plan(tuple("acn"), tuple("cn")))
+    assert n.said(n.hear("c", commit)) == []
+    assert list(n.replica.logs[0].incoming.commits.values()) == [commit]
 
 
 def test_a_peer_that_no_plan_names_does_not_acknowledge(peer: Any) -> None:
@@ -113,6 +150,55 @@ def test_peers_that_must_hold_a_commit_are_probed(peer: Any) -> None:
     assert "b" not in c.replica.logs[0].watched()
     computed(c, c.hear("a", c.contribution(c.held)))
     assert "b" in c.replica.logs[0].watched()
+
+
+def promised(peer: Any, succession: str, live: str) -> tuple[Any, list[Effect]]:
+    """c, which aggregates by an old plan, and what it does once the others have promised."""
+    c = peer("c", group="abc", succession=succession, mode="async", live=live)
+    c.hear("a", Promise(0, c.held, 0))
+    return c, c.hear("b", Promise(0, c.held, 0))
+
+
+def test_a_successor_that_was_named_and_not_met_must_hold_a_proposal(peer: Any) -> None:
+    """It is taken to live until it is found dead."""
+    c, effects = promised(peer, "cb", live="a")
+    effects = computed(c, effects)
+    assert len(commits_to(effects, "b")) == 1
+    held_by(c, "a", effects)
+    assert c.held == c.version(1)
+
+
+def test_the_missing_successor_is_the_one_that_the_run_elects(peer: Any) -> None:
+    """All peers elect alike."""
+    [named] = commits_to(computed(*promised(peer, "c", live="ab")), "b")
+    assert named.plan.succession == ("c", "b")
+
+
+def test_an_elected_aggregator_keeps_its_successor(peer: Any) -> None:
+    """However long it has had the shard."""
+    c = running(peer)
+    c.pass_time(c.rules.assigned_for + 1.0)
+    [named] = commits_to(computed(c, c.contribute()), "b")
+    assert named.plan.succession == ("c", "b")
+
+
+def test_a_proposal_that_failed_to_arrive_twice_is_sent_again_once(peer: Any) -> None:
+    """It went to two lives of one peer."""
+    c = running(peer)
+    [proposal] = commits_to(computed(c, c.contribute()), "b")
+    c.meet("b", incarnation=9)
+    for _ in range(2):
+        c.feed(SendFailed("b", proposal, gone=False))
+    assert commits_to(c.feed_tick(), "b") == [proposal]
+
+
+def test_an_aggregator_is_watched_while_it_has_a_submission(peer: Any) -> None:
+    """Nothing else of it is waited for."""
+    a = running(peer, "a")
+    log = a.replica.logs[0]
+    assert log.watched() == set()
+    a.contribute()
+    assert log.watched() == {"c"}
 
 
 def test_a_proposal_is_sent_again(peer: Any) -> None:

@@ -53,6 +53,7 @@ def test_a_founder_holds_epoch_0_and_is_alone_in_the_first_plan(peer: Any) -> No
     assert not a.replica.has_state
     assert a.feed(Found(3, ("x", "y"))) == [Ready(), Changed()]
     assert a.replica.versions == (Version(3, 0, 0, "x"), Version(3, 0, 0, "y"))
+    assert [a.replica.state(shard).shard for shard in (0, 1)] == [0, 1]
     state = a.replica.state(1)
     assert (state.plan, state.counted, state.history, state.term) == (Plan(("a",), ("a",)), {}, {0: "y"}, 0)
     assert meta_of(state) == founding_meta(3, "a", "worker")
@@ -75,6 +76,14 @@ def test_a_new_replica_holds_nothing(peer: Any) -> None:
     mine = n.replica.roster.mine
     assert (mine.model, mine.epochs, mine.eligible, mine.role) == (ModelVersion(), (), False, "worker")
     assert (n.replica.versions, n.replica.epoch, n.replica.finished) == ((None, None), 0, False)
+
+
+def test_workers_are_the_live_peers_that_train(peer: Any) -> None:
+    """This one included."""
+    a = peer("a", group="abcd")
+    a.meet("c", role="aggregator")
+    a.lose("d")
+    assert a.replica.workers() == 2
 
 
 def test_by_default_a_replica_works_and_can_be_reached(peer: Any) -> None:
@@ -100,8 +109,9 @@ def test_equal_events_lead_to_equal_effects(peer: Any) -> None:
     assert story() == story()
 
 
-def test_a_wrong_number_of_payloads_or_digests_is_an_error(peer: Any) -> None:
-    a = solo(peer, fragments=((0, 1),))
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_wrong_number_of_payloads_or_digests_is_an_error(peer: Any, mode: str) -> None:
+    a = solo(peer, fragments=((0, 1),), mode=mode)
     a.feed(Merge())
     with pytest.raises(ValueError, match="zip"):
         a.feed(Contribute((0, 1), 1.0, 1, ("Δ",)))

@@ -38,6 +38,12 @@ def test_revisions_are_ordered_by_number_and_values_not_by_proof() -> None:
     assert FIRST.rates == (0.5, 0.9)
 
 
+def test_a_revision_is_shown_with_its_rates() -> None:
+    """Except for what the run was founded with, whose rates are in its settings."""
+    assert str(FOUNDED) == "revision 0 (as founded)"
+    assert str(FIRST) == "revision 1 (outer_lr=0.5, outer_momentum=0.9)"
+
+
 def test_the_digest_covers_the_revision() -> None:
     """Two states that differ only in their revision have different digests; without a revision the digest is as
     before."""
@@ -123,7 +129,7 @@ def test_a_commit_that_goes_back_a_revision_is_refused(peer: Any) -> None:
     a.feed(Filled(0, state.version, state.version.digest))
     (note,) = a.hear("b", commit_on(a, FIRST))
     assert isinstance(note, Note)
-    assert note.kind == "refused"
+    assert (note.kind, note.text) == ("refused", "a commit of b on shard 0 goes back a revision")
 
 
 def test_a_newcomer_gets_the_revision_with_the_state(peer: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2p_diloco.core.rules import Rules
+from p2p_diloco.core.version import ModelVersion
 
 
 def rules(interval: float, timeout: float) -> Rules:
@@ -42,3 +43,22 @@ def test_by_default_no_round_waits_for_ever() -> None:
     assert (plain.round_timeout, plain.min_peers, plain.start_peers, plain.carry_rounds) == (600.0, 1, 1, 2)
     assert (plain.stop_after_epochs, plain.stop_after_samples) == (None, None)
     assert (plain.heartbeat_interval, plain.heartbeat_timeout, plain.history) == (1.0, 10.0, 256)
+
+
+@pytest.mark.parametrize(
+    ("ends", "epochs", "samples", "ended"),
+    [
+        ({}, 10**9, 10**9, False),
+        ({"stop_after_epochs": 4}, 11, 10**9, False),
+        ({"stop_after_epochs": 4}, 12, 0, True),
+        ({"stop_after_samples": 40}, 10**9, 119, False),
+        ({"stop_after_samples": 40}, 0, 120, True),
+        ({"stop_after_epochs": 4, "stop_after_samples": 40}, 12, 0, True),
+    ],
+)
+def test_a_run_has_ended_once_its_shards_together_have_come_to_either_end(
+    ends: dict[str, int], epochs: int, samples: int, ended: bool
+) -> None:
+    """A model's version sums its three shards."""
+    three = Rules(run="run", fragments=((0, 1), (2,)), **ends)
+    assert three.ended(ModelVersion(0, samples, epochs, "")) is ended

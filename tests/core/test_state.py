@@ -25,6 +25,16 @@ def test_equal_states_have_equal_meta() -> None:
     assert meta(Version(1, 50, 3, "another"), 4, plan, dict(sorted(table.items(), reverse=True))) == expected
 
 
+def test_meta_tells_how_full_the_buffer_is() -> None:
+    """Of an empty one, or none, it says nothing."""
+    state = Peer.state(0, 1)
+    assert [meta_of(replace(state, buffered=count)).removeprefix(meta_of(state)[:-1]) for count in range(3)] == [
+        b"]",
+        b",1]",
+        b",2]",
+    ]
+
+
 def test_a_founder_without_trainer_is_not_in_the_first_group() -> None:
     """The first group is left to the workers that join."""
     assert founding_meta(0, "a", "worker") == b'[0,0,0,0,["a"],["a"],[]]'
@@ -104,7 +114,9 @@ def test_the_oldest_ancestor_is_forgotten() -> None:
     assert append(state, commit_on(state), replace(PLAIN, history=3)).history == {4: "d4", 5: "d5", 6: "d6"}
 
 
-@pytest.mark.parametrize(("size", "buffered"), [(0, [0, 0, 0, 0]), (1, [0, 0, 0, 0]), (3, [2, 0, 1, 1])])
+@pytest.mark.parametrize(
+    ("size", "buffered"), [(0, [0, 0, 0, 0]), (1, [0, 0, 0, 0]), (2, [0, 1, 0, 0]), (3, [2, 0, 1, 1])]
+)
 def test_the_buffer_counts_submissions_up_to_its_size(size: int, buffered: list[int]) -> None:
     """Then the count is 0 again. A commit without submissions does not change it. Without a buffer it stays 0."""
     state, found = Peer.state(0, 1), list[int]()

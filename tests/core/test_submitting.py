@@ -285,3 +285,18 @@ def test_a_submission_is_as_old_as_the_oldest_progress_in_it() -> None:
 
 def test_a_refused_submission_is_carried_over_once() -> None:
     assert [submitting().gives_up(Carried(sends=sends)) for sends in (1, 2)] == [False, True]
+
+
+def test_refusals_are_counted_until_the_trainer_merges() -> None:
+    """Each is a sending in vain of the progress that is carried."""
+    own = submitting()
+    for sequence in (1, 2):
+        own.begin(Peer.contribution(Peer.version(1), sequence))
+        own.stale(Stale(0, ContributionId(1, sequence), Peer.version(4)), Peer.state(0, 4))
+    assert own.refusals == 2
+
+
+def test_before_the_first_submission_nothing_is_told_of_one(peer: Any) -> None:
+    """It is neither behind nor uncounted."""
+    own = peer("a", mode="async", fragments=((0, 1),)).replica.own
+    assert (own.behind((0, 1)), own.uncounted((0, 1))) == ([0, 0], [])

@@ -85,6 +85,7 @@ def test_a_late_contribution_is_answered_with_the_commit_that_closed_its_round(p
     a.averaged(a.contribute(), "new")
     commit = a.replica.logs[0].outgoing.last
     assert a.hear("b", a.contribution(base)) == [Send("b", commit)]
+    assert [a.replica.attendances[0].sure("b", epoch) for epoch in (2, 3)] == [True, False]
     a.hear("b", a.contribution(a.held, 2))
     a.hear("c", a.contribution(a.held, 2))
     a.averaged(a.contribute(), "newer")
@@ -311,6 +312,17 @@ def test_a_peer_that_is_left_out_does_not_hide_the_next(peer: Any) -> None:
     effects = [*b.contribute(), *b.hear("c", b.contribution(b.held))]
     b.averaged(effects)
     assert b.replica.logs[0].state.plan.group == ("b", "c")
+
+
+def test_a_peer_without_a_state_does_not_hide_the_next(peer: Any) -> None:
+    b = peer("b", group="bc")
+    b.meet("a", **b.blank())
+    b.averaged([*b.contribute(), *b.hear("c", b.contribution(b.held))])
+    assert b.replica.logs[0].state.plan.group == ("b", "c")
+
+
+def test_a_log_without_a_state_waits_for_nobody(peer: Any) -> None:
+    assert peer("n", epoch=None, live="ab").replica.logs[0].waited_for() == []
 
 
 def test_bandwidth_weighs_in_the_succession(peer: Any) -> None:

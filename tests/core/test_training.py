@@ -107,6 +107,16 @@ def test_a_merge_does_not_wait_for_a_shard_that_waits_for_this_trainer(peer: Any
     assert not c.replica.logs[1].awaits_me
 
 
+def test_a_merge_waits_though_a_shard_ahead_waits_for_this_trainer(peer: Any) -> None:
+    """The commit of the one behind is on its way, and brings both to one epoch."""
+    b = peer("b", group="ab", fragments=((0, 1),))
+    moves_on(b, 0)
+    log = b.replica.logs[1]
+    log.own.begin(b.contribution(b.version(1), shard=1))
+    assert (b.replica.logs[0].awaits_me, log.awaits_me) == (True, False)
+    assert loads(b.feed(Merge())) == []
+
+
 def test_a_merge_does_not_wait_for_another_fragment(peer: Any) -> None:
     """Fragments take turns, so they may be at different epochs."""
     b = peer("b", group="ab", fragments=TWO)
@@ -144,13 +154,14 @@ def test_a_pause_is_idleness_after_pause_timeout(peer: Any) -> None:
     """After the pause, the time without steps starts again."""
     a = solo(peer, pause_timeout=30.0)
     a.feed(Pause(True))
+    assert a.replica.roster.mine.paused is True
     a.now += 29.9
     assert not idle(a)
     a.now += 0.1
     assert idle(a)
     a.now += 60.0
     a.feed(Pause(False))
-    assert not a.replica.roster.mine.idle
+    assert (a.replica.roster.mine.idle, a.replica.roster.mine.paused) == (False, False)
     a.now += 10.0
     assert not idle(a)
     a.now += 0.1

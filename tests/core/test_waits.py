@@ -71,6 +71,19 @@ def test_a_quorum_is_half_of_the_participants_and_at_least_two(peer: Any, names:
         assert a.averages(effects) == ([sorted(names[:came])] if came >= least else [])
 
 
+def test_only_the_missing_members_of_the_group_are_asked(peer: Any) -> None:
+    """Others that work are asked only where no member is missing and more contributions are needed."""
+    a = peer("a", group="ab", live="bc", min_peers=2)
+    a.meet("c", epochs=(0,))
+    waits = a.replica.logs[0].waits
+    assert waits.to_ask() == ["a", "b"]
+    a.contribute()
+    a.meet("b", idle=True)
+    assert waits.to_ask() == ["c"]
+    a.hear("b", a.contribution(a.held))
+    assert waits.to_ask() == []
+
+
 @pytest.mark.parametrize("gone", ["dead", "left", "idle"])
 def test_a_quorum_does_not_count_peers_that_are_gone(peer: Any, gone: str) -> None:
     """Two of five are too few; two of four are half; the last peer is alone."""
