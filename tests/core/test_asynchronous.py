@@ -305,6 +305,15 @@ def test_an_answer_that_did_not_arrive_is_sent_again_as_the_newest_state(peer: A
     assert to(c.pass_time(1.1), "a", State) == []
 
 
+def test_a_state_that_did_not_arrive_is_sent_again_as_the_newest(peer: Any) -> None:
+    """A commit may follow before the next tick."""
+    c = running(peer)
+    submitted(c, "a")
+    c.feed(SendFailed("a", c.replica.state(0), gone=False))
+    submitted(c, "b")
+    assert to(c.pass_time(1.1), "a", State) == [c.replica.state(0)]
+
+
 def test_a_successor_answers_a_submission_with_the_aggregator_and_the_commits(peer: Any) -> None:
     """It answers each time. It keeps only a submission on the present version, which it would count after a
     takeover."""
@@ -534,6 +543,16 @@ def test_a_claim_on_a_later_version_is_remembered(peer: Any) -> None:
     a.hear("c", a.state(0, 4, plan=Plan(tuple("abc"), tuple("cb"))))
     a.feed(Filled(0, a.version(4), "d4"))
     effects = a.hear("c", next_commit(a, epoch=4))
+    assert to(effects, "c") == [Outdated(0, a.version(4), 1, "b")]
+
+
+def test_a_commit_that_came_early_is_refused_where_its_term_is_overruled(peer: Any) -> None:
+    """Its base has come since, and so has another peer's claim."""
+    a = running(peer, "a")
+    a.hear("c", next_commit(a, epoch=4))
+    a.hear("b", TakeOver(0, a.version(4), 1))
+    effects = fetched(a, 4)
+    assert not any(isinstance(e, Apply) for e in effects)
     assert to(effects, "c") == [Outdated(0, a.version(4), 1, "b")]
 
 

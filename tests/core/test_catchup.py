@@ -264,6 +264,21 @@ def test_a_peer_that_is_seen_ahead_is_asked_after_settle(peer: Any) -> None:
     assert b.said(b.meet("a", model=ahead(b, 2), epochs=(2,))) == [Fetch((b.version(1),))]
 
 
+def test_an_asynchronous_peer_asks_each_peer_ahead_now_and_then(peer: Any) -> None:
+    """For the shards that it is named to hold. To be behind is usual there, but not once the run has ended: then it
+    asks for all."""
+    b = running(peer, "b", stop_after_epochs=5)
+    before_the_end, at_the_end = ({"model": ahead(b, epoch), "epochs": (epoch,)} for epoch in (4, 5))
+    asked = [("a", Fetch((b.held,), shards=(0,))), ("c", Fetch((b.held,), shards=(0,)))]
+    for _ in range(2):
+        assert [*fetches(b.meet("a", **before_the_end)), *fetches(b.meet("c", **before_the_end))] == asked
+        assert b.said(b.meet("a", **before_the_end)) == []
+        b.now += b.rules.settle
+    b.meet("a", **at_the_end)
+    b.now += b.rules.settle
+    assert fetches(b.meet("a", **at_the_end)) == [("a", Fetch((b.held,), shards=()))]
+
+
 def test_a_commit_that_arrives_restarts_the_wait(peer: Any) -> None:
     """A peer that keeps receiving its commits does not fetch, however long another stays ahead of it."""
     b = peer("b", group="ab")

@@ -151,7 +151,8 @@ def test_a_donor_that_comes_later_takes_its_part(peer: Any) -> None:
     assert asked == [("a", (0,))]
     later = n.meet("d", model=ahead(n, 8), epochs=(8,) * 5)
     assert [(to, message.shards) for to, message in fetches(later)] == [("d", (1,))]
-    assert not fetches(n.meet("e", model=ahead(n, 6), epochs=(6,) * 5))  # holds less than told
+    assert asked_again_after(n) == n.rules.fetch_again
+    assert not fetches(n.meet("e", model=ahead(n, 6), epochs=(6,) * 5))  # has less than was told
 
 
 def test_the_shards_of_a_dead_donor_are_asked_of_the_others(peer: Any) -> None:
@@ -208,6 +209,13 @@ def test_the_shards_of_a_donor_that_delivers_nothing_are_asked_of_the_others(pee
         take(n, "c", shard)
     assert fetches(n.pass_time(n.rules.fetch_again - 1.5)) == []
     assert [(to, m.shards) for to, m in fetches(n.pass_time(2.5))] == [("c", (0, 1, 2))]
+
+
+def test_a_lone_donor_that_delivers_nothing_is_asked_again_and_again(peer: Any) -> None:
+    """Each time after fetch_again."""
+    n, _ = gathering(peer, "a", fetch_window=5)
+    for _ in range(3):
+        assert [to for to, _ in fetches(n.pass_time(n.rules.fetch_again + 1.0))] == ["a"]
 
 
 def test_a_donor_that_falls_silent_is_dropped_when_it_is_dead(peer: Any) -> None:

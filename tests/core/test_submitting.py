@@ -98,6 +98,14 @@ def test_a_submission_without_answer_is_sent_again_ever_more_rarely(peer: Any) -
     assert to(a.pass_time(3.0), "c", Contribution) == [contribution]
 
 
+def test_a_submission_is_sent_to_nobody_while_no_peer_can_aggregate(peer: Any) -> None:
+    """Its aggregator is dead."""
+    a = running(peer, "a", eligible=False)
+    for one in "bc":
+        a.lose(one)
+    assert a.said(a.contribute()) == []
+
+
 def test_a_final_state_is_merged_once(peer: Any) -> None:
     """No exchange follows it."""
     a = peer("a", epoch=5, mode="async", stop_after_epochs=5)
