@@ -12,12 +12,11 @@ from .logs import Logs
 from .messages import Leave, Probe, ProbeAck, Summary
 from .revision import Revision
 from .roster import Roster
-from .rules import Rules
 
 
 class Presence:
-    def __init__(self, rules: Rules, logs: Logs, roster: Roster, catchup: CatchUp) -> None:
-        self.rules, self.logs, self.roster, self.catchup = rules, logs, roster, catchup
+    def __init__(self, logs: Logs, roster: Roster, catchup: CatchUp) -> None:
+        self.logs, self.roster, self.catchup = logs, roster, catchup
 
     # -- this peer tells
 

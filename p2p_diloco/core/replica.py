@@ -84,7 +84,7 @@ class Replica:
         self.memory = Memory(me, rules, self.logs)
         self.mending = Mending(rules, self.logs, self.roster, self.catchup)
         self.mismatches = Mismatches(rules, self.roster, now)
-        self.presence = Presence(rules, self.logs, self.roster, self.catchup)
+        self.presence = Presence(self.logs, self.roster, self.catchup)
         self.rounds = Rounds(self.logs, self.catchup, self.mending, self.mismatches, self.training)
         self.finished = self.departed = False
         self.had_state = False  # before the last event

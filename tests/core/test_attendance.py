@@ -92,6 +92,16 @@ def test_only_the_epoch_of_this_fragment_counts() -> None:
     assert attendance(1, b=5).group(plan(""), 5) == ["a"]
 
 
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_the_first_epochs_count_like_any_other(epoch: int) -> None:
+    """A peer is named for them, or shows that it holds them and no more."""
+    a = attendance()
+    a.planned(plan("d"), epoch)
+    assert a.is_named("d", plan(""), epoch)
+    a.shows("z", epoch)
+    assert [a.sure("z", at) for at in (epoch, epoch + 1)] == [True, False]
+
+
 def test_a_peer_is_named_by_the_plan_of_its_shard_or_of_another_at_the_same_epoch() -> None:
     a = attendance()
     a.planned(plan("d"), 5)

@@ -170,6 +170,7 @@ def test_the_shards_of_a_restarted_donor_are_asked_of_the_others(peer: Any) -> N
     n, _ = gathering(peer, fetch_window=5)
     effects = n.meet("a", incarnation=9, **n.blank())
     assert [(to, message.shards) for to, message in fetches(effects)] == [("c", (0, 1, 2, 3, 4))]
+    assert asked_again_after(n) == n.rules.fetch_again
 
 
 def asked_again_after(n: Any) -> float:

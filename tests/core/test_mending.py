@@ -16,6 +16,7 @@ from tests.core.conftest import (
     fill,
     filled,
     mismatches,
+    moves_on,
     next_commit,
     running,
     to,
@@ -65,6 +66,15 @@ def test_no_wakeup_is_planned_for_a_round_that_damage_holds_open(peer: Any) -> N
     assert a.replica.next_wakeup() < tick
     a.feed(Damaged(0, a.held), after=0.4)
     assert a.replica.next_wakeup() == tick
+
+
+def test_a_repair_goes_on_while_another_shard_moves(peer: Any) -> None:
+    a = peer("a", group="ab", succession="ba", fragments=TWO)
+    a.feed(Damaged(0, a.held))
+    moves_on(a, 1, by="b")
+    assert a.replica.versions[1] == a.version(2)
+    state = a.state(0, 1)
+    assert a.hear("b", state) == [fill(a, state)]
 
 
 def test_each_repair_asks_another_donor(peer: Any) -> None:

@@ -67,6 +67,17 @@ def test_a_peer_that_is_heard_and_never_reached_is_dead() -> None:
     assert r.probing.expire(41.0) == []
 
 
+def test_only_intervals_with_a_probe_since_the_last_arrival_speak_against_a_link() -> None:
+    """In the others nothing could have arrived."""
+    r = roster("ab")
+    r.probing.probe("a", 0.0)
+    r.heard("a")
+    for second in range(2 * RULES.deaf_after):
+        r.probing.reached("b")
+        assert r.probing.expire(float(second)) == []
+    assert [r.members[peer].unreached for peer in "ab"] == [1, 0]
+
+
 def test_probes_of_a_dead_peer_say_nothing_of_its_link() -> None:
     """It may be away for long; when it is heard again it is live at once."""
     r = roster("a")

@@ -70,6 +70,11 @@ def test_the_founders_revision_goes_into_the_next_commit(peer: Any) -> None:
     assert a.replica.revision == a.replica.state(0).revision == FIRST
 
 
+def test_a_peer_that_restarted_may_bring_a_revision(peer: Any) -> None:
+    a = peer("a", group="ab")
+    assert notes(a.meet("b", incarnation=9, revision=FIRST)) != []
+
+
 def test_a_revision_does_not_change_a_step_under_way(peer: Any) -> None:
     """The next commit names it."""
     a = peer("a", group="ab")

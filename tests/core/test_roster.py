@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from p2p_diloco.core.messages import Summary
 from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.core.version import ModelVersion
+from tests.core.conftest import dies, roster_of
 
 RULES = Rules(run="run", fragments=((0,),), heartbeat_interval=1.0, heartbeat_timeout=10.0)
 
@@ -189,3 +192,20 @@ def test_another_lineage_shows_by_its_samples(epochs: tuple[int, ...], model: Mo
     uneven = replace(mine, model=ModelVersion(0, 80, 8))
     assert Roster("me", rules, uneven).elsewhere(theirs) == (model.generation == 1)
     assert not Roster("me", rules, says(epochs=())).elsewhere(theirs)
+
+
+def test_the_standing_changes_with_what_rounds_hang_on() -> None:
+    """A peer comes, gets a state, changes its role or goes; or this one gets a state. Other words change nothing."""
+    roster = roster_of("a", "b")
+    summary = roster.summary("b")
+    assert summary is not None
+    seen = [roster.standing()]
+    words: list[dict[str, Any]] = [{"bandwidth": 7.0}, {"epochs": ()}, {"epochs": (2,)}, {"role": "aggregator"}]
+    for word in words:
+        roster.summarized("b", replace(summary, **word))
+        seen.append(roster.standing())
+    dies(roster, "b")
+    seen.append(roster.standing())
+    roster.says(epochs=())
+    seen.append(roster.standing())
+    assert [one == before for before, one in pairwise(seen)] == [True, False, False, False, False, False]

@@ -52,6 +52,7 @@ def test_training_starts_after_a_while_whatever_is_missing(peer: Any) -> None:
 def test_training_starts_soon_on_an_uneven_state(peer: Any) -> None:
     """The shard that is behind may wait for this very peer. So the wait is no longer than that of a Merge."""
     a = peer("a", epoch=None, live="b", fragments=((0, 1),))
+    a.pass_time(100.0)
     assert Ready() not in a.feed(Restore((a.state(0, 5), a.state(1, 4))))
     assert Ready() in a.pass_time(a.rules.settle + 1.0)
 
