@@ -104,7 +104,7 @@ def test_a_donor_holds_what_was_told_if_its_lowest_epoch_is_as_high() -> None:
 
 
 def test_nothing_is_asked_for_before_the_first_donor_has_told() -> None:
-    """Nor is the gathering done, nor any donor known to hold what it will tell."""
+    """The gathering is not finished either, and no donor is known to hold anything."""
     gathering = Gathering(RULES, "b", ModelVersion(), 0.0)
     assert gathering.told_to_hold("b", (9,)) == set()
     assert gathering.ask({"b": ALL}, [], 0.0) == []
