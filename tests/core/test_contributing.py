@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Carry, Contribute, Load, Loaded, Merge, Progress, Release, Restore
+from p2p_diloco.core.events import Carry, Contribute, Load, Loaded, Merge, Release, Restore, Stepped
 from p2p_diloco.core.messages import Contribution, Counted, Plan, Promise, State
 from p2p_diloco.core.version import ContributionId, Version, incarnation_after
 from tests.core.conftest import TWO, computed, moves_on, running, to
@@ -187,7 +187,7 @@ def test_an_exchange_is_over_when_another_fragment_is_due(peer: Any) -> None:
     b.contribute(0)
     log = b.replica.logs[1]
     effects = log.adopt(b.state(1, 2, version=Version(0, 99, 2, "x"), history=((1, "x1"), (2, "x"))), b.now)
-    assert [*effects, *b.feed(Progress(0.5))][-1] == Release(sent=True)
+    assert [*effects, *b.feed(Stepped(0.5))][-1] == Release(sent=True)
 
 
 def test_an_exchange_is_over_when_all_its_shards_have_moved(peer: Any) -> None:

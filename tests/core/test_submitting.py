@@ -136,7 +136,7 @@ def test_a_refused_submission_is_carried_once_with_its_oldest_base(peer: Any) ->
 
 
 def test_a_refused_submission_keeps_the_base_that_it_was_sent_with(peer: Any) -> None:
-    """Progress made on a lineage that was left counts from the base with which it was first sent on this one."""
+    """Stepped made on a lineage that was left counts from the base with which it was first sent on this one."""
     a = running(peer, "a", max_staleness=2)
     a.contribute()
     other = Version(0, 70, 6, "x6")
