@@ -112,8 +112,8 @@ def test_the_sentence_counts_the_workers_that_an_outer_step_needs(peer: Any) -> 
         one.contribute()
     c.meet("a", idle=True)
     assert a.replica.waiting() == ""
-    assert b.replica.waiting() == "waiting for peers: 3 of 4 (start_peers) are there"
-    assert c.replica.waiting() == "waiting for peers: 3 of 5 (start_peers) are there"
+    assert b.replica.waiting() == "waiting for peers: 3 of 4 (start_peers) are alive"
+    assert c.replica.waiting() == "waiting for peers: 3 of 5 (start_peers) are alive"
 
 
 def test_the_sentence_names_all_peers_that_are_waited_for(peer: Any) -> None:
@@ -121,7 +121,7 @@ def test_the_sentence_names_all_peers_that_are_waited_for(peer: Any) -> None:
     joined_by(b, "d")
     b.contribute()
     b.lose("c")
-    assert b.replica.waiting() == "taking over shard 0, waiting for a, d"
+    assert b.replica.waiting() == "taking over shard 0, waiting for a promise of a, d"
     c = running(peer, succession="cba", successors=2)
     computed(c, c.contribute())
     assert c.replica.waiting() == "waiting for a, b to hold a commit of shard 0"

@@ -286,7 +286,7 @@ def test_a_peer_that_probes_has_joined(peer: Any) -> None:
 def test_a_dead_peer_that_probes_has_joined_again(peer: Any) -> None:
     a = peer("a", group="ab")
     a.lose("b")
-    assert Note("joined", "b is there") in a.hear("b", Probe(a.about()))
+    assert Note("joined", "b joined") in a.hear("b", Probe(a.about()))
 
 
 def test_a_strangers_message_is_handled_and_its_sender_probed(peer: Any) -> None:

@@ -134,7 +134,7 @@ def test_a_commit_that_goes_back_a_revision_is_refused(peer: Any) -> None:
     a.feed(Filled(0, state.version, state.version.digest))
     (note,) = a.hear("b", commit_on(a, FIRST))
     assert isinstance(note, Note)
-    assert (note.kind, note.text) == ("refused", "a commit of b on shard 0 goes back a revision")
+    assert (note.kind, note.text) == ("refused", "a commit of b takes shard 0 back to an earlier revision")
 
 
 def test_a_newcomer_gets_the_revision_with_the_state(peer: Any) -> None:
