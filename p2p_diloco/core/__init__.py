@@ -1,4 +1,4 @@
-"""The protocol, pure: state machines that turn events into effects.
+"""The protocol as pure state machines: they take events and return effects.
 
 Standard library only; no clock, no randomness, no I/O, no logging.
 """

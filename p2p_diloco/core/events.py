@@ -1,7 +1,7 @@
-"""Events that a replica takes and effects that it returns. Frozen data, no behaviour.
+"""Events that a replica takes, and effects that it returns. Frozen data, no behaviour.
 
-The node carries out effects in order before it feeds the next event. Tensor work (Average, Apply, Fill) is answered by
-a later event and changes the present state only with Accept.
+The node carries out all effects of an event, in order, before it feeds the next event. Average, Apply and Fill start
+tensor work. Its result is a proposal: a later event reports it, and only Accept makes it the present state.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from .version import Version
 
 @dataclass(frozen=True, slots=True)
 class Received:
+    """A message from another peer has arrived."""
+
     sender: str
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The remote replica has handled the message."""
+    """The receiving replica has handled the message."""
 
     to: str
     message: Message
@@ -33,8 +35,8 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
-    """``gone``: the dial was refused or the stream broke; otherwise a deadline passed or the remote refused the
-    message."""
+    """A message could not be delivered. ``gone``: the dial was refused or the stream broke; otherwise a deadline passed
+    or the receiver refused the message."""
 
     to: str
     message: Message
@@ -43,28 +45,30 @@ class SendFailed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A connection to the peer broke: reason to suspect the peer and to probe it at once, but no proof of its death."""
+    """A connection to the peer broke. This is a reason to suspect the peer and to probe it at once, but no proof of its
+    death."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """A transfer from or to the peer moves: it is alive, though its answers to probes may wait behind the transfer."""
+    """A transfer from or to the peer makes progress. So the peer is alive, though its answers to probes may wait behind
+    the transfer."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """The DHT names this peer."""
+    """The DHT lists this peer."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The bandwidth of this peer's link, in bytes a second, became known or changed clearly."""
+    """The bandwidth of this peer's link, in bytes a second, was measured for the first time or has changed clearly."""
 
     bandwidth: float
 
@@ -74,26 +78,27 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The trainer has made inner steps; ``step_time_s`` is what one usually takes."""
+    """The trainer has made inner steps. ``step_time_s``: the usual time of one."""
 
     step_time_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The trainer announces that it will make no inner steps for a while (``paused``), or that it is back."""
+    """The trainer announces that it will make no inner steps for a while (``paused``), or that it trains again."""
 
     paused: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """The trainer is between two inner steps: answer with a Load of all that changed since its last one."""
+    """The trainer is between two inner steps and asks for a Load of all shards that changed since its last merge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contribute:
-    """The trainer's pseudo-gradients are ready, for the shards that a Load named as due; payloads in the same order."""
+    """The trainer's pseudo-gradients are ready for the shards that a Load named as due. ``payloads``: in the order of
+    ``shards``."""
 
     shards: tuple[int, ...]
     weight: float
@@ -106,6 +111,8 @@ class Contribute:
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
+    """The answer to Average: the outer step on ``base`` leads to ``digest``."""
+
     shard: int
     base: Version
     digest: str
@@ -114,7 +121,7 @@ class Averaged:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """The shard's present state no longer has the digest of its version: its tensors changed in memory."""
+    """A shard's tensors no longer have the digest of their version ``base``: they were corrupted in memory."""
 
     shard: int
     base: Version
@@ -122,6 +129,8 @@ class Damaged:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
+    """The answer to Apply: the outer step of another peer's commit on ``base`` leads to ``digest``."""
+
     shard: int
     base: Version
     digest: str
@@ -129,6 +138,8 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
+    """The answer to Fill: the fetched state is loaded, and ``digest`` is the digest computed from it."""
+
     shard: int
     version: Version
     digest: str
@@ -139,7 +150,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Found the run: epoch 0 of every shard, with the digests of θ₀ under ``founding_meta``."""
+    """Found the run with epoch 0 of every shard. ``digests``: by shard, over θ₀ and ``founding_meta``."""
 
     generation: int
     digests: tuple[str, ...]
@@ -147,14 +158,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Start from a checkpoint: every shard's replicated state; its tensors are already in place and verified."""
+    """Start from a checkpoint. ``states``: the replicated state of every shard; the tensors are already in place and
+    verified."""
 
     states: tuple[State, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Revised:
-    """The run's founder has signed this revision; the same one may be reported again."""
+    """The run's founder has signed this revision. The same revision may be reported again."""
 
     revision: Revision
 
@@ -166,7 +178,7 @@ class Depart:
 
 @dataclass(frozen=True, slots=True)
 class Wakeup:
-    """Time has reached ``next_wakeup()``."""
+    """The time that ``next_wakeup()`` returned has come."""
 
 
 Event = (
@@ -197,8 +209,11 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send; answered by Delivered or SendFailed. A State goes out with the shard's present tensors as payload; if these
-    no longer have its version's digest, the answers are Damaged and SendFailed."""
+    """Send a message. The answer is Delivered or SendFailed.
+
+    A State is sent with the shard's present tensors as payload. If these no longer have the version's digest, the
+    answers are Damaged and SendFailed.
+    """
 
     to: str
     message: Message
@@ -206,11 +221,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Weighted mean in the order given (sorted peer ids), rounded to the wire; propose the outer step. → Averaged
+    """Compute the weighted mean of contributions, rounded as it will be sent, and propose the outer step with it. The
+    answer is Averaged.
 
-    meta: what the new digest covers besides the tensors; held: the same for the base. If the present state does not
-    have the base's digest, the answer is Damaged instead, unless ``held`` is None: then its tensors are used as they
-    are. buffered: submissions in the Delayed Nesterov buffer before this step. revision: the rates of the step.
+    contributions: summed in the order given (sorted by peer id). meta: what the new digest covers besides the tensors.
+    held: the same for the digest of the base; if the tensors do not have that digest, the answer is Damaged instead.
+    With ``held`` None the tensors are used unchecked. buffered: submissions in the Delayed Nesterov buffer before this
+    step. revision: the rates of the step.
     """
 
     shard: int
@@ -224,7 +241,8 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Propose the outer step of another peer's commit. → Applied"""
+    """Compute the outer step of another peer's commit and propose the result. ``meta``, ``buffered``: as for Average.
+    The answer is Applied."""
 
     commit: Commit
     meta: bytes
@@ -233,7 +251,8 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Propose a fetched state. → Filled"""
+    """Load a fetched state and propose it. ``meta``: what its digest covers besides the tensors. The answer is
+    Filled."""
 
     state: State
     meta: bytes
@@ -241,14 +260,14 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Make these proposals, (shard, digest), the present state, all at once; other proposals for these shards are
-    void."""
+    """Make these proposals, each (shard, digest), the present state, all at once. Discard other proposals for these
+    shards."""
 
     proposals: tuple[tuple[int, str], ...]
 
 
 class Carry(Enum):
-    """What to do with local progress (local − base, per shard) when a newer global value is merged.
+    """What happens to a shard's local progress (local − base) when the trainer merges a newer global value.
 
     Let Δ be the last contribution sent for the shard (pseudo-gradient: base at that time − local at sending).
     """
@@ -261,7 +280,7 @@ class Carry(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """One shard of a Load."""
+    """One shard of a Load: the version to merge, and what happens to the shard's local progress."""
 
     shard: int
     version: Version
@@ -270,10 +289,11 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The answer to the trainer's Merge: merge these shards (perhaps none); ``due`` is to be contributed next.
+    """The answer to the trainer's Merge: merge ``shards`` (perhaps none); then contribute the shards in ``due``.
 
-    due: shards of one fragment, chosen by the log so that peers with the same log choose alike: the fragment of the
-    lowest epoch, then of the lowest index, and its shards at that epoch. Empty when the run has ended.
+    Shards that are due belong to one fragment. In synchronous mode it is the fragment of the lowest epoch (of several,
+    the first), and its shards at that epoch are due, so peers with the same log choose alike. In asynchronous mode the
+    fragments take turns. ``due`` is empty when the run has ended.
     """
 
     shards: tuple[Loaded, ...]
@@ -282,30 +302,30 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """To the trainer: the exchange is over. ``sent`` False: it never began because a base had changed; merge and try
-    again."""
+    """Tell the trainer that its exchange is over. ``sent`` False: nothing was sent because the bases had changed, so
+    the trainer should merge and try again."""
 
     sent: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """This peer holds all shards: training may start."""
+    """Tell the trainer that it may start, because this peer holds all shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Some shard's present state has changed: the trainer should merge at its next step."""
+    """Tell the trainer that a shard's present state has changed: it should merge at its next step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Every shard has reached the end of the run."""
+    """Tell the trainer that every shard has reached the end of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line of the event log. ``kind`` is one of a fixed vocabulary, ``text`` one sentence."""
+    """A line for the event log. ``kind`` is one of a fixed vocabulary, ``text`` is one sentence."""
 
     kind: str
     text: str

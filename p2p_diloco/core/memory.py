@@ -1,4 +1,5 @@
-"""How many payloads of other peers this replica keeps, over all shards: contributions first, then commits."""
+"""A limit on the payloads of other peers that this replica stores, over all shards: contributions come first, then
+commits."""
 
 from __future__ import annotations
 
@@ -9,21 +10,24 @@ from .rules import Rules
 
 
 class Memory:
+    """Decides when contributions must wait, and which commits are dropped to free memory."""
+
     def __init__(self, me: str, rules: Rules, logs: Logs) -> None:
         self.me, self.rules, self.logs = me, rules, logs
         self._open = PerShard(logs, lambda log: bool(log.round.inbox) or None)  # shards whose round has contributions
-        self._commits = dict[int, None]()  # shards whose kept commit is another peer's, oldest first
+        self._commits = dict[int, None]()  # shards whose stored commit was written by another peer, oldest first
 
     def crowded(self, shard: int) -> bool:
-        """Whether a contribution to this shard should wait because too many payloads are kept. Never for the first
-        shard whose round is open: peers send in shard order, so that round closes next and makes room."""
+        """Whether a contribution to this shard should wait because too many payloads are stored. Contributions to the
+        first shard with an open round never wait: peers send in shard order, so that round closes next and frees
+        memory."""
         if self.rules.asynchronous or self.logs.collected < self.rules.payloads_kept:
             return False
         return shard > min(self._open.now(), default=shard)
 
     def moved(self, shards: Sequence[int]) -> None:
-        """These shards have new versions. Keep others' newest commits while there is room, and any whose author may be
-        gone."""
+        """Handle new versions of these shards: store their commits, and if memory is short, drop the commits stored for
+        longest. A commit whose author may be gone is not dropped."""
         for shard in shards:
             self._commits.pop(shard, None)
             last = self.logs.look_at(shard).outgoing.last

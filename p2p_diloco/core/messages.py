@@ -15,36 +15,36 @@ from .version import ContributionId, ModelVersion, Version
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The peers that take part in a shard's next epoch; written into the commit before it, or into the founding state.
+    """The peers that take part in a shard's next epoch. A plan is part of the commit before it, or of the founding
+    state.
 
-    The round waits for the ``group``. The ``succession`` may aggregate: its first member does, the others follow in
-    order.
+    The round waits for the peers of ``group``. The first peer of ``succession`` aggregates; the others follow in order.
     """
 
     group: tuple[str, ...]
     succession: tuple[str, ...]
 
     def names(self, peer: str) -> bool:
-        """Whether the peer takes part; others need not have the commit soon."""
+        """Whether the plan names the peer. Any other peer need not have the commit soon."""
         return peer in self.group or peer in self.succession
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a peer tells about itself with every probe."""
+    """What a peer tells other peers about itself with every probe."""
 
     incarnation: int
     role: str  # "worker" contributes and aggregates, "aggregator" only aggregates
-    eligible: bool  # may aggregate: others can reach it
+    eligible: bool  # may aggregate, because other peers can reach it
     model: ModelVersion
-    epochs: tuple[int, ...]  # lowest epoch per fragment; empty while it holds no state
+    epochs: tuple[int, ...]  # lowest epoch per fragment; empty while the peer holds no state
     idle: bool  # makes no inner steps: paused for long, or its trainer is stuck
-    bandwidth: float = 0.0  # of its link, the slower direction, in bytes a second; 0: not measured
-    # its outer steps give other digests: it is sent states instead of commits, and is elected last
+    bandwidth: float = 0.0  # of the peer's link in its slower direction, in bytes a second; 0: not measured
+    # its outer steps lead to other digests: other peers send it states, not commits, and elect it last
     unlike: bool = False
-    revision: Revision = FOUNDED  # the highest revision that it knows
-    speed: float = 0.0  # inner steps a second while it trains; 0: unknown
-    paused: bool = False  # its trainer has announced a pause; idle or not
+    revision: Revision = FOUNDED  # the highest revision that the peer knows
+    speed: float = 0.0  # inner steps a second while the peer trains; 0: unknown
+    paused: bool = False  # the trainer has announced a pause, and need not be idle yet
 
 
 # -- liveness
@@ -52,18 +52,22 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
+    """Asks the receiver for a ProbeAck, to see that it lives."""
+
     summary: Summary
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAck:
+    """The answer to a Probe."""
+
     summary: Summary
 
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The sender leaves the run on purpose: no peer need wait for it or for a timeout. ``incarnation``: the life that
-    leaves, because the message may arrive after a restart."""
+    """The sender leaves the run on purpose, so no peer needs to wait for it. ``incarnation``: the incarnation that
+    leaves, because the message may arrive after the sender has restarted."""
 
     incarnation: int
 
@@ -73,8 +77,8 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A pseudo-gradient for one shard, sent to the peer that the sender takes for the aggregator. payload: encoded
-    bytes."""
+    """A pseudo-gradient for one shard, sent to the peer that should aggregate it. ``base``: the version that it was
+    made on. ``weight``: in the mean. ``samples``: those trained on. ``payload``: encoded bytes."""
 
     shard: int
     base: Version
@@ -87,7 +91,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """One contribution as a commit lists it."""
+    """One contribution, as listed in the commit that counts it; ``peer`` is its author."""
 
     peer: str
     id: ContributionId
@@ -97,7 +101,8 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One outer step: apply the payload (the encoded mean) to ``base`` with ``revision`` to reach ``version``."""
+    """One outer step of a shard: the payload (the encoded mean) applied to ``base`` at ``revision`` gives ``version``.
+    ``plan``: for the next round."""
 
     shard: int
     base: Version
@@ -112,8 +117,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """The sender aggregates the epoch after ``base`` and lacks the receiver's contribution. A receiver that has
-    delivered one already sends it again, because it may have been lost."""
+    """The sender aggregates the round on ``base`` and asks for the receiver's contribution. The receiver sends it again
+    even if it was delivered before, because the sender may have lost it."""
 
     shard: int
     base: Version
@@ -124,7 +129,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The sender holds this version, whose commit named it: the commit's author may count it as a holder."""
+    """The sender confirms that it holds this version, so the author of the proposed commit need not wait for it."""
 
     shard: int
     version: Version
@@ -132,8 +137,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Refusal: at ``version`` the contribution is more than max_staleness epochs behind. The newer commits or state
-    follow."""
+    """Refusal of a submission: at ``version`` it is more than ``max_staleness`` epochs behind. The refusing peer also
+    sends what is newer."""
 
     shard: int
     id: ContributionId
@@ -145,8 +150,8 @@ class Stale:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The sender claims the right to aggregate the epoch after ``base``, because the peers before it in the succession
-    died."""
+    """The sender claims the right to write the commit after ``base``, because the peers before it in the succession are
+    gone."""
 
     shard: int
     base: Version
@@ -155,7 +160,8 @@ class TakeOver:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The sender holds nothing newer than ``base`` and will accept no commit on it of a lower term."""
+    """The sender holds nothing newer than ``base`` and will accept no commit on ``base`` with a term lower than
+    ``term``."""
 
     shard: int
     base: Version
@@ -164,7 +170,8 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """Refusal: for the epoch after ``base``, ``holder`` holds ``term`` and is alive, as the sender sees it."""
+    """Refusal of a contribution, commit or claim: as the sender knows, ``holder`` holds ``term`` for the commit after
+    ``base``."""
 
     shard: int
     base: Version
@@ -177,9 +184,10 @@ class Outdated:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Request for all that is newer than ``have``, of these ``shards`` (None: all); without any, for the versions held.
+    """Request for all that is newer than ``have`` in these ``shards`` (None: all). With no shards: request for the
+    versions held.
 
-    ``whole``: the sender knows of the fork and wants every shard that differs, or these ``shards`` even if they do not.
+    ``whole``: the sender knows of the fork and wants the states of all shards that differ, or of all these ``shards``.
     """
 
     have: tuple[Version | None, ...]
@@ -189,8 +197,8 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The sender's shard versions, sent where lineages differ (``forked``) or may: compare whole models before taking
-    any."""
+    """The sender's version of each shard. ``forked``: the lineages differ, so compare whole models before taking a
+    state."""
 
     versions: tuple[Version, ...]
     forked: bool
@@ -198,10 +206,11 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One shard's whole replicated state. payload: θ and the outer optimizer's state, filled in on sending.
+    """One shard's whole replicated state. ``payload``: θ and the outer optimizer's state, added when the message is
+    sent.
 
-    ``term``: of the commit that made this version. ``revision``: the rates that it was applied with. ``buffered``:
-    submissions in the Delayed Nesterov buffer.
+    ``term`` and ``revision``: those of the commit that made this version. ``plan``: for the next round. ``buffered``:
+    number of submissions in the Delayed Nesterov buffer.
     """
 
     shard: int

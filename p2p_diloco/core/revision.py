@@ -1,8 +1,8 @@
-"""Revisions: the outer learning rate and momentum of a run, changed while it goes on.
+"""Revisions: a run's outer learning rate and momentum, changed while the run goes on.
 
-Law: plain ordered data. A shard's log is at one revision. Each commit names the revision of its outer step; along a
-lineage it never falls. A peer tells others the highest revision it knows and writes no commit with a lesser one. The
-founder's signature is checked before a revision reaches the core.
+Law: plain ordered data. Each commit names the revision of its outer step; along a lineage it never falls. A peer tells
+other peers the highest revision that it knows, and writes no commit at a lower one. The founder's signature is checked
+before a revision reaches the core.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from math import isfinite
 
 @dataclass(frozen=True, slots=True, order=True)
 class Revision:
-    """The number of a revision and its rates. Number 0: as the run was founded, whatever the other fields hold. Of two
-    with one number the greater values win, so that all peers agree. proof: the founder's signature, not compared."""
+    """The number of a revision and its rates. Revision 0 stands for the rates of the run's settings; its other fields
+    are ignored.
+
+    If two revisions have the same number, the one with greater rates wins, so that all peers agree. proof: the
+    founder's signature, ignored in comparisons.
+    """
 
     number: int = 0
     outer_lr: float = 0.0
@@ -23,12 +27,12 @@ class Revision:
 
     @property
     def rates(self) -> tuple[float, float] | None:
-        """(outer_lr, outer_momentum) of an outer step; None: those of the run's settings."""
+        """(outer_lr, outer_momentum) of this revision; None for revision 0, which uses the run's settings."""
         return (self.outer_lr, self.outer_momentum) if self.number else None
 
     @property
     def sound(self) -> bool:
-        """Whether an outer step can be taken with these rates."""
+        """Whether the number and the rates are valid."""
         return self.number >= 0 and self.outer_lr >= 0 and isfinite(self.outer_lr) and 0 <= self.outer_momentum < 1
 
     def __str__(self) -> str:
@@ -38,4 +42,4 @@ class Revision:
 
 
 FOUNDED = Revision()
-"""The revision that a run begins with: the rates of its settings."""
+"""The revision with which a run begins: it uses the rates of the run's settings."""

@@ -1,4 +1,5 @@
-"""What belongs to one version of a shard and ends with it: the round that makes the next version."""
+"""The data of one round: everything that belongs to one version of a shard and is replaced when the next version
+comes."""
 
 from __future__ import annotations
 
@@ -12,16 +13,18 @@ from .proposal import Proposal
 
 @dataclass(slots=True)
 class Round:
-    """One round. Times in seconds.
+    """The round that makes the version after ``lead.state``. Times in seconds.
 
     opened: when the version came, the first contribution came, or this peer took over, whichever was last. asks_at:
-    when to ask again for what is missing; patience: the interval before that.
+    when to ask again for missing messages. patience: the interval before that. inbox: contributions, by peer.
 
-    working: tensor work under way. draft: the commit that an Average computes. proposed: that commit, computed, until
-    every peer that must hold it does. interrupted: an Average to repeat once its damaged base is mended.
+    working: the tensor work under way. draft: the commit that this peer's Average computes. proposed: the computed
+    commit, until every peer that must hold it does. interrupted: an Average to repeat once its damaged base is
+    repaired.
 
-    damaged: since when the tensors do not match the version, so that nothing is averaged. trusted: they do not match,
-    but no peer has better ones; the next commit makes a version from them. past_mending: the same after the run's end.
+    damaged: since when the tensors do not match the version; nothing is averaged meanwhile. trusted: the tensors do not
+    match, but no peer has better ones, so the next commit makes a version that matches them. past_mending: no peer has
+    better tensors, and the run has ended.
     """
 
     lead: Leadership
@@ -38,16 +41,16 @@ class Round:
     past_mending: bool = False
 
     def open(self, now: float, patience: float) -> None:
-        """The round begins, or begins again."""
+        """Begin the round, or begin its times again."""
         self.opened, self.patience, self.asks_at = now, patience, now + patience
 
     def ask_later(self, now: float, longest: float) -> None:
-        """Double the interval until the next request for what is missing."""
+        """Double the interval until the next request for missing messages, up to ``longest``."""
         self.patience = min(2 * self.patience, longest)
         self.asks_at = now + self.patience
 
     def drop_draft(self) -> None:
-        """Another peer writes the next commit."""
+        """Drop this peer's own draft and proposal, because another peer writes the next commit."""
         self.proposed = self.interrupted = None
         if isinstance(self.working, Average):
             self.working = None

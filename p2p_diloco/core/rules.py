@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .version import ModelVersion
 
 EVEN_S_MAX = 10.0
-"""The longest time, in seconds, that a trainer waits for its node to answer with shards of one epoch."""
+"""The longest time, in seconds, that a trainer waits until all shards of each fragment are at one epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,29 +27,31 @@ class Rules:
     carry_rounds: int = 2
     successors: int = 1  # async: peers that must hold each commit before its submitter is answered
     dn_buffer_size: int = 0  # async: submissions in the Delayed Nesterov buffer; 0 or 1: no buffer
-    async_grace: float = 0.0  # async: how long a submission waits to be averaged with others
+    async_grace: float = 0.0  # async: how long a submission waits to be averaged with other submissions
     max_staleness: int | None = None  # async: the most epochs that a submission may be behind
     stop_after_epochs: int | None = None
     stop_after_samples: int | None = None
     history: int = 256  # ancestors remembered per shard
-    forgotten: int = 60  # in heartbeat_timeouts: when a peer that is gone is forgotten
-    fetch_window: int = 2  # shards asked of one donor at a time
-    commits_kept: int = 256  # per shard, commits on versions not reached yet
-    fetch_repeats: int = 5  # requests to donors of another lineage while nothing arrives
-    astray_max: int = 6  # commits in a row that lead to other digests, until this replica asks for states instead
-    answered_with: int = 4  # most commits sent in place of a state: as many bytes as a state, or fewer
-    resends: int = 2  # of a commit or a state to a live peer that did not get it; after that the peer must ask
+    forgotten: int = 60  # a peer that is gone is forgotten after so many heartbeat_timeouts
+    fetch_window: int = 2  # shards requested from one donor at a time
+    commits_kept: int = 256  # per shard, the most stored commits on versions not reached yet
+    fetch_repeats: int = 5  # repeated requests to donors of another lineage while no state arrives
+    astray_max: int = 6  # after so many commits in a row that lead to other digests, this replica asks for states
+    answered_with: int = 4  # the most commits sent in place of a state, so that they are not longer than the state
+    resends: int = 2  # how often an undelivered commit or state is sent again to a live peer; then that peer must ask
 
     @property
     def asynchronous(self) -> bool:
+        """Whether the run is in asynchronous mode."""
         return self.mode == "async"
 
     @property
     def shards(self) -> int:
+        """Number of shards of the whole model."""
         return sum(len(shards) for shards in self.fragments)
 
     def ended(self, model: ModelVersion) -> bool:
-        """Whether the run has ended at this version of the whole model, as far as that version shows."""
+        """Whether the run has ended, judging by this version of the whole model alone."""
         epochs, samples = self.stop_after_epochs, self.stop_after_samples
         return (epochs is not None and model.epochs >= epochs * self.shards) or (
             samples is not None and model.samples >= samples * self.shards
@@ -57,56 +59,60 @@ class Rules:
 
     @property
     def payloads_kept(self) -> int:
-        """The most payloads of others that a replica keeps, over all shards: contributions first, then commits that
-        peers may lack. Half the number of shards, because each of two peers collects half of one contribution."""
+        """The most payloads of other peers that a replica stores, over all shards: contributions first, then commits
+        that peers may lack. It is half the number of shards, because each of two peers aggregates half of the
+        shards."""
         return max(1, self.shards // 2)
 
-    # -- the ladder: every wait of the protocol is one of these
+    # -- timeouts: every wait of the protocol is one of these
 
     @property
     def probe_every(self) -> float:
-        """The time between two probes of a peer that is waited for, and between two rounds of probes to others."""
+        """The time between two probes of a peer that this peer waits for, and between two rounds of probes to other
+        peers."""
         return self.heartbeat_interval
 
     @property
     def settle(self) -> float:
-        """How long a peer may be ahead before its state is fetched: usually a commit is on its way."""
+        """How long another peer may be ahead before this peer fetches its state: usually a commit is on its way."""
         return 2 * self.heartbeat_interval
 
     @property
     def even_within(self) -> float:
-        """How long a trainer waits for the shards of a fragment to reach one epoch: commits are on their way."""
+        """How long a trainer waits until the shards of a fragment are at one epoch: usually the missing commits are on
+        their way."""
         return min(2 * self.heartbeat_interval, EVEN_S_MAX)
 
     @property
     def fetch_again(self) -> float:
-        """How long a fetch may stand still before it is given up and begun again. A fetch of another lineage instead
-        asks its donors again, ``fetch_repeats`` times. (A donor's death is noticed sooner.)"""
+        """A fetch without progress for this long is given up and begun again. A change of lineage is not given up at
+        once: it first asks for the missing shards again, up to ``fetch_repeats`` times."""
         return 3 * self.heartbeat_timeout
 
     @property
     def dead_after(self) -> float:
-        """A peer that leaves a probe unanswered for this long is dead until it is heard again."""
+        """A peer that leaves a probe unanswered for this long counts as dead until a message from it arrives."""
         return self.heartbeat_timeout
 
     @property
     def deaf_after(self) -> int:
-        """A peer at which no probe arrives in so many intervals in a row is dead, though it is heard."""
+        """A peer that no probe reaches in so many intervals in a row counts as dead, even if its messages arrive."""
         return math.ceil(2 * self.heartbeat_timeout / self.heartbeat_interval)
 
     @property
     def answers_within(self) -> float:
-        """A transfer that stands still for this long, or an answer that takes longer, has failed."""
+        """A transfer without progress for this long, or an answer that takes longer, counts as failed."""
         return self.heartbeat_timeout
 
     @property
     def room_within(self) -> float:
-        """The longest that a contribution waits for room while no round under way makes any."""
+        """The longest time for which a sender is kept waiting because too many payloads are stored, while no round
+        closes."""
         return self.heartbeat_timeout / 4
 
     @property
     def dials_within(self) -> float:
-        """A dial that takes longer has failed."""
+        """A dial that takes longer than this has failed."""
         return self.heartbeat_timeout / 2
 
     @property
@@ -116,19 +122,21 @@ class Rules:
 
     @property
     def assigned_for(self) -> float:
-        """Async: the least time that a shard stays with its aggregator before it moves to a newly elected peer."""
+        """Async: the shortest time that a shard stays with its aggregator before it moves to a newly elected peer."""
         return self.heartbeat_timeout
 
     @property
     def frozen_after(self) -> float:
-        """A wakeup this late means that this process stood still, so that silence proves no peer's death."""
+        """A wakeup that is late by this much shows that this process was suspended, so silence proves no peer's
+        death."""
         return 2 * self.heartbeat_interval
 
     @property
     def say_again(self) -> float:
-        """The time between two log lines on a fault that lasts."""
+        """The time between two log lines about a fault that lasts."""
         return 6 * self.heartbeat_timeout
 
     def idle_after(self, step_time_s: float) -> float:
-        """A trainer without an inner step for this long is idle."""
+        """How long a trainer may make no inner step before it counts as idle. ``step_time_s``: the usual time of a
+        step."""
         return max(self.heartbeat_timeout, 3 * step_time_s)

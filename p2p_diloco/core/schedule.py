@@ -1,4 +1,4 @@
-"""Which fragment is due when, and how many inner steps: pure arithmetic on step counts, epochs and speeds."""
+"""Which fragment is due, and after how many inner steps: pure arithmetic on step counts, epochs and speeds."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from collections.abc import Sequence
 
 
 def fragment_interval(sync_every: int, fragments: int) -> int:
-    """Inner steps between two exchanges: every fragment is exchanged once in ``sync_every`` steps."""
+    """Return the number of inner steps between two exchanges: every fragment is exchanged once in ``sync_every``
+    steps."""
     return sync_every // fragments
 
 
 def fragment_due(step: int, sync_every: int, fragments: int) -> int | None:
-    """The fragment due after inner step ``step`` (counted from 1) by the step count alone, if any.
+    """Return the fragment that is due after inner step ``step`` (counted from 1), by the step count alone; None if none
+    is due.
 
-    The schedule of Streaming DiLoCo (arXiv 2501.18512, section 2). A running replica asks its log instead
-    (`fragment_by_log`), which agrees with this for a peer without faults.
+    The schedule of Streaming DiLoCo (arXiv 2501.18512, section 2). A running replica uses `fragment_by_log` instead,
+    which gives the same result for a peer without faults.
     """
     interval = fragment_interval(sync_every, fragments)
     if step <= 0 or step % interval:
@@ -24,16 +26,17 @@ def fragment_due(step: int, sync_every: int, fragments: int) -> int | None:
 
 
 def fragment_by_log(epochs: Sequence[int | None]) -> int | None:
-    """The fragment due next: that of the lowest epoch, then of the lowest index. None stands for a finished
-    fragment."""
+    """Return the fragment that is due next: the one with the lowest epoch, and of several the first. In ``epochs`` None
+    stands for a finished fragment. None is returned if all are finished."""
     open_ones = [(epoch, fragment) for fragment, epoch in enumerate(epochs) if epoch is not None]
     return min(open_ones)[1] if open_ones else None
 
 
 def dylu_steps(speed: float, fastest: float, base: int) -> int:
-    """Dynamic local updates (arXiv 2401.09135, section 5): H_w = max(1, floor(v_w / v_max · H_base)).
+    """Return the inner steps of a peer by dynamic local updates: H_w = max(1, floor(v_w / v_max · H_base)).
 
-    Speeds in inner steps per second; an unknown one (≤ 0) gives the base.
+    The formula is from arXiv 2401.09135, section 5. Speeds are in inner steps per second; if one is unknown (≤ 0), the
+    result is ``base``.
     """
     if speed <= 0 or fastest <= 0:
         return base

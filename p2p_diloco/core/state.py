@@ -1,6 +1,6 @@
-"""One shard's replicated state as a value: appending a commit, how versions relate, what a digest covers.
+"""One shard's replicated state: how a commit is appended, how versions relate, and what a digest covers.
 
-Law: pure functions. A state is never changed; appending a commit returns another one.
+Law: pure functions. A state is never changed; appending a commit returns a new one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .version import Version, descends
 
 
 def append(state: State, commit: Commit, rules: Rules) -> State:
-    """The state after the outer step of ``commit``, which was made on ``state``."""
+    """Return the state after the outer step of ``commit``, which was made on ``state``."""
     version = commit.version
     history = {**state.history, version.epoch: version.digest}
     if len(history) > rules.history:
@@ -26,31 +26,32 @@ def append(state: State, commit: Commit, rules: Rules) -> State:
 
 
 def fetched(state: State, rules: Rules) -> State:
-    """A fetched state without its tensors, and with no more ancestors than this peer remembers."""
+    """Return a fetched state without its tensors, and with at most as many ancestors as this peer remembers."""
     newest = sorted(state.history)[-rules.history :]
     return replace(state, history={epoch: state.history[epoch] for epoch in newest}, payload=None)
 
 
 def _buffered_after(state: State, commit: Commit, size: int) -> int:
-    """Submissions in the Delayed Nesterov buffer after this commit; no commit goes beyond the one that empties the
-    buffer."""
+    """Return the number of submissions in the Delayed Nesterov buffer after this commit. A full buffer is emptied; no
+    commit counts more submissions than fit into it."""
     return (state.buffered + len(commit.contributions)) % size if size > 1 else 0
 
 
 def founding(shard: int, version: Version, founder: str, role: str) -> State:
-    """The state of a shard at epoch 0. Its plan names the founder alone; other contributions count as well."""
+    """Return a shard's state at epoch 0. Its plan names only the founder, but contributions of other peers count as
+    well."""
     plan = Plan((founder,) if role == "worker" else (), (founder,))
     return State(shard, version, 0, plan, {}, {0: version.digest})
 
 
 def founding_meta(generation: int, founder: str, role: str) -> bytes:
-    """What the digest of every shard of epoch 0 covers besides θ₀."""
+    """Return what the digest of each shard at epoch 0 covers besides θ₀."""
     return meta_of(founding(0, Version(generation, 0, 0, ""), founder, role))
 
 
 def relation(mine: State | None, theirs: Version) -> str:
-    """How a version relates to my state: ``equal``, ``ancestor``, ``fork``, or ``ahead`` (newer, and no sign of a
-    fork)."""
+    """Return how the version ``theirs`` relates to this peer's state ``mine``: ``equal``, ``ancestor``, ``fork``
+    (another lineage), or ``ahead`` (newer, and no sign of a fork; also if this peer holds no state)."""
     if mine is None:
         return "ahead"
     version = mine.version
@@ -69,7 +70,7 @@ def grown_from(state: State | None, base: Version) -> bool:
 
 
 def final(version: Version | None, rules: Rules) -> bool:
-    """Whether the run ends for a shard at this version."""
+    """Whether a shard at this version has reached the end of the run."""
     if version is None:
         return False
     epochs, samples = rules.stop_after_epochs, rules.stop_after_samples
@@ -77,7 +78,8 @@ def final(version: Version | None, rules: Rules) -> bool:
 
 
 def meta_of(state: State) -> bytes:
-    """What the digest of a state's version covers besides the tensors: canonical JSON of all but the digest itself."""
+    """Return what the digest of a state's version covers besides the tensors, as canonical JSON: version, term, plan,
+    counted contributions, and, where not zero, the buffered submissions and the revision."""
     version, revision = state.version, state.revision
     covered: list[object] = [
         version.generation,

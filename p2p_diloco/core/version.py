@@ -1,4 +1,4 @@
-"""Names of states: versions of shards and of the whole model, and ids of contributions. Plain ordered data."""
+"""Versions of a shard and of the whole model, and ids of contributions: plain data that can be compared and sorted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from hashlib import blake2b
 
 @dataclass(frozen=True, slots=True, order=True)
 class Version:
-    """One shard's outer state. ``samples`` counts the whole lineage; the digest covers all outer state."""
+    """The name of one state of a shard: peers that hold the same version hold the same outer state.
+
+    ``generation``: how often the run was set back by ``--new-generation``. ``epoch``: the number of commits from the
+    start of the lineage to this state. ``samples``: the training samples that these commits counted. ``digest``: a hash
+    of the whole outer state of the shard, tensors and protocol tables.
+    """
 
     generation: int
     samples: int
@@ -18,9 +23,10 @@ class Version:
 
 
 def descends(newer: Version, history: Mapping[int, str], older: Version) -> bool:
-    """Whether ``newer`` is ``older`` or descends from it, as far as its remembered ancestors (epoch → digest) tell.
+    """Whether ``newer`` is ``older`` or descends from it. ``history``: digests of ``newer`` and its last ancestors, by
+    epoch.
 
-    Along a lineage samples never fall; for versions older than the memory that alone decides.
+    Along a lineage neither epochs nor samples fall. If ``older`` is older than the whole history, they alone decide.
     """
     if newer == older:
         return True
@@ -33,7 +39,8 @@ def descends(newer: Version, history: Mapping[int, str], older: Version) -> bool
 
 @dataclass(frozen=True, slots=True, order=True)
 class ModelVersion:
-    """A whole model's outer state, comparable across lineages: the greater one wins a fork, with all its shards."""
+    """The version of a whole model: totals over its shards. In a fork the lineage with the greater one wins, with all
+    its shards."""
 
     generation: int = -1  # -1: holds no state, less than any state
     samples: int = 0
@@ -43,7 +50,8 @@ class ModelVersion:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ContributionId:
-    """One peer's contribution: ordered, so that "the last one counted" says which earlier ones can't count again."""
+    """The id of one contribution of a peer. Once a contribution is counted, none of this peer's contributions with a
+    lower id can be counted any more."""
 
     incarnation: int
     sequence: int
@@ -53,18 +61,20 @@ SALT_BITS = 20
 
 
 def incarnation(clock_ms: int, salt: int) -> int:
-    """An incarnation number: it grows with the clock; the random salt (below 2**20) separates lives if the clock
-    repeats."""
+    """Return an incarnation number that grows with the clock. The random ``salt`` (below 2**20) tells two incarnations
+    apart that start at the same clock time."""
     return clock_ms << SALT_BITS | salt
 
 
 def incarnation_after(counted: int, own: int) -> int:
-    """The least number above ``counted`` with the same salt: for a life whose clock is behind an earlier one's."""
+    """Return an incarnation number above ``counted`` with the salt of ``own``. A peer needs it when its clock is behind
+    the clock of its earlier incarnation."""
     return ((counted >> SALT_BITS) + 1) << SALT_BITS | own & (1 << SALT_BITS) - 1
 
 
 def model_version(versions: Sequence[Version]) -> ModelVersion:
-    """The version of the whole model: sums over the shards, and a digest of their digests."""
+    """Return the version of the whole model: the highest generation of its shards, their samples and epochs in all, and
+    a digest of their digests."""
     return ModelVersion(
         max(v.generation for v in versions),
         sum(v.samples for v in versions),
@@ -74,5 +84,5 @@ def model_version(versions: Sequence[Version]) -> ModelVersion:
 
 
 def digest_of(digests: Iterable[str]) -> str:
-    """The digest of a vector of versions with these digests, by shard."""
+    """Return one digest of the shards' digests, given in shard order."""
     return blake2b("".join(digests).encode(), digest_size=16).hexdigest()
