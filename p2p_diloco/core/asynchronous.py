@@ -24,13 +24,15 @@ from .version import Version
 
 
 class AsynchronousLog(ShardLog):
+    """One shard's log in asynchronous mode."""
+
     own: Submitting
 
     def __init__(self, shard: int, rules: Rules, roster: Roster, attendance: Attendance) -> None:
         super().__init__(shard, rules, roster, attendance, Submitting(roster.me, rules))
         self.recent: list[Commit] = []  # the newest commits, to bring a submitter up to this version
         self.arrived: dict[str, float] = {}  # when each contribution in the inbox arrived
-        # submitters that are counted but not yet answered, with the base that each stood on
+        # submitters that are counted but not yet answered, each with the base of its submission
         self.owed: dict[str, Version] = {}
         self.unheard: dict[str, Held] = {}  # Held messages that were sent but not delivered
         self.claims: dict[Version, tuple[int, str]] = {}  # claims on versions that this replica has not reached
@@ -46,8 +48,8 @@ class AsynchronousLog(ShardLog):
         return rules.min_peers if counted else max(rules.min_peers, rules.start_peers)
 
     def unpromised(self) -> list[str]:
-        """The live peers that must still promise, and also the peers that the plan names and this peer has not met
-        yet."""
+        """Return the peers that must still promise: live peers, and peers that the plan names but that have not sent a
+        Summary yet."""
         promised = self.lead.promised_by
         if promised is None:
             return []
@@ -55,7 +57,7 @@ class AsynchronousLog(ShardLog):
         return [*super().unpromised(), *strangers]
 
     def waiting(self) -> str:
-        """What this peer's submission waits for, in one sentence; empty when nothing."""
+        """Return one sentence that says what this peer's submission waits for; an empty one if it waits for nothing."""
         _, holder = self.lead.target()
         if not self.roster.may_aggregate(holder):
             candidates = ", ".join(self.lead.candidates())
@@ -73,19 +75,20 @@ class AsynchronousLog(ShardLog):
         return ""
 
     def waited_for(self) -> list[str]:
-        """The peers that must hold the proposed commit and do not hold it yet."""
+        """Return the peers that must hold the proposed commit and do not hold it yet."""
         return [] if self.round.proposed is None else self.must_hold(self.round.proposed)
 
     def must_hold(self, proposed: Proposal) -> list[str]:
-        """The live peers that the proposal's plan or the present plan names. Empty if the proposal was computed from
-        damaged tensors that no other peer can replace, because no peer could be given its base."""
+        """Return the live peers that the proposal's plan or the present plan names and that do not hold it yet. None of
+        them must hold a proposal computed from damaged tensors, because no peer could be given its base."""
         if self.round.trusted or self.state is None:
             return []
         return sorted(p for p in proposed.missing(self.state.plan, self.me) if self._can_hold(p))
 
     def _can_hold(self, peer: str) -> bool:
-        """Whether the peer can hold a commit: it is alive (or not met yet), holds a state and computes the same outer
-        steps. A peer without a state must fetch the whole model first, so it counts as dead here."""
+        """Whether the peer can hold a commit: it is alive, or named but not heard of yet; it holds a state, and it
+        computes the same outer steps. A peer without a state must fetch the whole model first, so it counts as dead
+        here."""
         summary = self.roster.summary(peer)
         if summary is None:
             return self.roster.presumed(peer)
@@ -96,26 +99,29 @@ class AsynchronousLog(ShardLog):
         return {*watched, *self.unpromised(), *self.waited_for()}
 
     def donors(self) -> list[str]:
-        """The successors where one is able, because the other peers are usually behind."""
+        """Return the peers that may have undamaged tensors: the successors if one does, because other peers are usually
+        behind."""
         able = super().donors()
         return [p for p in able if self.state is not None and p in self.state.plan.succession] or able
 
     @property
     def deadline(self) -> float:
-        """When the grace window of the first submission ends."""
+        """When the grace window of the first submission ends; inf if there is no submission."""
         return min((self.arrived[p] for p in self.round.inbox), default=float("inf")) + self.rules.async_grace
 
     def closes_at(self) -> float | None:
         return self.deadline if self.round.inbox and self._able() else None
 
     def _able(self) -> bool:
+        """Whether this peer may make a commit now; enough workers must be live, too."""
         return super()._able() and (self.round.trusted or len(self._workers()) >= self.needed)
 
     def _workers(self) -> list[str]:
+        """Return the live workers that hold a state."""
         return [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs]
 
     def _training(self) -> list[str]:
-        """The workers that are expected to submit: live and not idle."""
+        """Return the workers that are expected to submit: live, and not idle."""
         return [p for p in self._workers() if (s := self.roster.summary(p)) is not None and not s.idle]
 
     # -- submissions
@@ -126,8 +132,8 @@ class AsynchronousLog(ShardLog):
         return super().contribute(mine, now)
 
     def collect(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """Take a submission on this version or an earlier one. One that is counted already is answered again, not
-        counted."""
+        """Handle a submission on this version or an earlier one. If it is counted already, its author is answered
+        again."""
         assert self.state is not None
         if self.final or settled(contribution, self.state.counted.get(sender)):
             return [] if sender == self.me else self._answer(sender, contribution.base)
@@ -143,11 +149,11 @@ class AsynchronousLog(ShardLog):
         return effects + self.close(now)
 
     def overtaken(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """A submission on an earlier version counts like one on the present version."""
+        """Handle a submission on an earlier version: it counts like one on the present version."""
         return self.collect(sender, contribution, now)
 
     def close(self, now: float) -> list[Effect]:
-        """Make the next commit if there is a submission, a full window of them, or a better succession."""
+        """Start the next commit if there are submissions for it, or a better succession."""
         if not self._able() or self.state is None:
             return []
         effects, trusted = self._refuse_stale(self.state.version), self.round.trusted
@@ -157,8 +163,9 @@ class AsynchronousLog(ShardLog):
         return effects + self.work(window, now)
 
     def _window(self, now: float) -> Contributions:
-        """The submissions of the next commit, by peer. Without grace: the one that arrived first. With grace: all that
-        arrived, once the grace has passed, every working peer has submitted, or the Delayed Nesterov buffer is full."""
+        """Return the submissions of the next commit, by peer. Without grace: the one that arrived first. With grace:
+        all that arrived, once the grace has passed, every working peer has submitted, or the Delayed Nesterov buffer is
+        full."""
         assert self.state is not None
         size, inbox = self.rules.dn_buffer_size, self.round.inbox
         room = size - self.state.buffered if size > 1 else len(inbox) + 1
@@ -189,7 +196,8 @@ class AsynchronousLog(ShardLog):
         return effects
 
     def _answer(self, peer: str, base: Version) -> list[Effect]:
-        """Send a peer that stands at ``base`` the newest version: the commits since then, or the whole state."""
+        """Return the messages that bring a peer from ``base`` to the newest version: the commits since then, or the
+        whole state."""
         assert self.state is not None
         summary = self.roster.summary(peer)
         at = next((i for i, commit in enumerate(self.recent) if commit.base == base), None)
@@ -200,8 +208,8 @@ class AsynchronousLog(ShardLog):
     # -- writing the next commit
 
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:
-        """Append the commit and answer its submitters. If a successor died and the next commit names another, answer
-        only after that one holds the state: what a submitter was told must survive one more death."""
+        """Append the commit and answer its submitters. If a successor died and the next commit names another one,
+        answer only after that one holds the state, so that what a submitter was told survives one more death."""
         commit = proposed.commit
         counted = [(c.peer, self.round.inbox.pop(c.peer, None)) for c in commit.contributions]
         have_it = {self.me, *proposed.holding}
@@ -221,11 +229,12 @@ class AsynchronousLog(ShardLog):
         return [Accept(((self.shard, commit.version.digest),)), *answers, *follows]
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
-        """Keep the aggregator and the successors, unless one is gone or another peer is elected."""
+        """Return a plan with the present aggregator and successors, unless one of them is gone or another peer is
+        elected."""
         return Plan(tuple(self._training()), self._succession(now))
 
     def _succession(self, now: float) -> tuple[str, ...]:
-        """The aggregator and the successors that the next commit names."""
+        """Return the aggregator and the successors that the next commit names."""
         assert self.state is not None
         members = self.roster.summaries().items()
         able = tuple(p for p, s in members if s.eligible and s.epochs and not s.unlike) or (self.me,)
@@ -237,8 +246,8 @@ class AsynchronousLog(ShardLog):
     # -- others' commits and states
 
     def committed(self, sender: str, commit: Commit) -> list[Effect]:
-        """Another peer's commit replaces this peer's draft, unless that commit's claim is lower. A commit in this
-        peer's own name may come from an earlier life of it; another peer may hold that one."""
+        """Handle another peer's commit: it replaces this peer's draft, unless the commit's claim is lower. A commit in
+        this peer's own name may come from an earlier incarnation of it; another peer may hold that commit."""
         round, lead = self.round, self.lead
         mine = round.proposed is not None and round.proposed.version == commit.version
         greater = (commit.term, commit.aggregator) > (lead.term, lead.holder) or commit.aggregator == self.me
@@ -247,7 +256,7 @@ class AsynchronousLog(ShardLog):
         return super().committed(sender, commit)
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
-        """A commit on a version that is not reached. If its base is this peer's proposal, the sender holds the
+        """Handle a commit on a version not reached here. If its base is this peer's proposal, the sender holds the
         proposal. If this peer may have to hold the commit, it fetches the commits in between."""
         effects = self.held(sender, commit.base, now)
         asks = self._names_me(commit) or (sender == commit.aggregator and self.round.working is None)
@@ -256,8 +265,8 @@ class AsynchronousLog(ShardLog):
         return effects
 
     def repeated(self, sender: str, commit: Commit) -> list[Effect]:
-        """A commit that this peer has already. If the sender is its aggregator, answer: the Held was lost, or the
-        sender is behind."""
+        """Handle a commit that this peer has already. If its author sent it, answer: the Held was lost, or the author
+        is behind."""
         if sender != commit.aggregator:
             return []
         if commit.version == self.version:
@@ -265,7 +274,8 @@ class AsynchronousLog(ShardLog):
         return self._answer(sender, commit.base) if self._names_me(commit) else []
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
-        """Tell the aggregator that this peer holds the commit, if a plan names this peer."""
+        """Handle the computed outer step of another peer's commit. If a plan names this peer, tell the commit's author
+        that this peer holds the commit."""
         commit = self.round.working.commit if isinstance(self.round.working, Apply) else None
         named = commit is not None and self._names_me(commit)
         wrong, effects = super().applied(base, digest, now)
@@ -277,25 +287,27 @@ class AsynchronousLog(ShardLog):
         return wrong, effects
 
     def _names_me(self, commit: Commit) -> bool:
+        """Whether the commit's plan or the present plan lets this peer aggregate."""
         present = () if self.state is None else self.state.plan.succession
         return self.me in commit.plan.succession or self.me in present
 
     # -- a new version
 
     def adopt(self, state: State, now: float) -> list[Effect]:
-        """Take a fetched or restored state. Its plan gives no right to aggregate, because other peers may be further:
-        this peer must ask for promises first."""
+        """Replace the present state with a fetched or restored one. Its plan gives this peer no right to aggregate,
+        because other peers may be further: this peer must ask for promises first."""
         self.recent, self.unproven = [], True
         return super().adopt(state, now) + self.ask()
 
     def append(self, commit: Commit, now: float) -> None:
-        # peers that may have to answer keep several
+        # a peer that may have to answer submitters stores several commits
         kept = self.rules.answered_with if self.me in commit.plan.succession else 1
         super().append(commit, now)
         self.recent = [*self.recent, commit][-kept:]
 
     def begin(self, now: float) -> list[Effect]:
-        """Begin the next round with the submissions that this peer must still count; answer those already counted."""
+        """Begin the next round: keep the submissions that this peer must still count, and answer those that are counted
+        already."""
         inbox = self.round.inbox
         self.renew(now)
         self.round.inbox = inbox
@@ -321,7 +333,7 @@ class AsynchronousLog(ShardLog):
         return effects + self.advance(now)
 
     def _claim_again(self, version: Version, now: float) -> None:
-        """Set who may aggregate the new version: by its plan, or by a claim that arrived early."""
+        """Set which peer may aggregate the new version: by its plan, or by a claim that arrived early."""
         if self.unproven and self.lead.holder == self.me:
             self.lead.promised_by = set()
         self.unproven = False
@@ -337,7 +349,7 @@ class AsynchronousLog(ShardLog):
     # -- lost messages, and time
 
     def undelivered(self, to: str, message: Commit | State | Held) -> None:
-        """Send again what was not delivered: a proposal, a Held, or in place of an answer the newest state."""
+        """Arrange that a message is sent again: a proposal, a Held, or, in place of an answer, the newest state."""
         proposed = self.round.proposed
         if isinstance(message, Held):
             self.unheard[to] = message
@@ -347,7 +359,7 @@ class AsynchronousLog(ShardLog):
             self.outgoing.undelivered(to, self.state)
 
     def insist(self, now: float) -> list[Effect]:
-        """Send again what may have been lost, at growing intervals: a Held, and this peer's own submission. (`advance`
+        """Send again, at growing intervals, what may have been lost: a Held, and this peer's own submission. (`advance`
         sends a proposal again.)"""
         if not self.roster.may_aggregate(self.lead.target()[1]):
             return []
@@ -363,7 +375,7 @@ class AsynchronousLog(ShardLog):
     # -- failover
 
     def asked_by(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        """Answer a claim; remember a claim on a version that is not reached yet."""
+        """Handle another peer's claim; store a claim on a version that is not reached yet."""
         if request.base != self.version:
             claim = (request.term, sender)
             self.claims[request.base] = max(self.claims.get(request.base, claim), claim)
@@ -376,5 +388,5 @@ class AsynchronousLog(ShardLog):
         if holder != self.me:
             self.round.drop_draft()
         else:
-            # a claim that this peer forgot when it changed lineage: ask for promises again
+            # this peer forgot the claim when it changed lineage: ask for promises again
             self.lead.promised_by = set()

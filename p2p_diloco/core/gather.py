@@ -1,7 +1,7 @@
-"""Fetching a whole state from several donors at once: which shard is asked of which donor, and when again.
+"""Fetching a whole model's state from several donors at once: which shard to request from which donor, and when again.
 
-Law: `catchup` judges whether a state may be taken. This module asks each donor for few shards at a time: a donor's
-death costs only those, no donor uploads much at once, and donors that appear later are used too.
+Law: `catchup` judges whether a state may be taken. This module requests few shards at a time from each donor. So a
+donor's death costs only those shards, no donor uploads much at once, and donors that appear later are used, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from .version import ModelVersion, Version
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request for one shard."""
+    """A request for one shard that is under way: its donor, when it was sent, and the version held here at that
+    time."""
 
     donor: str
     when: float
@@ -24,28 +25,34 @@ class Asked:
 
 @dataclass(slots=True)
 class Gathering:
-    """A state that is being gathered. ``target``: the least model version of a donor. ``vector``: the shard versions
-    that the first donor told; every state taken must descend from them, so that two lineages never mix."""
+    """A fetch of the whole model's state, shard by shard, from every peer that holds at least ``target``.
+
+    ``first``: the donor that is asked for its versions to begin. ``vector``: the versions that it reported, by shard;
+    None until then. Only states of their lineage are taken, so that two lineages never mix.
+    """
 
     rules: Rules
     first: str
     target: ModelVersion
     began: float
     vector: tuple[Version, ...] | None = None
-    told_by: str | None = None  # the donor that told the vector and so holds all of it; None once it may be gone
-    left: list[int] = field(default_factory=list)
-    asked: dict[int, Asked] = field(default_factory=dict)
-    behind: set[tuple[str, int]] = field(default_factory=set)  # (donor, shard): the donor sent less than the vector
+    told_by: str | None = None  # the donor that reported the vector and so holds all of it; None once it may be gone
+    left: list[int] = field(default_factory=list)  # shards still to be requested
+    asked: dict[int, Asked] = field(default_factory=dict)  # requests under way, by shard
+    behind: set[tuple[str, int]] = field(default_factory=set)  # (donor, shard): the donor sent an older state
 
     def begin(self, vector: tuple[Version, ...]) -> None:
-        """The first donor has told its versions."""
+        """Record the versions that the first donor reported. Now every shard is to be requested."""
         self.vector, self.told_by, self.left = vector, self.first, list(range(len(vector)))
 
     def ask(
         self, donors: Mapping[str, Collection[int]], have: Sequence[Version | None], now: float
     ) -> list[tuple[str, tuple[int, ...]]]:
-        """Which shards to ask of which donor now. ``donors``: donor → shards that it is known to hold. A shard is asked
-        of a donor known to hold it, else of any donor that has not yet sent less than the vector."""
+        """Return new requests as (donor, shards), and record them as sent.
+
+        ``donors``: donor → shards that it is known to hold. ``have``: this replica's versions. A shard is requested
+        from a donor known to hold it, else from any donor that has not sent an older state of it.
+        """
         requests: dict[str, tuple[int, ...]] = {}
         for likely in (True, False):
             for donor, holds in donors.items():
@@ -57,8 +64,8 @@ class Gathering:
         return [(donor, shards) for donor, shards in requests.items() if shards]
 
     def told_to_hold(self, donor: str, epochs: Sequence[int]) -> set[int]:
-        """The shards of which a donor holds what the first one told, by its own word: ``epochs``, the lowest of each
-        fragment, so it may hold others, too."""
+        """Return the shards of which this donor is known to hold the version in ``vector`` or a newer one. ``epochs``:
+        from its Summary, the lowest of each fragment, so it may hold more shards."""
         vector = self.vector
         if vector is None or not epochs:
             return set()
@@ -66,38 +73,39 @@ class Gathering:
         return {s for fragment, of in shards for s in of if all_of_it or epochs[fragment] >= vector[s].epoch}
 
     def hopeless(self, donors: Mapping[str, Collection[int]]) -> bool:
-        """Whether no request is under way and no donor may hold the remaining shards."""
+        """Whether no request is under way and no donor may hold any of the remaining shards."""
         tried = all((p, s) in self.behind for p, holds in donors.items() for s in self.left if s not in holds)
         return not self.asked and tried and not any(s in holds for holds in donors.values() for s in self.left)
 
     def lacks(self, donor: str, shard: int) -> None:
-        """The donor sent less of this shard than the vector names."""
+        """Record that the donor sent an older state of this shard than ``vector`` names, and request the shard
+        again."""
         self.behind.add((donor, shard))
         self.again([shard])
 
     def came(self, shards: Collection[int]) -> None:
-        """These shards need not be waited for any more."""
+        """Record that these shards have arrived or are not needed: their requests are over."""
         for shard in shards:
             self.asked.pop(shard, None)
 
     def again(self, shards: Collection[int]) -> None:
-        """These shards must be asked for again."""
+        """Record that these shards must be requested again."""
         self.left += sorted(shards)
         self.came(shards)
 
     def of(self, donor: str) -> list[int]:
-        """The shards asked of this donor."""
+        """Return the shards requested from this donor."""
         return [shard for shard, asked in self.asked.items() if asked.donor == donor]
 
     def overdue(self, now: float) -> list[int]:
-        """The shards asked for longer than ``fetch_again`` ago."""
+        """Return the shards requested longer than ``fetch_again`` ago."""
         return [shard for shard, asked in self.asked.items() if now - asked.when >= self.rules.fetch_again]
 
     def moved(self, versions: Sequence[Version | None]) -> list[int]:
-        """The shards whose version changed since they were asked for."""
+        """Return the shards whose version has changed since they were requested."""
         return [shard for shard, asked in self.asked.items() if versions[shard] != asked.had]
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to ask for or to wait for."""
+        """Whether every shard was requested and no request is under way."""
         return self.vector is not None and not self.left and not self.asked

@@ -1,4 +1,4 @@
-"""What brings other peers to a shard's present version: its last commit, and messages that must be sent again."""
+"""What other peers need to reach a shard's present version: its last commit, and messages that must be sent again."""
 
 from __future__ import annotations
 
@@ -10,57 +10,60 @@ from .version import Version
 
 
 class Outgoing:
+    """One shard's last commit while a peer may lack it, and the messages of its present version to send again."""
+
     def __init__(self, rules: Rules, roster: Roster) -> None:
         self.rules, self.roster = rules, roster
         self.last: Commit | None = None  # the commit that made the present version; None once no peer lacks it
-        self.lacking: set[str] = set()  # the peers that may lack it
+        self.lacking: set[str] = set()  # the peers that may lack the present version
         self.again: dict[str, Commit | State] = {}  # by peer: undelivered messages of the present version
-        self.resent: dict[str, int] = {}  # by peer: how often something was sent again
+        self.resent: dict[str, int] = {}  # by peer: how often a message was sent again
 
     def appended(self, commit: Commit) -> None:
-        """This commit made the present version."""
+        """Record the commit that made the present version."""
         self.last, self.lacking = commit, set(self.roster.alive()) - {commit.aggregator}
         self._let_go_if_held()
 
     def adopted(self) -> None:
-        """The present version was fetched; a peer that lacks it gets the whole state."""
+        """Record that the present version was not made by a commit here: a peer that lacks it gets the whole state."""
         self.last, self.lacking = None, set()
 
     def renew(self, state: State) -> None:
-        """The version changed. An undelivered state is replaced by the new one; an undelivered commit is dropped."""
+        """Handle a new version: an undelivered state is replaced by the new one, an undelivered commit is dropped."""
         self.again = {peer: state for peer, message in self.again.items() if isinstance(message, State)}
         self.resent = {}
 
     def news(self, state: State, peer: str, base: Version | None) -> Commit | State:
-        """What brings a peer from ``base`` to the present version: the last commit if the peer can apply it, else the
-        whole state."""
+        """Return the message that brings a peer from ``base`` to the present version: the last commit if the peer can
+        apply it, else the whole state."""
         summary = self.roster.summary(peer)
         unlike = summary is not None and summary.unlike
         return state if self.last is None or self.last.base != base or unlike else self.last
 
     def reached(self, peer: str) -> None:
-        """The peer holds the present version. Once no live peer lacks it, the commit is dropped; newcomers get the
-        whole state."""
+        """Record that the peer holds the present version. Once no live peer lacks it, the commit is dropped; newcomers
+        get the whole state."""
         self.lacking.discard(peer)
         self._let_go_if_held()
 
     def let_go(self) -> None:
-        """Drop the commit to free its memory. It is kept if its author may be gone: no other peer would send it."""
+        """Drop the last commit to free its memory, unless its author may be gone: then no other peer might send it."""
         if self.last is not None and self.roster.sound(self.last.aggregator):
             self.last, self.lacking = None, set()
 
     def undelivered(self, to: str, message: Commit | State) -> None:
-        """A message with the present version was not delivered. Send it again, because the round may wait for that
-        peer."""
+        """Arrange that a message with the present version is sent again, because the round may wait for that peer.
+        Nothing is sent after ``resends`` times."""
         tries = self.resent.get(to, 0)
         if tries < self.rules.resends:
             self.resent[to], self.again[to] = tries + 1, message
 
     def send_again(self) -> list[Effect]:
-        """Send again what was not delivered to live peers."""
+        """Return sends of all undelivered messages, to live peers only."""
         again, self.again = self.again, {}
         return [Send(peer, message) for peer, message in again.items() if self.roster.live(peer)]
 
     def _let_go_if_held(self) -> None:
+        """Drop the last commit if no peer lacks it."""
         if not self.lacking:
             self.last = None

@@ -1,4 +1,4 @@
-"""What a replica waits for and works on, in words and numbers for its user."""
+"""What a replica waits for and works on, as text and numbers for its user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def waiting(replica: Replica) -> str:
-    """What the replica waits for, in one sentence; empty when nothing."""
+    """Return one sentence that says what the replica waits for; an empty one if it waits for nothing."""
     if not replica.has_state:
         return _waiting_for_a_state(replica)
     if replica.rules.asynchronous:
@@ -28,7 +28,8 @@ def waiting(replica: Replica) -> str:
 
 
 def round_now(replica: Replica) -> tuple[int, int, int] | None:
-    """(fragment, contributions received, contributions expected) of a round that the replica aggregates."""
+    """Return (fragment, contributions received, contributions expected) of a round that the replica aggregates; None if
+    it has received none."""
     for log in replica.logs:
         came = len(log.round.inbox)
         if came and log.lead.holder == replica.me:

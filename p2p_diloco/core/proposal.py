@@ -1,6 +1,6 @@
-"""A computed commit that does not count yet: which peers must hold it, which do, and when it is sent to each.
+"""A computed commit that is not valid yet: which peers must hold it, which peers do, and when to send it to each.
 
-Law: it knows neither how a commit is made nor what follows once every peer holds it.
+Law: this module does not know how a commit is made, nor what happens once every peer holds it.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from .version import Version
 
 @dataclass(slots=True)
 class Proposal:
+    """A computed commit that is not published until certain peers hold it."""
+
     commit: Commit
-    holding: set[str] = field(default_factory=set)  # the peers that confirmed it
-    offered: dict[str, float] = field(default_factory=dict)  # peer → when to send it again
+    holding: set[str] = field(default_factory=set)  # the peers that confirmed that they hold it
+    offered: dict[str, float] = field(default_factory=dict)  # peer → when to send the commit again
 
     @property
     def version(self) -> Version:
         return self.commit.version
 
     def missing(self, present: Plan, me: str) -> set[str]:
-        """The peers that must hold it and do not yet: those that its plan or the present plan names."""
+        """Return the peers that must hold the proposal and have not confirmed it: those that its plan or the present
+        plan lets aggregate."""
         return {*present.succession, *self.commit.plan.succession} - {me, *self.holding}
 
     def due(self, peers: Iterable[str], now: float, again_after: float) -> list[str]:
-        """The peers among these that it must be sent to now; recorded as sent."""
+        """Return those of these peers to which the proposal must be sent now, and record it as sent. ``again_after``:
+        the time until it is sent to the same peer again."""
         due = [p for p in peers if now >= self.offered.get(p, now)]
         self.offered |= dict.fromkeys(due, now + again_after)
         return due
 
     def forgotten_by(self, peer: str) -> None:
-        """The peer restarted and holds it no more."""
+        """Handle a peer's restart: it no longer holds the proposal."""
         self.holding.discard(peer)
         self.offered.pop(peer, None)

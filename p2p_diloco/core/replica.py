@@ -1,8 +1,9 @@
-"""One replica's control plane: ``handle(event, now) → effects`` and ``next_wakeup()``. The only door into the core.
+"""One peer's part in the protocol: ``handle(event, now)`` returns effects, and ``next_wakeup()`` the time of the next
+call.
 
-The same state and event give the same effects. It knows versions, references and weights, never tensors; time is an
-argument. `shard` handles one shard, `catchup` the whole state, `presence` membership, `contributing` this peer's own
-trainer.
+All events enter the core here. The same state and event give the same effects. A replica knows versions, references and
+weights, never tensors; time is an argument. `shard` handles one shard, `catchup` the whole state, `presence`
+membership, `contributing` this peer's own trainer.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ from .version import ModelVersion, Version
 
 
 class Replica:
+    """One peer's view of the run: the log of every shard, the other peers, and this peer's own trainer."""
+
     def __init__(
         self, me: str, rules: Rules, *, role: str = "worker", eligible: bool = True, incarnation: int, now: float
     ) -> None:
@@ -87,65 +90,70 @@ class Replica:
         self.presence = Presence(self.logs, self.roster, self.catchup)
         self.rounds = Rounds(self.logs, self.catchup, self.mending, self.mismatches, self.training)
         self.finished = self.departed = False
-        self.had_state = False  # before the last event
+        self.had_state = False  # whether all shards were held before the last event
         self.adopted = FOUNDED  # the revision last logged as reached by every shard
         self.next_tick = self.planned = now
-        self.ends = PerShard(self.logs, lambda log: log.closes_at())  # per shard: when time alone closes its round
-        self.asked_of = self.roster.standing()  # what these times depend on besides the logs
+        self.ends = PerShard(
+            self.logs, lambda log: log.closes_at()
+        )  # per shard: when its round closes if nothing arrives
+        self.asked_of = self.roster.standing()  # the roster from which these times were computed
 
     # -- questions
 
     @property
     def versions(self) -> tuple[Version | None, ...]:
+        """The version of each shard; None where no state is held."""
         return self.logs.versions()
 
     @property
     def has_state(self) -> bool:
+        """Whether this replica holds a state of every shard."""
         return self.logs.whole
 
     @property
     def epoch(self) -> int:
-        """The lowest epoch over all shards; 0 while nothing is held."""
+        """The lowest epoch over all shards; 0 until all shards are held."""
         return min(self.logs.epochs()) if self.has_state else 0
 
     @property
     def revision(self) -> Revision:
-        """The lowest revision over all shards: no later outer step uses a lesser one."""
+        """The lowest revision over all shards: no later outer step uses a lower one."""
         return self.logs.revision
 
     def state(self, shard: int) -> State:
-        """A shard's replicated state, to be saved."""
+        """Return a shard's replicated state, which must exist."""
         state = self.logs[shard].state
         assert state is not None
         return state
 
     def workers(self) -> int:
-        """The number of live peers that train, this one included."""
+        """Return the number of live peers that train, this peer included."""
         return sum(summary.role == "worker" for summary in self.roster.summaries().values())
 
     def aggregates(self) -> tuple[int, ...]:
-        """The shards whose next commit this peer would write, as it sees it."""
+        """Return the shards whose next commit this peer would write, as far as it knows."""
         return tuple(log.shard for log in self.logs if log.version is not None and log.lead.target()[1] == self.me)
 
     def round(self) -> tuple[int, int, int] | None:
-        """(fragment, contributions received, contributions expected) of a round that this peer aggregates."""
+        """Return (fragment, contributions received, contributions expected) of a round that this peer aggregates, or
+        None."""
         return outlook.round_now(self)
 
     @property
     def collected(self) -> int:
-        """Number of other peers' payloads that wait here, for a round or for a version that is not reached yet."""
+        """Number of other peers' payloads stored here, for a round or for a version that is not reached yet."""
         return self.logs.collected
 
     def crowded(self, shard: int) -> bool:
-        """Whether a contribution to this shard should wait because too many payloads are kept."""
+        """Whether a contribution to this shard should wait because too many payloads are stored."""
         return self.memory.crowded(shard)
 
     def waiting(self) -> str:
-        """What this replica waits for, in one sentence; empty when nothing."""
+        """Return one sentence that says what this replica waits for; an empty one if it waits for nothing."""
         return outlook.waiting(self)
 
     def next_wakeup(self) -> float:
-        """When to feed Wakeup unless another event comes first; inf once this peer has left."""
+        """Return when to feed Wakeup unless another event comes first; inf once this peer has left."""
         if self.departed:
             return float("inf")
         if (standing := self.roster.standing()) != self.asked_of:
@@ -159,7 +167,7 @@ class Replica:
     # -- the one entry point
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Advance by one event; the only way this replica's state changes."""
+        """Handle one event and return its effects; this replica's state changes in no other way."""
         if self.departed:
             return []
         effects = self._notice_idleness(now)
@@ -248,9 +256,11 @@ class Replica:
     # -- what follows from any change
 
     def _restore(self, states: tuple[State, ...], now: float) -> list[Effect]:
+        """Begin with the states of a checkpoint."""
         return [effect for state in states for effect in self.logs[state.shard].adopt(state, now)]
 
     def _found(self, generation: int, digests: tuple[str, ...], now: float) -> list[Effect]:
+        """Begin with epoch 0 of every shard."""
         effects: list[Effect] = []
         for log, digest in zip(self.logs, digests, strict=True):
             version = Version(generation, 0, 0, digest)
@@ -260,7 +270,7 @@ class Replica:
     def _settle(self, now: float) -> list[Effect]:
         """Tell the trainer and the other peers what the event changed."""
         moved = self.logs.moved()
-        if not self.rules.asynchronous:  # in asynchronous mode kept commits are also answers
+        if not self.rules.asynchronous:  # in asynchronous mode stored commits also serve as answers
             self.memory.moved(moved)
         if not moved and not self.rules.asynchronous:
             return []
@@ -270,7 +280,7 @@ class Replica:
         return effects
 
     def _moved(self, moved: Sequence[int], now: float) -> list[Effect]:
-        """The present state of these shards has changed."""
+        """Handle new present states of these shards."""
         had_state, self.had_state = self.had_state, self.has_state
         states = (self.logs.look_at(shard).state for shard in moved)
         effects = self.catchup.moved(now) + self.presence.learn(
@@ -302,7 +312,8 @@ class Replica:
         return self.presence.tell_all(now)
 
     def _is_left_out(self, moved: Sequence[int]) -> bool:
-        """Whether this peer works and holds an epoch that does not count it, so that the others should hear of it."""
+        """Whether this peer trains but some commit that made the present versions does not count it. It then tells its
+        new epochs to the other peers, so that they name it again."""
         mine = self.roster.mine
         if self.rules.asynchronous or mine.role != "worker" or mine.idle or not self.logs.even:
             return False

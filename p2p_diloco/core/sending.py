@@ -1,6 +1,7 @@
-"""This peer's own contribution to one shard: which peer has it, from the trainer until the log counts or passes it.
+"""This peer's own contribution to one shard, from the trainer until a commit counts it or the log moves past it.
 
-Law: a synchronous contribution counts on the version that it was made on, or not at all. Asynchronous: `submitting`.
+Law: a synchronous contribution counts on the version that it was made on, or not at all. The asynchronous mode is in
+`submitting`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from .version import Version
 
 
 class Sending:
+    """This peer's present contribution to one shard (``mine``), and which peer has received it."""
+
     def __init__(self, me: str, rules: Rules) -> None:
         self.me, self.rules = me, rules
         self.mine: Contribution | None = None
         self.handed: str | None = None  # the peer that received it
-        self.under_way: str | None = None  # the peer that it is being sent to
-        self.refusals = 0  # asynchronous: since the trainer last merged
+        self.under_way: str | None = None  # the peer to which it is being sent
+        self.refusals = 0  # asynchronous: number of refusals since the trainer last merged
 
     # -- for the trainer
 
@@ -26,32 +29,33 @@ class Sending:
         return carried.sends > self.rules.carry_rounds
 
     def loads(self, state: State, base: Version | None) -> bool:
-        """Whether the trainer, whose base is another than the present version, merges this shard now."""
+        """Whether the trainer should merge this shard, given that its base is not the present version."""
         return True
 
     def goes_on(self, state: State | None, base: Version, due: bool) -> bool:
-        """Whether the exchange of the contribution made on ``base`` goes on; ``due``: the shard is due."""
+        """Whether the exchange of the contribution made on ``base`` continues. ``due``: the trainer's next contribution
+        includes this shard."""
         return state is not None and state.version == base and due
 
     # -- what happens to it
 
     def begin(self, mine: Contribution) -> None:
-        """The trainer's pseudo-gradient is ready."""
+        """Begin to send a new contribution."""
         self.mine, self.handed, self.under_way = mine, None, None
 
     def sendable(self, version: Version | None) -> bool:
-        """Whether an aggregator could still count it."""
+        """Whether an aggregator could still count the contribution at this version."""
         return self.mine is not None and self.mine.base == version
 
     def send_to(self, holder: str) -> Contribution | None:
-        """The contribution to send to this peer; None if the peer has it or it is on its way."""
+        """Return the contribution, to be sent to this peer; None if the peer has it or it is on its way."""
         if holder in (self.handed, self.under_way):
             return None
         self.under_way = holder
         return self.mine
 
     def delivered(self, to: str, message: Contribution, ok: bool) -> None:
-        """It was delivered to the peer, or was not (``ok``)."""
+        """Record that the contribution was delivered to the peer (``ok``), or could not be."""
         if self.mine is None or message.id != self.mine.id or self.under_way != to:
             return
         self.under_way = None
@@ -59,24 +63,24 @@ class Sending:
             self.handed = to
 
     def wanted(self) -> None:
-        """An aggregator asks for the contribution: send it again, also to the peer that received it before. If that
-        peer has forgotten its claim, its answer shows it."""
+        """Handle an aggregator's request: the contribution is sent again, also to the peer that received it before. If
+        that peer has forgotten its claim, its answer shows this."""
         if self.handed != self.me:
             self.handed = None
 
     def lost(self, peer: str) -> None:
-        """The peer died or left."""
+        """Handle a peer that died or left."""
         if self.under_way == peer:
             self.under_way = None
 
     def forgotten_by(self, peer: str) -> None:
-        """The peer restarted and lost what it received."""
+        """Handle a peer's restart: it has lost what it received."""
         if self.handed == peer:
             self.handed = None
 
     def stale(self, refusal: Stale, state: State | None) -> None:
-        """It was refused as too stale; in synchronous mode never."""
+        """Handle a refusal as too stale; in synchronous mode there is none."""
 
     def settle(self, state: State) -> None:
-        """The version changed: the contribution may be counted or refused. In synchronous mode the version alone
-        decides."""
+        """Handle a new version, which may count the contribution. In synchronous mode the version alone decides, so
+        nothing is done."""

@@ -2,8 +2,8 @@
 
 Law: one state machine for both modes. A commit is drafted, computed, offered to the peers that must hold it (in
 synchronous mode none), and appended. Each method handles one event and returns its effects; other peers are read only
-through the roster. A mode's subclass decides which contributions count, when a window of them closes, which peers must
-hold a commit, and which the next plan names. `catchup` fetches newer states.
+through the roster. A mode's subclass decides which contributions count, when the round closes, which peers must hold a
+commit, and which peers the next plan names. `catchup` fetches newer states.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ShardLog(ABC):
         self.rules, self.roster, self.attendance = rules, roster, attendance
         self.state: State | None = None  # without its payload
         self.counts_me = False  # whether the commit that made the present version counts this peer
-        self.frozen = False  # another lineage is about to replace this one: nothing is appended
+        self.frozen = False  # this lineage is about to be replaced: nothing is appended
         self.round = Round(Leadership(roster, None))
         self.incoming, self.outgoing = Incoming(rules, roster), Outgoing(rules, roster)
         self.own = own
@@ -56,24 +56,25 @@ class ShardLog(ABC):
 
     @property
     def collected(self) -> int:
-        """Number of other peers' payloads that wait here, for the round or for a version that is not reached yet."""
+        """Number of other peers' payloads stored here, for the round or for a version that is not reached yet."""
         return len(self.round.inbox) - (self.me in self.round.inbox) + len(self.incoming)
 
     def relation(self, theirs: Version) -> str:
-        """``equal``, ``ancestor`` (of the present version), ``fork`` or ``ahead``; see `state.relation`."""
+        """Return how a version relates to the present one: ``equal``, ``ancestor``, ``fork`` or ``ahead``; see
+        `state.relation`."""
         return relation(self.state, theirs)
 
     def unpromised(self) -> list[str]:
-        """The peers that must still promise before this peer, having claimed the term, may write the commit."""
+        """Return the peers that must still promise before this peer, having claimed the term, may write the commit."""
         return self.lead.unpromised()
 
     @property
     def aggregating(self) -> bool:
-        """Whether this peer holds the term and has all promises."""
+        """Whether this peer holds the term and has all promises that it needs."""
         return self.lead.holder == self.me and not self.unpromised()
 
     def donors(self) -> list[str]:
-        """The peers that may have undamaged tensors of this shard."""
+        """Return the peers that may have undamaged tensors of this shard."""
         return [p for p in self.roster.alive() if self.roster.holds_state(p)]
 
     def _able(self) -> bool:
@@ -88,33 +89,34 @@ class ShardLog(ABC):
     @property
     @abstractmethod
     def needed(self) -> int:
-        """The fewest contributors for an outer step; in asynchronous mode the fewest live workers."""
+        """The lowest number of contributors for an outer step; in asynchronous mode, of live workers."""
 
     @abstractmethod
     def waited_for(self) -> list[str]:
-        """The peers that the next commit waits for."""
+        """Return the peers that the next commit waits for."""
 
     @abstractmethod
     def watched(self) -> set[str]:
-        """The peers that this shard waits for, to be probed often."""
+        """Return the peers that this shard waits for, so that they are probed often."""
 
     @abstractmethod
     def closes_at(self) -> float | None:
-        """When time alone will close the round, if it will."""
+        """Return when the round will close if nothing arrives; None if it will not."""
 
     @abstractmethod
     def next_plan(self, contributors: set[str], now: float) -> Plan:
-        """The plan that the next commit names."""
+        """Return the plan that the next commit names; ``contributors``: the peers that it counts."""
 
     # -- this peer's own contribution
 
     def contribute(self, mine: Contribution, now: float) -> list[Effect]:
-        """This peer's own pseudo-gradient is ready."""
+        """Handle this peer's own contribution, which is ready to be sent."""
         self.own.begin(mine)
         return self.deliver(now)
 
     def deliver(self, now: float) -> list[Effect]:
-        """Send this peer's contribution to the aggregator, unless that has it already."""
+        """Send this peer's own contribution to the aggregator, or collect it if this peer aggregates. Nothing is sent
+        if the aggregator has the contribution, it is on its way, or it can't be counted any more."""
         mine = self.own.mine
         if mine is None or not self.own.sendable(self.version):
             return []
@@ -127,13 +129,13 @@ class ShardLog(ABC):
         return [] if leaves is None else [Send(holder, leaves)]
 
     def wanted(self, base: Version, now: float) -> list[Effect]:
-        """An aggregator asks for this peer's contribution."""
+        """Handle an aggregator's request for this peer's contribution."""
         if base == self.version:
             self.own.wanted()
         return self.deliver(now)
 
     def withdraw(self) -> None:
-        """Drop this peer's contribution: the trainer is about to overwrite its memory."""
+        """Drop this peer's own contribution: the trainer is about to overwrite its memory."""
         self.own.mine = None
         self.round.inbox.pop(self.me, None)
 
@@ -141,7 +143,7 @@ class ShardLog(ABC):
 
     @abstractmethod
     def collect(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """Take a contribution on the present version."""
+        """Handle a contribution on the present version."""
 
     @abstractmethod
     def overtaken(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
@@ -151,11 +153,11 @@ class ShardLog(ABC):
 
     @abstractmethod
     def close(self, now: float) -> list[Effect]:
-        """Make the next commit if it may be made. On damaged tensors that no peer can replace, a commit without
+        """Start the next commit if the round may close. If no peer can replace damaged tensors, a commit without
         contributions makes a version that matches them."""
 
     def work(self, contributions: Contributions, now: float) -> list[Effect]:
-        """Start to compute the next commit."""
+        """Start to compute the next commit from these contributions."""
         state, round = self.state, self.round
         assert state is not None
         round.draft = draft = self._draft(state.version, contributions, now)
@@ -175,7 +177,8 @@ class ShardLog(ABC):
         return Commit(self.shard, base, version, self.lead.term, self.me, listed, plan, revision=revision)
 
     def averaged(self, base: Version, digest: str, payload: object, now: float) -> list[Effect]:
-        """The outer step was computed: offer the commit, unless something newer arrived meanwhile."""
+        """Handle this peer's computed outer step: offer the commit, unless a newer version or a greater claim has
+        arrived."""
         round = self.round
         if not isinstance(round.working, Average) or round.working.base != base or round.proposed is not None:
             return []
@@ -188,7 +191,7 @@ class ShardLog(ABC):
         return self.offer(now)
 
     def offer(self, now: float) -> list[Effect]:
-        """Send the proposed commit to the peers that must hold it; publish it once all do."""
+        """Send the proposed commit to the peers that must hold it. Publish it once all of them do."""
         proposed = self.round.proposed
         if proposed is None or self.frozen:
             return []
@@ -198,17 +201,18 @@ class ShardLog(ABC):
         return [Send(p, proposed.commit) for p in due]
 
     def must_hold(self, proposed: Proposal) -> list[str]:
-        """The peers that must hold the proposal before it becomes a commit: in synchronous mode none."""
+        """Return the peers that must still hold the proposal before it is published: in synchronous mode none."""
         return []
 
     @abstractmethod
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:
-        """The proposal becomes a commit: append it and tell the peers that should know."""
+        """Append the proposed commit and tell the peers that should know."""
 
     # -- others' commits and states
 
     def committed(self, sender: str, commit: Commit) -> list[Effect]:
-        """A commit on the present version: apply it, unless a live peer has claimed a higher term."""
+        """Handle another peer's commit on the present version: apply it, unless a live peer has claimed a higher
+        term."""
         if self.round.working is not None or self.frozen or self.state is None:
             return []
         older = (commit.term, commit.aggregator) < (self.lead.term, self.lead.holder)
@@ -222,15 +226,15 @@ class ShardLog(ABC):
         return [self.round.working]
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
-        """A commit on a version that this replica has not reached. ``have``: its versions of all shards."""
+        """Handle a commit on a version not reached here. ``have``: this replica's versions of all shards."""
         return []
 
     def repeated(self, sender: str, commit: Commit) -> list[Effect]:
-        """A commit on an earlier version."""
+        """Handle a commit on an earlier version or on another lineage."""
         return []
 
     def held(self, sender: str, version: Version, now: float) -> list[Effect]:
-        """A peer confirms that it holds the proposal."""
+        """Handle a peer's confirmation that it holds the proposal."""
         proposed = self.round.proposed
         if proposed is None or proposed.version != version:
             return []
@@ -238,7 +242,8 @@ class ShardLog(ABC):
         return self.offer(now)
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
-        """Another peer's commit was computed: append it, or return it if its digest differs."""
+        """Handle the computed outer step of another peer's commit: append the commit. Returns (commit, effects), where
+        the commit is None unless its digest differs."""
         work = self.round.working
         if not isinstance(work, Apply) or work.commit.base != base:
             return None, []
@@ -251,7 +256,7 @@ class ShardLog(ABC):
         return None, [Accept(((self.shard, digest),)), *self.begin(now)]
 
     def adopt(self, state: State, now: float) -> list[Effect]:
-        """Replace the present state with a fetched one, whose tensors are already in place."""
+        """Replace the present state with another one, whose tensors are already in place."""
         if self.version is not None and not descends(state.version, state.history, self.version):
             self.attendance.clear()
         self.state, self.counts_me = fetched(state, self.rules), False
@@ -259,7 +264,7 @@ class ShardLog(ABC):
         return self.begin(now)
 
     def append(self, commit: Commit, now: float) -> None:
-        """Append the commit to the state."""
+        """Append the commit to the present state."""
         assert self.state is not None
         self.counts_me = any(c.peer == self.me for c in commit.contributions)
         self.state = append(self.state, commit, self.rules)
@@ -267,10 +272,10 @@ class ShardLog(ABC):
 
     @abstractmethod
     def begin(self, now: float) -> list[Effect]:
-        """Begin the round after a new version, with what arrived early."""
+        """Begin the round on a new version with the messages that arrived early."""
 
     def renew(self, now: float) -> None:
-        """Drop everything of the previous round."""
+        """Begin a new, empty round on the present version."""
         assert self.state is not None
         self.outgoing.renew(self.state)
         self.round = Round(Leadership(self.roster, self.state))
@@ -279,7 +284,7 @@ class ShardLog(ABC):
             self.roster.name(peer)
 
     def take_kept(self) -> list[Effect]:
-        """Apply the kept commit on the present version, if there is one."""
+        """Apply the stored commit on the present version, if there is one."""
         commit = None if self.version is None else self.incoming.take_commit(self.version)
         return [] if commit is None else self.committed(commit.aggregator, commit)
 
@@ -287,26 +292,26 @@ class ShardLog(ABC):
 
     @abstractmethod
     def undelivered(self, to: str, message: Commit | State | Held) -> None:
-        """A message of this shard was not delivered."""
+        """Handle a message of this shard that could not be delivered."""
 
     @abstractmethod
     def insist(self, now: float) -> list[Effect]:
-        """Ask again for what is missing, at growing intervals."""
+        """Ask again for missing messages, at growing intervals."""
 
     def tick(self, now: float) -> list[Effect]:
-        """A heartbeat interval has passed."""
+        """Do what is due after each heartbeat interval."""
         return [*self.advance(now), *self.ask(), *self.insist(now), *self.outgoing.send_again()]
 
     # -- failover
 
     def lost(self, peer: str, now: float) -> list[Effect]:
-        """A peer died or left: its successor takes over, and no round waits for it."""
+        """Handle a peer that died or left: its successor takes over, and no round waits for it."""
         self.own.lost(peer)
         self.incoming.lost(peer)
         return self.advance(now)
 
     def forgotten_by(self, peer: str) -> None:
-        """The peer restarted and lost what it received, promised or held."""
+        """Handle a peer's restart: it has lost what it received, promised or held."""
         self.attendance.forget(peer)
         self.own.forgotten_by(peer)
         if self.lead.promised_by is not None:
@@ -333,7 +338,7 @@ class ShardLog(ABC):
         return [] if self.frozen else self.lead.ask()
 
     def asked_by(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        """A peer claims this version: promise, unless a greater claim is known."""
+        """Handle another peer's claim on this version: promise, unless a greater claim is known."""
         if request.base == self.version:
             if (request.term, sender) < (self.lead.term, self.lead.holder):
                 return [Send(sender, self.lead.refusal())]
@@ -341,24 +346,25 @@ class ShardLog(ABC):
         return [Send(sender, Promise(self.shard, request.base, request.term)), *self.deliver(now)]
 
     def promised(self, sender: str, promise: Promise, now: float) -> list[Effect]:
+        """Handle a promise for this peer's claim."""
         return self.close(now) if self.lead.promised(sender, promise) else []
 
     def outdated(self, sender: str, refusal: Outdated, now: float) -> list[Effect]:
-        """A peer knows a greater claim, or the holder has forgotten its own."""
+        """Handle a refusal that names a greater claim, or by which the holder shows that it forgot its own claim."""
         if not self.lead.is_overruled(sender, refusal):
             return []
         self.concede(refusal.term, refusal.holder)
         return self.deliver(now)
 
     def concede(self, term: int, holder: str) -> None:
-        """Accept that another peer holds the term."""
+        """Accept that ``holder`` holds the term."""
         self.lead.concede(term, holder)
 
     # -- damaged memory
 
     def found_damaged(self, base: Version, now: float) -> bool:
-        """Record that the tensors do not match this version; True if that is new. A proposal computed before may be
-        held by a peer already, so the same Average is repeated after the repair."""
+        """Record that the tensors do not match this version; return True if that is new. A peer may hold the proposal
+        already, so the Average that made it is repeated after the repair."""
         round = self.round
         if base != self.version or round.damaged is not None or round.trusted or round.past_mending:
             return False
@@ -370,13 +376,13 @@ class ShardLog(ABC):
         return True
 
     def give_up(self) -> None:
-        """No peer has better tensors, and the run has ended."""
+        """Leave the tensors damaged: no peer has better ones, and the run has ended."""
         self.round.damaged, self.round.past_mending = None, True
 
     def mended(self, now: float, *, trusted: bool = False) -> list[Effect]:
-        """The tensors match the version again: repeat the interrupted Average first. ``trusted``: no peer has better
-        ones, and this peer writes the next commit even against a claim: a peer that could promise would have had better
-        tensors."""
+        """End the damage: the tensors match the version again, so an interrupted Average is repeated. ``trusted``: they
+        do not match, but no peer has better ones. Then this peer writes the next commit, even against a claim: a peer
+        that could promise would have had better tensors."""
         round = self.round
         average, round.interrupted = round.interrupted, None
         round.damaged = None

@@ -1,8 +1,8 @@
 """This peer's own contribution in asynchronous mode, a submission: it counts on any version of the lineage.
 
-Law: an exchange ends when the peer's own state counts the submission, when it is refused and the newer state has come,
-or when it can't be counted any more. The trainer merges then and at no other time. `asynchronous` is the aggregator's
-side.
+Law: an exchange ends when the peer's own state counts the submission, when the submission was refused and the newer
+state has arrived, or when it can't be counted any more. The trainer merges then, and also when its base's lineage was
+left. `asynchronous` is the aggregator's side.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ LEFT = "the lineage that it was made on was left"
 
 
 def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
-    """Whether the submission can't be counted any more: it, or a part of the progress that it carries, is counted
-    already."""
+    """Whether the submission can't be counted any more, because it, or a part of the progress that it carries, is
+    counted already. ``counted``: its author's last counted contribution."""
     if counted is None or counted < contribution.oldest:
         return False
     ours = counted.incarnation in (contribution.oldest.incarnation, contribution.id.incarnation)
@@ -30,53 +30,55 @@ def settled(contribution: Contribution, counted: ContributionId | None) -> bool:
 
 
 class Submitting(Sending):
+    """This peer's present submission to one shard, and what became of the last one."""
+
     def __init__(self, me: str, rules: Rules) -> None:
         super().__init__(me, rules)
-        self.refused: Version | None = None  # the version at which it was refused as too stale
+        self.refused: Version | None = None  # the version at which the submission was refused as too stale
         self.over = False  # the exchange is over, and the trainer has not merged the result
         self.behind: int | None = 0  # staleness of the last submission; None: not counted
-        self.uncounted = ""  # the reason why it was not counted
+        self.uncounted = ""  # the reason why the last submission was not counted
 
     def gives_up(self, carried: Carried) -> bool:
-        """Refused progress is carried once."""
+        """Whether uncounted progress is dropped: refused progress is sent only once more."""
         return carried.sends > 1
 
     def loads(self, state: State, base: Version | None) -> bool:
-        """The trainer merges when its exchange is over, when its base's lineage was left, and when the run has
-        ended."""
+        """Whether the trainer merges: when its exchange is over, its base's lineage was left, or the run has ended."""
         over, self.over = self.over, False
         return over or final(state.version, self.rules) or base is None or not grown_from(state, base)
 
     def goes_on(self, state: State | None, base: Version, due: bool) -> bool:
-        """The exchange goes on until the submission is counted or refused."""
+        """Whether the exchange continues: until the submission is counted, is refused, or can't be counted any more."""
         return self.mine is not None
 
     def base_of(self, state: State | None, base: Version | None, oldest: Version | None) -> Version | None:
-        """The base that a contribution names, so that old work can't pass as fresh: the base of its oldest progress or
-        the trainer's base, whichever is older (the latter may be, after a lineage was left and came back). None if its
-        lineage was left or the run has ended."""
+        """Return the base that a contribution names, so that old work can't pass as fresh: the base of its oldest
+        progress or the trainer's base, whichever is older (the latter may be, after a lineage was left and came back).
+        None if its lineage was left or the run has ended."""
         if base is None or state is None or final(state.version, self.rules) or not grown_from(state, base):
             return None
         return min(base, oldest) if oldest is not None and grown_from(state, oldest) else base
 
     def begin(self, mine: Contribution) -> None:
-        """The trainer's pseudo-gradient is ready."""
+        """Begin to send a new submission."""
         super().begin(mine)
         self.refused, self.over = None, False
 
     def sendable(self, version: Version | None) -> bool:
-        """An aggregator may count it on any version."""
+        """Whether an aggregator could still count the submission: on any version."""
         return self.mine is not None
 
     def stale(self, refusal: Stale, state: State | None) -> None:
-        """The aggregator refuses it. The exchange ends once the newer state has come, too."""
+        """Handle the aggregator's refusal. The exchange ends once the newer state has arrived, too."""
         if self.mine is not None and refusal.id == self.mine.id:
             self.refused = refusal.version
             if state is not None:
                 self.settle(state)
 
     def settle(self, state: State) -> None:
-        """End the exchange if the submission is counted, refused, or can't be counted any more."""
+        """Handle a new version: end the exchange if the submission is counted, refused, or can't be counted any
+        more."""
         mine, version = self.mine, state.version
         if mine is None:
             return

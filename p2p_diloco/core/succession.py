@@ -13,20 +13,22 @@ from .messages import Plan
 
 
 def elected(run: str, shards: tuple[int, ...], members: tuple[str, ...]) -> Mapping[int, tuple[str, ...]]:
-    """Which peers should hold each shard at any epoch; the first aggregates. All have equal weight: with measured
-    weights, each new measurement would move whole shards."""
+    """Return, by shard, the peers that should hold it at any epoch; the first one aggregates. All have equal weight:
+    with measured weights, each new measurement would move whole shards."""
     return assigned(run, 0, shards, tuple((peer, 1.0) for peer in members))
 
 
 def hands_over(me: str, order: Sequence[str], assigned_for: float, least: float) -> bool:
-    """Whether another peer is elected for a shard that has stayed here long enough. Times in seconds."""
+    """Whether this peer should hand a shard over: another peer is elected, and the shard has stayed here long enough.
+    Times in seconds."""
     return order[0] != me and assigned_for >= least
 
 
 def succession(
     me: str, plan: Plan, order: Sequence[str], able: Sequence[str], room: int, *, hand_over: bool
 ) -> tuple[str, ...]:
-    """The aggregator, ``me``, and its successors after the next commit: the present ones while able, then the elected
+    """Return the succession that the next commit should name. Its first peer is the aggregator: ``me``, unless the
+    shard is handed over. Then come the successors: the present ones while they are in ``able``, then the elected
     (``order``). ``room``: how many successors there should be."""
     others, first = without(plan.succession, me), order[0]
     successors = [p for p in others if p in able][:room]
@@ -40,5 +42,5 @@ def succession(
 
 
 def worth_a_commit(me: str, plan: Plan, then: Sequence[str]) -> bool:
-    """Whether a succession alone justifies a commit: it hands over, or names a new peer."""
+    """Whether the new succession ``then`` alone justifies a commit: it hands the shard over, or names a new peer."""
     return then[0] != me or not {*then} <= {me, *plan.succession}

@@ -1,7 +1,7 @@
 """One shard's log in synchronous mode: a round is for one version, and waits for all peers that take part in it.
 
-Law: a contribution counts on the version that it was made on. A commit counts as soon as it is computed: if its author
-dies before any other peer has it, the contributors still have what it was made of.
+Law: a contribution counts on the version that it was made on, or not at all. A commit is valid as soon as it is
+computed: if its author dies before any other peer has it, the contributors send their contributions to the successor.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from .waits import Waits
 
 
 class SynchronousLog(ShardLog):
+    """One shard's log in synchronous mode."""
+
     def __init__(self, shard: int, rules: Rules, roster: Roster, attendance: Attendance) -> None:
         super().__init__(shard, rules, roster, attendance, Sending(roster.me, rules))
 
@@ -26,7 +28,7 @@ class SynchronousLog(ShardLog):
 
     @property
     def waits(self) -> Waits | None:
-        """The round's waits; None while no state is held."""
+        """Which peers the round waits for and how long; None while no state is held."""
         if self.state is None:
             return None
         return Waits(self.rules, self.roster, self.attendance, self.state, self.round)
@@ -52,7 +54,7 @@ class SynchronousLog(ShardLog):
 
     @property
     def awaits_me(self) -> bool:
-        """Whether this round waits for this peer, which has contributed nothing to it yet."""
+        """Whether this round waits for this peer, which has not contributed to it yet."""
         return self.waits is not None and not self.own.sendable(self.version) and self.waits.awaits(self.me)
 
     # -- contributions
@@ -75,7 +77,7 @@ class SynchronousLog(ShardLog):
         return effects + self.close(now)
 
     def overtaken(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """A contribution on an earlier version is too late; its author will soon be on a later one."""
+        """Handle a contribution on an earlier version: it is too late, so send its author what is newer."""
         assert self.state is not None
         self.attendance.shows(sender, contribution.base.epoch + 1)
         return [Send(sender, self.outgoing.news(self.state, sender, contribution.base))]
@@ -91,7 +93,8 @@ class SynchronousLog(ShardLog):
         return self.work(tuple(sorted(self.round.inbox.items())), now) if closes else []
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
-        """Wait for every live worker that holds a state; let those peers aggregate that took part already."""
+        """Return a plan whose group is every live worker that holds a state, unless it missed its last round, and whose
+        succession is the peers that took part already."""
         assert self.state is not None
         epoch, present = self.state.version.epoch, self.state.plan
         group, members, unlike = dict[str, float](), dict[str, float](), dict[str, float]()
@@ -110,7 +113,7 @@ class SynchronousLog(ShardLog):
         return Plan(tuple(group), plan[self.shard])
 
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:
-        """Send the commit to all live peers, also to those that still fetch a state: they keep it (see
+        """Append the commit and send it to all live peers. A peer that still fetches a state stores the commit (see
         `Incoming.keep`)."""
         commit = proposed.commit
         self.append(commit, now)
@@ -131,14 +134,14 @@ class SynchronousLog(ShardLog):
         assert self.state is not None
         epoch = self.state.version.epoch
         self.attendance.planned(self.state.plan, epoch)
-        self.attendance.shows(self.me, epoch)  # this peer's own Summary is older until the event is over
+        self.attendance.shows(self.me, epoch)  # this peer's own Summary is updated only at the event's end
         effects, early = self.take_kept(), self.incoming.early
         for peer, contribution in sorted(early.items()):
             if contribution.base == self.version:
                 del early[peer]
                 effects += self.collect(peer, contribution, now)
             elif contribution.base.epoch < epoch:
-                del early[peer]  # on another lineage; should this replica join that one, it asks again
+                del early[peer]  # on another lineage; if this replica joins that one, it asks for contributions again
         return effects
 
     # -- lost messages, and time
@@ -148,8 +151,8 @@ class SynchronousLog(ShardLog):
             self.outgoing.undelivered(to, message)
 
     def insist(self, now: float) -> list[Effect]:
-        """Ask for missing contributions once the round has lasted a while, then at growing intervals: most peers have
-        none to give yet."""
+        """Ask for missing contributions once the round has lasted a while, then at growing intervals. Asked at once,
+        most peers would still be training."""
         if self.state is None or self.final or not self.aggregating or now < self.round.asks_at:
             return []
         self.round.ask_later(now, self.rules.dead_after)
