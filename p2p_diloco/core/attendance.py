@@ -1,14 +1,14 @@
-"""Attendance at the rounds of one fragment: which peers the next commit names, and how long a round waits for them.
+"""Attendance at the rounds of one fragment: which peers the next commit names, and how long a round waits for a peer.
 
-Law: local knowledge only, from contributions, commits and what peers tell about themselves. It proposes members and
-bounds waits; the commit decides. All shards of a fragment share it: a peer that is counted in one shard is expected in
-all of them, and a peer that is left out of one is soon left out of all.
+Law: local knowledge only, from contributions, commits and Summaries. It proposes members and bounds waits; the commit
+decides. All shards of a fragment share it: a peer that is counted in one shard is expected in all of them, and a peer
+that is left out of one is soon left out of all.
 
 A commit names every worker that holds a state, until a round that named the peer closes without it. The peer is named
 again when it shows an epoch later than the one it missed; it announces each adopted epoch that does not count it. A
 round waits until its deadline for a named peer that holds the round's base or was counted in the commit that made it.
 For any other named peer it waits only for a grace, which doubles with each miss in a row, because that peer may still
-be fetching while the round stands still.
+be fetching a state while the round stalls.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from .roster import Roster
 from .rules import Rules
 
 ROUNDS_KEPT = 9
-"""How many of the last rounds give the usual length of a round, their median."""
+"""The usual length of a round is the median of so many last rounds."""
 STRANGERS_MAX = 16
-"""More peers than this, unknown to the roster, are forgotten here."""
+"""Peers unknown to the roster are forgotten here once there are more of them than this."""
 DOUBLINGS_MAX = 5
 """A grace doubles at most this many times."""
 
 
 @dataclass(slots=True)
 class Missed:
-    """A round that named a peer and closed without it: the epoch of its base, the time, and the number of misses in a
-    row."""
+    """The last round that named a peer and closed without its contribution. ``epoch``: of the round's base. ``when``:
+    the time it closed. ``in_a_row``: the number of such rounds since the peer was last counted."""
 
     epoch: int
     when: float
@@ -41,12 +41,14 @@ class Missed:
 
 
 class Attendance:
+    """What is known of each peer's attendance at the rounds of one fragment."""
+
     def __init__(self, fragment: int, rules: Rules, roster: Roster) -> None:
         self.fragment, self.rules, self.roster = fragment, rules, roster
         self._named = dict[str, int]()  # peer → highest epoch for which a plan of any shard names it
         self._shown = dict[str, int]()  # peer → highest epoch that it must hold, judging by what it sent
         self._counted = dict[str, int]()  # peer → highest epoch made by a commit that counts it
-        self._missed = dict[str, Missed]()
+        self._missed = dict[str, Missed]()  # by peer
         self._rounds = deque[float](maxlen=ROUNDS_KEPT)  # seconds that each of the last rounds without a miss took
         self._newest, self._since = -1, 0.0  # the highest epoch that was appended, and when
         self._news = False  # a wait of another shard may have become shorter
@@ -54,15 +56,15 @@ class Attendance:
     # -- what is seen
 
     def shows(self, peer: str, epoch: int) -> None:
-        """The peer has sent what only a holder of this epoch can send."""
+        """Record that the peer holds this epoch, because it has sent what only a holder can send."""
         self._shown[peer] = max(epoch, self._shown.get(peer, -1))
 
     def planned(self, plan: Plan, epoch: int) -> None:
-        """A shard has reached this epoch; ``plan`` names the peers that take part in the round that follows."""
+        """Record that a shard has reached this epoch; ``plan`` names the peers of the round that follows."""
         self._named |= {peer: epoch for peer in plan.group if epoch > self._named.get(peer, -1)}
 
     def appended(self, plan: Plan, commit: Commit, now: float) -> None:
-        """A shard has moved on; ``plan`` is the plan of the commit's base."""
+        """Record which peers a commit counts and which it leaves out; ``plan`` is the plan of the commit's base."""
         counted = {c.peer for c in commit.contributions}
         epoch, base = commit.version.epoch, commit.base.epoch
         for peer in counted:
@@ -82,12 +84,12 @@ class Attendance:
             self._newest, self._since = epoch, now
 
     def forget(self, peer: str) -> None:
-        """The peer restarted: what an earlier life of it held proves nothing."""
+        """Forget what is known of a peer that restarted: what its earlier incarnation held proves nothing."""
         for known in (self._named, self._shown, self._counted, self._missed):
             known.pop(peer, None)
 
     def _forget_strangers(self) -> None:
-        """Once there are many, drop the peers that the roster no longer remembers."""
+        """Forget peers that the roster no longer remembers, once there are many of them."""
         here = self.roster.members
         for known in (self._named, self._shown, self._counted, self._missed):
             if len(known) > len(here) + STRANGERS_MAX:
@@ -101,15 +103,15 @@ class Attendance:
         return news
 
     def clear(self) -> None:
-        """Forget which peers attended: the adopted lineage has other epochs."""
+        """Forget which peers attended: another lineage was adopted, which has other epochs."""
         self._named, self._shown, self._counted, self._missed = {}, {}, {}, {}
         self._newest = -1
 
     # -- questions
 
     def group(self, plan: Plan, epoch: int) -> list[str]:
-        """The peers that take part in a shard's round on a base of this epoch, sorted: those that its plan names, those
-        that the plan of another shard of the fragment names for the same epoch, and workers that hold this epoch."""
+        """Return, sorted, the peers that take part in a shard's round on a base of this epoch: the peers that its plan
+        names, the peers that another shard's plan names for the same epoch, and workers that hold this epoch."""
         named = (peer for peer, latest in self._named.items() if latest == epoch)
         return sorted({*plan.group, *named, *filter(lambda peer: self.sure(peer, epoch), self.roster.workers())})
 
@@ -118,7 +120,8 @@ class Attendance:
         return peer in plan.group or self._named.get(peer) == epoch
 
     def names(self, peer: str, plan: Plan, epoch: int, contributors: Collection[str]) -> bool:
-        """Whether the commit on a base of this epoch, whose plan is given, should name the peer again."""
+        """Whether the commit on a base of this epoch should name the peer. It should if the commit counts the peer, or
+        if the peer has shown an epoch later than the last round that left it out. ``plan``: of the base."""
         if peer in contributors:
             return True
         missed = self._missed.get(peer)
@@ -132,7 +135,7 @@ class Attendance:
         return self._evidence(peer) >= epoch and (missed is None or missed.epoch < epoch)
 
     def waits_until(self, peer: str, opened: float) -> float:
-        """When the grace ends of a peer that is not sure to take part, in a round that opened at ``opened``."""
+        """Return when the grace ends of a peer that is not sure to take part, in a round that opened at ``opened``."""
         missed = self._missed.get(peer)
         if missed is None:
             return opened + self.grace
@@ -143,13 +146,14 @@ class Attendance:
         return peer in self._counted
 
     def is_near(self, peer: str, epoch: int) -> bool:
-        """Whether the peer holds this epoch or may hold it by now: its last Summary may be a heartbeat old."""
+        """Whether the peer is at most one epoch behind this epoch, or may be by now: its last Summary may be a
+        heartbeat old."""
         unheard = round(self.rules.settle / self._usual) if self._rounds and self._usual > 0 else 0
         return self._evidence(peer) >= epoch - 1 - unheard
 
     @property
     def grace(self) -> float:
-        """Longest wait, in seconds, for a named peer that has never missed a round."""
+        """The longest wait, in seconds, for a named peer that has never missed a round."""
         return max(self.rules.settle, self._usual)
 
     @property
@@ -158,7 +162,7 @@ class Attendance:
         return statistics.median(self._rounds) if self._rounds else 0.0
 
     def _evidence(self, peer: str) -> int:
-        """The highest epoch that the peer is known to hold."""
+        """Return the highest epoch that the peer is known to hold; -1 if none is known."""
         summary = self.roster.summary(peer)
         said = summary.epochs[self.fragment] if summary is not None and summary.epochs else -1
         return max(said, self._shown.get(peer, -1), self._counted.get(peer, -1))

@@ -1,7 +1,7 @@
-"""The fate of a trainer's local progress when a newer state is merged: one small state machine per shard.
+"""What happens to a trainer's local progress when a newer state is merged: one small state machine per shard.
 
 A shard's replicated state lists each peer's last counted contribution. Progress is carried into the next
-pseudo-gradient exactly if that table does not contain it.
+pseudo-gradient exactly if no contribution on that list contains it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .version import ContributionId, Version
 
 @dataclass(slots=True)
 class Carried:
-    """The progress of one shard, as its trainer has it.
+    """One shard as its trainer has it: the version merged last, and the contributions since the last counted one.
 
     base: the version that the local parameters were last merged with. last: the newest contribution that was sent and
-    not given up. oldest: the oldest contribution whose progress is still carried. included: ``last`` is counted in
-    base. oldest_base: the base of ``oldest``. sends: how many contributions have carried the progress since ``oldest``;
-    asynchronous: how many of these were refused.
+    not given up. oldest: the oldest contribution whose progress is still carried. included: whether the base counts
+    ``last``. oldest_base: the base of ``oldest``. sends: how many contributions have carried the progress since
+    ``oldest``; asynchronous: how many of these were refused.
     """
 
     base: Version | None = None
@@ -30,15 +30,15 @@ class Carried:
     sends: int = 0
 
     def send(self, id: ContributionId) -> ContributionId:
-        """Record that a contribution was made; return the oldest contribution whose progress it carries."""
+        """Record a new contribution; return the oldest contribution whose progress it carries."""
         if self.last is None or self.included or self.oldest is None:
             self.oldest, self.oldest_base, self.sends = id, self.base, 0
         self.last, self.included = id, False
         return self.oldest
 
     def merge(self, version: Version, counted: ContributionId | None, *, given_up: bool) -> Carry:
-        """Move to ``version``, whose table has ``counted`` as this peer's last contribution. ``given_up``: uncounted
-        progress is dropped."""
+        """Record that the trainer merges ``version``, and return what happens to its local progress. ``counted``: this
+        peer's last contribution that the version counts. ``given_up``: uncounted progress is dropped."""
         self.base = version
         if self.last is None or self.oldest is None:
             return Carry.KEEP
@@ -52,7 +52,7 @@ class Carried:
             case True, True:
                 return Carry.KEEP
             case True, False if part:
-                self._forget()  # inseparable from what is counted; steps made since the last contribution are kept
+                self._forget()  # inseparable from counted progress; steps made since the last contribution are kept
                 return Carry.KEEP
             case True, False:
                 self.included = False
@@ -64,5 +64,6 @@ class Carried:
                 return Carry.KEEP
 
     def _forget(self) -> None:
+        """Forget the contributions sent so far: their progress is no longer carried."""
         self.last = self.oldest = None
         self.included, self.sends = False, 0

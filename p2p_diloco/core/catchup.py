@@ -1,9 +1,9 @@
-"""Catching up with a newer state, and the comparison of lineages that ends a fork.
+"""Fetching newer states, and the comparison of lineages that ends a fork.
 
 A late join, a missed commit, a repair and a healed partition are handled alike: ask for what is newer. A small gap is
 fetched from one peer, a large one gathered from several. A state that descends from the present one is taken shard by
-shard. Lineages that differ are compared once, as whole models: the lesser side takes every differing shard of the
-greater one, all at once, or none.
+shard. If lineages differ, the peers compare whole models once: the peer with the lesser model takes every differing
+shard of the greater model, all at once, or none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .version import ModelVersion, Version, descends, model_version
 
 @dataclass(slots=True)
 class Fetching:
-    """A fetch of everything newer from one peer; ``progress``: when something last arrived."""
+    """A fetch of everything newer from one peer. It ends when ``target`` is reached. ``progress``: when data last
+    arrived."""
 
     donor: str
     target: ModelVersion
@@ -34,12 +35,14 @@ class Fetching:
 
 
 class CatchUp:
+    """Decides when to fetch and from which peer, and which fetched states are taken."""
+
     def __init__(self, rules: Rules, logs: Logs, roster: Roster) -> None:
         self.rules, self.logs, self.roster = rules, logs, roster
         self.fetching: Fetching | None = None
         self.switching: Switching | None = None
         self.gathering: Gathering | None = None
-        # with the version held when it began
+        # by shard and version: each state being loaded, with the version held when loading began
         self.filling: dict[tuple[int, Version], tuple[State, Version | None]] = {}
         self.lag = Lag(rules, logs, roster)
         self.doubted: set[int] = set()  # shards whose state here is wrong: the next fetch asks for them whole
@@ -48,12 +51,12 @@ class CatchUp:
 
     @property
     def donor(self) -> str | None:
-        """The one peer from which a fetch or a change of lineage is under way."""
+        """The peer from which a fetch or a change of lineage is under way, or None."""
         under_way = self.switching or self.fetching
         return None if under_way is None else under_way.donor
 
     def donors(self) -> list[str]:
-        """The peers from which a state is being fetched, sorted."""
+        """Return the peers from which a state is being fetched, sorted."""
         if self.donor is not None:
             return [self.donor]
         if self.gathering is None:
@@ -63,8 +66,8 @@ class CatchUp:
     # -- asking
 
     def seen(self, peer: str, theirs: ModelVersion, now: float) -> list[Effect]:
-        """Another peer has told its model's version: fetch from it if it is ahead and no commit seems to be on its
-        way."""
+        """Handle the model version that another peer reported: fetch from it if it is ahead and no commit seems to be
+        on its way."""
         if self.gathering is not None:
             return self._ask_more(now)
         mine = self.logs.model()
@@ -80,13 +83,13 @@ class CatchUp:
         return self.gather(peer, theirs, now) if self.lag.is_far(theirs) else self.fetch(peer, theirs, now)
 
     def gather(self, first: str, target: ModelVersion, now: float) -> list[Effect]:
-        """Fetch shard by shard from every peer that holds as much as ``first``; ask ``first`` for its versions to
-        begin."""
+        """Begin to fetch shard by shard from every peer that holds at least ``target``. First ask ``first`` for its
+        versions."""
         self.gathering = Gathering(self.rules, first, target, now)
         return [Send(first, Fetch(self.logs.versions(), shards=()))]
 
     def _ask_more(self, now: float, but: Collection[str] = ()) -> list[Effect]:
-        """Ask donors that have room for more shards, except those in ``but``."""
+        """Request more shards from donors that can take another request, except from the donors in ``but``."""
         gathering = self.gathering
         if gathering is None or gathering.vector is None:
             return []
@@ -96,14 +99,14 @@ class CatchUp:
         able = {p: s for p, s in self.roster.summaries().items() if s.model >= gathering.target}
         donors = {p: gathering.told_to_hold(p, s.epochs) for p, s in able.items() if p != self.roster.me}
         if gathering.hopeless(donors):
-            self.gathering = None  # every donor is gone; the next peer seen ahead starts a new gathering
+            self.gathering = None  # every donor is gone; the next peer that is ahead starts a new gathering
         have = self.logs.versions()
         requests = gathering.ask({p: holds for p, holds in donors.items() if p not in but}, have, now)
         return [Send(donor, Fetch(have, shards=shards)) for donor, shards in requests]
 
     def _gather_again(self, now: float) -> list[Effect]:
-        """After a gathering: if commits between the fetched states and the kept commits are missing, gather again. They
-        will not arrive any more, because the rounds were faster than the states."""
+        """Gather again if commits are missing between the fetched states and the stored commits. They will not arrive
+        any more, because the rounds were faster than the transfers of states."""
         kept = ((log.version, log.incoming.commits) for log in self.logs)
         late = [commit for version, commits in kept if version not in commits for commit in commits.values()]
         donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""
@@ -113,7 +116,7 @@ class CatchUp:
         return self.gather(donor, self.logs.model(), now)
 
     def _too_old(self, peer: str, state: State, now: float) -> list[Effect]:
-        """A donor sent a state older than the one told: ask another donor for this shard."""
+        """Handle a state older than the gathering needs: request this shard from another donor."""
         gathering = self.gathering
         asked = None if gathering is None else gathering.asked.get(state.shard)
         if gathering is None or gathering.vector is None or asked is None or asked.donor != peer:
@@ -135,16 +138,16 @@ class CatchUp:
         return [Send(peer, Fetch(have))]
 
     def doubt(self, shards: Collection[int]) -> None:
-        """This replica's state of these shards is wrong: the next fetch asks for them whole."""
+        """Record that this replica's state of these shards is wrong: the next fetch asks for them whole."""
         self.doubted.update(shards)
-        self.fetching = None  # the answer to a fetch under way would not mend this
+        self.fetching = None  # a fetch under way does not ask for them
 
     def is_fetching(self, shards: Collection[int]) -> bool:
-        """Whether a fetch is under way, or the fetched state of one of these shards is being filled in."""
+        """Whether a fetch is under way, or a fetched state of one of these shards is being loaded."""
         return self.donor is not None or any(shard in shards for shard, _ in self.filling)
 
     def moved(self, now: float) -> list[Effect]:
-        """This replica's versions have changed."""
+        """Handle new versions of this replica."""
         self.lag.moved()
         if self.fetching is not None and self.logs.model() >= self.fetching.target:
             self.fetching = None
@@ -153,7 +156,7 @@ class CatchUp:
         return self._ask_more(now)
 
     def gone(self, peer: str, now: float) -> list[Effect]:
-        """The peer died or can't be reached: ask another donor for what was asked of it."""
+        """Handle a peer that died or can't be reached: ask another donor for the shards requested from it."""
         self.lag.gone(peer)
         if self.donor == peer:
             self._abandon()
@@ -208,7 +211,7 @@ class CatchUp:
     # -- taking
 
     def told(self, peer: str, message: Versions, now: float) -> list[Effect]:
-        """A peer told its versions: if the lineages differ, the greater whole model wins."""
+        """Handle the versions that a peer reported. If the lineages differ, the greater whole model wins."""
         if len(message.versions) != len(self.logs):
             return []
         fork = message.forked or any(
@@ -230,7 +233,8 @@ class CatchUp:
         return [self.switching.ask()]
 
     def _told_more(self, peer: str, versions: tuple[Version, ...], now: float) -> list[Effect]:
-        """Versions without a fork: the first donor's answer to a gathering, or an answer that nothing newer is held."""
+        """Handle versions without a fork: the first donor's answer to a gathering, or a donor's answer that it holds
+        nothing newer."""
         gathering = self.gathering
         if gathering is None:
             return []
@@ -241,8 +245,8 @@ class CatchUp:
         return self._ask_more(now)
 
     def got(self, peer: str, state: State, now: float) -> list[Effect]:
-        """A shard's state arrived: fill it in if it belongs to the lineage being taken or descends from the present
-        state."""
+        """Handle a shard's state that arrived: load it if it belongs to the lineage being taken or descends from the
+        present state."""
         key = (state.shard, state.version)
         staged = None if self.switching is None else self.switching.staged.get(state.shard)
         known = key in self.filling or (staged is not None and staged.version == state.version)
@@ -258,10 +262,11 @@ class CatchUp:
         return [Fill(state, meta_of(state))]
 
     def filled(self, shard: int, version: Version, digest: str, now: float) -> list[Effect]:
-        """A fetched state was filled in: check its digest, then make it the present state or stage it."""
+        """Handle a fetched state that was loaded and has this digest. If the digest is right, the state becomes the
+        present one, or is staged for a change of lineage."""
         state, held = self.filling.pop((shard, version), (None, None))
         if state is None or held != self.logs[shard].version:
-            return []  # given up or overtaken meanwhile: ignore the proposal
+            return []  # the fetch was given up, or a newer version has come: ignore the proposal
         if digest != version.digest:
             note = Note("mismatch", f"shard {shard}: a fetched state of epoch {version.epoch} has another digest")
             self._abandon()
@@ -274,6 +279,7 @@ class CatchUp:
         return [Accept(((shard, digest),)), *follows]
 
     def _wanted(self, peer: str, state: State) -> bool:
+        """Whether a state that arrived should be loaded."""
         if self.switching is None:
             return self._descends(state) and self._of_what_is_gathered(state)
         takes = self.switching.takes(peer, state)
@@ -282,15 +288,16 @@ class CatchUp:
         return bool(takes)
 
     def _of_what_is_gathered(self, state: State) -> bool:
-        """Whether a gathering may take this state: it must descend from what the first donor told."""
+        """Whether the gathering under way, if any, may take this state: it must descend from what the first donor
+        reported."""
         if self.gathering is None or self.gathering.vector is None:
             return True
         told = self.gathering.vector[state.shard]
         if came_late(state, told):
-            return self.logs[state.shard].version is not None  # the state that it descends from
+            return self.logs[state.shard].version is not None  # the state was found to descend from this version
         same_lineage = descends(state.version, state.history, told)
         if not same_lineage:
-            self.gathering = None  # this replica left its lineage: begin again
+            self.gathering = None  # the sender is on another lineage than the first donor was: begin again
         return same_lineage
 
     def _descends(self, state: State) -> bool:
@@ -312,11 +319,12 @@ class CatchUp:
         for shard, state in sorted(staged.items()):
             effects += self.logs[shard].adopt(state, now)
         donor = switching.donor
-        text = f"joined the lineage of {donor}; dropped its own state of {before.epochs} epochs"
-        # What was taken is as old as the donor's word, and the others may wait for this peer by now: ask for the rest.
+        text = f"joined the lineage of {donor} and dropped this peer's own state of {before.epochs} epochs"
+        # The states taken may be outdated by now, and a round may already wait for this peer: ask for newer states.
         return [*effects, Note("fork", text), Send(donor, Fetch(self.logs.versions()))]
 
     def _abandon(self) -> None:
+        """Give up all fetches and any change of lineage."""
         self.fetching = self.gathering = self.switching = None
         self.filling.clear()
         for log in self.logs:

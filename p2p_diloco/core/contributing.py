@@ -1,6 +1,6 @@
-"""What this peer's trainer has merged, has in an exchange, and is to contribute next.
+"""What this peer's trainer has merged, what is in its exchange under way, and what it should contribute next.
 
-Law: one exchange is under way at a time, and a contribution is made on what was merged. `shard` decides what becomes of
+Law: one exchange is under way at a time, and a contribution is made on what was merged. `shard` decides what happens to
 a contribution in the log, `carry` what progress is kept for a later one.
 """
 
@@ -23,13 +23,15 @@ from .version import ContributionId, Version, digest_of, incarnation_after
 
 
 class Contributing:
+    """This peer's own trainer as the core sees it: merges, contributions, and the exchange under way."""
+
     def __init__(self, me: str, rules: Rules, logs: Logs, incarnation: int) -> None:
         self.me, self.rules, self.logs = me, rules, logs
         self.incarnation, self.sequence = incarnation, 0
         self.carried = [Carried() for _ in logs]
         self.flight: dict[int, Version] | None = None  # the shards of the exchange under way, with their bases
-        self.to_land: deque[int] = deque()  # the same shards; those that were last found to be over come last
-        # by fragment: unlike epochs that the trainer no longer waits for
+        self.to_land: deque[int] = deque()  # the same shards; those last found to be over are at the end
+        # by fragment: unlike epochs for which the trainer no longer waits
         self.tolerated: dict[int, tuple[int, ...]] = {}
         self.turn = 0  # asynchronous: number of contributions so far; it selects the fragment that is due
         self.left = PerShard(logs, self._leaves_behind)
@@ -38,13 +40,13 @@ class Contributing:
 
     @property
     def next_id(self) -> ContributionId:
-        """The id of the next contribution, unless this peer's incarnation rises before."""
+        """The id of the next contribution, unless this peer's incarnation rises before it."""
         return ContributionId(self.incarnation, self.sequence + 1)
 
     @property
     def merged(self) -> tuple[int, str]:
-        """Epoch and digest of what the trainer has merged. The digest is empty where the shards of a fragment are at
-        unlike epochs, because that is no state of the run."""
+        """(epoch, digest) of what the trainer has merged. The digest is empty if the shards of a fragment are at unlike
+        epochs, because that is no state of the run."""
         bases = [carried.base for carried in self.carried]
         versions = [base for base in bases if base is not None]
         if not versions or len(versions) < len(bases):
@@ -55,7 +57,7 @@ class Contributing:
 
     @property
     def merged_samples(self) -> int:
-        """Samples counted in what the trainer has merged: the lowest number over the shards."""
+        """Samples counted in what the trainer has merged: the lowest number of any shard."""
         return min((carried.base.samples if carried.base is not None else 0) for carried in self.carried)
 
     @property
@@ -64,20 +66,22 @@ class Contributing:
         return bool(self.left.now())
 
     def _leaves_behind(self, log: ShardLog) -> bool | None:
+        """True if the shard's present state does not descend from the trainer's base; else None."""
         base = self.carried[log.shard].base
         return None if log.state is None or base is None or grown_from(log.state, base) else True
 
     def counted(self, shard: int) -> ContributionId | None:
-        """This peer's last contribution that the shard's state counts."""
+        """Return this peer's last contribution that the shard's state counts, or None."""
         state = self.logs[shard].state
         return None if state is None else state.counted.get(self.me)
 
     def behind(self, shards: Sequence[int]) -> list[int | None]:
-        """Asynchronous: the staleness of this peer's last submission, for each of its shards; None: not counted."""
+        """Asynchronous: return the staleness of this peer's last submission to each of these shards; None where it was
+        not counted."""
         return [own.behind for shard in shards if isinstance(own := self.logs[shard].own, Submitting)]
 
     def uncounted(self, shards: Sequence[int]) -> list[str]:
-        """The same: why it was not counted, where it wasn't."""
+        """Asynchronous: return the reasons why this peer's last submission was not counted in some of these shards."""
         own = (self.logs[shard].own for shard in shards)
         return sorted({sent.uncounted for sent in own if isinstance(sent, Submitting)} - {""})
 
@@ -85,9 +89,9 @@ class Contributing:
 
     @property
     def uneven(self) -> bool:
-        """Whether a merge should wait because the shards of a fragment are at unlike epochs. No wait if one for the
-        same epochs has ended already (a repaired shard is ahead for a round), or if a shard that is behind waits for
-        this trainer."""
+        """Whether a merge should wait because the shards of a fragment are at unlike epochs. It should not if the
+        trainer has already waited for these same epochs (a repaired shard is ahead for a round), or if a shard that is
+        behind waits for this trainer."""
         if self.rules.asynchronous or self.flight is not None or not self.logs.whole:
             return False
         return any(
@@ -96,6 +100,7 @@ class Contributing:
         )
 
     def _is_awaited(self, fragment: int, epoch: int) -> bool:
+        """Whether a shard of the fragment at this epoch waits for this peer's contribution."""
         logs = (self.logs.look_at(shard) for shard in self.rules.fragments[fragment])
         at_epoch = (log for log in logs if log.version is not None and log.version.epoch == epoch)
         return any(isinstance(log, SynchronousLog) and log.awaits_me for log in at_epoch)
@@ -105,7 +110,7 @@ class Contributing:
         self.tolerated = self.logs.uneven()
 
     def merge(self) -> Load:
-        """Answer a Merge: the shards to merge, and the shards to contribute next."""
+        """Return the answer to a Merge: the shards to merge, and the shards to contribute next."""
         if self.flight is not None or not self.logs.whole:
             return Load((), ())
         loads = []
@@ -123,7 +128,7 @@ class Contributing:
         return Load(tuple(loads), due)
 
     def due(self) -> tuple[int, ...]:
-        """The shards that are to be contributed next."""
+        """Return the shards that are to be contributed next."""
         if self.rules.asynchronous:
             return self._due_in_turn()
         lowest = self._lowest()
@@ -132,7 +137,7 @@ class Contributing:
         return tuple(s for s in self.rules.fragments[lowest[0]] if self._stands_at(self.logs[s]) == lowest)
 
     def _lowest(self) -> tuple[int, int] | None:
-        """The (fragment, epoch) of the shards that are due by the logs."""
+        """Return (fragment, epoch) of the shards that are due by the logs; None if the run has ended."""
         epochs = self.logs.open_epochs()
         fragment = fragment_by_log(epochs)
         epoch = None if fragment is None else epochs[fragment]
@@ -140,10 +145,12 @@ class Contributing:
 
     @staticmethod
     def _stands_at(log: ShardLog) -> tuple[int, int] | None:
+        """Return (fragment, epoch) of a shard; None if it holds no state or its part of the run has ended."""
         return None if log.version is None or log.final else (log.fragment, log.version.epoch)
 
     def _due_in_turn(self) -> tuple[int, ...]:
-        """Asynchronous: the fragments take turns, because epochs do not tell what a peer has contributed."""
+        """Asynchronous: return the shards of the fragment whose turn it is. Epochs do not tell which fragments a peer
+        has contributed to."""
         count = len(self.rules.fragments)
         for fragment in range(self.turn, self.turn + count):
             if due := tuple(s for s in self.rules.fragments[fragment % count] if not self.logs[s].final):
@@ -175,7 +182,7 @@ class Contributing:
         return effects
 
     def _submit(self, event: Contribute, now: float) -> list[Effect]:
-        """Asynchronous: a contribution counts on any base of the lineage, with weight 1."""
+        """Asynchronous: send submissions. They count on any base of the lineage, with weight 1."""
         self.sequence, self.turn = self.sequence + 1, self.turn + 1
         id = ContributionId(self.incarnation, self.sequence)
         bases, effects = dict[int, Version](), list[Effect]()
@@ -191,20 +198,21 @@ class Contributing:
         return effects if bases else [Release(sent=False)]
 
     def _take_off(self, flight: dict[int, Version]) -> None:
+        """Record the exchange that is now under way."""
         self.flight, self.to_land = flight or None, deque(flight)
 
     # -- what follows
 
     def landed(self) -> bool:
-        """Whether the exchange under way has ended; if so, it is cleared."""
+        """Whether the exchange under way has ended. If so, it is cleared."""
         if self.flight is None or self._flying(self.flight):
             return False
         self.flight = None
         return True
 
     def _flying(self, flight: dict[int, Version]) -> bool:
-        """Whether a shard of the exchange is still due. After a fork the log may ask for another fragment; the trainer
-        then goes on to that one, and what it sent may still be counted or is carried."""
+        """Whether the exchange still waits for a shard. After a fork the log may ask for another fragment. The trainer
+        then continues with that fragment; its contribution to the first one may still be counted, or is carried."""
         lowest = self._lowest()
         for _ in flight:
             log = self.logs[self.to_land[0]]

@@ -12,7 +12,8 @@ from .state import relation
 
 
 def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
-    """Send the peer what is newer here. Where lineages differ or may differ, send this replica's versions instead."""
+    """Return the messages that send the peer what is newer here. If the lineages differ, or may differ, send this
+    replica's versions instead."""
     mine = [log.state for log in logs if log.state is not None]
     if len(mine) < len(logs) or len(request.have) != len(logs):
         return []
@@ -34,6 +35,6 @@ def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
 
 
 def tell_versions(logs: Logs, peer: str, *, forked: bool = True) -> list[Effect]:
-    """Tell a peer this replica's versions if it holds all shards; ``forked``: the peer is on another lineage."""
+    """Send the peer this replica's versions, if all shards are held. ``forked``: the peer is on another lineage."""
     versions = [log.version for log in logs if log.version is not None]
     return [Send(peer, Versions(tuple(versions), forked=forked))] if len(versions) == len(logs) else []

@@ -1,7 +1,7 @@
 """How many inner steps a peer makes between two submissions: dynamic local updates, smoothed.
 
 Law: arithmetic on the speeds of the membership table. Every peer computes its own number at each of its exchanges and
-asks no other. `schedule.dylu_steps` is the formula; this module keeps its result from following noise.
+asks no other peer. `schedule.dylu_steps` is the formula; this module keeps its result from following noise.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from .schedule import dylu_steps
 
 READINGS = 9
-"""Number of readings whose median counts: up to four outliers change nothing, a lasting change is followed after
-five."""
+"""The formula uses the median of so many readings: up to four outliers change nothing, and a lasting change has its
+effect after five readings."""
 
 STAYS_WITHIN = 0.1
-"""The number of steps stays while the formula's result differs from it by no more than this share."""
+"""The number of steps stays the same while the formula's result differs from it by no more than this share."""
 
 
 @dataclass(slots=True)
@@ -31,11 +31,11 @@ class Pace:
         self.steps = self.base
 
     def adjust(self, speed: float, others: Iterable[float]) -> int:
-        """Take a reading of the table and return the number of inner steps from now on.
+        """Add a reading of the table and return the number of inner steps from now on.
 
-        Speeds in inner steps per second; ≤ 0: unknown. The formula is applied to the median reading by own speed /
-        fastest speed (the lower one of an even number). If this peer's speed is unknown, the readings are dropped and
-        the base is returned.
+        Speeds are in inner steps per second; ≤ 0: unknown. Readings are ordered by own speed / fastest speed, and the
+        formula is applied to the median one (the lower of two). If this peer's speed is unknown, the readings are
+        dropped and the base is returned.
         """
         if speed <= 0:
             self._readings, self.steps = [], self.base

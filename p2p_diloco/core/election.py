@@ -1,4 +1,5 @@
-"""Which peer should aggregate which shard: weighted, balanced rendezvous hashing. It proposes; a commit decides."""
+"""Which peer should aggregate which shard: weighted, balanced rendezvous hashing. The result is a proposal; a commit
+decides."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ Weighted = tuple[tuple[str, float], ...]
 
 
 def rank(key: str, members: Mapping[str, float]) -> list[str]:
-    """Members by falling score for ``key``; a member of twice the weight is first twice as often.
+    """Return the members by falling score for ``key``. A member of twice the weight is first twice as often.
 
     Removing a member never reorders the others (Thaler and Ravishankar 1998; weights after Schindelhauer and Schomaker
     2005: score = −weight / ln u).
@@ -27,7 +28,8 @@ def rank(key: str, members: Mapping[str, float]) -> list[str]:
 def assign(
     run: str, epoch: int, shards: Sequence[int], members: Mapping[str, float], group: Mapping[str, float] = _NOBODY
 ) -> dict[int, tuple[str, ...]]:
-    """The order of succession for each shard; no member is first for more than its share (see `shares`), rounded up.
+    """Return the order of succession of each shard. No member is first in more shards than its share (see `shares`),
+    rounded up.
 
     members: peer → bandwidth of the peers that may aggregate, in any unit, 0 where unknown. group: the same for all
     peers that contribute. Raises ValueError when there is no member.
@@ -51,15 +53,16 @@ def assign(
 def assigned(
     run: str, epoch: int, shards: tuple[int, ...], members: Weighted, group: Weighted = ()
 ) -> Mapping[int, tuple[str, ...]]:
-    """`assign`, cached for equal arguments."""
+    """Return `assign` of these arguments, cached."""
     return assign(run, epoch, shards, dict(members), dict(group))
 
 
 def without(peers: Iterable[str], left_out: str) -> list[str]:
-    """The peers in order, without one."""
+    """Return the peers in order, except ``left_out``."""
     return [peer for peer in peers if peer != left_out]
 
 
 def _score(key: str, peer: str, weight: float) -> float:
+    """Return a pseudo-random score that depends only on key, peer and weight."""
     drawn = int.from_bytes(blake2b(f"{key}\0{peer}".encode(), digest_size=8).digest(), "big")
     return -weight / math.log((drawn + 0.5) / 2**64)

@@ -1,4 +1,4 @@
-"""Contributions and commits on versions of a shard that this replica has not reached, kept until it has."""
+"""Contributions and commits on versions of a shard that this replica has not reached, stored until it reaches them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from .version import Version
 
 
 class Incoming:
+    """The contributions and commits of one shard that arrived early."""
+
     def __init__(self, rules: Rules, roster: Roster) -> None:
         self.rules, self.roster = rules, roster
         self.early: dict[str, Contribution] = {}  # by peer
@@ -18,22 +20,23 @@ class Incoming:
         return len(self.early) + len(self.commits)
 
     def stash(self, sender: str, contribution: Contribution) -> None:
-        """Keep a contribution, also from a peer that is not met yet: it will soon be met or found dead."""
+        """Store a contribution unless its author is dead or has left. An author that has not sent a Summary yet will
+        soon do so or be found dead."""
         if not self.roster.away(sender):
             self.early[sender] = contribution
 
     def keep(self, commit: Commit) -> None:
-        """Keep a commit; above ``commits_kept`` the oldest is dropped."""
+        """Store a commit. Above ``commits_kept`` the oldest is dropped."""
         self.commits[commit.base] = commit
         if len(self.commits) > self.rules.commits_kept:
             del self.commits[min(self.commits)]
 
     def take_commit(self, version: Version) -> Commit | None:
-        """The kept commit on this version, if there is one; commits on earlier versions are dropped."""
+        """Remove and return the stored commit on this version, or None. Commits on earlier versions are dropped."""
         self.commits = {base: commit for base, commit in self.commits.items() if base.epoch >= version.epoch}
         return self.commits.pop(version, None)
 
     def lost(self, peer: str) -> None:
-        """The peer died or left. Drop its contribution if it was never met."""
+        """Handle a peer that died or left: drop its contribution if the peer has never sent a Summary."""
         if not self.roster.met(peer):
             self.early.pop(peer, None)

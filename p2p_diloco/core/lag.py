@@ -1,6 +1,7 @@
 """Whether this replica is behind and has to fetch, or whether the missing commits are on their way.
 
-Law: it judges by peers' Summaries and by gaps that messages show; `catchup` asks.
+Law: it judges by other peers' Summaries and by messages on versions that this replica does not hold; `catchup` sends
+the requests.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from .version import ModelVersion, Version
 
 
 class Lag:
+    """The signs that this replica is behind, and since when each one lasts."""
+
     def __init__(self, rules: Rules, logs: Logs, roster: Roster) -> None:
         self.rules, self.logs, self.roster = rules, logs, roster
         # the first greater model seen, when, and the peer that holds it
@@ -26,33 +29,35 @@ class Lag:
     # -- what is seen
 
     def gap(self, shard: int, now: float) -> None:
-        """Another peer works on a base that this replica does not hold: a commit was missed or is on its way."""
+        """Record that another peer works on a base that this replica does not hold: a commit was missed or is on its
+        way."""
         at = self.logs[shard].version
         if shard not in self.missed or self.missed[shard][0] != at:
             self.missed[shard] = (at, now)
 
     def moved(self) -> None:
-        """This replica's versions have changed."""
+        """Handle new versions of this replica."""
         if self.ahead is not None and self.logs.model() >= self.ahead[0]:
             self.ahead = None
 
     def gone(self, peer: str) -> None:
-        """The peer died or can't be reached."""
+        """Handle a peer that died or can't be reached."""
         if self.ahead is not None and self.ahead[2] == peer:
             self.ahead = None
 
     # -- what follows
 
     def is_far(self, theirs: ModelVersion) -> bool:
-        """Whether a peer's model is more than one epoch of all shards ahead: commits on their way would not suffice."""
+        """Whether a peer's model is more than one epoch of all shards ahead, so that commits on their way would not
+        suffice."""
         mine = self.logs.model()
         return theirs.generation == mine.generation and theirs.epochs - mine.epochs > len(self.logs)
 
     def lasts(self, peer: str, theirs: ModelVersion, now: float) -> bool:
-        """Whether this replica stays behind the peer, whose model is greater, unless it fetches.
+        """Whether this replica has been behind for so long that it should fetch from this peer, whose model is greater.
 
-        On a slow link the commits of one round arrive over a while. A state asked for meanwhile would only arrive after
-        them, as a second copy.
+        On a slow link the commits of one round arrive over some time. A state requested meanwhile would only arrive
+        after them, as a second copy.
         """
         if self.ahead is None:
             self.ahead = (theirs, now, peer)
@@ -63,8 +68,9 @@ class Lag:
         return now - min([quiet, *stuck]) >= self.rules.settle
 
     def keep_up(self, peer: str, now: float) -> Fetch | None:
-        """Asynchronous, where being behind is usual: fetch only the shards whose plan names this peer. Without any, ask
-        for none every ``dead_after``, so that a fork is noticed."""
+        """Asynchronous: return a request to the peer for the shards whose plan names this peer; it is usual to be
+        behind in the others. If there are no such shards, the request is for versions only, so that a fork is noticed,
+        and is made every ``dead_after``. None if the peer was asked lately."""
         states = (log.state for log in self.logs)
         mine = tuple(s.shard for s in states if s is not None and self.roster.me in s.plan.succession)
         every = self.rules.settle if mine else self.rules.dead_after

@@ -1,7 +1,8 @@
 """The right to write the commit that follows one version of a shard: it belongs to the holder of the highest term.
 
-Law: the plan gives term 0. A higher term is claimed and needs the promise of every live peer that holds a state. Among
-claims of one term the higher peer id wins. It reads other peers only through the roster and ends with its version.
+Law: the plan gives term 0. A higher term is claimed and needs the promise of every live peer that holds a state. If two
+peers claim the same term, the higher peer id wins. Other peers are read only through the roster. A claim ends with its
+version.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from .roster import Roster
 
 
 class Leadership:
+    """Which peer holds the term for the next commit of one shard, and which peers promised if it is this one."""
+
     def __init__(self, roster: Roster, state: State | None) -> None:
         self.me, self.roster, self.state = roster.me, roster, state
         self.plan = Plan((), ()) if state is None else state.plan
@@ -22,13 +25,13 @@ class Leadership:
     # -- questions
 
     def candidates(self) -> list[str]:
-        """The peers that the plan lets aggregate, in order: the succession, then the rest of the group."""
+        """Return the peers that the plan lets aggregate, in order: the succession, then the rest of the group."""
         return [*self.plan.succession, *(p for p in self.plan.group if p not in self.plan.succession)]
 
     def target(self) -> tuple[int, str]:
-        """Which peer should aggregate now, and under which term, as this peer sees it: the holder while it lives, else
-        the next live candidate, else (all candidates are gone) the lowest id among the other peers that hold a
-        state."""
+        """Return (term, peer): which peer should aggregate now, as this peer knows, and under which term. It is the
+        holder while it lives, else the next live candidate. If all candidates are gone, it is the lowest id of the
+        other peers that may aggregate."""
         if self.roster.may_aggregate(self.holder):
             return self.term, self.holder
         candidates = self.candidates()
@@ -40,13 +43,13 @@ class Leadership:
         return (self.term + len(candidates) + 1, others[0]) if others else (self.term, self.holder)
 
     def unpromised(self) -> list[str]:
-        """The peers that must still promise before this peer, having claimed the term, may write the commit."""
+        """Return the peers that must still promise before this peer, having claimed the term, may write the commit."""
         if self.promised_by is None:
             return []
         return [p for p in self.roster.alive() if self.roster.holds_state(p) and p not in self.promised_by]
 
     def is_claimed_by_another(self, sender: str, fragment: int) -> bool:
-        """Whether a live third peer holds the term and has not moved on to a later epoch itself."""
+        """Whether a live third peer holds the term and has not reached a later epoch itself."""
         summary = self.roster.summary(self.holder) if self.holder not in (self.me, sender) else None
         if summary is None or self.state is None:
             return False
@@ -55,28 +58,28 @@ class Leadership:
     # -- claims
 
     def claim(self, term: int) -> None:
-        """This peer claims the term."""
+        """Claim the term for this peer."""
         self.term, self.holder, self.promised_by = term, self.me, set()
 
     def concede(self, term: int, holder: str) -> None:
-        """Accept another peer's claim."""
+        """Accept that ``holder`` holds the term."""
         self.term, self.holder, self.promised_by = term, holder, None
 
     def ask(self) -> list[Effect]:
-        """Ask for promises. Repeated until the commit is made, because a peer that adopts the version later knows of no
-        claim."""
+        """Return requests for promises. They are repeated until the commit is made, because a peer that adopts the
+        version later does not know the claim."""
         if self.state is None or self.promised_by is None:
             return []
         request = TakeOver(self.state.shard, self.state.version, self.term)
         return [Send(p, request) for p in self.roster.alive() if self.roster.holds_state(p)]
 
     def refusal(self) -> Outdated:
-        """The answer to a peer that takes another peer for the aggregator."""
+        """Return the answer to a peer that takes the wrong peer for the aggregator."""
         assert self.state is not None
         return Outdated(self.state.shard, self.state.version, self.term, self.holder)
 
     def promised(self, sender: str, promise: Promise) -> bool:
-        """A peer promises; returns whether the promise is for the present claim."""
+        """Record a peer's promise; return whether the promise is for the present claim."""
         mine = self.state is not None and promise.base == self.state.version and promise.term == self.term
         if not mine or self.holder != self.me or self.promised_by is None:
             return False
@@ -84,7 +87,8 @@ class Leadership:
         return True
 
     def is_overruled(self, sender: str, refusal: Outdated) -> bool:
-        """Whether a refusal names a greater claim, or comes from the holder, which has forgotten its own claim."""
+        """Whether a refusal names a greater claim, or comes from the holder and names another peer: the holder has then
+        forgotten its own claim."""
         if self.state is None or refusal.base != self.state.version:
             return False
         greater = (refusal.term, refusal.holder) > (self.term, self.holder)

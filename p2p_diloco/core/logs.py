@@ -1,7 +1,8 @@
 """The logs of all shards, and totals over them.
 
-Law: a log that was handed out may change until the event ends. Only logs that were handed out are counted again, so an
-event on one shard costs the same however many shards there are. A loop over all logs costs all of them.
+Law: a log that was handed out (by index or in a loop) may change until the event ends. Only logs that were handed out
+are counted again, so an event on one shard costs the same for any number of shards. A loop over all logs costs all of
+them.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Logs(Sequence[ShardLog]):
-    """The logs by shard, with running counts that answer questions about all shards."""
+    """The logs by shard, with totals that are kept up to date."""
 
     def __init__(self, rules: Rules, logs: Iterable[ShardLog]) -> None:
         self._rules, self._logs = rules, tuple(logs)
         self._taken, self._watches = set(range(len(self._logs))), list[set[int]]()
-        self._told: list[Version | None] = [None for _ in self._logs]  # the version that `moved` returned last
-        # each shard as it was when it was counted
+        self._told: list[Version | None] = [
+            None for _ in self._logs
+        ]  # by shard: the version at the last call of `moved`
+        # each shard's part in the totals
         self._states: list[State | None] = [None for _ in self._logs]
         self._versions: list[Version | None] = [None for _ in self._logs]
         self._digests = ["" for _ in self._logs]
         self._collected = [0 for _ in self._logs]
-        # shard counts, by what `_count` has seen
+        # totals over the states that `_count` has added
         self._empty = len(self._logs)
         self._epochs = [Counter[int]() for _ in rules.fragments]
         self._open = [Counter[int]() for _ in rules.fragments]  # of these, the shards for which the run goes on
@@ -65,8 +68,8 @@ class Logs(Sequence[ShardLog]):
         return len(self._logs)
 
     def moved(self) -> list[int]:
-        """The shards whose version changed since the last call. Called once an event is over: it ends the dirty
-        marks."""
+        """Return the shards whose version changed since the last call. To be called at the end of each event: the logs
+        handed out during the event are then no longer marked as changed."""
         moved = [shard for shard in sorted(self._taken) if self._logs[shard].version != self._told[shard]]
         self._look()
         self._taken.clear()
@@ -77,6 +80,7 @@ class Logs(Sequence[ShardLog]):
     # -- all together
 
     def versions(self) -> tuple[Version | None, ...]:
+        """Return the version of each shard; None where no state is held."""
         self._look()
         return tuple(self._versions)
 
@@ -93,21 +97,23 @@ class Logs(Sequence[ShardLog]):
 
     @property
     def even(self) -> bool:
-        """Whether all shards are held, and the shards of each fragment for which the run goes on are at one epoch."""
+        """Whether all shards are held and, in each fragment, all shards for which the run goes on are at one epoch."""
         return self.whole and not self.uneven()
 
     def uneven(self) -> dict[int, tuple[int, ...]]:
-        """Fragment → epochs of its shards, lowest first, for each fragment whose shards are at several epochs."""
+        """Return fragment → epochs of its shards, lowest first, for each fragment whose shards are at several epochs.
+        Shards that have reached the end of the run are left out."""
         self._look()
         return {f: tuple(sorted(epochs)) for f, epochs in enumerate(self._open) if len(epochs) > 1}
 
     def epochs(self) -> tuple[int, ...]:
-        """The lowest epoch of each fragment; only while all shards are held."""
+        """Return the lowest epoch of each fragment. Only to be called while all shards are held."""
         self._look()
         return tuple(map(min, self._epochs))
 
     def open_epochs(self) -> list[int | None]:
-        """The lowest epoch of each fragment, over held shards for which the run goes on."""
+        """Return the lowest epoch of each fragment among held shards for which the run goes on; None if there is
+        none."""
         self._look()
         return [min(epochs, default=None) for epochs in self._open]
 
@@ -119,12 +125,12 @@ class Logs(Sequence[ShardLog]):
 
     @property
     def collected(self) -> int:
-        """Number of other peers' payloads that wait, over all shards."""
+        """Number of other peers' payloads stored here, over all shards."""
         self._look()
         return self._collected_sum
 
     def model(self) -> ModelVersion:
-        """The version of the whole model; the least version while a shard is missing."""
+        """Return the version of the whole model; the lowest one, `ModelVersion()`, while a shard is missing."""
         if not self.whole:
             return ModelVersion()
         if self._model is None:
@@ -133,7 +139,7 @@ class Logs(Sequence[ShardLog]):
         return self._model
 
     def _look(self) -> None:
-        """Count again the logs handed out since the last event. They stay dirty until the event ends."""
+        """Update the totals for the logs handed out. These stay marked as changed until the event ends."""
         for shard in self._taken:
             log = self._logs[shard]
             if (collected := log.collected) != self._collected[shard]:
@@ -145,7 +151,7 @@ class Logs(Sequence[ShardLog]):
                 self._count(log, log.state, 1)
 
     def _count(self, log: ShardLog, state: State | None, by: int) -> None:
-        """Add a shard's state to the counts, or subtract it."""
+        """Add ``by`` times a shard's state to the totals."""
         _add(self._revisions, FOUNDED if state is None else state.revision, by)
         if state is None:
             self._empty += by
@@ -162,29 +168,30 @@ class Logs(Sequence[ShardLog]):
     # -- for derived values
 
     def watch(self) -> set[int]:
-        """A set that receives each shard whose log is handed out; it starts with all. Its owner empties it."""
+        """Return a new set, to which each shard is added whose log is handed out. It starts with all shards; its owner
+        empties it."""
         self._watches.append(set(range(len(self._logs))))
         return self._watches[-1]
 
     def look_at(self, shard: int) -> ShardLog:
-        """A log for reading only: it is not marked as dirty."""
+        """Return a log for reading only: it is not marked as changed."""
         return self._logs[shard]
 
 
 class PerShard(Generic[T]):
-    """A value derived from each log, computed again only for logs handed out since. Ask only between events, because a
-    log that was handed out may still change during one."""
+    """A value derived from each log, computed again only for logs handed out since the last time. To be asked only
+    between events, because a log that was handed out may still change during one."""
 
     def __init__(self, logs: Logs, of: Callable[[ShardLog], T | None]) -> None:
         self._logs, self._of, self._taken = logs, of, logs.watch()
         self._kept: dict[int, T] = {}
 
     def forget(self) -> None:
-        """Compute all values again: something besides the logs has changed."""
+        """Compute all values again next time, because something besides the logs has changed."""
         self._taken.update(range(len(self._logs)))
 
     def now(self) -> Mapping[int, T]:
-        """The values by shard, where there is one."""
+        """Return the values by shard, without shards whose value is None."""
         kept = self._kept
         for shard in self._taken:
             said = self._of(self._logs.look_at(shard))
@@ -197,6 +204,7 @@ class PerShard(Generic[T]):
 
 
 def _add(counts: Counter[K], key: K, by: int) -> None:
+    """Add to a count, and remove it if it is now zero."""
     counts[key] += by
     if not counts[key]:
         del counts[key]

@@ -1,7 +1,7 @@
-"""Repair of shards whose tensors are wrong: fetched again, or used as they are if no peer has better ones.
+"""Repair of shards whose tensors are wrong: they are fetched again, or used as they are if no peer has better ones.
 
-A damaged shard failed its checksum before it was used. On a doubted shard a commit led to another digest than its
-author's.
+A shard is damaged if its tensors failed their checksum before use. A shard is doubted if a commit led to another digest
+here than its author's.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from .rules import Rules
 
 
 class Mending:
+    """Fetches damaged and doubted shards again."""
+
     def __init__(self, rules: Rules, logs: Logs, roster: Roster, catchup: CatchUp) -> None:
         self.rules, self.logs, self.roster, self.catchup = rules, logs, roster, catchup
-        self.repairs = 0  # number of repairs; each asks another peer
+        self.repairs = 0  # number of fetches for repair so far; each asks the next donor
 
     def doubt(self, shard: int, author: str, now: float) -> list[Effect]:
-        """A commit led to another digest than its author's: fetch this replica's state of the shard again, from the
+        """Handle a commit that led to another digest than its author's: fetch the shard's whole state again, from the
         author or, if the author is gone, from any peer that is ahead."""
         self.catchup.doubt([shard])
         if author == self.roster.me or not self.roster.live(author):
@@ -30,8 +32,7 @@ class Mending:
         return self.catchup.fetch(author, self.logs.model(), now)
 
     def mend(self, now: float) -> list[Effect]:
-        """Fetch damaged shards again. If no peer has sent one within ``dead_after``, go on with its tensors as they
-        are."""
+        """Fetch damaged shards again. If no peer has sent them within ``dead_after``, use their tensors as they are."""
         damaged = [log for log in self.logs if log.round.damaged is not None]
         shards = [log.shard for log in damaged]
         if not damaged or self.catchup.is_fetching(shards):
@@ -44,7 +45,7 @@ class Mending:
             return self.catchup.fetch(donors[self.repairs % len(donors)], self.logs.model(), now)
         ended, effects = all(log.final for log in self.logs), list[Effect]()
         for log in damaged:
-            then = "the run ended with this damage" if ended else "going on with the changed one"
+            then = "the run ended with this damage" if ended else "continuing with the changed copy"
             text = f"shard {log.shard} was changed in memory and no live peer has an intact copy: {then}"
             effects.append(Note("mismatch", text))
             if ended:

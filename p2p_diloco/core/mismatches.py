@@ -1,4 +1,4 @@
-"""Commits that lead this replica to another digest than they name: counted and logged, until it asks for states
+"""Counts commits that lead to another digest here than they name; after many in a row this replica asks for states
 instead."""
 
 from __future__ import annotations
@@ -9,24 +9,26 @@ from .rules import Rules
 
 
 class Mismatches:
+    """Counts and logs commits that lead to another digest than they name."""
+
     def __init__(self, rules: Rules, roster: Roster, now: float) -> None:
         self.rules, self.roster = rules, roster
-        self.in_a_row = 0  # commits in a row, of any shard
+        self.in_a_row = 0  # such commits in a row, of any shard
         self.silent_until, self.unsaid = now, 0
 
     def agreed(self) -> None:
-        """A commit led to the digest that it names."""
+        """Record that a commit led to the digest that it names."""
         self.in_a_row = 0
 
     def found(self, text: str, now: float) -> list[Effect]:
-        """A commit led to another digest: log it, but not for every commit of a lasting fault. After ``astray_max`` in
-        a row ask for states instead of commits."""
+        """Record that a commit led to another digest, and log it, but not each commit of a lasting fault. After
+        ``astray_max`` such commits in a row, ask for states instead of commits. ``text``: what to log."""
         self.in_a_row += 1
         if self.in_a_row >= self.rules.astray_max and not self.roster.mine.unlike:
             self.roster.says(unlike=True)
             why = (
                 f"{text}, as did all of the last {self.in_a_row}: this machine computes the outer step unlike the "
-                "peers that make the commits. It is sent whole states from now on, several times the bytes, and "
+                "peers that make the commits. From now on it is sent whole states, several times the bytes, and it "
                 "aggregates only if every peer computes unlike the others. outer_optimizer=sgd gives the same result "
                 "on every machine; if it is set already, test the memory"
             )

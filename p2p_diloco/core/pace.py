@@ -5,7 +5,7 @@ Law: arithmetic on what peers tell about themselves and on elapsed time; no cloc
 A round is planned so that all contributions arrive together. Let v_p be the inner steps a second of peer p, and x_p the
 seconds that its link takes for the mean it receives and the contribution it sends. H steps of p arrive
     H / v_p + x_p
-after the commit that begins the round. T is the least of these times, that of the fastest peer. So peer w trains for
+after the commit that begins the round. T is the lowest of these times, that of the fastest peer. So peer w trains for
     T - x_w
 and makes about (T - x_w) v_w steps: at least one, at most H. The number is not fixed: before each step the peer
 predicts when that step would end (`is_over`), so it makes up for a slow step within the same round.
@@ -23,23 +23,24 @@ from .messages import Summary
 from .shares import filled
 
 LATE_MAX = 0.1
-"""The share of a round by which a planned step may end late while others wait: a round planned for exactly four steps
-should not shrink to three because the last one ends slightly late."""
+"""The share of a round by which its last step may end late while other peers wait: a round planned for exactly four
+steps should not shrink to three because the fourth would end slightly late."""
 
 STEPS_MIN, STEPS_MAX = 3, 31
-"""The least and the most inner steps whose median counts."""
+"""The lowest and the highest number of last inner steps whose median is the usual time."""
 
 
 def speeds(summaries: Mapping[str, Summary]) -> dict[str, float]:
-    """Inner steps a second of the live peers that train and make progress, as far as known."""
+    """Return the inner steps a second of each live peer that trains and makes progress, where known."""
     return {peer: s.speed for peer, s in summaries.items() if s.role == "worker" and not s.idle and s.speed > 0}
 
 
 def trains_for(steps: int, nbytes: int, me: str, summaries: Mapping[str, Summary]) -> float:
-    """Seconds from the merge of a round's base to the end of this peer's inner steps, T - x_w; inf while no speed is
-    known. An unknown bandwidth counts as the median of the known ones.
+    """Return the seconds from the merge of a round's base to the end of this peer's inner steps, T - x_w; inf while no
+    speed is known.
 
-    steps: those of the fastest peer. nbytes: of a contribution and a mean together. summaries: of all live peers.
+    steps: those of the fastest peer. nbytes: of a contribution and a mean together. summaries: of all live peers. An
+    unknown bandwidth counts as the median of the known ones.
     """
     known = speeds(summaries)
     if not known:
@@ -50,10 +51,11 @@ def trains_for(steps: int, nbytes: int, me: str, summaries: Mapping[str, Summary
 
 
 def is_over(trained_s: float, step_s: float, planned_s: float) -> bool:
-    """Whether to make no further inner step: the next would end more than half a step after the planned time, or more
-    than LATE_MAX of it late.
+    """Whether the inner steps of the round are over, because one more would end more than half a step after the planned
+    time, or later than it by more than the share LATE_MAX.
 
-    trained_s: since the merge of the round's base. step_s: the usual time of a step.
+    trained_s: the time since the merge of the round's base. step_s: the usual time of a step. planned_s: the result of
+    `trains_for`.
     """
     late = trained_s + step_s - planned_s
     return late > min(step_s / 2, LATE_MAX * planned_s)
@@ -61,17 +63,17 @@ def is_over(trained_s: float, step_s: float, planned_s: float) -> bool:
 
 @dataclass(slots=True)
 class StepTimes:
-    """The usual time of an inner step: the median of the last ones, as many as a round has.
+    """The usual time of an inner step: the median of the last steps, as many as a round has.
 
-    So one slow step (an evaluation, a compilation) or one quick step changes nothing, and a lasting change is followed
-    within about half a round.
+    So one slow step (an evaluation, a compilation) or one quick step changes nothing, and a lasting change has its
+    effect within about half a round.
     """
 
     usual: float = 0.0  # seconds; 0 until a step is known
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_MAX))
 
     def add(self, seconds: float, round_steps: int) -> None:
-        """Record a step, in rounds of ``steps`` steps."""
+        """Record a step of this many seconds, in rounds of ``round_steps`` steps."""
         self._last.append(seconds)
         count = min(max(round_steps, STEPS_MIN), STEPS_MAX)
         self.usual = statistics.median(list(self._last)[-count:])

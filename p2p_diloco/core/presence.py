@@ -1,7 +1,7 @@
-"""Peers that come, go and send their Summary: the effects on the logs and on catching up.
+"""Peers that come, go and send their Summary: what the logs and `catchup` do then.
 
-Law: the roster keeps what is known of a peer. This peer probes all others at once if rounds depend on a change in its
-own Summary.
+Law: the roster stores what is known of a peer. This peer probes all other peers at once if rounds depend on a change in
+its own Summary.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from .roster import Roster
 
 
 class Presence:
+    """Sends this peer's probes, and handles membership messages, silence and refused dials."""
+
     def __init__(self, logs: Logs, roster: Roster, catchup: CatchUp) -> None:
         self.logs, self.roster, self.catchup = logs, roster, catchup
 
@@ -26,17 +28,17 @@ class Presence:
         return [Send(peer, Probe(self.roster.mine))]
 
     def tell_all(self, now: float) -> list[Effect]:
-        """Probe all peers, because rounds depend on the changed Summary; also peers that a plan names and that are not
-        met yet."""
+        """Probe all peers, because rounds depend on the changed Summary; also peers that a plan names but that have not
+        sent a Summary yet."""
         return [effect for peer in self.roster.within_reach() for effect in self.probe(peer, now)]
 
     def leave(self) -> list[Effect]:
-        """Tell all live peers that this one leaves."""
+        """Tell all live peers that this peer leaves."""
         return [Send(peer, Leave(self.roster.mine.incarnation)) for peer in self.roster.alive()]
 
     def learn(self, *heard: Revision) -> list[Effect]:
-        """Take the highest of these revisions, heard from peers or found in this peer's shards, if it is news. This
-        peer's next commits and probes name it."""
+        """Take the highest of these revisions, heard from peers or found in this peer's shards, if it is higher than
+        the known one. This peer's next commits and probes name it."""
         mine = self.roster.mine
         highest = max(mine.revision, *heard)
         if highest == mine.revision:
@@ -49,7 +51,7 @@ class Presence:
     # -- others tell
 
     def received(self, sender: str, message: Probe | ProbeAck | Leave, now: float) -> list[Effect]:
-        """Handle a message of membership."""
+        """Handle a probe, its answer, or a peer's departure."""
         if isinstance(message, ProbeAck):
             self.roster.probing.reached(sender)
         back = self.roster.heard(sender)
@@ -64,6 +66,7 @@ class Presence:
                 return [Note("left", f"{sender} left the run"), *self._lost(sender, now)]
 
     def _summarized(self, peer: str, summary: Summary, back: bool, now: float) -> list[Effect]:
+        """Handle a peer's Summary. ``back``: the peer was unknown or counted as dead before."""
         before = self.roster.summary(peer)
         restarted = self.roster.summarized(peer, summary)
         back = back or (before is None and self.roster.live(peer))
@@ -84,7 +87,7 @@ class Presence:
     # -- silence and refused dials
 
     def failed(self, peer: str, now: float) -> list[Effect]:
-        """A dial to the peer was refused."""
+        """Handle a refused dial to the peer."""
         if not (self.roster.live(peer) or self.roster.presumed(peer)):
             return []
         if self.roster.failed(peer):
@@ -92,7 +95,7 @@ class Presence:
         return self.probe(peer, now)
 
     def tick(self, now: float) -> list[Effect]:
-        """An interval has passed: note peers that died, and probe some."""
+        """Handle the end of a heartbeat interval: find peers that died, and probe some peers."""
         effects: list[Effect] = []
         for peer in self.roster.probing.expire(now):
             effects += [Note("died", f"{peer} {self.roster.probing.why_dead(peer)}"), *self._lost(peer, now)]
@@ -101,13 +104,14 @@ class Presence:
         return effects
 
     def _lost(self, peer: str, now: float) -> list[Effect]:
+        """Handle a peer that died or left."""
         effects = self.catchup.gone(peer, now)
         for log in self.logs:
             effects += log.lost(peer, now)
         return effects
 
     def _watched(self) -> set[str]:
-        """The peers that this replica waits for."""
+        """Return the peers that this replica waits for."""
         watched: set[str] = set()
         for log in self.logs:
             watched |= log.watched()

@@ -1,8 +1,8 @@
 """Liveness of peers: which peers are probed, and when they count as dead. Time is an argument, never read.
 
-Law: besides the peers that this one waits for, a fixed number is probed per interval, whatever the size of the swarm. A
-peer is dead after silence of ``dead_after``. It is also dead if its messages arrive but no probe reaches it for
-``deaf_after``, until one does: a link that works only one way counts as cut.
+Law: besides the peers that this peer waits for, a fixed number of peers is probed per interval, whatever the size of
+the swarm. A peer is dead after silence of ``dead_after``. It is also dead if its messages arrive but no probe has
+reached it for ``deaf_after``, until one does: a link that works only one way counts as cut.
 """
 
 from __future__ import annotations
@@ -14,36 +14,43 @@ from .messages import Summary
 from .rules import Rules
 
 PROBED_EACH_INTERVAL = 3
-"""Peers probed per interval besides those waited for."""
+"""Peers probed per interval, besides the peers that this peer waits for."""
 
 
 @dataclass(slots=True)
 class Member:
+    """What is known of one other peer."""
+
     summary: Summary | None = None
-    probed: float = float("-inf")
-    unanswered: float | None = None  # when the oldest probe was sent after which nothing was heard
-    asked: bool = False  # a probe was sent since the last interval or the last known arrival
+    probed: float = float("-inf")  # when it was last probed
+    unanswered: float | None = None  # when the oldest probe was sent since the peer's last message
+    asked: bool = False  # a probe was sent since the last interval, and none is known to have arrived
     unreached: int = 0  # intervals in a row in which a probe was sent and nothing is known to have arrived
-    suspect: bool = False
+    suspect: bool = False  # a dial was refused or a connection broke; no message has come since
     dead: bool = False
-    left: int | None = None  # the incarnation that left
-    named: bool = False  # a commit names it: presumed alive and holding state until found otherwise
+    left: int | None = None  # the incarnation that left on purpose
+    named: bool = False  # a commit names the peer, so it is presumed to live and to hold a state until found otherwise
     gone_since: float | None = None  # when it was first found dead or departed
 
     @property
     def here(self) -> bool:
+        """Whether the peer has neither died nor left."""
         return not self.dead and self.left is None
 
     @property
     def live(self) -> bool:
+        """Whether the peer is here and has sent a Summary."""
         return self.summary is not None and self.here
 
     @property
     def presumed(self) -> bool:
+        """Whether a commit names the peer, which has not sent a Summary and was not found dead."""
         return self.named and self.summary is None and self.here
 
 
 class Probing:
+    """The probes to all known peers, and the deaths found by them."""
+
     def __init__(self, rules: Rules, members: dict[str, Member]) -> None:
         self.rules, self.members = rules, members
 
@@ -56,8 +63,8 @@ class Probing:
         member.asked = True
 
     def to_probe(self, watched: Collection[str], now: float) -> list[str]:
-        """The peers to probe now: those waited for, then those not probed for longest, and now and then a dead one, so
-        that a healed cut is noticed."""
+        """Return the peers to probe now: the watched ones, then those not probed for longest, and now and then a dead
+        one, so that the end of a partition is noticed."""
         others = [peer for peer, member in self.members.items() if peer not in watched and member.left is None]
         others.sort(key=lambda peer: (self.members[peer].probed, peer))
         quiet = [peer for peer in others if not self.members[peer].dead]
@@ -65,8 +72,8 @@ class Probing:
         return sorted(watched) + quiet[:PROBED_EACH_INTERVAL] + dead[:1]
 
     def expire(self, now: float) -> list[str]:
-        """An interval has passed: returns the peers that just became dead, by silence or because nothing reaches them.
-        Peers gone for ``forgotten_after`` are removed."""
+        """Handle the end of an interval: return the peers that have just become dead, by silence or because no probe
+        reaches them. Peers gone for ``forgotten_after`` are removed."""
         gone = []
         for peer, member in list(self.members.items()):
             if member.here:
@@ -85,23 +92,23 @@ class Probing:
         return gone
 
     def why_dead(self, peer: str) -> str:
-        """Why `expire` found the peer dead."""
+        """Return why `expire` found the peer dead, for the log."""
         member = self.members[peer]
         if self.is_deaf(member):
             return f"sends messages, but no probe has reached it in {member.unreached} intervals"
         return "never answered" if member.summary is None else f"was silent for {self.rules.dead_after:g} s"
 
     def forgive(self, now: float) -> None:
-        """This process stood still: start the wait for every unanswered probe again."""
+        """Restart the wait for every unanswered probe, because this process was suspended."""
         for member in self.members.values():
             if member.unanswered is not None:
                 member.unanswered = now
 
     def reached(self, peer: str) -> None:
-        """A message has reached the peer, so the link to it works."""
+        """Record that a message has reached the peer, so the link to it works."""
         if peer in self.members:
             self.members[peer].asked, self.members[peer].unreached = False, 0
 
     def is_deaf(self, member: Member) -> bool:
-        """Whether no message reaches the peer."""
+        """Whether no probe reaches the peer, as far as this peer knows."""
         return member.unreached >= self.rules.deaf_after

@@ -1,7 +1,7 @@
-"""The membership table: the live peers as this one sees them, with the last Summary of each.
+"""The membership table: the live peers as this peer sees them, with the last Summary of each.
 
-Law: a broken connection or a refused dial makes a peer suspect, the next refused dial makes it dead; so does silence
-(`probing`). Any message makes a dead peer live again, unless messages do not reach it.
+Law: a broken connection or a refused dial makes a peer suspect, and the next refused dial makes it dead. Silence makes
+it dead, too (`probing`). Any message makes a dead peer live again, unless no probe reaches it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from .rules import Rules
 
 
 class Roster:
+    """All peers that this peer knows, and its own Summary (``mine``)."""
+
     def __init__(self, me: str, rules: Rules, summary: Summary) -> None:
         self.me, self.rules = me, rules
         self.mine = summary
@@ -25,6 +27,7 @@ class Roster:
     # -- questions
 
     def live(self, peer: str) -> bool:
+        """Whether the peer has sent a Summary and has neither died nor left. This peer itself is live."""
         return peer == self.me or (peer in self.members and self.members[peer].live)
 
     def sound(self, peer: str) -> bool:
@@ -32,32 +35,33 @@ class Roster:
         return self.live(peer) and (peer == self.me or not self.members[peer].suspect)
 
     def alive(self) -> list[str]:
-        """All live peers but this one, sorted."""
+        """Return all live peers except this one, sorted."""
         return sorted(peer for peer, member in self.members.items() if member.live)
 
     def workers(self) -> list[str]:
-        """All live workers that hold a state of this lineage and are not idle, this one included."""
+        """Return all live workers that hold a state of this lineage and are not idle, this peer included."""
         here = {peer: member.summary for peer, member in self.members.items() if member.live} | {self.me: self.mine}
         return [peer for peer, s in here.items() if s is not None and _works(s) and not self.elsewhere(s)]
 
     def within_reach(self) -> list[str]:
-        """All other peers that are live, or named by a commit and not met yet; sorted."""
+        """Return, sorted, all other peers that are live, or that a commit names and that have not sent a Summary
+        yet."""
         return sorted(peer for peer, member in self.members.items() if member.live or member.presumed)
 
     def summary(self, peer: str) -> Summary | None:
-        """The last Summary of a live peer."""
+        """Return the last Summary of a live peer; None for any other peer."""
         if peer == self.me:
             return self.mine
         member = self.members.get(peer)
         return member.summary if member is not None and member.live else None
 
     def summaries(self) -> dict[str, Summary]:
-        """The Summaries of all live peers, this one included, by sorted id."""
+        """Return the Summaries of all live peers, this peer included, sorted by id."""
         known = {p: m.summary for p, m in self.members.items() if m.live and m.summary is not None}
         return dict(sorted({**known, self.me: self.mine}.items()))
 
     def presumed(self, peer: str) -> bool:
-        """Whether a commit names the peer, and it is neither met nor found dead yet."""
+        """Whether a commit names the peer, which has not sent a Summary and was not found dead."""
         return peer in self.members and self.members[peer].presumed
 
     def met(self, peer: str) -> bool:
@@ -69,19 +73,20 @@ class Roster:
         return peer in self.members and not self.members[peer].here
 
     def holds_state(self, peer: str) -> bool:
+        """Whether the peer is live and holds a state."""
         summary = self.summary(peer)
         return summary is not None and bool(summary.epochs)
 
     def may_aggregate(self, peer: str) -> bool:
-        """Whether the peer may aggregate: it is live, reachable and holds a state, or a commit names it and it is not
-        met yet."""
+        """Whether the peer may aggregate: it is live, reachable and holds a state, or a commit names it and it has not
+        sent a Summary yet."""
         summary = self.summary(peer)
         if self.presumed(peer):
             return True
         return summary is not None and summary.eligible and bool(summary.epochs)
 
     def standing(self) -> object:
-        """A value that changes when a peer comes, goes, gets a state, or changes its role."""
+        """Return a value that changes when a peer comes, goes, gets a state, or changes its role."""
         mine, members = self.mine, self.members.items()
         others = [
             (peer, m.presumed) if m.summary is None or not m.here else (peer, m.summary.role, bool(m.summary.epochs))
@@ -90,9 +95,9 @@ class Roster:
         return mine.role, bool(mine.epochs), others
 
     def elsewhere(self, theirs: Summary) -> bool:
-        """Whether a peer's Summary shows another lineage: as far in every shard as this peer, with fewer samples.
+        """Whether a peer's Summary shows another lineage: as far in every shard as this peer, but with fewer samples.
 
-        Decided only while the shards of each fragment are at one epoch here; False where nothing is known.
+        Decided only while the shards of each fragment are at one epoch here. False if either peer holds no state.
         """
         if not theirs.epochs or not self.mine.epochs:
             return False
@@ -109,21 +114,21 @@ class Roster:
         self.mine = replace(self.mine, **changes)
 
     def discovered(self, peer: str) -> bool:
-        """The DHT names this peer. True when it is new, so that it should be probed."""
+        """Record that the DHT lists this peer. True if the peer was unknown, so that it should be probed."""
         if peer == self.me or peer in self.members:
             return False
         self.members[peer] = Member()
         return True
 
     def name(self, peer: str) -> None:
-        """A commit names this peer for its next epoch."""
+        """Record that a commit names this peer for its next epoch."""
         if peer != self.me:
             self.members.setdefault(peer, Member()).named = True
 
     def heard(self, peer: str) -> bool:
-        """Any message came from the peer. True when it was unknown or counted as dead.
+        """Record that a message came from the peer. True if the peer was unknown or counted as dead.
 
-        A late message of a peer that has left does not bring it back; another incarnation does.
+        A late message of a peer that has left does not bring it back; a Summary of another incarnation does.
         """
         member = self.members.setdefault(peer, Member())
         member.unanswered = None
@@ -134,7 +139,8 @@ class Roster:
         return back and member.left is None
 
     def summarized(self, peer: str, summary: Summary) -> bool:
-        """Take a peer's Summary. True when it is another incarnation than before: it has forgotten what it was sent.
+        """Record a peer's Summary. True if it is of another incarnation than before, which has forgotten what was sent
+        to the peer.
 
         A Summary of the same incarnation with a lesser model is outdated and ignored.
         """
@@ -148,7 +154,7 @@ class Roster:
         return restarted
 
     def failed(self, peer: str) -> bool:
-        """A dial was refused or a stream broke. True when this makes the peer dead."""
+        """Record that a dial was refused or a stream broke. True if the peer is dead by this."""
         member = self.members.setdefault(peer, Member())
         if member.suspect and not member.dead:
             member.dead = True
@@ -157,10 +163,12 @@ class Roster:
         return False
 
     def suspected(self, peer: str) -> None:
+        """Record that a connection to the peer broke."""
         self.members.setdefault(peer, Member()).suspect = True
 
     def departed(self, peer: str, incarnation: int) -> bool:
-        """An incarnation of the peer left. False when another incarnation is known: the message came late, or early."""
+        """Record that an incarnation of the peer left. False if another incarnation is known: the message came late, or
+        early."""
         member = self.members.setdefault(peer, Member())
         if member.summary is not None and member.summary.incarnation != incarnation:
             return False
@@ -169,4 +177,5 @@ class Roster:
 
 
 def _works(summary: Summary) -> bool:
+    """Whether a peer with this Summary trains on a state."""
     return summary.role == "worker" and bool(summary.epochs) and not summary.idle

@@ -1,7 +1,8 @@
-"""Dispatch of what concerns one shard: messages of its rounds and answers of tensor work.
+"""Dispatch of messages and tensor work that concern one shard.
 
-Law: a message is sorted by how its base relates to the shard's version. A message on that version is handled by the
-shard's log. One on another version may show a missed commit or another lineage; `catchup` handles that.
+Law: a message is handled by how its base relates to the shard's present version. If they are the same, the shard's log
+handles the message. Otherwise this replica may have missed a commit, or the peers may be on two lineages, which
+`catchup` handles.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from .version import Version
 
 
 class Rounds:
+    """Passes what concerns a shard to its log, and what shows another version or lineage to `catchup`."""
+
     def __init__(
         self, logs: Logs, catchup: CatchUp, mending: Mending, mismatches: Mismatches, training: Training
     ) -> None:
@@ -48,7 +51,7 @@ class Rounds:
         return self.catchup.received(sender, message, now)
 
     def delivered(self, to: str, message: Message) -> None:
-        """A message was delivered."""
+        """Record that a message was delivered."""
         match message:
             case Contribution(shard):
                 self.logs[shard].own.delivered(to, message, ok=True)
@@ -56,7 +59,7 @@ class Rounds:
                 self.logs[shard].outgoing.reached(to)
 
     def undelivered(self, to: str, message: Message, now: float) -> list[Effect]:
-        """A message was not delivered."""
+        """Handle a message that could not be delivered."""
         match message:
             case Contribution(shard):
                 self.logs[shard].own.delivered(to, message, ok=False)
@@ -67,7 +70,8 @@ class Rounds:
         return []
 
     def applied(self, shard: int, base: Version, digest: str, now: float) -> list[Effect]:
-        """The outer step of another peer's commit was computed."""
+        """Handle the computed outer step of another peer's commit. If it led to another digest, fetch the shard
+        again."""
         wrong, effects = self.logs[shard].applied(base, digest, now)
         if wrong is None:
             if effects:
@@ -78,13 +82,14 @@ class Rounds:
         return effects + self.mending.doubt(shard, wrong.aggregator, now)
 
     def damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
-        """The shard's tensors changed in memory."""
+        """Handle the report that the shard's tensors no longer match their version: fetch them again."""
         if not self.logs[shard].found_damaged(base, now):
             return []
-        text = f"shard {shard}: the state of epoch {base.epoch} was changed in memory; fetching it anew"
+        text = f"shard {shard}: the state of epoch {base.epoch} was changed in memory; fetching it again"
         return [Note("mismatch", text), *self.mending.mend(now)]
 
     def _contributed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
+        """Handle a contribution."""
         log = self.logs[contribution.shard]
         match log.relation(contribution.base):
             case "equal":
@@ -92,13 +97,14 @@ class Rounds:
             case "ancestor":
                 return log.overtaken(sender, contribution, now)
             case "fork":
-                log.incoming.stash(sender, contribution)  # this replica may join that lineage later
+                log.incoming.stash(sender, contribution)  # needed if this replica joins that lineage later
                 return tell_versions(self.logs, sender)
         log.incoming.stash(sender, contribution)
         self.catchup.lag.gap(log.shard, now)
         return []
 
     def _committed(self, sender: str, commit: Commit, now: float) -> list[Effect]:
+        """Handle another peer's commit."""
         log = self.logs[commit.shard]
         if commit.base == log.version:
             return log.committed(sender, commit)
@@ -109,10 +115,11 @@ class Rounds:
         missed = log.missed(sender, commit, self.logs.versions(), now)
         if self.training.ready or not self.logs.whole or self.catchup.gathering is not None:
             return missed
-        # The author of the commit in between may not have known of this newcomer, and then it never comes.
+        # The author of the missing commit may not know this newcomer; then that commit never arrives here.
         return [*missed, *self.catchup.fetch(sender, self.logs.model(), now)]
 
     def _asked(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
+        """Handle another peer's claim of the term."""
         log = self.logs[request.shard]
         match log.relation(request.base):
             case "ancestor" if log.state is not None:

@@ -1,13 +1,14 @@
 """How large a part of a fragment each peer should aggregate, so that the round ends as soon as the links allow.
 
-Law: exact arithmetic on the bandwidths that peers tell; every peer gets the same result to the last digit.
+Law: exact arithmetic on the bandwidths that peers report; every peer gets the same result to the last digit.
 
 N peers take part, with P bytes of contributions each; peer i aggregates the share s_i of the shards, Σ s_i = 1. It
 sends its contributions to the other aggregators, (1 − s_i) P, and its commits to the N − 1 others, s_i P each; it
 receives as much. So its link of b_i bytes a second, each way, is busy for
     t_i = P · (1 + (N − 2) s_i) / b_i
-(a peer that only aggregates, for no longer), and the round takes max t_i at best. No peer is done before P / b_i. If
-the other peers can do all the rest within that time, it is the optimum; else all links should be busy equally long:
+(the link of a peer that only aggregates, for no longer), and the round takes max t_i at best. No peer is done before
+P / b_i. If the other peers can do all the rest within that time, it is the optimum; else all links should be busy
+equally long:
     T / P = max(max 1 / b_i, (N − 2 + m) / Σ b_i)       the sum over the m peers that may aggregate
     0 ≤ s_i ≤ (T b_i / P − 1) / (N − 2)
 Within these limits the shares are as equal as possible. Of two peers each sends P, whichever aggregates.
@@ -21,15 +22,16 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction
 
 STEP = 2**0.5
-"""A bandwidth within half a step of this ratio from the median counts as the median: measurements vary, and equal peers
-should share equally."""
+"""Bandwidths are rounded to powers of this ratio to the median, because measurements vary and equal peers should share
+equally."""
 STEPS_MAX = 40
+"""Ratios to the median beyond so many steps are treated as this many."""
 
 
 def shares(links: Mapping[str, float], members: Collection[str]) -> dict[str, Fraction]:
-    """The share of each of ``members``, the peers that may aggregate; their sum is 1.
+    """Return the share of each of ``members``, the peers that may aggregate; the sum of the shares is 1.
 
-    links: peer → bandwidth > 0, in any unit, of all that take part, the members among them.
+    links: peer → bandwidth > 0, in any unit, of all peers that take part, the members among them.
     """
     steps, beside = rounded(links), len(links) - 2
     if beside <= 0:
@@ -41,27 +43,29 @@ def shares(links: Mapping[str, float], members: Collection[str]) -> dict[str, Fr
 
 
 def rounded(bandwidths: Mapping[str, float]) -> dict[str, Fraction]:
-    """Bandwidths as numbers of steps from their median, which is 1."""
+    """Return each bandwidth as a ratio to the median, rounded to a power of STEP and limited to STEPS_MAX steps up or
+    down."""
     median = statistics.median_low(bandwidths.values())
     return {peer: _step(round(2 * math.log2(each / median))) for peer, each in bandwidths.items()}
 
 
 def filled(bandwidths: Mapping[str, float]) -> dict[str, float]:
-    """The bandwidths, with the median of the known ones in place of each unknown one (0)."""
+    """Return the bandwidths, each unknown one (0) replaced by the median of the known ones (by 1 if none is known)."""
     known = [each for each in bandwidths.values() if each > 0]
     usual = statistics.median_low(known) if known else 1.0
     return {peer: each or usual for peer, each in bandwidths.items()}
 
 
 def _step(number: int) -> Fraction:
-    """STEP to this power."""
+    """Return STEP to this power, which is first limited to ±STEPS_MAX."""
     number = max(-STEPS_MAX, min(STEPS_MAX, number))
     whole, half = divmod(number, 2)
     return Fraction(2.0**whole * (STEP if half else 1))
 
 
 def _levelled(most: Mapping[str, Fraction]) -> dict[str, Fraction]:
-    """A total of 1 in parts that are as equal as their limits allow."""
+    """Return parts of a total of 1 that are as equal as possible, with no part above its limit in ``most``. The limits
+    must add up to 1 or more."""
     left, found = Fraction(1), dict[str, Fraction]()
     waiting = sorted(most, key=lambda peer: (most[peer], peer))
     for number, peer in enumerate(waiting):

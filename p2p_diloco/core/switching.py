@@ -1,4 +1,4 @@
-"""Changing over to another lineage: every shard that differs is staged, and all are taken at once, or none."""
+"""Changing to another lineage: every shard that differs is fetched and staged, and all are taken at once, or none."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .version import Version, descends, model_version
 
 
 def came_late(state: State, told: Version) -> bool:
-    """Whether the state was sent before its donor told ``told``; if so, it does not show that the donor left its
-    lineage."""
+    """Whether the donor sent this state before it reported the version ``told``. Then the state does not show that the
+    donor left its lineage."""
     v = state.version
     return v.generation == told.generation and v.epoch < told.epoch and v.samples <= told.samples
 
@@ -27,17 +27,18 @@ class Switching:
         self.rules, self.logs, self.roster = rules, logs, roster
         self.donor, self.vector, self.target = donor, vector, model_version(vector)
         self.staged: dict[int, State] = {}
-        self.progress = now  # when something last arrived
-        self.repeats = 0  # requests since then
-        self.before = set[str]()  # donors asked before this one: their states may arrive late
+        self.progress = now  # when a state last arrived
+        self.repeats = 0  # repeated requests since then
+        self.before = set[str]()  # earlier donors, whose states may arrive late
 
     def ask(self) -> Send:
-        """Ask for all shards that differ."""
+        """Return a request to the donor for all shards that differ."""
         return Send(self.donor, Fetch(self.logs.versions(), whole=True))
 
     def ask_again(self, now: float) -> Send | None:
-        """Nothing has arrived for ``fetch_again``: ask the next peer that holds as much, because this link may be slow
-        or this donor unable. None if no peer holds as much or ``fetch_repeats`` is reached; then give up."""
+        """Return a request for the missing shards to the next peer that holds at least the same model, because nothing
+        has arrived for ``fetch_again``: the link may be slow, or the donor unable. None if no peer holds it or after
+        ``fetch_repeats`` requests; the change is then given up."""
         able = {p for p, s in self.roster.summaries().items() if s.model >= self.target > self.logs.model()}
         if not able or self.repeats >= self.rules.fetch_repeats:
             return None
@@ -47,16 +48,17 @@ class Switching:
         return Send(self.donor, Fetch(self.logs.versions(), whole=True, shards=tuple(sorted(self.missing()))))
 
     def differing(self) -> set[int]:
-        """The shards to take. Asynchronous: not those where this replica is ahead on the same lineage."""
+        """Return the shards to take. Asynchronous: without shards where this replica is ahead on the same lineage."""
         behind = ("fork", "ahead") if self.rules.asynchronous else ("fork", "ahead", "ancestor")
         return {log.shard for log, v in zip(self.logs, self.vector, strict=True) if log.relation(v) in behind}
 
     def missing(self) -> set[int]:
-        """The shards to take that have not arrived."""
+        """Return the shards to take that have not arrived."""
         return self.differing() - set(self.staged)
 
     def takes(self, peer: str, state: State) -> bool | None:
-        """Whether a state belongs to the lineage being taken. None: its donor has changed lineage itself."""
+        """Whether a state belongs to the lineage being taken. None if it shows that its donor has changed lineage
+        itself."""
         told = self.vector[state.shard]
         if peer not in (self.donor, *self.before) or came_late(state, told):
             return False
@@ -65,7 +67,7 @@ class Switching:
         return True if descends(state.version, state.history, told) else None
 
     def touch(self, peer: str, now: float) -> None:
-        """A donor sent something new."""
+        """Record that a donor sent something new."""
         if peer in (self.donor, *self.before):
             self.progress, self.repeats = now, 0
 

@@ -1,7 +1,7 @@
-"""What this peer's trainer does, as its replica knows: it waits for a state, trains, merges, pauses, or stands still.
+"""What this peer's trainer does, as its replica knows: it waits for a state, trains, merges, pauses, or is idle.
 
 Law: the trainer starts on the newest state available, and merges states of the run, not mixtures of two epochs. Both
-waits are bounded, because others may wait for this trainer.
+waits are bounded, because other peers may wait for this trainer.
 """
 
 from __future__ import annotations
@@ -14,23 +14,25 @@ from .rules import Rules
 
 
 class Training:
+    """What this peer's trainer does, and since when."""
+
     def __init__(self, rules: Rules, logs: Logs, roster: Roster, own: Contributing, now: float) -> None:
         self.rules, self.logs, self.roster, self.own = rules, logs, roster, own
         self.ready = False  # training may start
         self.whole_since = now  # when the last shard arrived
         self.step_time, self.last_step = 0.0, now
         self.paused: float | None = None  # since when the trainer pauses
-        self.merging: float | None = None  # since when it waits for the answer to a Merge
+        self.merging: float | None = None  # since when the trainer waits for the answer to a Merge
 
-    # -- the trainer's word
+    # -- what the trainer reports
 
     def stepped(self, step_time_s: float, now: float) -> None:
-        """The trainer has made inner steps."""
+        """Record that the trainer has made inner steps."""
         self.step_time, self.last_step = step_time_s, now
         self.roster.says(speed=1 / step_time_s if step_time_s > 0 else 0.0)
 
     def pauses(self, paused: bool, now: float) -> None:
-        """The trainer announces a pause, or its end."""
+        """Record that the trainer begins a pause (``paused``), or ends it."""
         self.paused, self.last_step = now if paused else None, now
         self.roster.says(paused=paused)
 
@@ -44,8 +46,8 @@ class Training:
     # -- what follows
 
     def is_idle(self, now: float) -> bool:
-        """Whether the other peers should not wait for this trainer. In synchronous mode a paused trainer is waited for
-        until ``pause_timeout``: rounds without it would move the model towards the others' data."""
+        """Whether other peers should not wait for this trainer. In synchronous mode they wait for a paused trainer
+        until ``pause_timeout``, because rounds without it would move the model towards the other peers' data."""
         if self.paused is not None:
             return self.rules.asynchronous or now - self.paused >= self.rules.pause_timeout
         exchanging = self.own.flight is not None or self.merging is not None
@@ -53,8 +55,8 @@ class Training:
         return trains and now - self.last_step > self.rules.idle_after(self.step_time)
 
     def start(self, now: float) -> list[Effect]:
-        """Let training start on the newest state. It waits while kept commits lead further, and for a short while if
-        the shards of a fragment are at unlike epochs."""
+        """Let training start on the newest state. It is delayed while stored commits lead to newer states, and for a
+        short while if the shards of a fragment are at unlike epochs."""
         if self.ready or not self.logs.whole:
             return []
         if not self.rules.asynchronous:
@@ -66,14 +68,14 @@ class Training:
         return [Ready()]
 
     def merge(self, now: float) -> list[Effect]:
-        """The trainer asks for a merge."""
+        """Handle the trainer's Merge."""
         self.merging = now
         return self.load(now)
 
     def load(self, now: float) -> list[Effect]:
-        """Answer the trainer's Merge. The answer waits while the shards of a fragment are at unlike epochs, so that one
-        state of the run is merged; not for long, because a shard that is behind may wait for this trainer's
-        contribution."""
+        """Answer the trainer's Merge. The answer is delayed while the shards of a fragment are at unlike epochs, so
+        that one state of the run is merged; but not for long, because a shard that is behind may wait for this
+        trainer's contribution."""
         if self.merging is None:
             return []
         if self.own.uneven:
@@ -85,5 +87,5 @@ class Training:
 
     @property
     def loads_by(self) -> float:
-        """The latest time to answer the trainer's Merge; inf if there is none."""
+        """The latest time to answer the trainer's Merge; inf if no Merge waits."""
         return float("inf") if self.merging is None else self.merging + self.rules.even_within

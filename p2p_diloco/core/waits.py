@@ -18,6 +18,8 @@ from .rules import Rules
 
 @dataclass(frozen=True, slots=True)
 class Waits:
+    """The waits of one round of one shard."""
+
     rules: Rules
     roster: Roster
     attendance: Attendance
@@ -30,7 +32,7 @@ class Waits:
         return self.state.version.epoch
 
     def missing(self) -> list[str]:
-        """Members of the group that work and whose contribution is missing."""
+        """Return the members of the group that work and whose contribution is missing."""
         group = self.attendance.group(self.state.plan, self.epoch)
         return [p for p in group if p not in self.round.inbox and self._expected(p)]
 
@@ -40,49 +42,51 @@ class Waits:
 
     @property
     def needed(self) -> int:
-        """The fewest contributions for any outer step."""
+        """The lowest number of contributions for any outer step."""
         rules = self.rules
         return rules.min_peers if self.epoch else max(rules.min_peers, rules.start_peers)
 
     def quorum(self, now: float) -> int:
-        """The fewest contributions while other peers take part: half of all, and at least two, because the outer
-        momentum would carry the model towards one peer's data."""
+        """Return the lowest number of contributions while other peers take part: half of all peers that do, and at
+        least two, because the outer momentum would carry the model towards one peer's data."""
         taking_part = len(self.round.inbox) + len(self._taking_part(now))
         return max(self.needed, min(taking_part, max(2, math.ceil(taking_part / 2))))
 
     def may_close(self, now: float) -> bool:
-        """Whether the round may close with the contributions it has."""
+        """Whether the round may close with the contributions that it has."""
         if len(self.round.inbox) < self.quorum(now):
             return False
         return now >= self.deadline or not self._taking_part(now)
 
     def closes_at(self) -> float | None:
-        """When time alone will close the round, if it will."""
+        """Return when the round will close if nothing arrives; None if it will not."""
         moments = {self.deadline, *(self._given_up_at(p) for p in self.missing())} - {math.inf}
         return next(filter(self.may_close, sorted(moments)), None)
 
     @property
     def deadline(self) -> float:
-        """When the round closes with the contributions it has, if they are a quorum."""
+        """When the round closes with the contributions that it has, if they are a quorum."""
         return self.round.opened + self.rules.round_timeout
 
     def to_ask(self) -> list[str]:
-        """The peers to ask for contributions: the missing members; if none is missing and more contributions are
-        needed, all working peers."""
+        """Return the peers to ask for contributions: the missing members of the group; if none is missing and more
+        contributions are needed, all working peers."""
         if (missing := self.missing()) or len(self.round.inbox) >= self.needed:
             return missing
         working = [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs and not s.idle]
         return [p for p in working if p not in self.round.inbox]
 
     def _taking_part(self, now: float) -> list[str]:
-        """The missing members not given up: they are sure to take part, or their grace has not ended."""
+        """Return the missing members that are not given up: they are sure to take part, or their grace has not
+        ended."""
         return [p for p in self.missing() if now < self._given_up_at(p)]
 
     def _given_up_at(self, peer: str) -> float:
-        """When a missing member is given up; inf if it is sure to take part."""
+        """Return when a missing member is given up; inf if it is sure to take part."""
         sure = self.roster.presumed(peer) or self.attendance.sure(peer, self.epoch)
         return math.inf if sure else self.attendance.waits_until(peer, self.round.opened)
 
     def _expected(self, peer: str) -> bool:
+        """Whether the peer works, or must be presumed to because it has not sent a Summary yet."""
         summary = self.roster.summary(peer)
         return self.roster.presumed(peer) if summary is None else summary.role == "worker" and not summary.idle

@@ -22,7 +22,7 @@ from tests.core.conftest import (
     to,
 )
 
-FETCHING = "shard 0: the state of epoch 1 was changed in memory; fetching it anew"
+FETCHING = "shard 0: the state of epoch 1 was changed in memory; fetching it again"
 
 
 # -- damaged tensors
@@ -104,7 +104,7 @@ def test_damaged_tensors_that_no_peer_can_replace_become_a_version(peer: Any) ->
     a.lose("b")
     a.contribute()
     told = a.feed(Damaged(0, a.held))
-    alone = "shard 0 was changed in memory and no live peer has an intact copy: going on with the changed one"
+    alone = "shard 0 was changed in memory and no live peer has an intact copy: continuing with the changed copy"
     assert mismatches(told) == [FETCHING, alone]
     average = told[-1]
     assert isinstance(average, Average)

@@ -63,8 +63,8 @@ def test_a_peer_with_many_mismatches_in_a_row_says_that_it_is_unlike(peer: Any) 
     (told,) = astray(b)
     assert told == (
         "shard 0: a commit on epoch 2 led to another digest than it names, as did all of the last "
-        f"{most}: this machine computes the outer step unlike the peers that make the commits. It is sent whole "
-        "states from now on, several times the bytes, and aggregates only if every peer computes unlike the others. "
+        f"{most}: this machine computes the outer step unlike the peers that make the commits. From now on it is "
+        "sent whole states, several times the bytes, and it aggregates only if every peer computes unlike the others. "
         "outer_optimizer=sgd gives the same result on every machine; if it is set already, test the memory"
     )
     assert b.replica.roster.mine.unlike
