@@ -1,1 +1,2 @@
-"""Deterministic simulation of whole runs: a seed decides everything, so each run can be replayed."""
+"""Deterministic simulation of whole runs. A seed decides everything, so each simulated run (a *world*) can be
+replayed."""

@@ -1,4 +1,5 @@
-"""Worlds drawn from a seed, played through faults, healing and settling, and checked against every invariant."""
+"""Simulated runs (worlds) drawn from a seed, played through faults, healing and settling, and checked against every
+invariant."""
 
 from __future__ import annotations
 
@@ -13,16 +14,17 @@ from .world import World
 
 CHAOS_S, HEAL_S, SETTLE_S = 40.0, 30.0, 12.0
 RESUMED_S = 15.0
-"""In the last part of the healing time, this many seconds long, every peer must see commits: a bound on recovery."""
+"""Every peer must see a commit in so many last seconds of the healing time: a bound on recovery."""
 SHORT_CHAOS_S = 10.0
-"""The same where a round takes less than `SHORT_S`: as many commits happen in the shorter time."""
+"""`CHAOS_S` for worlds in which a round takes less than `SHORT_S`: as many commits happen in the shorter time."""
 SHORT_HEAL_S = 6.0
+"""`HEAL_S` for these worlds."""
 ROUNDS, SHORT_S, LONG_S = 4.0, 0.5, 5.0
-"""These times grow by this many rounds where a round takes longer than `LONG_S`."""
+"""All these times grow by so many rounds (`ROUNDS`) where a round takes longer than `LONG_S`."""
 LAGS = 2.0
-"""These times (not the first) grow by this many transfers of a state, because two may be needed one after the other."""
+"""All these times except `CHAOS_S` grow by so many transfers of a state: two may be needed, one after the other."""
 FOR_EVER = 1000.0
-"""A round_timeout longer than any world: only the protocol itself can end a wait."""
+"""A round_timeout that never passes, so that only the protocol itself can end a wait."""
 KINDS = {
     "healed": "faults of all kinds; then all peers return",
     "patient": "the same, with a round_timeout that never passes",
@@ -36,27 +38,32 @@ KINDS = {
 }
 _MIX = ("healed", "patient", "async", "bereaved", "joining", "torn", "overlapped", "hesitant", "healed", "joining")
 _CROWDED = 40
-"""One of this many worlds is crowded: it takes as long as several others."""
+"""Only one of so many worlds is crowded, because it takes as long as several other worlds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a world that kept every invariant."""
+    """The result of one simulated run that broke no invariant.
+
+    epochs: the lowest epoch of a peer at the end. events: number of scheduled actions. steps: inner steps, counted once
+    per shard, by what became of them: taken, counted, pending, died, dropped. happened: how often each kind of fault,
+    message and note occurred.
+    """
 
     seed: int
-    epochs: int  # the lowest epoch at the end
+    epochs: int
     events: int
-    steps: Counter[str]  # inner steps, counted once per shard: taken, counted, pending, died, dropped
+    steps: Counter[str]
     happened: Counter[str]
 
 
 def kind_of(seed: int) -> str:
-    """The kind of world that a seed stands for, unless another kind is asked for."""
+    """Return the kind of world that a seed stands for, unless another kind is asked for."""
     return "crowded" if seed % _CROWDED == _CROWDED - 1 else _MIX[seed % len(_MIX)]
 
 
 def drawn(seed: int, kind: str = "healed") -> Settings:
-    """The settings of a world of this kind. Raises KeyError for an unknown kind."""
+    """Return the settings of a world of this kind, drawn from the seed. Raises KeyError for an unknown kind."""
     kinds = {
         "healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant, "overlapped": _overlapped,
         "joining": _joining, "crowded": _crowded, "async": _async, "torn": _torn,
@@ -70,14 +77,14 @@ def drawn(seed: int, kind: str = "healed") -> Settings:
 
 
 def _revised(settings: Settings, rng: Random) -> Settings:
-    """In a third of the worlds the founder changes the outer rates, once or several times."""
+    """Let the founder change the outer rates, once or several times, in a third of the worlds."""
     if rng.random() < 2 / 3:
         return settings
     return replace(settings, revisions=rng.randint(1, 4), record_kept=rng.random() < 0.5)
 
 
 def _harder(settings: Settings, rng: Random) -> Settings:
-    """Half of the worlds have short memories, slow states, and links that are cut one by one."""
+    """Give half of the worlds short memories, slow transfers of states, and links that are cut one by one."""
     if rng.random() < 0.5:
         return settings
     torn = ("part", "mute") if settings.deaths_at_once is None else ()  # a peer that is cut off counts as dead
@@ -91,6 +98,7 @@ def _harder(settings: Settings, rng: Random) -> Settings:
 
 
 def _healed(rng: Random) -> Settings:
+    """Draw a world with faults of all kinds. At the end of the faults all peers return."""
     peers = rng.randint(2, 5)
     faults = ("crash", "restart", "cut", "heal", "freeze", "stall", "leave", "flip", "pause")
     return Settings(
@@ -110,10 +118,12 @@ def _healed(rng: Random) -> Settings:
 
 
 def _patient(rng: Random) -> Settings:
+    """Draw a world in which a round's deadline never passes."""
     return replace(_healed(rng), round_timeout=FOR_EVER)
 
 
 def _bereaved(rng: Random) -> Settings:
+    """Draw a world in which a round's deadline never passes and dead peers stay dead."""
     return Settings(
         peers=max(3, rng.randint(2, 5)),
         fragments=rng.randint(1, 3),
@@ -130,17 +140,19 @@ def _bereaved(rng: Random) -> Settings:
 
 
 def _hesitant(rng: Random) -> Settings:
+    """Draw a world in which bases may change between a Load and its Contribute."""
     settings = _bereaved(rng)
     return replace(settings, hesitation=1.0, faults=(*settings.faults, "flip"))
 
 
 def _overlapped(rng: Random) -> Settings:
+    """Draw a world in which training goes on during exchanges."""
     settings = _healed(rng)
     return replace(settings, overlap=rng.randint(1, settings.interval))
 
 
 def _joining(rng: Random) -> Settings:
-    """Rounds of 0.02 to 50 heartbeats, in which a state takes up to 100 rounds to arrive."""
+    """Draw a world with rounds of 0.02 to 50 heartbeats, in which a state takes up to 100 rounds to arrive."""
     usual = rng.choice([0.02, 0.1, 0.1, 0.5, 1.0, 1.0, 10.0, 50.0])  # seconds of a round; a heartbeat is 1 s
     interval = rng.choice([1, 2, 5])
     slow = rng.choice([1.0, 1.0, 3.0, 5.0])
@@ -164,6 +176,7 @@ def _joining(rng: Random) -> Settings:
 
 
 def _crowded(rng: Random) -> Settings:
+    """Draw a world of 8 to 12 peers."""
     settings = _healed(rng)
     return replace(
         settings,
@@ -175,6 +188,7 @@ def _crowded(rng: Random) -> Settings:
 
 
 def _async(rng: Random) -> Settings:
+    """Draw a world in asynchronous mode, in which no more peers fail at a time than there are successors."""
     settings, successors = _healed(rng), rng.choice([1, 1, 2])
     faults = ("crash", "flip", "freeze", "leave", "restart", "stall")
     return replace(
@@ -193,6 +207,7 @@ def _async(rng: Random) -> Settings:
 
 
 def _torn(rng: Random) -> Settings:
+    """Draw a world in asynchronous mode with faults of all kinds."""
     settings = _async(rng)
     faults = ("crash", "restart", "cut", "heal", "freeze", "stall", "leave", "flip")
     return replace(
@@ -205,7 +220,7 @@ def _torn(rng: Random) -> Settings:
 
 
 def check(world: World) -> Outcome:
-    """Play one world to its end and check every invariant. Raises Violation."""
+    """Play one world to its end, check every invariant, and return the outcome. Raises Violation."""
     round_s = world.settings.interval * world.settings.step_times[1]
     rounds = ROUNDS * round_s if round_s > LONG_S else 0.0
     long = round_s >= SHORT_S

@@ -1,6 +1,6 @@
-"""The faults of a world: drawn from its seed one after the other until the healing time.
+"""The faults of a simulated run: drawn from its seed one after the other until the healing time.
 
-Law: only faults that can happen to a real peer; at most as many peers at a time as the world's settings allow.
+Law: only faults that can happen to a real peer. No more peers fail at a time than the settings allow.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from .world import World
 
 FREEZE_S = (0.5, 8.0)
-"""How long a frozen process stands still, in seconds."""
+"""How long a frozen process does nothing, in seconds: the shortest and the longest time."""
 PAUSE_S = (0.5, 12.0)
-"""How long a trainer pauses, in seconds: shorter or longer than the others wait for it."""
+"""How long a trainer pauses, in seconds: shorter or longer than other peers wait for it."""
 
 
 class Faults:
-    """The faults of one world."""
+    """Causes the faults of one simulated run, and ends them."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        # until when the damage of each death is being repaired; at first only the founder holds a state
+        # for each recent failure, when it will be repaired; in the first seconds only the founder holds a state
         self._weakened = [self.repair] * (world.settings.deaths_at_once or 0)
 
     def save(self, name: str) -> None:
@@ -45,6 +45,7 @@ class Faults:
             world.at(delay, lambda: self._chaos(until))
 
     def _chaos(self, until: float) -> None:
+        """Cause one fault, then schedule the next one."""
         self.fault()
         self.chaos(until)
 
@@ -55,8 +56,8 @@ class Faults:
         return 2 * world.rules.heartbeat_timeout + 4 + 3 * world.settings.state_lag
 
     def _spared(self, kind: str) -> bool:
-        """Whether to skip this fault because as many peers as allowed have died lately. A restarted peer holds little;
-        a frozen one counts as dead, and so does one with damaged memory until it is repaired."""
+        """Whether to skip this fault because as many peers as allowed have failed lately. A restarted peer holds
+        little. A frozen peer counts as dead, and so does a peer with damaged memory until it is repaired."""
         world = self._world
         most = world.settings.deaths_at_once
         if most is None or kind not in ("crash", "flip", "freeze", "leave", "restart"):
@@ -127,6 +128,7 @@ class Faults:
                 world.trainers.pause(world.alive[someone], world.rng.uniform(*PAUSE_S))
 
     def _gone(self, process: Process) -> None:
+        """End the process of a peer that has left."""
         world = self._world
         if world.alive.get(process.name) is process:
             world.crash(process.name)

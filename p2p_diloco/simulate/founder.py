@@ -16,22 +16,24 @@ RECORDED_S = 20.0
 
 
 class Founder:
+    """Asks for other outer rates, and holds their record as the DHT would."""
+
     def __init__(self, world: World) -> None:
         self.world = world
-        self.recorded, self.recorded_until = FOUNDED, 0.0  # the revision in the DHT, and until when
+        self.recorded, self.recorded_until = FOUNDED, 0.0  # the revision in the DHT, and when its record expires
 
     def ask(self, within: float) -> None:
-        """Let the founder ask for revisions at random times."""
+        """Schedule requests for revisions at random times within so many seconds."""
         asks = Random(f"revisions {self.world.seed}")
         for number in range(1, self.world.settings.revisions + 1):
-            # now and then two revisions have one number: the asker has not seen the other one
+            # now and then two revisions have the same number, as if the asker had not seen the first one
             number -= number > 1 and asks.random() < 0.2
             revision = Revision(number, asks.choice([0.3, 0.5, 0.7]), asks.choice([0.0, 0.8, 0.9]))
             dies = asks.random() < 0.5
             self.world.at(asks.uniform(0.0, within), lambda r=revision, d=dies: self._asked(asks, r, d))  # type: ignore[misc]
 
     def _asked(self, asks: Random, revision: Revision, dies: bool) -> None:
-        """The asker leaves a record, or dies after it has told one peer."""
+        """Let the asker leave a record, or die after it has told one peer."""
         self.world.say("founder", f"asks for {revision}{' and dies' if dies else ''}")
         if not dies:
             self.record(revision)
@@ -40,15 +42,16 @@ class Founder:
             self.world.feed_alive(told, Revised(revision))
 
     def record(self, revision: Revision) -> None:
+        """Store the revision in the DHT, unless it holds a higher one."""
         if revision >= self.present:
             self.recorded, self.recorded_until = revision, self.world.now + RECORDED_S
 
     @property
     def present(self) -> Revision:
-        """The revision that the DHT holds."""
+        """The revision that the DHT holds; revision 0 if its record has expired."""
         return self.recorded if self.world.now < self.recorded_until else FOUNDED
 
     def highest(self) -> Revision:
-        """The highest revision known to any live peer or to the DHT."""
+        """Return the highest revision known to any live peer or to the DHT."""
         known = (p.replica.roster.mine.revision for p in self.world.alive.values() if not p.replica.departed)
         return max([self.present, *known])

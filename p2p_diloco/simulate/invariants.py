@@ -1,6 +1,6 @@
-"""The invariants of a world, by their letters in docs/testing.md: checked after every event, and at the end.
+"""The invariants of a simulated run, by their letters in docs/testing.md: checked after every event, and at the end.
 
-Law: reads only; except that `account` first ends the exchanges under way. Raises Violation.
+Law: this module only reads, except that `account` first ends the exchanges under way. It raises Violation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def after_event(world: World, process: Process, ticked: bool) -> None:
-    """(b), (e), (h) for the peer that was fed an event; ``ticked``: the event was its own wakeup."""
+    """Check (b), (e) and (h) for the peer that was fed an event. ``ticked``: the event was its own wakeup."""
     model = process.replica.roster.mine.model
     if model < process.best:
         raise Violation(f"(b) {process.name} went back from {process.best} to {model}")
@@ -52,7 +52,7 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
 
 
 def advanced(world: World, process: Process, shard: int, version: Version) -> None:
-    """(h): along a lineage the revision never falls. Called when a peer's shard has a new version."""
+    """Check (h) when a peer's shard has a new version: along a lineage the revision never falls."""
     before, state = process.reached.get(shard), process.replica.state(shard)
     if before is not None and state.history.get(before[0].epoch) == before[0].digest:
         fell = state.revision < before[1]
@@ -61,7 +61,7 @@ def advanced(world: World, process: Process, shard: int, version: Version) -> No
 
 
 def _blame(world: World, process: Process) -> None:
-    """(e): no round waits for long for a peer that is dead, cut off, or without a running trainer."""
+    """Check (e): no round waits for long for a peer that is dead, cut off, or without a running trainer."""
     in_turn = world.rules.asynchronous
     aggregated = [log for log in process.replica.logs if (log.round.inbox or in_turn) and log.aggregating]
     waited_for = {peer for log in aggregated for peer in log.waited_for()}
@@ -74,16 +74,17 @@ def _blame(world: World, process: Process) -> None:
 
 
 def _at_work(world: World, peer: str, seen_by: str) -> bool:
+    """Whether a peer can do what another peer (``seen_by``) waits for."""
     process = world.alive.get(peer)
     if process is None or not world.carries(peer, seen_by):
         return False
-    # a peer with a stuck trainer can still confirm a commit
+    # in asynchronous mode a peer whose trainer is stuck can still confirm a commit
     return world.rules.asynchronous or process.stalled_until <= world.now
 
 
 def lineage(world: World) -> set[tuple[Any, ...]]:
-    """The lineages of the live peers. Synchronous: their distinct versions. Asynchronous: the newest versions, and
-    those of peers that hold no ancestor of them."""
+    """Return the lineages of the live peers; one element means that there is no fork. Synchronous: their distinct
+    versions. Asynchronous: the newest versions, and those of peers that hold no ancestor of them."""
     if not world.rules.asynchronous:
         return {p.replica.versions for p in world.alive.values()}
     logs = [newest(world, shard).replica.logs[shard] for shard in range(world.rules.shards)]
@@ -97,7 +98,7 @@ def lineage(world: World) -> set[tuple[Any, ...]]:
 
 
 def newest(world: World, shard: int) -> Process:
-    """The live peer with the greatest version of a shard."""
+    """Return the live peer with the greatest version of a shard."""
 
     def version(process: Process) -> Version:
         return process.replica.versions[shard] or Version(-1, 0, 0, "")
@@ -106,7 +107,7 @@ def newest(world: World, shard: int) -> Process:
 
 
 def relied_upon(world: World) -> None:
-    """(g): every step that a trainer was told is counted is counted at the end, if no more holders died than
+    """Check (g): every step that a trainer was told is counted is counted at the end, if no more holders died than
     allowed."""
     for shard, steps in enumerate(world.trainers.answered):
         lost = steps & ~newest(world, shard).store.present[shard].steps
@@ -114,22 +115,23 @@ def relied_upon(world: World) -> None:
 
 
 def intact(world: World) -> None:
-    """(a): damaged memory has been repaired wherever a commit still came after it."""
+    """Check (a): damaged memory has been repaired, unless the run has ended for its peer."""
     for name, process in world.alive.items():
         for shard in range(world.rules.shards) if not process.replica.finished else ():
             require(not world.damaged(process, shard), "a", f"{name}: shard {shard} does not match its version")
 
 
 def ended_damaged(world: World) -> bool:
-    """Whether the run has ended for every peer that holds its greatest state, and all of them have been damaged since:
-    no commit will repair it, and no other peer has it."""
+    """Whether the run has ended for every peer that holds its greatest state, and the memory of all of them was damaged
+    since. No commit will repair the damage then, and no other peer has that state."""
     greatest = max((p.replica.roster.mine.model for p in world.alive.values()), default=ModelVersion())
     holders = [p for p in world.alive.values() if p.replica.roster.mine.model == greatest and p.replica.finished]
     return bool(holders) and all(any(world.damaged(p, s) for s in range(world.rules.shards)) for p in holders)
 
 
 def revised(world: World, asked: Revision) -> None:
-    """(h): all peers know the highest revision, at least ``asked``, and every shard still in the run is at it."""
+    """Check (h): all peers know the highest revision, which is ``asked`` or higher, and every shard for which the run
+    goes on is at it."""
     highest = world.founder.highest()
     require(highest >= asked, "h", f"{asked} was known, but now {highest} is the highest")
     for name, process in world.alive.items():
@@ -142,7 +144,7 @@ def revised(world: World, asked: Revision) -> None:
 
 
 def account(world: World) -> Counter[str]:
-    """(f): every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule.
+    """Check (f): every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule.
 
     Returns how many steps became what, summed over all shards.
     """

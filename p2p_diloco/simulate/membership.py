@@ -1,9 +1,10 @@
-"""Which peers are counted, checked in every synchronous world: (l) no peer starves, (m) no peer steps alone.
+"""Which peers are counted, checked in every synchronous run: (l) no peer starves, (m) no peer takes an outer step
+alone.
 
 Law: it sees what trainers send and merge and what aggregators average, and changes nothing. It only judges what happens
-after the world has been quiet for a while: no death, cut, frozen process, stuck trainer or lost message. Peers that
-start and trainers that pause do not interrupt the quiet, because the protocol must handle them without harm to the
-model. A peer that changes its lineage is a newcomer there.
+after a quiet time: no death, cut, frozen process, stuck trainer or lost message. Peers that start and trainers that
+pause do not interrupt the quiet time, because the protocol must handle them without harm to the model. A peer that
+changes its lineage is a newcomer in the new one.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from .world import World
 
 QUIET_S = 15.0
-"""Seconds that the protocol may take to notice that faults are over."""
+"""Seconds within which the protocol must notice that faults are over."""
 QUIET_ROUNDS = 2.0
-"""The same as a number of rounds, where rounds are long."""
+"""`QUIET_S` is longer by so many rounds, because rounds may be long."""
 JOINS_S = 8.0
 """Seconds until a peer must be counted, besides rounds and state transfers, in a world without any fault."""
 KNOWN_S = 3.0
@@ -42,47 +43,50 @@ class Exchange:
 
 @dataclass(slots=True)
 class Attended:
-    """What is remembered of one life of a peer."""
+    """What is recorded of one incarnation of a peer."""
 
     since: float = math.inf  # when its trainer first merged
     exchanges: Counter[int] = field(default_factory=Counter)  # by fragment
     open: Exchange | None = None
-    excused_until: float = -math.inf  # until then a long pause excuses it
+    excused_until: float = -math.inf  # until then a long pause is the reason why it was not counted
     joined: float = -math.inf  # when it left another lineage for this one
     counted_at: float = 0.0  # when it last merged a state that counts all of an exchange
 
 
 @dataclass(slots=True)
 class Membership:
+    """Records who contributes and who is counted, and checks (l) and (m)."""
+
     world: World
     quiet_from: float = -math.inf
     _lives: dict[int, Attended] = field(default_factory=dict)
 
     @property
     def patience(self) -> float:
+        """How long, in seconds, it must have been quiet before anything is judged."""
         settings = self.world.settings
         return QUIET_S + QUIET_ROUNDS * settings.interval * settings.step_times[1] + 2 * settings.state_lag
 
-    # -- what goes by
+    # -- what happens
 
     def disturbed(self, until: float) -> None:
-        """A fault happens now, or lasts until this time."""
+        """Record a fault that happens now, or lasts until this time."""
         self.quiet_from = max(self.quiet_from, until)
 
     def healed(self) -> None:
-        """A lasting fault has ended."""
+        """Record that all lasting faults have ended."""
         self.quiet_from = min(self.quiet_from, self.world.now)
 
     def sends(self, process: Process, shards: tuple[int, ...]) -> None:
-        """A trainer contributes."""
+        """Record that a trainer contributes."""
         life = self._life(process)
         fragment = process.replica.logs.look_at(shards[0]).fragment
         life.exchanges[fragment] += 1
         life.open = Exchange(self.world.now, shards, life.exchanges[fragment])
 
     def merges(self, process: Process, load: Load) -> None:
-        """(l): a trainer merges the result of its exchange. The result must count the contribution, unless it was the
-        first to its fragment."""
+        """Check (l) when a trainer merges the result of its exchange: the result must count the contribution, unless it
+        was the peer's first one to its fragment."""
         life = self._life(process)
         life.since = min(life.since, self.world.now)
         judged = self._judged(self.world.now, life)
@@ -100,7 +104,7 @@ class Membership:
             require(False, "l", f"{process.name}: shards {missed} do not count its {which}")
 
     def averages(self, process: Process, work: Average) -> None:
-        """(m): an outer step needs at least half of the working peers, and two if several work."""
+        """Check (m): an outer step needs at least half of the working peers, and two if several work."""
         if self.world.rules.asynchronous or not work.contributions:
             return
         log = process.replica.logs.look_at(work.shard)
@@ -114,20 +118,20 @@ class Membership:
         require(len(came) >= least, "m", text)
 
     def joins_lineage(self, process: Process) -> None:
-        """A peer changes its lineage and is a newcomer in the new one: none of that lineage's rounds could count it
-        before."""
+        """Record that a peer changes its lineage. It is a newcomer in the new one: no round of that lineage could count
+        it before."""
         life = self._life(process)
         life.exchanges.clear()
         life.open, life.joined = None, self.world.now
 
     def resumes(self, process: Process) -> None:
-        """A pause ends."""
+        """Record that a pause ends."""
         assert process.paused is not None
         if self.world.now - process.paused >= self.world.rules.pause_timeout - 0.5:
             self._life(process).excused_until = self.world.now
 
     def at_peace(self) -> None:
-        """(l): at the end, a peer that has been there for long and does not pause has been counted lately."""
+        """Check (l) at the end: a peer that has been live for long and does not pause has been counted lately."""
         world = self.world
         never = self.quiet_from == -math.inf
         limit = self.patience + world.settings.state_lag - (QUIET_S - JOINS_S if never else 0.0)
@@ -142,10 +146,11 @@ class Membership:
     # -- inside
 
     def _life(self, process: Process) -> Attended:
+        """Return the record of this process."""
         return self._lives.setdefault(id(process), Attended())
 
     def _judged(self, since: float, life: Attended) -> bool:
-        """Whether something that happened at this time is judged."""
+        """Whether something that happened at time ``since`` is judged."""
         world = self.world
         lasting = [t for p in world.alive.values() for t in (p.frozen_until, p.stalled_until) if t > world.now]
         if lasting or world.drop or world.cut or world.mute:
@@ -154,7 +159,7 @@ class Membership:
         return not world.rules.asynchronous and world.trainers.training and since >= quiet
 
     def _works(self, process: Process, shard: int, version: object) -> bool:
-        """Whether the peer has worked on the same base, and for so long that all peers know it."""
+        """Whether the peer has worked on this version of the shard, and for so long that all peers know it."""
         life, world = self._life(process), self.world
         if process.replica.finished or process.replica.departed:
             return False

@@ -1,7 +1,7 @@
 """Simulated tensors: sets of inner steps as bit masks, so that every single step can be accounted for.
 
-A shard's θ is the set of inner steps that it contains; a pseudo-gradient is the set that a peer adds. Averaging is a
-union that must be disjoint, so a step that arrives twice is detected.
+A shard's θ is the set of inner steps that it contains. A pseudo-gradient is the set of steps that a peer adds.
+Averaging is the union of disjoint sets, so a step that arrives twice is detected.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ class Violation(AssertionError):
 
 
 def require(holds: bool, law: str, what: str) -> None:
-    """Raise Violation with the invariant's letter unless the condition is true."""
+    """Raise Violation with the invariant's letter ``law`` and the text ``what``, unless the condition holds."""
     if not holds:
         raise Violation(f"({law}) {what}")
 
 
 @dataclass(frozen=True, slots=True)
 class Tensors:
-    """One shard's outer state: its steps, and a hash chain over all commits in place of the momentum."""
+    """One shard's outer state: its inner steps, and a hash chain over all commits in place of the momentum."""
 
     steps: int = 0
     chain: bytes = b""
 
     def digest(self, meta: bytes) -> str:
+        """Return the digest of these tensors and ``meta``."""
         return blake2b(self.chain + meta, digest_size=8).hexdigest()
 
     def step(self, mean: tuple[tuple[str, int], ...]) -> Tensors:
-        """The outer step with a mean, given as (peer, steps) in order."""
+        """Return the tensors after the outer step with a mean, which is given as (peer, steps) in order."""
         steps, chain = self.steps, blake2b(self.chain, digest_size=8)
         for peer, added in mean:
             require(not steps & added, "c", f"{peer}'s steps {bin(steps & added)} are counted twice")
@@ -44,7 +45,7 @@ class Tensors:
         return Tensors(steps, chain.digest())
 
     def rated(self, revision: Revision) -> Tensors:
-        """The same tensors about to take a step with a revision's rates: other rates lead to another digest."""
+        """Return the same tensors, prepared for a step with a revision's rates: other rates lead to another digest."""
         if revision.rates is None:
             return self
         return replace(self, chain=blake2b(self.chain + repr(revision.rates).encode(), digest_size=8).digest())
@@ -52,7 +53,7 @@ class Tensors:
 
 @dataclass(slots=True)
 class Store:
-    """A node's outer state and proposals."""
+    """A node's outer state and its proposals, by (shard, digest)."""
 
     present: list[Tensors]
     proposals: dict[tuple[int, str], Tensors] = field(default_factory=dict)
@@ -64,28 +65,31 @@ class Store:
         meta: bytes,
         revision: Revision = FOUNDED,
     ) -> tuple[str, object]:
+        """Propose the outer step with these contributions; return its digest and the mean."""
         mean = tuple((peer, c.payload) for peer, c in contributions)
         return self.propose(shard, self.present[shard].rated(revision).step(mean), meta), mean
 
     def propose(self, shard: int, tensors: Tensors, meta: bytes) -> str:
+        """Store a proposal for a shard and return its digest."""
         digest = tensors.digest(meta)
         self.proposals[shard, digest] = tensors
         return digest
 
     def accept(self, shard: int, digest: str) -> None:
+        """Make a proposal the shard's present state, and discard its other proposals."""
         self.present[shard] = self.proposals[shard, digest]
         self.proposals = {key: t for key, t in self.proposals.items() if key[0] != shard}
 
 
 @dataclass(slots=True)
 class Trainer:
-    """One life of a trainer: its local parameters, and what became of its steps."""
+    """One incarnation of a trainer: its local parameters, and what became of its inner steps."""
 
     shards: int
     base: list[int] = field(default_factory=list)
     local: list[int] = field(default_factory=list)
     delta: list[int] = field(default_factory=list)  # the last contribution, per shard
-    taken: int = 0  # all inner steps of this life
+    taken: int = 0  # all inner steps of this incarnation
     dropped: list[int] = field(default_factory=list)  # dropped by rule, per shard
     since_sending: int = 0
     since: dict[int, int] = field(default_factory=dict)  # steps since each fragment's last contribution
@@ -96,6 +100,7 @@ class Trainer:
         self.base, self.local, self.delta, self.dropped = zeros[:], zeros[:], zeros[:], zeros[:]
 
     def step(self, bit: int) -> None:
+        """Make one inner step, which is given as its bit."""
         self.taken |= bit
         self.local = [steps | bit for steps in self.local]
         self.since_sending += 1
@@ -104,7 +109,7 @@ class Trainer:
         """Carry local progress over to a newer global value, as `Carry` defines it."""
         s = loaded.shard
         base, progress, delta = self.base[s], self.local[s] & ~self.base[s], self.delta[s]
-        lost = base & self.taken & ~new  # my steps that the old lineage counted and the new one does not
+        lost = base & self.taken & ~new  # this trainer's steps that the old lineage counted and the new one does not
         match loaded.carry:
             case Carry.SUBTRACT:
                 require(delta & ~progress == 0, "f", "the subtracted contribution is not in the local progress")
@@ -121,4 +126,5 @@ class Trainer:
         self.base[s], self.local[s] = new, new | progress
 
     def pending(self, shard: int) -> int:
+        """Return the shard's local progress: the steps that its base does not contain."""
         return self.local[shard] & ~self.base[shard]

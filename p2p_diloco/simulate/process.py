@@ -1,4 +1,4 @@
-"""One life of one simulated peer: node and trainer, with a clock of its own."""
+"""One incarnation of a simulated peer: node and trainer, with a clock of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """One life of one peer: node and trainer."""
+    """One incarnation of a simulated peer: its replica, tensors and trainer. ``disk``: the states that it starts from,
+    if any."""
 
     def __init__(self, world: World, name: str, disk: tuple[State, ...] | None) -> None:
         self.name, self.world, self.born = name, world, world.now
@@ -28,24 +29,25 @@ class Process:
         self.trainer = Trainer(shards)
         self.step_time = world.rng.uniform(*self._step_times(world))
         self.stalled_until = self.frozen_until = 0.0
-        self.paused: float | None = None  # since when
+        self.paused: float | None = None  # since when the trainer pauses
         self.training = self.changed = False
-        self.blocked = self.released = False  # an exchange is under way; it is over but its result not merged
-        self.flown = 0  # inner steps since the contribution
-        self.waiting_for: dict[str, float] = {}  # peer at fault → since when a round here waits for it
-        self.best = ModelVersion()
-        self.known = FOUNDED  # the highest revision that it has known
-        self.reached: dict[int, tuple[Version, Revision]] = {}  # by shard
+        self.blocked = self.released = False  # an exchange is not merged yet; it is over, so its result can be merged
+        self.flown = 0  # inner steps since the last contribution
+        self.waiting_for: dict[str, float] = {}  # unable peer → since when a round here waits for it
+        self.best = ModelVersion()  # the greatest model version so far
+        self.known = FOUNDED  # the highest revision that this process has known
+        self.reached: dict[int, tuple[Version, Revision]] = {}  # by shard: the last version and its revision
         self.woken_for = float("inf")
         self.disk = disk
 
     def _step_times(self, world: World) -> tuple[float, float]:
-        """Step times of this trainer. In worlds with late peers the first two are fast and the late ones slow, so that
-        a round which does not wait for them leaves them behind."""
+        """Return the range of this trainer's step times. In worlds with late peers the first two are fast and the late
+        ones slow, so that a round which does not wait for the late ones leaves them behind."""
         quickest, slowest = world.settings.step_times
         if world.settings.late is None:
             return quickest, slowest
         return (quickest, 1.1 * quickest) if self.name in world.names[:2] else (0.9 * slowest, slowest)
 
     def clock(self, now: float) -> float:
+        """Return this process's own clock at the simulated time ``now``."""
         return now + self.skew

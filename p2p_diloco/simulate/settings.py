@@ -1,4 +1,4 @@
-"""The settings of a simulated world, and the rules that its peers agree on."""
+"""The settings of a simulated run, and the rules that its peers agree on."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ AS_RULES = (
     "mode", "successors", "dn_buffer_size", "async_grace", "max_staleness", "min_peers", "start_peers", "round_timeout",
     "pause_timeout", "carry_rounds", "history", "forgotten", "stop_after_epochs",
 )  # fmt: skip
-"""Settings that are rules of the same name."""
+"""The names of settings that are also rules of the run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Settings of a world. Probabilities per message; times in simulated seconds."""
+    """Settings of a simulated run. Probabilities are per message; times in simulated seconds."""
 
     peers: int = 4
     mode: str = "sync"
-    successors: int = 1  # this and the next three: asynchronous mode only
+    successors: int = 1  # this setting and the next three are for asynchronous mode only
     dn_buffer_size: int = 0
     async_grace: float = 0.0
     max_staleness: int | None = None
@@ -34,22 +34,24 @@ class Settings:
     duplicate: float = 0.05
     delay_mean: float = 0.1
     step_times: tuple[float, float] = (0.3, 1.0)
-    bandwidths: tuple[float, float] | None = None  # range of the bandwidths that peers measure; drawn anew now and then
+    bandwidths: tuple[float, float] | None = (
+        None  # range of the bandwidths that peers measure; drawn again at intervals
+    )
     measured_every: tuple[float, float] = (2.0, 20.0)
     work_time: float = 0.05
     clock_skew: float = 100.0
     fault_every: tuple[float, float] = (1.0, 6.0)
     faults: tuple[str, ...] = ("crash", "restart", "cut", "heal", "freeze", "stall")
-    deaths_at_once: int | None = None  # peers that may fail before the last failures are repaired
-    # dead peers return when faults end; else only links, frozen processes and stuck trainers recover
+    deaths_at_once: int | None = None  # so many peers may fail before the last failures are repaired
+    # whether dead peers return when faults end; otherwise only links, frozen processes and stuck trainers recover
     dead_return: bool = True
     hesitation: float = 0.0  # longest time between a Load and its Contribute, in which bases may change
     carry_rounds: int = 2
     history: int = 256  # ancestors remembered per shard
     forgotten: int = 60  # heartbeat_timeouts until a peer that is gone is forgotten
-    state_lag: float = 0.0  # usual transfer time of a State, in addition to any message's delay
+    state_lag: float = 0.0  # usual transfer time of a State, in addition to the delay of any message
     revisions: int = 0  # how often the founder asks for other rates, at random times before the faults end
-    # peers that know a revision renew its record; else only the asker writes it, and may die first
+    # whether peers that know a revision renew its record; otherwise only the asker writes it, and may die before
     record_kept: bool = True
     round_timeout: float = 12.0
     pause_timeout: float = 6.0
@@ -58,7 +60,7 @@ class Settings:
     blame_after: float = 16.0  # within this time live peers must notice that a peer is dead, cut off or stuck
 
     def rules(self) -> Rules:
-        """The rules that the peers of this world agree on."""
+        """Return the rules that the peers of this simulated run agree on."""
         f, n = self.fragments, self.shards_per_fragment
         return Rules(
             run="sim",
@@ -71,4 +73,4 @@ class Settings:
 
 
 PLAIN = Settings()
-"""A world of the defaults."""
+"""The default settings."""

@@ -1,8 +1,8 @@
-"""Events and effects in plain words: one line of a trace each.
+"""Events and effects in plain words: one line of a trace for each.
 
 A version is written `epoch 3 (b6e5f6)`, with the first letters of its digest. A contribution is written `#0042.3`: the
-third of an incarnation whose last four digits are 0042. A commit ends with the peers that may aggregate the next one,
-in order.
+third of an incarnation whose last four digits are 0042. A commit ends with the peers that may aggregate the next
+commit, in order.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ CARRIED = {
 
 
 def tell(what: Event | Effect) -> str:
-    """One line on an event that a replica receives or an effect that it returns."""
+    """Return one line on an event that a replica receives or an effect that it returns."""
     match what:
         case Received(sender, message):
             return f"hears from {sender}: {_message(message)}"
@@ -199,6 +199,7 @@ def _names(names: Iterable[str]) -> str:
 
 
 def _steps(weight: float) -> str:
+    """Return a number of steps with its unit."""
     return f"{weight:g} step{'' if weight == 1 else 's'}"
 
 
@@ -207,6 +208,7 @@ def _shards(shards: tuple[int, ...]) -> str:
 
 
 def _at(shard: int, version: Version) -> str:
+    """Return a shard and its version as text."""
     return f"shard {shard} {_version(version)}"
 
 

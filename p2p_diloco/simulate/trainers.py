@@ -1,6 +1,6 @@
-"""The trainers of a simulated world: they make inner steps, exchange when due, merge, and pause.
+"""The trainers of a simulated run: they make inner steps, exchange when due, merge, and pause.
 
-Law: a trainer sees only its own replica, as a real one does; the invariants watch it.
+Law: a trainer sees only its own replica, as a real trainer does; the invariants watch it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ if TYPE_CHECKING:
 
 
 class Trainers:
+    """Drives every trainer of a simulated run, and records what became of the steps."""
+
     def __init__(self, world: World) -> None:
         self.world = world
-        self.all: list[tuple[str, Trainer]] = []  # (peer, trainer) of all lives
-        self.answered = [0] * world.rules.shards  # per shard, the steps that a trainer was told are counted
+        self.all: list[tuple[str, Trainer]] = []  # (peer, trainer) of all incarnations
+        self.answered = [0] * world.rules.shards  # per shard: the steps that some trainer was told are counted
         self.training = True  # False at the end, when the world settles
         self.steps = 0  # number of inner steps so far; each is one bit
 
     def step(self, process: Process) -> None:
-        """Make an inner step, or wait; schedule the next one."""
+        """Make an inner step, or wait; schedule the next call."""
         world = self.world
         if world.alive.get(process.name) is not process or not self.training:
             return
@@ -55,19 +57,19 @@ class Trainers:
             world.feed(process, Merge())
 
     def _waits(self, process: Process) -> bool:
-        """Whether training stands still until the exchange is over."""
+        """Whether training stalls until the exchange is over."""
         settings = self.world.settings
         due = process.trainer.since_sending >= settings.interval
         return process.blocked and (due or process.flown >= settings.overlap or process.replica.finished)
 
     def land(self, process: Process) -> None:
-        """The exchange is over: merge its result if training waits for it."""
+        """If the exchange is over and training waits for it, merge its result."""
         if process.released and self._waits(process):
             process.blocked = process.released = False
             self.world.feed(process, Merge())
 
     def load(self, process: Process, load: Load) -> None:
-        """Merge what is newer, and contribute what is due."""
+        """Carry out a Load: merge what is newer, and contribute what is due."""
         world, trainer = self.world, process.trainer
         world.membership.merges(process, load)
         for loaded in load.shards:
@@ -93,7 +95,7 @@ class Trainers:
             world.at(delay, lambda: self._contribute(process, event))
 
     def pause(self, process: Process, seconds: float) -> None:
-        """The trainer announces a pause of this length, then resumes."""
+        """Let the trainer announce a pause of this length, and resume after it."""
         world = self.world
         if process.paused is None and process.training:
             process.paused = world.now

@@ -1,4 +1,4 @@
-"""Invariants of the asynchronous mode, checked in every asynchronous world on the effects that pass.
+"""Invariants of the asynchronous mode, checked in every asynchronous run on the effects that replicas return.
 
 Law: it sees what replicas compute and what they accept, and changes nothing.
 """
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
 
 class Witness:
+    """Checks the invariants (i), (j) and (k). ``one_line``: whether only one lineage may exist."""
+
     def __init__(self, rules: Rules, one_line: bool) -> None:
         self.rules = rules
-        # whether only one lineage may exist: no peer cut off, no more deaths at a time than successors
+        # true if no peer is cut off and no more die at a time than there are successors
         self.one_line = one_line
         self.begun: list[list[Version | None]] = []  # by inner step and shard: the version that the step was made on
         self.bases: dict[tuple[int, int], Version] = {}  # (id of a trainer, shard) → the version last merged
@@ -31,12 +33,12 @@ class Witness:
         self.epochs: dict[tuple[int, int], Version] = {}  # (shard, epoch) → its only version
 
     def stepped(self, process: Process) -> None:
-        """A trainer has made the next inner step."""
+        """Record that a trainer has made the next inner step."""
         self.begun.append([carried.base for carried in process.replica.own.carried])
 
     def merges(self, process: Process, loaded: Loaded) -> None:
-        """A trainer merges a newer state. Steps made during its exchange now count as made on the new version; so do
-        all its uncounted steps after a change of lineage, because their age can't be expressed there."""
+        """Record that a trainer merges a newer state. Steps made during its exchange now count as made on the new
+        version. After a change of lineage so do all its uncounted steps, because their age can't be expressed there."""
         shard, trainer = loaded.shard, process.trainer
         before = self.bases.get((id(trainer), shard))
         left = before is not None and process.replica.logs[shard].relation(before) == "fork"
@@ -45,10 +47,10 @@ class Witness:
             self.begun[step][shard] = loaded.version
 
     def averages(self, log: ShardLog, work: Average, digest: str) -> None:
-        """An aggregator computed the step that leads to ``digest``."""
+        """Check (i) and (j) when an aggregator has computed the outer step that leads to ``digest``."""
         if not self.rules.asynchronous:
             return
-        self.one_line = self.one_line and work.held is not None  # a commit of damaged tensors may fork
+        self.one_line = self.one_line and work.held is not None  # a commit of damaged tensors may make a fork
         most = self.rules.max_staleness
         for peer, c in work.contributions:
             ours = log.relation(c.base) in ("equal", "ancestor")
@@ -68,13 +70,13 @@ class Witness:
         self._steps(log.shard, work.base, len(work.contributions), work.buffered, digest)
 
     def applies(self, work: Apply) -> None:
-        """A peer applies another peer's commit."""
+        """Check (j) when a peer applies another peer's commit."""
         commit = work.commit
         counted = len(commit.contributions)
         self._steps(commit.shard, commit.base, counted, work.buffered, commit.version.digest)
 
     def fills(self, work: Fill) -> None:
-        """A peer fetches a state."""
+        """Check (j) when a peer loads a fetched state."""
         state = work.state
         told = self.filled.get((state.shard, state.version.digest), 0)
         require(
@@ -82,7 +84,7 @@ class Witness:
         )
 
     def accepts(self, shard: int, version: Version) -> None:
-        """A peer makes this version its present state."""
+        """Check (k) when a peer makes this version its present state."""
         known = self.epochs.setdefault((shard, version.epoch), version)
         require(
             not self.one_line or known == version,
@@ -91,7 +93,7 @@ class Witness:
         )
 
     def ended(self, steps: Counter[str], happened: Counter[str]) -> None:
-        """The world has ended: check what became of its inner steps, and what happened."""
+        """Check (k) at the end: no fork, and no inner step dropped unless a submission was refused as too stale."""
         if self.one_line:
             require(not happened["note fork"], "k", "the lineage has forked")
             lost = steps["dropped"] and not happened["note stale"]
@@ -100,6 +102,8 @@ class Witness:
             )
 
     def _steps(self, shard: int, base: Version, counted: int, told: int, digest: str) -> None:
+        """Check (j): the number of submissions in the buffer before a commit, and that its window fits. ``told``: the
+        number that the replica names."""
         size = self.rules.dn_buffer_size
         before = self.filled.get((shard, base.digest), 0)
         require(
@@ -111,6 +115,7 @@ class Witness:
 
 
 def _bits(steps: int) -> Iterator[int]:
+    """Yield the number of each bit that is set."""
     while steps:
         lowest = steps & -steps
         yield lowest.bit_length() - 1

@@ -1,4 +1,5 @@
-"""One simulated world: processes, clocks, a network and faults, all drawn from one seed, checked after every event."""
+"""One simulated run, called a world: processes, clocks, a network and faults, all drawn from one seed. Every event is
+checked."""
 
 from __future__ import annotations
 
@@ -53,6 +54,8 @@ from .witness import Witness
 
 
 class World:
+    """One simulated run. It feeds events to the replicas and carries out their effects, as nodes do in a real run."""
+
     def __init__(self, seed: int, settings: Settings = PLAIN, trace: bool = False) -> None:
         self.seed, self.rng, self.settings = seed, Random(seed), settings
         self.lags, self.links = Random(f"lags {seed}"), Random(f"bandwidths {seed}")
@@ -66,7 +69,9 @@ class World:
         self.cut: set[frozenset[str]] = set()
         self.mute: set[tuple[str, str]] = set()  # (from, to) of links that lose everything in this direction
         self.flips = 0
-        self.happened: Counter[str] = Counter()  # number of faults, of messages by fate, and of commits
+        self.happened: Counter[str] = (
+            Counter()
+        )  # number of faults, of messages by what became of them, of notes, and of new versions
         self.drop, self.duplicate = settings.drop, settings.duplicate
         self.faults = Faults(self)
         self.trainers = Trainers(self)
@@ -81,6 +86,7 @@ class World:
     # -- time
 
     def at(self, delay: float, action: Callable[[], None]) -> None:
+        """Schedule an action after this delay."""
         self.count += 1
         heapq.heappush(self.queue, (self.now + delay, self.count, action))
 
@@ -103,6 +109,7 @@ class World:
         return start
 
     def start(self, name: str, found: bool = False, from_disk: bool = False) -> Process:
+        """Start an incarnation of a peer: as founder, with the state on its disk, or without a state."""
         states, tensors = self.disks.get(name, (None, None)) if from_disk else (None, None)
         process = self.alive[name] = Process(self, name, states)
         self.trainers.all.append((name, process.trainer))
@@ -123,7 +130,7 @@ class World:
         return process
 
     def crash(self, name: str) -> None:
-        """Kill -9: the process is gone, its links break."""
+        """Kill a process at once, as by kill -9; its connections break."""
         process = self.alive.pop(name)
         self.membership.disturbed(self.now)
         self.say(name, "crashes")
@@ -132,6 +139,7 @@ class World:
                 self.later(other, self.rng.uniform(0.01, 0.3), Closed(name))
 
     def _discover(self, process: Process) -> None:
+        """Let the process find all live peers and the founder's record in the DHT; repeated at intervals."""
         if self.alive.get(process.name) is not process:
             return
         for other in sorted(self.alive):
@@ -144,7 +152,7 @@ class World:
         self.at(5.0, lambda: self._discover(process))
 
     def _measure(self, process: Process) -> None:
-        """A peer measures its bandwidth, for the first time or after a change."""
+        """Let a peer measure its bandwidth, for the first time or after a change; repeated at intervals."""
         if self.alive.get(process.name) is not process or self.settings.bandwidths is None:
             return
         slowest, fastest = self.settings.bandwidths
@@ -152,18 +160,21 @@ class World:
         self.at(self.links.uniform(*self.settings.measured_every), lambda: self._measure(process))
 
     def holders(self) -> list[str]:
-        """The peers that hold the state."""
+        """Return the live peers that hold the state, sorted."""
         return sorted(n for n, p in self.alive.items() if p.replica.has_state)
 
     # -- network
 
     def connected(self, a: str, b: str) -> bool:
+        """Whether no cut separates the two peers."""
         return frozenset((a, b)) not in self.cut
 
     def carries(self, sender: str, to: str) -> bool:
+        """Whether the link carries messages from ``sender`` to the other peer."""
         return self.connected(sender, to) and (sender, to) not in self.mute
 
     def send(self, sender: Process, to: str, message: Message) -> None:
+        """Send a message. It may be lost or duplicated; the sender gets Delivered or SendFailed."""
         if isinstance(message, State):
             tensors = sender.store.present[message.shard]
             if self.damaged(sender, message.shard):
@@ -188,6 +199,7 @@ class World:
             self.at(delay, lambda copy=copy: self._arrive(sender, target, message, answer=copy == 0))  # type: ignore[misc]
 
     def _arrive(self, sender: Process, target: Process, message: Message, answer: bool) -> None:
+        """Feed a message to its receiver, and report the delivery to the sender if ``answer``."""
         if self.alive.get(target.name) is not target:
             if answer:
                 self.feed_alive(sender, SendFailed(target.name, message, gone=True))
@@ -204,9 +216,11 @@ class World:
     # -- feeding events, carrying out effects
 
     def later(self, process: Process, delay: float, event: Event) -> None:
+        """Feed an event to the process after this delay."""
         self.at(delay, lambda: self.feed_alive(process, event))
 
     def feed_alive(self, process: Process, event: Event) -> None:
+        """Feed an event to the process if it still lives; if it is frozen, once it is no longer."""
         if self.alive.get(process.name) is not process:
             return
         if process.frozen_until > self.now:
@@ -215,6 +229,7 @@ class World:
         self.feed(process, event)
 
     def feed(self, process: Process, event: Event) -> None:
+        """Feed an event to the process, carry out the effects, check the invariants and schedule the next wakeup."""
         effects = process.replica.handle(event, process.clock(self.now))
         if self.lines is not None:
             self.say(process.name, tell(event))
@@ -229,11 +244,13 @@ class World:
             self.at(max(0.001, wakeup - self.now), lambda: self._wake(process))
 
     def _wake(self, process: Process) -> None:
+        """Feed Wakeup, unless the time for it has moved."""
         if process.woken_for <= self.now + 1e-9:
             process.woken_for = float("-inf")
             self.feed_alive(process, Wakeup())
 
     def _carry_out(self, process: Process, effect: Effect) -> None:
+        """Carry out an effect, as a node would."""
         store, rng, work = process.store, self.rng, self.settings.work_time
         match effect:
             case Send(to, message):
@@ -282,16 +299,18 @@ class World:
                 self.happened[f"note {kind}"] += 1
 
     def say(self, who: str, what: str) -> None:
+        """Add a line to the trace, if there is one."""
         if self.lines is not None:
             self.lines.append(f"{self.now:9.3f} {who} {what}")
 
     def damaged(self, process: Process, shard: int) -> bool:
+        """Whether a shard's tensors do not match its version. Only a bit flip may be the reason."""
         state = process.replica.state(shard)
         damaged = process.store.present[shard].digest(meta_of(state)) != state.version.digest
         require(not damaged or self.flips > 0, "a", f"{process.name}: shard {shard} does not match its version")
         return damaged
 
     def _excused(self, process: Process, commit: Commit) -> bool:
-        """Whether a commit may lead to another digest: its tensors were damaged, or it has no contributions because its
-        author's were."""
+        """Whether a commit may lead to another digest here: this peer's tensors are damaged, or the commit has no
+        contributions because its author's were."""
         return self.damaged(process, commit.shard) or not commit.contributions
