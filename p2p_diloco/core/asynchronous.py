@@ -1,9 +1,9 @@
 """One shard's log in asynchronous mode: each submission becomes a commit as soon as it arrives; no round waits for
 peers.
 
-Law: a proposal becomes a commit only when every live peer that its plan names holds it. Peers are answered with commits
-only, so one more death cannot undo what a submitter was told. The aggregator changes only by a commit of its own or by
-a takeover.
+Law: a proposal becomes a commit only when every live peer that its plan names holds it. Submitters are answered with
+commits, never with proposals, so one more death cannot undo what a submitter was told. The aggregator changes only by a
+commit of its own or by a takeover.
 """
 
 from __future__ import annotations
@@ -79,16 +79,16 @@ class AsynchronousLog(ShardLog):
         return [] if self.round.proposed is None else self.must_hold(self.round.proposed)
 
     def must_hold(self, proposed: Proposal) -> list[str]:
-        """Return the live peers that the proposal's plan or the present plan names and that do not hold it yet. None of
-        them must hold a proposal computed from damaged tensors, because no peer could be given its base."""
+        """Return the live peers that the proposal's plan or the present plan names and that do not hold the proposal
+        yet. Empty if it was computed from damaged tensors, because no other peer could be given its base."""
         if self.round.trusted or self.state is None:
             return []
         return sorted(p for p in proposed.missing(self.state.plan, self.me) if self._can_hold(p))
 
     def _can_hold(self, peer: str) -> bool:
-        """Whether the peer can hold a commit: it is alive, or named but not heard of yet; it holds a state, and it
-        computes the same outer steps. A peer without a state must fetch the whole model first, so it counts as dead
-        here."""
+        """Whether the peer can hold a commit: it holds a state and computes the same outer steps, or it is presumed to
+        because it has not sent a Summary yet. A peer without a state counts as dead here, because it must fetch the
+        whole model first."""
         summary = self.roster.summary(peer)
         if summary is None:
             return self.roster.presumed(peer)
@@ -99,7 +99,7 @@ class AsynchronousLog(ShardLog):
         return {*watched, *self.unpromised(), *self.waited_for()}
 
     def donors(self) -> list[str]:
-        """Return the peers that may have undamaged tensors: the successors if one does, because other peers are usually
+        """Return the successors that may have undamaged tensors; if there is none, all peers that may. They are usually
         behind."""
         able = super().donors()
         return [p for p in able if self.state is not None and p in self.state.plan.succession] or able
@@ -163,9 +163,9 @@ class AsynchronousLog(ShardLog):
         return effects + self.work(window, now)
 
     def _window(self, now: float) -> Contributions:
-        """Return the submissions of the next commit, by peer. Without grace: the one that arrived first. With grace:
-        all that arrived, once the grace has passed, every working peer has submitted, or the Delayed Nesterov buffer is
-        full."""
+        """Return the submissions of the next commit, sorted by peer. Without grace: the one that arrived first. With
+        grace: all that arrived, once the grace has passed, every working peer has submitted, or the Delayed Nesterov
+        buffer is full."""
         assert self.state is not None
         size, inbox = self.rules.dn_buffer_size, self.round.inbox
         room = size - self.state.buffered if size > 1 else len(inbox) + 1
@@ -177,8 +177,8 @@ class AsynchronousLog(ShardLog):
         return tuple(sorted(by_arrival[:room])) if closes else ()
 
     def _refuse_stale(self, version: Version) -> list[Effect]:
-        """Refuse submissions that are more than ``max_staleness`` epochs behind; their authors carry the progress
-        once."""
+        """Refuse submissions that are more than ``max_staleness`` epochs behind. Their authors send the progress once
+        more."""
         most, effects = self.rules.max_staleness, list[Effect]()
         if most is None:
             return effects
@@ -306,8 +306,8 @@ class AsynchronousLog(ShardLog):
         self.recent = [*self.recent, commit][-kept:]
 
     def begin(self, now: float) -> list[Effect]:
-        """Begin the next round: keep the submissions that this peer must still count, and answer those that are counted
-        already."""
+        """Begin the next round: keep the submissions that this peer must still count, and answer the authors of the
+        others."""
         inbox = self.round.inbox
         self.renew(now)
         self.round.inbox = inbox

@@ -5,10 +5,10 @@ decides. All shards of a fragment share it: a peer that is counted in one shard 
 that is left out of one is soon left out of all.
 
 A commit names every worker that holds a state, until a round that named the peer closes without it. The peer is named
-again when it shows an epoch later than the one it missed; it announces each adopted epoch that does not count it. A
-round waits until its deadline for a named peer that holds the round's base or was counted in the commit that made it.
-For any other named peer it waits only for a grace, which doubles with each miss in a row, because that peer may still
-be fetching a state while the round stalls.
+again when it shows an epoch later than the one it missed: a peer announces each epoch that it reaches without being
+counted. A round waits until its deadline for a named peer that holds the round's base or was counted in the commit that
+made it. For any other named peer it waits only for a grace, which doubles with each miss in a row, because that peer
+may still be fetching a state while the round stalls.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ class Attendance:
 
     def names(self, peer: str, plan: Plan, epoch: int, contributors: Collection[str]) -> bool:
         """Whether the commit on a base of this epoch should name the peer. It should if the commit counts the peer, or
-        if the peer has shown an epoch later than the last round that left it out. ``plan``: of the base."""
+        if the peer has shown an epoch later than the last round that left it out. ``plan``: the base's plan.
+        ``contributors``: the peers that the commit counts."""
         if peer in contributors:
             return True
         missed = self._missed.get(peer)

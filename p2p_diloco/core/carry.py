@@ -14,7 +14,7 @@ from .version import ContributionId, Version
 
 @dataclass(slots=True)
 class Carried:
-    """One shard as its trainer has it: the version merged last, and the contributions since the last counted one.
+    """One shard as its trainer has it: which version was merged last, and which contributions carry the local progress.
 
     base: the version that the local parameters were last merged with. last: the newest contribution that was sent and
     not given up. oldest: the oldest contribution whose progress is still carried. included: whether the base counts

@@ -83,7 +83,7 @@ class CatchUp:
         return self.gather(peer, theirs, now) if self.lag.is_far(theirs) else self.fetch(peer, theirs, now)
 
     def gather(self, first: str, target: ModelVersion, now: float) -> list[Effect]:
-        """Begin to fetch shard by shard from every peer that holds at least ``target``. First ask ``first`` for its
+        """Begin to fetch shard by shard from every peer whose model is at least ``target``. First ask ``first`` for its
         versions."""
         self.gathering = Gathering(self.rules, first, target, now)
         return [Send(first, Fetch(self.logs.versions(), shards=()))]
@@ -147,7 +147,7 @@ class CatchUp:
         return self.donor is not None or any(shard in shards for shard, _ in self.filling)
 
     def moved(self, now: float) -> list[Effect]:
-        """Handle new versions of this replica."""
+        """Handle a change of this replica's versions: end the fetches that are complete, and request more shards."""
         self.lag.moved()
         if self.fetching is not None and self.logs.model() >= self.fetching.target:
             self.fetching = None
@@ -198,7 +198,7 @@ class CatchUp:
     # -- messages
 
     def received(self, sender: str, message: Message, now: float) -> list[Effect]:
-        """Handle a message of catching up."""
+        """Handle a Fetch, Versions or State message."""
         match message:
             case Fetch():
                 return answer(self.logs, sender, message)
@@ -233,8 +233,8 @@ class CatchUp:
         return [self.switching.ask()]
 
     def _told_more(self, peer: str, versions: tuple[Version, ...], now: float) -> list[Effect]:
-        """Handle versions without a fork: the first donor's answer to a gathering, or a donor's answer that it holds
-        nothing newer."""
+        """Handle the versions of a peer on the same lineage: the first donor's answer to a gathering, or a donor's
+        answer that it holds nothing newer."""
         gathering = self.gathering
         if gathering is None:
             return []
@@ -268,7 +268,7 @@ class CatchUp:
         if state is None or held != self.logs[shard].version:
             return []  # the fetch was given up, or a newer version has come: ignore the proposal
         if digest != version.digest:
-            note = Note("mismatch", f"shard {shard}: a fetched state of epoch {version.epoch} has another digest")
+            note = Note("mismatch", f"shard {shard}: a fetched state of epoch {version.epoch} has a wrong digest")
             self._abandon()
             return [note]
         if self.switching is not None:
@@ -301,7 +301,8 @@ class CatchUp:
         return same_lineage
 
     def _descends(self, state: State) -> bool:
-        """Whether the state may replace the present one: it is newer, or the same version undamaged."""
+        """Whether the state may replace the present one: it is newer, or the present tensors are damaged and it is the
+        same version."""
         mine = self.logs[state.shard].version
         if mine is None or (self.logs[state.shard].round.damaged is not None and state.version == mine):
             return True

@@ -100,13 +100,13 @@ class Contributing:
         )
 
     def _is_awaited(self, fragment: int, epoch: int) -> bool:
-        """Whether a shard of the fragment at this epoch waits for this peer's contribution."""
+        """Whether any shard of the fragment that is at this epoch waits for this peer's contribution."""
         logs = (self.logs.look_at(shard) for shard in self.rules.fragments[fragment])
         at_epoch = (log for log in logs if log.version is not None and log.version.epoch == epoch)
         return any(isinstance(log, SynchronousLog) and log.awaits_me for log in at_epoch)
 
     def tolerate(self) -> None:
-        """Stop waiting for these shards to reach one epoch."""
+        """Record that the trainer no longer waits for shards that are now at unlike epochs."""
         self.tolerated = self.logs.uneven()
 
     def merge(self) -> Load:
@@ -212,7 +212,7 @@ class Contributing:
 
     def _flying(self, flight: dict[int, Version]) -> bool:
         """Whether the exchange still waits for a shard. After a fork the log may ask for another fragment. The trainer
-        then continues with that fragment; its contribution to the first one may still be counted, or is carried."""
+        then continues with that fragment; what it sent for the first one may still be counted, or is carried."""
         lowest = self._lowest()
         for _ in flight:
             log = self.logs[self.to_land[0]]

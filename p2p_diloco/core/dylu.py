@@ -1,7 +1,7 @@
 """How many inner steps a peer makes between two submissions: dynamic local updates, smoothed.
 
 Law: arithmetic on the speeds of the membership table. Every peer computes its own number at each of its exchanges and
-asks no other peer. `schedule.dylu_steps` is the formula; this module keeps its result from following noise.
+asks no other peer. `schedule.dylu_steps` is the formula; this module smooths its result, so that noise changes nothing.
 """
 
 from __future__ import annotations

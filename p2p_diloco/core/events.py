@@ -78,7 +78,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """The trainer has made inner steps. ``step_time_s``: the usual time of one."""
+    """The trainer has made inner steps. ``step_time_s``: the usual time of an inner step, in seconds."""
 
     step_time_s: float
 
@@ -274,7 +274,7 @@ class Carry(Enum):
 
     KEEP = "keep"  # local ← new + (local − base)
     SUBTRACT = "subtract"  # local ← new + (local − base) + Δ: the contribution is counted in new
-    RESTORE = "restore"  # local ← new + (local − base) − Δ: it was in base, but new doesn't count it
+    RESTORE = "restore"  # local ← new + (local − base) − Δ: the contribution was in base, but new doesn't count it
     DROP = "drop"  # local ← new: the uncounted progress can't be separated from the counted, or is too old
 
 

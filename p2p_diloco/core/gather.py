@@ -1,4 +1,5 @@
-"""Fetching a whole model's state from several donors at once: which shard to request from which donor, and when again.
+"""Fetching a whole model's state from several donors at once: which shard to request from which donor, and when to
+repeat it.
 
 Law: `catchup` judges whether a state may be taken. This module requests few shards at a time from each donor. So a
 donor's death costs only those shards, no donor uploads much at once, and donors that appear later are used, too.

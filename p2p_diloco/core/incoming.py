@@ -26,7 +26,7 @@ class Incoming:
             self.early[sender] = contribution
 
     def keep(self, commit: Commit) -> None:
-        """Store a commit. Above ``commits_kept`` the oldest is dropped."""
+        """Store a commit. If more than ``commits_kept`` are stored, drop the one on the oldest version."""
         self.commits[commit.base] = commit
         if len(self.commits) > self.rules.commits_kept:
             del self.commits[min(self.commits)]

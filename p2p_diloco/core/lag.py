@@ -18,12 +18,12 @@ class Lag:
 
     def __init__(self, rules: Rules, logs: Logs, roster: Roster) -> None:
         self.rules, self.logs, self.roster = rules, logs, roster
-        # the first greater model seen, when, and the peer that holds it
+        # the first greater model seen, when it was seen, and the peer that holds it
         self.ahead: tuple[ModelVersion, float, str] | None = None
         # when payload bytes last came or went: they may belong to commits, or commits may wait behind them
         self.moving = float("-inf")
         self.kept_up: dict[str, float] = {}  # asynchronous: when each peer was last asked
-        # shard → its version when a missing commit showed, and when
+        # shard → its version when a missing commit was noticed, and the time
         self.missed: dict[int, tuple[Version | None, float]] = {}
 
     # -- what is seen
@@ -36,12 +36,12 @@ class Lag:
             self.missed[shard] = (at, now)
 
     def moved(self) -> None:
-        """Handle new versions of this replica."""
+        """Handle a change of this replica's versions: if it has caught up, it is no longer behind."""
         if self.ahead is not None and self.logs.model() >= self.ahead[0]:
             self.ahead = None
 
     def gone(self, peer: str) -> None:
-        """Handle a peer that died or can't be reached."""
+        """Handle a peer that died or can't be reached: this replica is not behind by that peer's model any more."""
         if self.ahead is not None and self.ahead[2] == peer:
             self.ahead = None
 
@@ -68,9 +68,11 @@ class Lag:
         return now - min([quiet, *stuck]) >= self.rules.settle
 
     def keep_up(self, peer: str, now: float) -> Fetch | None:
-        """Asynchronous: return a request to the peer for the shards whose plan names this peer; it is usual to be
-        behind in the others. If there are no such shards, the request is for versions only, so that a fork is noticed,
-        and is made every ``dead_after``. None if the peer was asked lately."""
+        """Asynchronous: return a request for what is newer at the peer, or None if the peer was asked lately.
+
+        It asks only for shards whose plan names this peer, because being behind is usual in the others. If there are no
+        such shards, it asks only for versions, every ``dead_after``, so that a fork is noticed.
+        """
         states = (log.state for log in self.logs)
         mine = tuple(s.shard for s in states if s is not None and self.roster.me in s.plan.succession)
         every = self.rules.settle if mine else self.rules.dead_after

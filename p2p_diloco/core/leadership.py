@@ -1,8 +1,8 @@
 """The right to write the commit that follows one version of a shard: it belongs to the holder of the highest term.
 
-Law: the plan gives term 0. A higher term is claimed and needs the promise of every live peer that holds a state. If two
-peers claim the same term, the higher peer id wins. Other peers are read only through the roster. A claim ends with its
-version.
+Law: the plan gives term 0 to its first peer. A higher term is claimed and needs the promise of every live peer that
+holds a state. If two peers claim the same term, the higher peer id wins. Other peers are read only through the roster.
+A claim ends with its version.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .roster import Roster
 
 
 class Leadership:
-    """Which peer holds the term for the next commit of one shard, and which peers promised if it is this one."""
+    """The term for one shard's next commit: which peer holds it and, if this peer claimed it, which peers promised."""
 
     def __init__(self, roster: Roster, state: State | None) -> None:
         self.me, self.roster, self.state = roster.me, roster, state
@@ -29,9 +29,9 @@ class Leadership:
         return [*self.plan.succession, *(p for p in self.plan.group if p not in self.plan.succession)]
 
     def target(self) -> tuple[int, str]:
-        """Return (term, peer): which peer should aggregate now, as this peer knows, and under which term. It is the
-        holder while it lives, else the next live candidate. If all candidates are gone, it is the lowest id of the
-        other peers that may aggregate."""
+        """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. The
+        peer is the holder while it lives, else the next live candidate. If all candidates are gone, it is the lowest id
+        of all peers that may aggregate."""
         if self.roster.may_aggregate(self.holder):
             return self.term, self.holder
         candidates = self.candidates()
@@ -49,7 +49,8 @@ class Leadership:
         return [p for p in self.roster.alive() if self.roster.holds_state(p) and p not in self.promised_by]
 
     def is_claimed_by_another(self, sender: str, fragment: int) -> bool:
-        """Whether a live third peer holds the term and has not reached a later epoch itself."""
+        """Whether a live peer other than this one and ``sender`` holds the term and has not reached a later epoch
+        itself."""
         summary = self.roster.summary(self.holder) if self.holder not in (self.me, sender) else None
         if summary is None or self.state is None:
             return False

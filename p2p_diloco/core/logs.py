@@ -28,9 +28,7 @@ class Logs(Sequence[ShardLog]):
     def __init__(self, rules: Rules, logs: Iterable[ShardLog]) -> None:
         self._rules, self._logs = rules, tuple(logs)
         self._taken, self._watches = set(range(len(self._logs))), list[set[int]]()
-        self._told: list[Version | None] = [
-            None for _ in self._logs
-        ]  # by shard: the version at the last call of `moved`
+        self._told: list[Version | None] = [None for _ in self._logs]  # the versions at the last call of `moved`
         # each shard's part in the totals
         self._states: list[State | None] = [None for _ in self._logs]
         self._versions: list[Version | None] = [None for _ in self._logs]
@@ -68,8 +66,8 @@ class Logs(Sequence[ShardLog]):
         return len(self._logs)
 
     def moved(self) -> list[int]:
-        """Return the shards whose version changed since the last call. To be called at the end of each event: the logs
-        handed out during the event are then no longer marked as changed."""
+        """Return the shards whose version changed since the last call. Call this at the end of each event: it clears
+        the marks of the logs handed out during the event."""
         moved = [shard for shard in sorted(self._taken) if self._logs[shard].version != self._told[shard]]
         self._look()
         self._taken.clear()
@@ -112,8 +110,8 @@ class Logs(Sequence[ShardLog]):
         return tuple(map(min, self._epochs))
 
     def open_epochs(self) -> list[int | None]:
-        """Return the lowest epoch of each fragment among held shards for which the run goes on; None if there is
-        none."""
+        """Return the lowest epoch of each fragment among held shards for which the run goes on; None for a fragment
+        without such shards."""
         self._look()
         return [min(epochs, default=None) for epochs in self._open]
 
@@ -151,7 +149,7 @@ class Logs(Sequence[ShardLog]):
                 self._count(log, log.state, 1)
 
     def _count(self, log: ShardLog, state: State | None, by: int) -> None:
-        """Add ``by`` times a shard's state to the totals."""
+        """Add a shard's state to the totals (``by`` = 1), or subtract it (``by`` = -1)."""
         _add(self._revisions, FOUNDED if state is None else state.revision, by)
         if state is None:
             self._empty += by

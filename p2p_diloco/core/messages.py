@@ -25,7 +25,7 @@ class Plan:
     succession: tuple[str, ...]
 
     def names(self, peer: str) -> bool:
-        """Whether the plan names the peer. Any other peer need not have the commit soon."""
+        """Whether the plan names the peer, so that it needs the commit soon."""
         return peer in self.group or peer in self.succession
 
 
@@ -52,7 +52,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Asks the receiver for a ProbeAck, to see that it lives."""
+    """Asks the receiver to answer with a ProbeAck, which shows that the receiver is alive."""
 
     summary: Summary
 
@@ -78,7 +78,8 @@ class Leave:
 @dataclass(frozen=True, slots=True)
 class Contribution:
     """A pseudo-gradient for one shard, sent to the peer that should aggregate it. ``base``: the version that it was
-    made on. ``weight``: in the mean. ``samples``: those trained on. ``payload``: encoded bytes."""
+    made on. ``weight``: its weight in the mean. ``samples``: the number of training samples. ``payload``: encoded
+    bytes."""
 
     shard: int
     base: Version
@@ -117,8 +118,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """The sender aggregates the round on ``base`` and asks for the receiver's contribution. The receiver sends it again
-    even if it was delivered before, because the sender may have lost it."""
+    """The sender aggregates the round on ``base`` and asks for the receiver's contribution. The receiver sends its
+    contribution even if it was delivered before, because the sender may have lost it."""
 
     shard: int
     base: Version
@@ -129,7 +130,8 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The sender confirms that it holds this version, so the author of the proposed commit need not wait for it."""
+    """The sender holds this version. The author of a proposed commit waits for this confirmation before it publishes
+    the commit."""
 
     shard: int
     version: Version
@@ -170,8 +172,8 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """Refusal of a contribution, commit or claim: as the sender knows, ``holder`` holds ``term`` for the commit after
-    ``base``."""
+    """Refusal of a contribution, commit or claim: as far as the sender knows, ``holder`` holds ``term`` for the commit
+    after ``base``."""
 
     shard: int
     base: Version

@@ -59,7 +59,7 @@ class Outgoing:
             self.resent[to], self.again[to] = tries + 1, message
 
     def send_again(self) -> list[Effect]:
-        """Return sends of all undelivered messages, to live peers only."""
+        """Return a Send for each undelivered message whose receiver is live."""
         again, self.again = self.again, {}
         return [Send(peer, message) for peer, message in again.items() if self.roster.live(peer)]
 

@@ -51,8 +51,8 @@ def trains_for(steps: int, nbytes: int, me: str, summaries: Mapping[str, Summary
 
 
 def is_over(trained_s: float, step_s: float, planned_s: float) -> bool:
-    """Whether the inner steps of the round are over, because one more would end more than half a step after the planned
-    time, or later than it by more than the share LATE_MAX.
+    """Whether the inner steps of the round are over: one more step would end after the planned time by more than half a
+    step, or by more than the share LATE_MAX of that time.
 
     trained_s: the time since the merge of the round's base. step_s: the usual time of a step. planned_s: the result of
     `trains_for`.

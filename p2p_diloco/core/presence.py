@@ -87,7 +87,7 @@ class Presence:
     # -- silence and refused dials
 
     def failed(self, peer: str, now: float) -> list[Effect]:
-        """Handle a refused dial to the peer."""
+        """Handle a refused dial or a broken stream: probe the peer or, if it was suspect already, count it as dead."""
         if not (self.roster.live(peer) or self.roster.presumed(peer)):
             return []
         if self.roster.failed(peer):

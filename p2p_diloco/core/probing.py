@@ -44,7 +44,8 @@ class Member:
 
     @property
     def presumed(self) -> bool:
-        """Whether a commit names the peer, which has not sent a Summary and was not found dead."""
+        """Whether the peer is presumed live: a commit names it, it has not sent a Summary yet, and it was not found
+        dead."""
         return self.named and self.summary is None and self.here
 
 

@@ -93,9 +93,7 @@ class Replica:
         self.had_state = False  # whether all shards were held before the last event
         self.adopted = FOUNDED  # the revision last logged as reached by every shard
         self.next_tick = self.planned = now
-        self.ends = PerShard(
-            self.logs, lambda log: log.closes_at()
-        )  # per shard: when its round closes if nothing arrives
+        self.ends = PerShard(self.logs, lambda log: log.closes_at())  # when the round closes if nothing arrives
         self.asked_of = self.roster.standing()  # the roster from which these times were computed
 
     # -- questions
@@ -232,6 +230,7 @@ class Replica:
     # -- messages
 
     def _received(self, sender: str, message: Message, now: float) -> list[Effect]:
+        """Handle a message. A sender that was unknown or counted as dead is probed."""
         match message:
             case Probe() | ProbeAck() | Leave():
                 return self.presence.received(sender, message, now)
@@ -240,6 +239,7 @@ class Replica:
         return effects + self.rounds.received(sender, message, now)
 
     def _wakeup(self, now: float) -> list[Effect]:
+        """Do what is due by time."""
         if now - self.planned > self.rules.frozen_after:
             self.roster.probing.forgive(now)
         if now < self.next_tick:
@@ -280,7 +280,7 @@ class Replica:
         return effects
 
     def _moved(self, moved: Sequence[int], now: float) -> list[Effect]:
-        """Handle new present states of these shards."""
+        """Handle new versions of these shards: update `catchup`, the trainer, this peer's Summary and its revision."""
         had_state, self.had_state = self.had_state, self.has_state
         states = (self.logs.look_at(shard).state for shard in moved)
         effects = self.catchup.moved(now) + self.presence.learn(
@@ -312,8 +312,8 @@ class Replica:
         return self.presence.tell_all(now)
 
     def _is_left_out(self, moved: Sequence[int]) -> bool:
-        """Whether this peer trains but some commit that made the present versions does not count it. It then tells its
-        new epochs to the other peers, so that they name it again."""
+        """Whether this peer trains but is not counted by a commit that made one of its new versions. It then announces
+        its new epochs, so that other peers name it again."""
         mine = self.roster.mine
         if self.rules.asynchronous or mine.role != "worker" or mine.idle or not self.logs.even:
             return False

@@ -44,8 +44,7 @@ class Roster:
         return [peer for peer, s in here.items() if s is not None and _works(s) and not self.elsewhere(s)]
 
     def within_reach(self) -> list[str]:
-        """Return, sorted, all other peers that are live, or that a commit names and that have not sent a Summary
-        yet."""
+        """Return all other peers that are live or presumed live, sorted."""
         return sorted(peer for peer, member in self.members.items() if member.live or member.presumed)
 
     def summary(self, peer: str) -> Summary | None:
@@ -61,7 +60,8 @@ class Roster:
         return dict(sorted({**known, self.me: self.mine}.items()))
 
     def presumed(self, peer: str) -> bool:
-        """Whether a commit names the peer, which has not sent a Summary and was not found dead."""
+        """Whether the peer is presumed live: a commit names it, it has not sent a Summary yet, and it was not found
+        dead."""
         return peer in self.members and self.members[peer].presumed
 
     def met(self, peer: str) -> bool:
@@ -114,19 +114,19 @@ class Roster:
         self.mine = replace(self.mine, **changes)
 
     def discovered(self, peer: str) -> bool:
-        """Record that the DHT lists this peer. True if the peer was unknown, so that it should be probed."""
+        """Record that the DHT lists this peer. Returns True if the peer was unknown, so that it should be probed."""
         if peer == self.me or peer in self.members:
             return False
         self.members[peer] = Member()
         return True
 
     def name(self, peer: str) -> None:
-        """Record that a commit names this peer for its next epoch."""
+        """Record that a commit names this peer for the next epoch."""
         if peer != self.me:
             self.members.setdefault(peer, Member()).named = True
 
     def heard(self, peer: str) -> bool:
-        """Record that a message came from the peer. True if the peer was unknown or counted as dead.
+        """Record that a message came from the peer. Returns True if the peer was unknown or counted as dead.
 
         A late message of a peer that has left does not bring it back; a Summary of another incarnation does.
         """
@@ -139,8 +139,8 @@ class Roster:
         return back and member.left is None
 
     def summarized(self, peer: str, summary: Summary) -> bool:
-        """Record a peer's Summary. True if it is of another incarnation than before, which has forgotten what was sent
-        to the peer.
+        """Record a peer's Summary. Returns True if the peer has restarted: its new incarnation has lost what was sent
+        to the old one.
 
         A Summary of the same incarnation with a lesser model is outdated and ignored.
         """
@@ -154,7 +154,7 @@ class Roster:
         return restarted
 
     def failed(self, peer: str) -> bool:
-        """Record that a dial was refused or a stream broke. True if the peer is dead by this."""
+        """Record that a dial was refused or a stream broke. Returns True if this makes the peer dead."""
         member = self.members.setdefault(peer, Member())
         if member.suspect and not member.dead:
             member.dead = True
@@ -167,8 +167,8 @@ class Roster:
         self.members.setdefault(peer, Member()).suspect = True
 
     def departed(self, peer: str, incarnation: int) -> bool:
-        """Record that an incarnation of the peer left. False if another incarnation is known: the message came late, or
-        early."""
+        """Record that an incarnation of the peer left. Returns False if another incarnation is known: the message came
+        late, or early."""
         member = self.members.setdefault(peer, Member())
         if member.summary is not None and member.summary.incarnation != incarnation:
             return False

@@ -13,10 +13,11 @@ from .proposal import Proposal
 
 @dataclass(slots=True)
 class Round:
-    """The round that makes the version after ``lead.state``. Times in seconds.
+    """The round that makes a shard's next version. Times in seconds.
 
-    opened: when the version came, the first contribution came, or this peer took over, whichever was last. asks_at:
-    when to ask again for missing messages. patience: the interval before that. inbox: contributions, by peer.
+    lead: which peer may write the commit. opened: when the version came, the first contribution came, or this peer took
+    over, whichever was last. asks_at: when to ask again for missing messages. patience: the interval before that.
+    inbox: contributions, by peer.
 
     working: the tensor work under way. draft: the commit that this peer's Average computes. proposed: the computed
     commit, until every peer that must hold it does. interrupted: an Average to repeat once its damaged base is
@@ -41,7 +42,7 @@ class Round:
     past_mending: bool = False
 
     def open(self, now: float, patience: float) -> None:
-        """Begin the round, or begin its times again."""
+        """Set the times of the round as if it began now."""
         self.opened, self.patience, self.asks_at = now, patience, now + patience
 
     def ask_later(self, now: float, longest: float) -> None:

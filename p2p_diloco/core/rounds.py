@@ -19,7 +19,7 @@ from .version import Version
 
 
 class Rounds:
-    """Passes what concerns a shard to its log, and what shows another version or lineage to `catchup`."""
+    """Passes each message and tensor result to the log of its shard, or to `catchup`."""
 
     def __init__(
         self, logs: Logs, catchup: CatchUp, mending: Mending, mismatches: Mismatches, training: Training
@@ -89,7 +89,7 @@ class Rounds:
         return [Note("mismatch", text), *self.mending.mend(now)]
 
     def _contributed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """Handle a contribution."""
+        """Handle a contribution by how its base relates to the shard's version."""
         log = self.logs[contribution.shard]
         match log.relation(contribution.base):
             case "equal":
@@ -104,7 +104,7 @@ class Rounds:
         return []
 
     def _committed(self, sender: str, commit: Commit, now: float) -> list[Effect]:
-        """Handle another peer's commit."""
+        """Handle another peer's commit by how its base relates to the shard's version."""
         log = self.logs[commit.shard]
         if commit.base == log.version:
             return log.committed(sender, commit)
@@ -119,7 +119,7 @@ class Rounds:
         return [*missed, *self.catchup.fetch(sender, self.logs.model(), now)]
 
     def _asked(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        """Handle another peer's claim of the term."""
+        """Handle another peer's claim by how its base relates to the shard's version."""
         log = self.logs[request.shard]
         match log.relation(request.base):
             case "ancestor" if log.state is not None:

@@ -106,8 +106,8 @@ class Rules:
 
     @property
     def room_within(self) -> float:
-        """The longest time for which a sender is kept waiting because too many payloads are stored, while no round
-        closes."""
+        """The longest time that a contribution waits because too many payloads are stored, if their number does not
+        fall."""
         return self.heartbeat_timeout / 4
 
     @property

@@ -18,8 +18,8 @@ class Sending:
     def __init__(self, me: str, rules: Rules) -> None:
         self.me, self.rules = me, rules
         self.mine: Contribution | None = None
-        self.handed: str | None = None  # the peer that received it
-        self.under_way: str | None = None  # the peer to which it is being sent
+        self.handed: str | None = None  # the peer that received the contribution
+        self.under_way: str | None = None  # the peer to which the contribution is being sent
         self.refusals = 0  # asynchronous: number of refusals since the trainer last merged
 
     # -- for the trainer
@@ -29,12 +29,12 @@ class Sending:
         return carried.sends > self.rules.carry_rounds
 
     def loads(self, state: State, base: Version | None) -> bool:
-        """Whether the trainer should merge this shard, given that its base is not the present version."""
+        """Whether the trainer should merge this shard now. Asked only if there is a newer state or a refusal."""
         return True
 
     def goes_on(self, state: State | None, base: Version, due: bool) -> bool:
-        """Whether the exchange of the contribution made on ``base`` continues. ``due``: the trainer's next contribution
-        includes this shard."""
+        """Whether the exchange of the contribution made on ``base`` continues. ``due``: the shard is still due by the
+        logs."""
         return state is not None and state.version == base and due
 
     # -- what happens to it
@@ -79,7 +79,7 @@ class Sending:
             self.handed = None
 
     def stale(self, refusal: Stale, state: State | None) -> None:
-        """Handle a refusal as too stale; in synchronous mode there is none."""
+        """Handle a refusal because the contribution is too stale; in synchronous mode there is none."""
 
     def settle(self, state: State) -> None:
         """Handle a new version, which may count the contribution. In synchronous mode the version alone decides, so

@@ -29,6 +29,8 @@ Contributions = tuple[tuple[str, Contribution], ...]
 
 
 class ShardLog(ABC):
+    """One shard's log, as far as both modes agree."""
+
     def __init__(self, shard: int, rules: Rules, roster: Roster, attendance: Attendance, own: Sending) -> None:
         self.shard, self.fragment, self.me = shard, attendance.fragment, roster.me
         self.rules, self.roster, self.attendance = rules, roster, attendance
@@ -169,6 +171,7 @@ class ShardLog(ABC):
         return [work]
 
     def _draft(self, base: Version, contributions: Contributions, now: float) -> Commit:
+        """Return the next commit, without its digest and payload."""
         assert self.state is not None
         version = Version(base.generation, base.samples + sum(c.samples for _, c in contributions), base.epoch + 1, "")
         listed = tuple(Counted(peer, c.id, c.weight, c.samples) for peer, c in contributions)
@@ -206,7 +209,7 @@ class ShardLog(ABC):
 
     @abstractmethod
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:
-        """Append the proposed commit and tell the peers that should know."""
+        """Append the proposed commit and send it to other peers."""
 
     # -- others' commits and states
 

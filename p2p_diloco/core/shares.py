@@ -11,7 +11,7 @@ P / b_i. If the other peers can do all the rest within that time, it is the opti
 equally long:
     T / P = max(max 1 / b_i, (N − 2 + m) / Σ b_i)       the sum over the m peers that may aggregate
     0 ≤ s_i ≤ (T b_i / P − 1) / (N − 2)
-Within these limits the shares are as equal as possible. Of two peers each sends P, whichever aggregates.
+Within these limits the shares are as equal as possible. With two peers each sends P, whichever aggregates.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from collections.abc import Collection, Mapping
 from fractions import Fraction
 
 STEP = 2**0.5
-"""Bandwidths are rounded to powers of this ratio to the median, because measurements vary and equal peers should share
-equally."""
+"""The ratio of each bandwidth to the median is rounded to a power of this number, because measurements vary and equal
+peers should share equally."""
 STEPS_MAX = 40
-"""Ratios to the median beyond so many steps are treated as this many."""
+"""A ratio of more steps than this, up or down, counts as this many steps."""
 
 
 def shares(links: Mapping[str, float], members: Collection[str]) -> dict[str, Fraction]:

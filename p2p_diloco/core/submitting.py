@@ -40,11 +40,12 @@ class Submitting(Sending):
         self.uncounted = ""  # the reason why the last submission was not counted
 
     def gives_up(self, carried: Carried) -> bool:
-        """Whether uncounted progress is dropped: refused progress is sent only once more."""
+        """Whether the progress was refused more than once, so that it is dropped instead of sent again."""
         return carried.sends > 1
 
     def loads(self, state: State, base: Version | None) -> bool:
-        """Whether the trainer merges: when its exchange is over, its base's lineage was left, or the run has ended."""
+        """Whether the trainer should merge this shard now: its exchange is over, its base's lineage was left, or the
+        run has ended."""
         over, self.over = self.over, False
         return over or final(state.version, self.rules) or base is None or not grown_from(state, base)
 
@@ -54,8 +55,8 @@ class Submitting(Sending):
 
     def base_of(self, state: State | None, base: Version | None, oldest: Version | None) -> Version | None:
         """Return the base that a contribution names, so that old work can't pass as fresh: the base of its oldest
-        progress or the trainer's base, whichever is older (the latter may be, after a lineage was left and came back).
-        None if its lineage was left or the run has ended."""
+        progress or the trainer's base, whichever is older. (The trainer's base may be older after a lineage was left
+        and came back.) None if its lineage was left or the run has ended."""
         if base is None or state is None or final(state.version, self.rules) or not grown_from(state, base):
             return None
         return min(base, oldest) if oldest is not None and grown_from(state, oldest) else base

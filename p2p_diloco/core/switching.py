@@ -37,8 +37,8 @@ class Switching:
 
     def ask_again(self, now: float) -> Send | None:
         """Return a request for the missing shards to the next peer that holds at least the same model, because nothing
-        has arrived for ``fetch_again``: the link may be slow, or the donor unable. None if no peer holds it or after
-        ``fetch_repeats`` requests; the change is then given up."""
+        has arrived for ``fetch_again``: the link may be slow, or the donor unable to send. None if no peer holds it or
+        after ``fetch_repeats`` requests; the change is then given up."""
         able = {p for p, s in self.roster.summaries().items() if s.model >= self.target > self.logs.model()}
         if not able or self.repeats >= self.rules.fetch_repeats:
             return None
@@ -67,7 +67,7 @@ class Switching:
         return True if descends(state.version, state.history, told) else None
 
     def touch(self, peer: str, now: float) -> None:
-        """Record that a donor sent something new."""
+        """Record that a donor sent a new state."""
         if peer in (self.donor, *self.before):
             self.progress, self.repeats = now, 0
 

@@ -94,7 +94,7 @@ class SynchronousLog(ShardLog):
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
         """Return a plan whose group is every live worker that holds a state, unless it missed its last round, and whose
-        succession is the peers that took part already."""
+        succession lists the peers that took part already."""
         assert self.state is not None
         epoch, present = self.state.version.epoch, self.state.plan
         group, members, unlike = dict[str, float](), dict[str, float](), dict[str, float]()
@@ -151,7 +151,7 @@ class SynchronousLog(ShardLog):
             self.outgoing.undelivered(to, message)
 
     def insist(self, now: float) -> list[Effect]:
-        """Ask for missing contributions once the round has lasted a while, then at growing intervals. Asked at once,
+        """Ask for missing contributions once the round has lasted a while, then at growing intervals. If asked at once,
         most peers would still be training."""
         if self.state is None or self.final or not self.aggregating or now < self.round.asks_at:
             return []

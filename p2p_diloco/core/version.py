@@ -26,7 +26,8 @@ def descends(newer: Version, history: Mapping[int, str], older: Version) -> bool
     """Whether ``newer`` is ``older`` or descends from it. ``history``: digests of ``newer`` and its last ancestors, by
     epoch.
 
-    Along a lineage neither epochs nor samples fall. If ``older`` is older than the whole history, they alone decide.
+    Along a lineage neither epochs nor samples fall. If ``older`` is older than the whole history, epochs and samples
+    alone decide.
     """
     if newer == older:
         return True
@@ -39,10 +40,10 @@ def descends(newer: Version, history: Mapping[int, str], older: Version) -> bool
 
 @dataclass(frozen=True, slots=True, order=True)
 class ModelVersion:
-    """The version of a whole model: totals over its shards. In a fork the lineage with the greater one wins, with all
-    its shards."""
+    """The version of a whole model: totals over its shards. In a fork the lineage with the greater model version wins,
+    with all its shards."""
 
-    generation: int = -1  # -1: holds no state, less than any state
+    generation: int = -1  # -1: no state is held; lower than the version of any state
     samples: int = 0
     epochs: int = 0
     digest: str = ""
@@ -73,8 +74,8 @@ def incarnation_after(counted: int, own: int) -> int:
 
 
 def model_version(versions: Sequence[Version]) -> ModelVersion:
-    """Return the version of the whole model: the highest generation of its shards, their samples and epochs in all, and
-    a digest of their digests."""
+    """Return the version of the whole model: the highest generation of its shards, the sums of their samples and
+    epochs, and a digest of their digests."""
     return ModelVersion(
         max(v.generation for v in versions),
         sum(v.samples for v in versions),

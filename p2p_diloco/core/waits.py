@@ -18,7 +18,7 @@ from .rules import Rules
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The waits of one round of one shard."""
+    """Answers which peers one round of one shard waits for, and until when."""
 
     rules: Rules
     roster: Roster
@@ -32,7 +32,7 @@ class Waits:
         return self.state.version.epoch
 
     def missing(self) -> list[str]:
-        """Return the members of the group that work and whose contribution is missing."""
+        """Return the members of the group that are expected to contribute and have not done so."""
         group = self.attendance.group(self.state.plan, self.epoch)
         return [p for p in group if p not in self.round.inbox and self._expected(p)]
 
@@ -47,8 +47,8 @@ class Waits:
         return rules.min_peers if self.epoch else max(rules.min_peers, rules.start_peers)
 
     def quorum(self, now: float) -> int:
-        """Return the lowest number of contributions while other peers take part: half of all peers that do, and at
-        least two, because the outer momentum would carry the model towards one peer's data."""
+        """Return the lowest number of contributions while other peers take part: half of all peers that take part, and
+        at least two, because with one the outer momentum would carry the model towards one peer's data."""
         taking_part = len(self.round.inbox) + len(self._taking_part(now))
         return max(self.needed, min(taking_part, max(2, math.ceil(taking_part / 2))))
 
@@ -87,6 +87,6 @@ class Waits:
         return math.inf if sure else self.attendance.waits_until(peer, self.round.opened)
 
     def _expected(self, peer: str) -> bool:
-        """Whether the peer works, or must be presumed to because it has not sent a Summary yet."""
+        """Whether the peer is expected to contribute: it is a worker that is not idle, or it is presumed live."""
         summary = self.roster.summary(peer)
         return self.roster.presumed(peer) if summary is None else summary.role == "worker" and not summary.idle

@@ -14,7 +14,7 @@ from .world import World
 
 CHAOS_S, HEAL_S, SETTLE_S = 40.0, 30.0, 12.0
 RESUMED_S = 15.0
-"""Every peer must see a commit in so many last seconds of the healing time: a bound on recovery."""
+"""In the last so many seconds of the healing time every peer must see a commit: a bound on recovery."""
 SHORT_CHAOS_S = 10.0
 """`CHAOS_S` for worlds in which a round takes less than `SHORT_S`: as many commits happen in the shorter time."""
 SHORT_HEAL_S = 6.0
@@ -233,7 +233,7 @@ def check(world: World) -> Outcome:
     slow = LAGS * world.settings.state_lag + rounds
     if round_s >= SHORT_S:
         heal = max(heal, world.membership.patience + ROUNDS * round_s)
-    world.run(world.now + heal + 2 * slow)  # as long to recover as to show commits afterwards
+    world.run(world.now + heal + 2 * slow)  # twice the slow part: once to recover, once to show commits afterwards
     steps: Counter[str] = Counter()
     if not ended_damaged(world):
         for name, process in world.alive.items():

@@ -56,8 +56,9 @@ class Faults:
         return 2 * world.rules.heartbeat_timeout + 4 + 3 * world.settings.state_lag
 
     def _spared(self, kind: str) -> bool:
-        """Whether to skip this fault because as many peers as allowed have failed lately. A restarted peer holds
-        little. A frozen peer counts as dead, and so does a peer with damaged memory until it is repaired."""
+        """Whether to skip this fault because as many peers as allowed have failed lately. A restarted peer counts as
+        failed, because it holds little. A frozen peer counts as dead, and so does a peer with damaged memory until it
+        is repaired."""
         world = self._world
         most = world.settings.deaths_at_once
         if most is None or kind not in ("crash", "flip", "freeze", "leave", "restart"):
@@ -134,7 +135,7 @@ class Faults:
             world.crash(process.name)
 
     def heal(self) -> None:
-        """End all faults. All peers return, or only those that were not dead."""
+        """End all faults. Dead peers return if the settings say so."""
         world = self._world
         if world.cut or world.mute or world.drop:
             world.membership.disturbed(world.now)

@@ -33,7 +33,7 @@ class Founder:
             self.world.at(asks.uniform(0.0, within), lambda r=revision, d=dies: self._asked(asks, r, d))  # type: ignore[misc]
 
     def _asked(self, asks: Random, revision: Revision, dies: bool) -> None:
-        """Let the asker leave a record, or die after it has told one peer."""
+        """Publish a revision or, if the founder ``dies``, tell only one peer of it."""
         self.world.say("founder", f"asks for {revision}{' and dies' if dies else ''}")
         if not dies:
             self.record(revision)

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 QUIET_S = 15.0
 """Seconds within which the protocol must notice that faults are over."""
 QUIET_ROUNDS = 2.0
-"""`QUIET_S` is longer by so many rounds, because rounds may be long."""
+"""So many rounds are added to `QUIET_S`, because rounds may be long."""
 JOINS_S = 8.0
-"""Seconds until a peer must be counted, besides rounds and state transfers, in a world without any fault."""
+"""Seconds within which a peer must be counted in a world without any fault, in addition to rounds and transfers."""
 KNOWN_S = 3.0
 """Seconds until all peers must know that a peer has begun to train."""
 
@@ -55,7 +55,7 @@ class Attended:
 
 @dataclass(slots=True)
 class Membership:
-    """Records who contributes and who is counted, and checks (l) and (m)."""
+    """Records who contributes and who is counted, and checks invariants (l) and (m)."""
 
     world: World
     quiet_from: float = -math.inf
@@ -85,8 +85,8 @@ class Membership:
         life.open = Exchange(self.world.now, shards, life.exchanges[fragment])
 
     def merges(self, process: Process, load: Load) -> None:
-        """Check (l) when a trainer merges the result of its exchange: the result must count the contribution, unless it
-        was the peer's first one to its fragment."""
+        """Check invariant (l) when a trainer merges the result of its exchange: the result must count the contribution,
+        unless it was the peer's first one to its fragment."""
         life = self._life(process)
         life.since = min(life.since, self.world.now)
         judged = self._judged(self.world.now, life)
@@ -104,7 +104,7 @@ class Membership:
             require(False, "l", f"{process.name}: shards {missed} do not count its {which}")
 
     def averages(self, process: Process, work: Average) -> None:
-        """Check (m): an outer step needs at least half of the working peers, and two if several work."""
+        """Check invariant (m): an outer step needs at least half of the working peers, and two if several work."""
         if self.world.rules.asynchronous or not work.contributions:
             return
         log = process.replica.logs.look_at(work.shard)
@@ -113,7 +113,7 @@ class Membership:
         working = {name for name, other in alive if name in came or self._works(other, work.shard, log.version)}
         least = min(len(working), max(2, math.ceil(len(working) / 2)))
         text = (
-            f"{process.name}: shard {work.shard} takes a step with {sorted(came)} only; working are {sorted(working)}"
+            f"{process.name}: shard {work.shard} takes a step with {sorted(came)} only, though {sorted(working)} work"
         )
         require(len(came) >= least, "m", text)
 
@@ -125,13 +125,14 @@ class Membership:
         life.open, life.joined = None, self.world.now
 
     def resumes(self, process: Process) -> None:
-        """Record that a pause ends."""
+        """Record that a trainer's pause ends."""
         assert process.paused is not None
         if self.world.now - process.paused >= self.world.rules.pause_timeout - 0.5:
             self._life(process).excused_until = self.world.now
 
     def at_peace(self) -> None:
-        """Check (l) at the end: a peer that has been live for long and does not pause has been counted lately."""
+        """Check invariant (l) at the end: a peer that has been live for long and does not pause has been counted
+        lately."""
         world = self.world
         never = self.quiet_from == -math.inf
         limit = self.patience + world.settings.state_lag - (QUIET_S - JOINS_S if never else 0.0)

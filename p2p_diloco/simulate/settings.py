@@ -34,9 +34,7 @@ class Settings:
     duplicate: float = 0.05
     delay_mean: float = 0.1
     step_times: tuple[float, float] = (0.3, 1.0)
-    bandwidths: tuple[float, float] | None = (
-        None  # range of the bandwidths that peers measure; drawn again at intervals
-    )
+    bandwidths: tuple[float, float] | None = None  # range of the bandwidths that peers measure, again at intervals
     measured_every: tuple[float, float] = (2.0, 20.0)
     work_time: float = 0.05
     clock_skew: float = 100.0

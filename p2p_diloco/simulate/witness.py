@@ -47,7 +47,7 @@ class Witness:
             self.begun[step][shard] = loaded.version
 
     def averages(self, log: ShardLog, work: Average, digest: str) -> None:
-        """Check (i) and (j) when an aggregator has computed the outer step that leads to ``digest``."""
+        """Check invariants (i) and (j) when an aggregator has computed the outer step that leads to ``digest``."""
         if not self.rules.asynchronous:
             return
         self.one_line = self.one_line and work.held is not None  # a commit of damaged tensors may make a fork
@@ -70,21 +70,23 @@ class Witness:
         self._steps(log.shard, work.base, len(work.contributions), work.buffered, digest)
 
     def applies(self, work: Apply) -> None:
-        """Check (j) when a peer applies another peer's commit."""
+        """Check invariant (j) when a peer applies another peer's commit."""
         commit = work.commit
         counted = len(commit.contributions)
         self._steps(commit.shard, commit.base, counted, work.buffered, commit.version.digest)
 
     def fills(self, work: Fill) -> None:
-        """Check (j) when a peer loads a fetched state."""
+        """Check invariant (j) when a peer loads a fetched state."""
         state = work.state
         told = self.filled.get((state.shard, state.version.digest), 0)
         require(
-            state.buffered == told, "j", f"a state says {state.buffered} submissions in the buffer; there are {told}"
+            state.buffered == told,
+            "j",
+            f"a state names {state.buffered} submissions in the buffer, but there are {told}",
         )
 
     def accepts(self, shard: int, version: Version) -> None:
-        """Check (k) when a peer makes this version its present state."""
+        """Check invariant (k) when a peer makes this version its present state."""
         known = self.epochs.setdefault((shard, version.epoch), version)
         require(
             not self.one_line or known == version,
@@ -93,7 +95,8 @@ class Witness:
         )
 
     def ended(self, steps: Counter[str], happened: Counter[str]) -> None:
-        """Check (k) at the end: no fork, and no inner step dropped unless a submission was refused as too stale."""
+        """Check invariant (k) at the end: no fork, and no inner step dropped unless a submission was refused as too
+        stale."""
         if self.one_line:
             require(not happened["note fork"], "k", "the lineage has forked")
             lost = steps["dropped"] and not happened["note stale"]
@@ -102,12 +105,14 @@ class Witness:
             )
 
     def _steps(self, shard: int, base: Version, counted: int, told: int, digest: str) -> None:
-        """Check (j): the number of submissions in the buffer before a commit, and that its window fits. ``told``: the
-        number that the replica names."""
+        """Check invariant (j): the number of submissions in the buffer before a commit, and that its window fits.
+        ``told``: the number that the replica names."""
         size = self.rules.dn_buffer_size
         before = self.filled.get((shard, base.digest), 0)
         require(
-            told == before, "j", f"shard {shard}: a commit says {told} submissions in the buffer; there are {before}"
+            told == before,
+            "j",
+            f"shard {shard}: a commit names {told} submissions in the buffer, but there are {before}",
         )
         after = before + counted if size > 1 else 0
         require(after <= max(size, 0), "j", f"shard {shard}: a window exceeds the buffer by {after - size}")

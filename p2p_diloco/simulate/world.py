@@ -69,16 +69,14 @@ class World:
         self.cut: set[frozenset[str]] = set()
         self.mute: set[tuple[str, str]] = set()  # (from, to) of links that lose everything in this direction
         self.flips = 0
-        self.happened: Counter[str] = (
-            Counter()
-        )  # number of faults, of messages by what became of them, of notes, and of new versions
+        self.happened: Counter[str] = Counter()  # number of faults, messages by what became of them, notes, versions
         self.drop, self.duplicate = settings.drop, settings.duplicate
         self.faults = Faults(self)
         self.trainers = Trainers(self)
         self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
         self.membership = Membership(self)
         self.founder = Founder(self)
-        self.commits: list[tuple[float, str, int, int]] = []  # (time, peer, shard, epoch)
+        self.commits: list[tuple[float, str, int, int]] = []  # (time, peer, shard, epoch) of each new version
         for i, name in enumerate(self.names):
             within = settings.late if settings.late is not None and i > 1 else (0.0, 3.0)
             self.at(0.0 if i == 0 else self.rng.uniform(*within), self._starter(name, found=i == 0))
