@@ -80,7 +80,7 @@ class AsynchronousLog(ShardLog):
 
     def must_hold(self, proposed: Proposal) -> list[str]:
         """Return the live peers that the proposal's plan or the present plan names and that do not hold the proposal
-        yet. Empty if it was computed from damaged tensors, because no other peer could be given its base."""
+        yet. Empty if the proposal was computed from damaged tensors, because no other peer could be given its base."""
         if self.round.trusted or self.state is None:
             return []
         return sorted(p for p in proposed.missing(self.state.plan, self.me) if self._can_hold(p))
@@ -99,8 +99,8 @@ class AsynchronousLog(ShardLog):
         return {*watched, *self.unpromised(), *self.waited_for()}
 
     def donors(self) -> list[str]:
-        """Return the successors that may have undamaged tensors; if there is none, all peers that may. They are usually
-        behind."""
+        """Return the successors that may have undamaged tensors, or, if none may, all peers that may: peers outside the
+        succession are usually behind."""
         able = super().donors()
         return [p for p in able if self.state is not None and p in self.state.plan.succession] or able
 
@@ -265,8 +265,8 @@ class AsynchronousLog(ShardLog):
         return effects
 
     def repeated(self, sender: str, commit: Commit) -> list[Effect]:
-        """Handle a commit that this peer has already. If its author sent it, answer: the Held was lost, or the author
-        is behind."""
+        """Handle a commit that this peer has already. If the commit's author sent it, answer, because this peer's Held
+        was lost or the author is behind."""
         if sender != commit.aggregator:
             return []
         if commit.version == self.version:

@@ -1,8 +1,8 @@
 """Attendance at the rounds of one fragment: which peers the next commit names, and how long a round waits for a peer.
 
-Law: local knowledge only, from contributions, commits and Summaries. It proposes members and bounds waits; the commit
-decides. All shards of a fragment share it: a peer that is counted in one shard is expected in all of them, and a peer
-that is left out of one is soon left out of all.
+Law: local knowledge only, from contributions, commits and Summaries. This module proposes members and bounds waits; the
+commit decides. All shards of a fragment share one `Attendance`: a peer that is counted in one shard is expected in all
+of them, and a peer that is left out of one is soon left out of all.
 
 A commit names every worker that holds a state, until a round that named the peer closes without it. The peer is named
 again when it shows an epoch later than the one it missed: a peer announces each epoch that it reaches without being
@@ -120,7 +120,7 @@ class Attendance:
         return peer in plan.group or self._named.get(peer) == epoch
 
     def names(self, peer: str, plan: Plan, epoch: int, contributors: Collection[str]) -> bool:
-        """Whether the commit on a base of this epoch should name the peer. It should if the commit counts the peer, or
+        """Whether the commit on a base of this epoch should name the peer. That is so if the commit counts the peer, or
         if the peer has shown an epoch later than the last round that left it out. ``plan``: the base's plan.
         ``contributors``: the peers that the commit counts."""
         if peer in contributors:

@@ -26,8 +26,8 @@ from .version import ModelVersion, Version, descends, model_version
 
 @dataclass(slots=True)
 class Fetching:
-    """A fetch of everything newer from one peer. It ends when ``target`` is reached. ``progress``: when data last
-    arrived."""
+    """A fetch of everything newer from one peer. The fetch ends when this replica's model reaches ``target``.
+    ``progress``: when data last arrived."""
 
     donor: str
     target: ModelVersion
@@ -105,8 +105,8 @@ class CatchUp:
         return [Send(donor, Fetch(have, shards=shards)) for donor, shards in requests]
 
     def _gather_again(self, now: float) -> list[Effect]:
-        """Gather again if commits are missing between the fetched states and the stored commits. They will not arrive
-        any more, because the rounds were faster than the transfers of states."""
+        """Gather again if commits are missing between the fetched states and the stored commits. The missing commits
+        will not arrive any more, because the rounds were faster than the transfers of states."""
         kept = ((log.version, log.incoming.commits) for log in self.logs)
         late = [commit for version, commits in kept if version not in commits for commit in commits.values()]
         donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""
@@ -309,7 +309,7 @@ class CatchUp:
         return state.version != mine and descends(state.version, state.history, mine)
 
     def _switch(self, switching: Switching, now: float) -> list[Effect]:
-        """Change to the other lineage once every differing shard is staged."""
+        """Change to the other lineage, once every shard that differs has arrived."""
         if switching.missing():
             return []
         greater, before, staged = switching.is_greater(), self.logs.model(), switching.staged

@@ -89,9 +89,9 @@ class Contributing:
 
     @property
     def uneven(self) -> bool:
-        """Whether a merge should wait because the shards of a fragment are at unlike epochs. It should not if the
-        trainer has already waited for these same epochs (a repaired shard is ahead for a round), or if a shard that is
-        behind waits for this trainer."""
+        """Whether a merge should wait because the shards of a fragment are at unlike epochs. The merge should not wait
+        if the trainer has already waited for these same epochs (a repaired shard is ahead for a round), or if a shard
+        that is behind waits for this trainer."""
         if self.rules.asynchronous or self.flight is not None or not self.logs.whole:
             return False
         return any(

@@ -121,7 +121,7 @@ class Averaged:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A shard's tensors no longer have the digest of their version ``base``: they were corrupted in memory."""
+    """A shard's tensors no longer have the digest of their version ``base``: the tensors were corrupted in memory."""
 
     shard: int
     base: Version

@@ -26,7 +26,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Gathering:
-    """A fetch of the whole model's state, shard by shard, from every peer that holds at least ``target``.
+    """A fetch of the whole model's state, shard by shard, from every peer whose model version is at least ``target``.
 
     ``first``: the donor that is asked for its versions to begin. ``vector``: the versions that it reported, by shard;
     None until then. Only states of their lineage are taken, so that two lineages never mix.

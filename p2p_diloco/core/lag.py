@@ -1,7 +1,7 @@
 """Whether this replica is behind and has to fetch, or whether the missing commits are on their way.
 
-Law: it judges by other peers' Summaries and by messages on versions that this replica does not hold; `catchup` sends
-the requests.
+Law: this module judges by other peers' Summaries and by messages on versions that this replica does not hold; `catchup`
+sends the requests.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ class Lag:
             self.missed[shard] = (at, now)
 
     def moved(self) -> None:
-        """Handle a change of this replica's versions: if it has caught up, it is no longer behind."""
+        """Handle a change of this replica's versions: forget the greater model that was seen if this replica now holds
+        as much."""
         if self.ahead is not None and self.logs.model() >= self.ahead[0]:
             self.ahead = None
 
     def gone(self, peer: str) -> None:
-        """Handle a peer that died or can't be reached: this replica is not behind by that peer's model any more."""
+        """Handle a peer that died or can't be reached: forget the greater model that was seen if this peer holds it."""
         if self.ahead is not None and self.ahead[2] == peer:
             self.ahead = None
 
@@ -70,8 +71,9 @@ class Lag:
     def keep_up(self, peer: str, now: float) -> Fetch | None:
         """Asynchronous: return a request for what is newer at the peer, or None if the peer was asked lately.
 
-        It asks only for shards whose plan names this peer, because being behind is usual in the others. If there are no
-        such shards, it asks only for versions, every ``dead_after``, so that a fork is noticed.
+        The request is only for shards that this peer may have to aggregate, because being behind is usual in the
+        others. If there are no such shards, the request is for versions only, every ``dead_after``, so that a fork is
+        noticed.
         """
         states = (log.state for log in self.logs)
         mine = tuple(s.shard for s in states if s is not None and self.roster.me in s.plan.succession)

@@ -67,8 +67,8 @@ class Leadership:
         self.term, self.holder, self.promised_by = term, holder, None
 
     def ask(self) -> list[Effect]:
-        """Return requests for promises. They are repeated until the commit is made, because a peer that adopts the
-        version later does not know the claim."""
+        """Return requests for promises. The requests are repeated until the commit is made, because a peer that adopts
+        the version later does not know the claim."""
         if self.state is None or self.promised_by is None:
             return []
         request = TakeOver(self.state.shard, self.state.version, self.term)

@@ -166,8 +166,8 @@ class Logs(Sequence[ShardLog]):
     # -- for derived values
 
     def watch(self) -> set[int]:
-        """Return a new set, to which each shard is added whose log is handed out. It starts with all shards; its owner
-        empties it."""
+        """Return a new set, to which each shard is added whose log is handed out. The set starts with all shards; its
+        owner empties it."""
         self._watches.append(set(range(len(self._logs))))
         return self._watches[-1]
 
@@ -177,8 +177,8 @@ class Logs(Sequence[ShardLog]):
 
 
 class PerShard(Generic[T]):
-    """A value derived from each log, computed again only for logs handed out since the last time. To be asked only
-    between events, because a log that was handed out may still change during one."""
+    """A value derived from each log, computed again only for logs handed out since the last time. Read it only between
+    events, because a log that was handed out may still change during one."""
 
     def __init__(self, logs: Logs, of: Callable[[ShardLog], T | None]) -> None:
         self._logs, self._of, self._taken = logs, of, logs.watch()

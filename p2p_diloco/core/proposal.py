@@ -37,6 +37,6 @@ class Proposal:
         return due
 
     def forgotten_by(self, peer: str) -> None:
-        """Handle a peer's restart: it no longer holds the proposal."""
+        """Handle a peer's restart: the peer no longer holds the proposal."""
         self.holding.discard(peer)
         self.offered.pop(peer, None)

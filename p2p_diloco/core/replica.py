@@ -239,7 +239,7 @@ class Replica:
         return effects + self.rounds.received(sender, message, now)
 
     def _wakeup(self, now: float) -> list[Effect]:
-        """Do what is due by time."""
+        """Handle Wakeup: close rounds whose time is over and, once per heartbeat interval, do the periodic work."""
         if now - self.planned > self.rules.frozen_after:
             self.roster.probing.forgive(now)
         if now < self.next_tick:
@@ -312,8 +312,8 @@ class Replica:
         return self.presence.tell_all(now)
 
     def _is_left_out(self, moved: Sequence[int]) -> bool:
-        """Whether this peer trains but is not counted by a commit that made one of its new versions. It then announces
-        its new epochs, so that other peers name it again."""
+        """Whether this peer trains but is not counted by a commit that made one of its new versions. The peer then
+        announces its new epochs, so that other peers name it again."""
         mine = self.roster.mine
         if self.rules.asynchronous or mine.role != "worker" or mine.idle or not self.logs.even:
             return False

@@ -60,7 +60,7 @@ class Rules:
     @property
     def payloads_kept(self) -> int:
         """The most payloads of other peers that a replica stores, over all shards: contributions first, then commits
-        that peers may lack. It is half the number of shards, because each of two peers aggregates half of the
+        that peers may lack. The limit is half the number of shards, because each of two peers aggregates half of the
         shards."""
         return max(1, self.shards // 2)
 

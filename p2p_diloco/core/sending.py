@@ -74,7 +74,7 @@ class Sending:
             self.under_way = None
 
     def forgotten_by(self, peer: str) -> None:
-        """Handle a peer's restart: it has lost what it received."""
+        """Handle a peer's restart: the peer has lost what it received."""
         if self.handed == peer:
             self.handed = None
 

@@ -29,7 +29,7 @@ Contributions = tuple[tuple[str, Contribution], ...]
 
 
 class ShardLog(ABC):
-    """One shard's log, as far as both modes agree."""
+    """One shard's log: the part that both modes share."""
 
     def __init__(self, shard: int, rules: Rules, roster: Roster, attendance: Attendance, own: Sending) -> None:
         self.shard, self.fragment, self.me = shard, attendance.fragment, roster.me
@@ -267,7 +267,7 @@ class ShardLog(ABC):
         return self.begin(now)
 
     def append(self, commit: Commit, now: float) -> None:
-        """Append the commit to the present state."""
+        """Make the state after this commit the present state."""
         assert self.state is not None
         self.counts_me = any(c.peer == self.me for c in commit.contributions)
         self.state = append(self.state, commit, self.rules)
@@ -314,7 +314,7 @@ class ShardLog(ABC):
         return self.advance(now)
 
     def forgotten_by(self, peer: str) -> None:
-        """Handle a peer's restart: it has lost what it received, promised or held."""
+        """Handle a peer's restart: the peer has lost what it received, promised or held."""
         self.attendance.forget(peer)
         self.own.forgotten_by(peer)
         if self.lead.promised_by is not None:

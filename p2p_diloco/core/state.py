@@ -26,7 +26,7 @@ def append(state: State, commit: Commit, rules: Rules) -> State:
 
 
 def fetched(state: State, rules: Rules) -> State:
-    """Return a fetched state without its tensors, and with at most as many ancestors as this peer remembers."""
+    """Return a fetched state without its tensors, and with only its newest ancestors (``rules.history`` at most)."""
     newest = sorted(state.history)[-rules.history :]
     return replace(state, history={epoch: state.history[epoch] for epoch in newest}, payload=None)
 

@@ -1,7 +1,7 @@
 """Which peers hold a shard from one asynchronous commit to the next: its aggregator and its successors.
 
-Law: pure. It proposes the next plan to the author of a commit. An aggregator stays while it lives and no other peer is
-elected. An elected peer is made a successor first, so that it holds the state when it takes over.
+Law: pure. This module proposes the next plan to the author of a commit. An aggregator stays while it lives and no other
+peer is elected. An elected peer is made a successor first, so that it holds the state when it takes over.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class Training:
         return trains and now - self.last_step > self.rules.idle_after(self.step_time)
 
     def start(self, now: float) -> list[Effect]:
-        """Let training start on the newest state. It is delayed while stored commits lead to newer states, and for a
-        short while if the shards of a fragment are at unlike epochs."""
+        """Let training start on the newest state. The start is delayed while stored commits lead to newer states, and
+        for a short while if the shards of a fragment are at unlike epochs."""
         if self.ready or not self.logs.whole:
             return []
         if not self.rules.asynchronous:
@@ -68,7 +68,7 @@ class Training:
         return [Ready()]
 
     def merge(self, now: float) -> list[Effect]:
-        """Handle the trainer's Merge."""
+        """Handle the trainer's request for a merge."""
         self.merging = now
         return self.load(now)
 

@@ -58,12 +58,12 @@ class Outcome:
 
 
 def kind_of(seed: int) -> str:
-    """Return the kind of world that a seed stands for, unless another kind is asked for."""
+    """Return the kind of simulated run that a seed stands for, unless another kind is asked for."""
     return "crowded" if seed % _CROWDED == _CROWDED - 1 else _MIX[seed % len(_MIX)]
 
 
 def drawn(seed: int, kind: str = "healed") -> Settings:
-    """Return the settings of a world of this kind, drawn from the seed. Raises KeyError for an unknown kind."""
+    """Return the settings of a simulated run of this kind, drawn from the seed. Raises KeyError for an unknown kind."""
     kinds = {
         "healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant, "overlapped": _overlapped,
         "joining": _joining, "crowded": _crowded, "async": _async, "torn": _torn,
@@ -77,14 +77,14 @@ def drawn(seed: int, kind: str = "healed") -> Settings:
 
 
 def _revised(settings: Settings, rng: Random) -> Settings:
-    """Let the founder change the outer rates, once or several times, in a third of the worlds."""
+    """Let the founder change the outer rates, once or several times, in a third of the simulated runs."""
     if rng.random() < 2 / 3:
         return settings
     return replace(settings, revisions=rng.randint(1, 4), record_kept=rng.random() < 0.5)
 
 
 def _harder(settings: Settings, rng: Random) -> Settings:
-    """Give half of the worlds short memories, slow transfers of states, and links that are cut one by one."""
+    """Give half of the simulated runs short memories, slow transfers of states, and links that are cut one by one."""
     if rng.random() < 0.5:
         return settings
     torn = ("part", "mute") if settings.deaths_at_once is None else ()  # a peer that is cut off counts as dead
@@ -98,7 +98,7 @@ def _harder(settings: Settings, rng: Random) -> Settings:
 
 
 def _healed(rng: Random) -> Settings:
-    """Draw a world with faults of all kinds. At the end of the faults all peers return."""
+    """Draw a simulated run with faults of all kinds. At the end of the faults all peers return."""
     peers = rng.randint(2, 5)
     faults = ("crash", "restart", "cut", "heal", "freeze", "stall", "leave", "flip", "pause")
     return Settings(
@@ -118,12 +118,12 @@ def _healed(rng: Random) -> Settings:
 
 
 def _patient(rng: Random) -> Settings:
-    """Draw a world in which a round's deadline never passes."""
+    """Draw a simulated run in which a round's deadline never passes."""
     return replace(_healed(rng), round_timeout=FOR_EVER)
 
 
 def _bereaved(rng: Random) -> Settings:
-    """Draw a world in which a round's deadline never passes and dead peers stay dead."""
+    """Draw a simulated run in which a round's deadline never passes and dead peers stay dead."""
     return Settings(
         peers=max(3, rng.randint(2, 5)),
         fragments=rng.randint(1, 3),
@@ -140,19 +140,19 @@ def _bereaved(rng: Random) -> Settings:
 
 
 def _hesitant(rng: Random) -> Settings:
-    """Draw a world in which bases may change between a Load and its Contribute."""
+    """Draw a simulated run in which bases may change between a Load and its Contribute."""
     settings = _bereaved(rng)
     return replace(settings, hesitation=1.0, faults=(*settings.faults, "flip"))
 
 
 def _overlapped(rng: Random) -> Settings:
-    """Draw a world in which training goes on during exchanges."""
+    """Draw a simulated run in which training goes on during exchanges."""
     settings = _healed(rng)
     return replace(settings, overlap=rng.randint(1, settings.interval))
 
 
 def _joining(rng: Random) -> Settings:
-    """Draw a world with rounds of 0.02 to 50 heartbeats, in which a state takes up to 100 rounds to arrive."""
+    """Draw a simulated run with rounds of 0.02 to 50 heartbeats, in which a state takes up to 100 rounds to arrive."""
     usual = rng.choice([0.02, 0.1, 0.1, 0.5, 1.0, 1.0, 10.0, 50.0])  # seconds of a round; a heartbeat is 1 s
     interval = rng.choice([1, 2, 5])
     slow = rng.choice([1.0, 1.0, 3.0, 5.0])
@@ -176,7 +176,7 @@ def _joining(rng: Random) -> Settings:
 
 
 def _crowded(rng: Random) -> Settings:
-    """Draw a world of 8 to 12 peers."""
+    """Draw a simulated run of 8 to 12 peers."""
     settings = _healed(rng)
     return replace(
         settings,
@@ -188,7 +188,7 @@ def _crowded(rng: Random) -> Settings:
 
 
 def _async(rng: Random) -> Settings:
-    """Draw a world in asynchronous mode, in which no more peers fail at a time than there are successors."""
+    """Draw a simulated run in asynchronous mode, in which no more peers fail at a time than there are successors."""
     settings, successors = _healed(rng), rng.choice([1, 1, 2])
     faults = ("crash", "flip", "freeze", "leave", "restart", "stall")
     return replace(
@@ -207,7 +207,7 @@ def _async(rng: Random) -> Settings:
 
 
 def _torn(rng: Random) -> Settings:
-    """Draw a world in asynchronous mode with faults of all kinds."""
+    """Draw a simulated run in asynchronous mode with faults of all kinds."""
     settings = _async(rng)
     faults = ("crash", "restart", "cut", "heal", "freeze", "stall", "leave", "flip")
     return replace(
@@ -220,7 +220,7 @@ def _torn(rng: Random) -> Settings:
 
 
 def check(world: World) -> Outcome:
-    """Play one world to its end, check every invariant, and return the outcome. Raises Violation."""
+    """Play one simulated run to its end, check every invariant, and return the outcome. Raises Violation."""
     round_s = world.settings.interval * world.settings.step_times[1]
     rounds = ROUNDS * round_s if round_s > LONG_S else 0.0
     long = round_s >= SHORT_S

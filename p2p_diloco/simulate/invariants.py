@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def after_event(world: World, process: Process, ticked: bool) -> None:
-    """Check invariants (b), (e) and (h) for the peer that was fed an event. ``ticked``: the event was its own
-    wakeup."""
+    """Check the peer that was fed an event: it has not gone back to a lesser model (invariant b) and has not forgotten
+    a revision (h). If the event was its own wakeup (``ticked``), it also must not wait without need (e)."""
     model = process.replica.roster.mine.model
     if model < process.best:
         raise Violation(f"(b) {process.name} went back from {process.best} to {model}")
@@ -53,7 +53,7 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
 
 
 def advanced(world: World, process: Process, shard: int, version: Version) -> None:
-    """Check invariant (h) when a peer's shard has a new version: along a lineage the revision never falls."""
+    """Check that along a lineage the revision never falls (invariant h), when a peer's shard has a new version."""
     before, state = process.reached.get(shard), process.replica.state(shard)
     if before is not None and state.history.get(before[0].epoch) == before[0].digest:
         fell = state.revision < before[1]
@@ -62,7 +62,8 @@ def advanced(world: World, process: Process, shard: int, version: Version) -> No
 
 
 def _blame(world: World, process: Process) -> None:
-    """Check invariant (e): no round waits for long for a peer that is dead, cut off, or without a running trainer."""
+    """Check that no round waits for long for a peer that is dead, cut off, or without a running trainer (invariant
+    e)."""
     in_turn = world.rules.asynchronous
     aggregated = [log for log in process.replica.logs if (log.round.inbox or in_turn) and log.aggregating]
     waited_for = {peer for log in aggregated for peer in log.waited_for()}
@@ -108,15 +109,15 @@ def newest(world: World, shard: int) -> Process:
 
 
 def relied_upon(world: World) -> None:
-    """Check invariant (g): every step that a trainer was told is counted is counted at the end, if no more holders died
-    than allowed."""
+    """Check that every step that a trainer was told is counted is counted at the end, if no more holders died than
+    allowed (invariant g)."""
     for shard, steps in enumerate(world.trainers.answered):
         lost = steps & ~newest(world, shard).store.present[shard].steps
         require(not lost, "g", f"steps {bin(lost)} of shard {shard} were told to be counted, but are lost")
 
 
 def intact(world: World) -> None:
-    """Check invariant (a): damaged memory has been repaired, unless the run has ended for its peer."""
+    """Check that damaged memory has been repaired, unless the run has ended for its peer (invariant a)."""
     for name, process in world.alive.items():
         for shard in range(world.rules.shards) if not process.replica.finished else ():
             require(not world.damaged(process, shard), "a", f"{name}: shard {shard} does not match its version")
@@ -131,8 +132,8 @@ def ended_damaged(world: World) -> bool:
 
 
 def revised(world: World, asked: Revision) -> None:
-    """Check invariant (h): all peers know the highest revision, which is ``asked`` or higher, and every shard for which
-    the run goes on is at it."""
+    """Check that all peers know the highest revision, which is ``asked`` or higher, and that every shard for which the
+    run goes on is at it (invariant h)."""
     highest = world.founder.highest()
     require(highest >= asked, "h", f"{asked} was known, but now {highest} is the highest")
     for name, process in world.alive.items():
@@ -145,8 +146,8 @@ def revised(world: World, asked: Revision) -> None:
 
 
 def account(world: World) -> Counter[str]:
-    """Check invariant (f): every inner step is counted, pending with a live peer, died with its holder, or was dropped
-    by rule.
+    """Check that every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule
+    (invariant f).
 
     Returns how many steps became what, summed over all shards.
     """

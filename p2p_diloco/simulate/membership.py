@@ -1,10 +1,10 @@
 """Which peers are counted, checked in every synchronous run: (l) no peer starves, (m) no peer takes an outer step
 alone.
 
-Law: it sees what trainers send and merge and what aggregators average, and changes nothing. It only judges what happens
-after a quiet time: no death, cut, frozen process, stuck trainer or lost message. Peers that start and trainers that
-pause do not interrupt the quiet time, because the protocol must handle them without harm to the model. A peer that
-changes its lineage is a newcomer in the new one.
+Law: this module sees what trainers send and merge and what aggregators average, and changes nothing. It judges only
+what happens after a quiet time: no death, cut, frozen process, stuck trainer or lost message. Peers that start and
+trainers that pause do not interrupt the quiet time, because the protocol must handle them without harm to the model. A
+peer that changes its lineage is a newcomer in the new one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Membership:
 
     @property
     def patience(self) -> float:
-        """How long, in seconds, it must have been quiet before anything is judged."""
+        """How many seconds without faults must have passed before anything is judged."""
         settings = self.world.settings
         return QUIET_S + QUIET_ROUNDS * settings.interval * settings.step_times[1] + 2 * settings.state_lag
 
@@ -85,8 +85,8 @@ class Membership:
         life.open = Exchange(self.world.now, shards, life.exchanges[fragment])
 
     def merges(self, process: Process, load: Load) -> None:
-        """Check invariant (l) when a trainer merges the result of its exchange: the result must count the contribution,
-        unless it was the peer's first one to its fragment."""
+        """Check that the result of an exchange, which a trainer merges, counts the trainer's contribution, unless it
+        was its first one to the fragment (invariant l)."""
         life = self._life(process)
         life.since = min(life.since, self.world.now)
         judged = self._judged(self.world.now, life)
@@ -104,7 +104,8 @@ class Membership:
             require(False, "l", f"{process.name}: shards {missed} do not count its {which}")
 
     def averages(self, process: Process, work: Average) -> None:
-        """Check invariant (m): an outer step needs at least half of the working peers, and two if several work."""
+        """Check that an outer step has contributions of at least half of the working peers, and of two if several work
+        (invariant m)."""
         if self.world.rules.asynchronous or not work.contributions:
             return
         log = process.replica.logs.look_at(work.shard)
@@ -118,8 +119,8 @@ class Membership:
         require(len(came) >= least, "m", text)
 
     def joins_lineage(self, process: Process) -> None:
-        """Record that a peer changes its lineage. It is a newcomer in the new one: no round of that lineage could count
-        it before."""
+        """Record that a peer changes its lineage. The peer is a newcomer in the new lineage: no round of the new
+        lineage could count it before."""
         life = self._life(process)
         life.exchanges.clear()
         life.open, life.joined = None, self.world.now
@@ -131,8 +132,8 @@ class Membership:
             self._life(process).excused_until = self.world.now
 
     def at_peace(self) -> None:
-        """Check invariant (l) at the end: a peer that has been live for long and does not pause has been counted
-        lately."""
+        """Check at the end that a peer that has been live for long and does not pause was counted recently (invariant
+        l)."""
         world = self.world
         never = self.quiet_from == -math.inf
         limit = self.patience + world.settings.state_lag - (QUIET_S - JOINS_S if never else 0.0)
@@ -151,7 +152,7 @@ class Membership:
         return self._lives.setdefault(id(process), Attended())
 
     def _judged(self, since: float, life: Attended) -> bool:
-        """Whether something that happened at time ``since`` is judged."""
+        """Whether an event at time ``since`` is judged: the time before it was quiet for long enough."""
         world = self.world
         lasting = [t for p in world.alive.values() for t in (p.frozen_until, p.stalled_until) if t > world.now]
         if lasting or world.drop or world.cut or world.mute:

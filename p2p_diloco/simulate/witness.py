@@ -1,6 +1,6 @@
 """Invariants of the asynchronous mode, checked in every asynchronous run on the effects that replicas return.
 
-Law: it sees what replicas compute and what they accept, and changes nothing.
+Law: this module sees what replicas compute and what they accept, and changes nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class Witness:
-    """Checks the invariants (i), (j) and (k). ``one_line``: whether only one lineage may exist."""
+    """Checks that asynchronous mode counts no outdated submission (i), tracks the Delayed Nesterov buffer (j), and
+    keeps one lineage (k). ``one_line``: whether only one lineage may exist."""
 
     def __init__(self, rules: Rules, one_line: bool) -> None:
         self.rules = rules
@@ -47,7 +48,8 @@ class Witness:
             self.begun[step][shard] = loaded.version
 
     def averages(self, log: ShardLog, work: Average, digest: str) -> None:
-        """Check invariants (i) and (j) when an aggregator has computed the outer step that leads to ``digest``."""
+        """Check the submissions that an outer step counts: their bases (invariant i) and their number (j). The step
+        leads to ``digest``."""
         if not self.rules.asynchronous:
             return
         self.one_line = self.one_line and work.held is not None  # a commit of damaged tensors may make a fork
@@ -70,13 +72,13 @@ class Witness:
         self._steps(log.shard, work.base, len(work.contributions), work.buffered, digest)
 
     def applies(self, work: Apply) -> None:
-        """Check invariant (j) when a peer applies another peer's commit."""
+        """Check the number of buffered submissions when a peer applies another peer's commit (invariant j)."""
         commit = work.commit
         counted = len(commit.contributions)
         self._steps(commit.shard, commit.base, counted, work.buffered, commit.version.digest)
 
     def fills(self, work: Fill) -> None:
-        """Check invariant (j) when a peer loads a fetched state."""
+        """Check the number of buffered submissions in a state that a peer loads (invariant j)."""
         state = work.state
         told = self.filled.get((state.shard, state.version.digest), 0)
         require(
@@ -86,7 +88,8 @@ class Witness:
         )
 
     def accepts(self, shard: int, version: Version) -> None:
-        """Check invariant (k) when a peer makes this version its present state."""
+        """Check that a shard has only one version at each epoch, when a peer makes this version its present state
+        (invariant k)."""
         known = self.epochs.setdefault((shard, version.epoch), version)
         require(
             not self.one_line or known == version,
@@ -95,8 +98,8 @@ class Witness:
         )
 
     def ended(self, steps: Counter[str], happened: Counter[str]) -> None:
-        """Check invariant (k) at the end: no fork, and no inner step dropped unless a submission was refused as too
-        stale."""
+        """Check at the end that there was no fork, and that inner steps were only dropped where a submission was
+        refused as too stale (invariant k)."""
         if self.one_line:
             require(not happened["note fork"], "k", "the lineage has forked")
             lost = steps["dropped"] and not happened["note stale"]
@@ -105,8 +108,8 @@ class Witness:
             )
 
     def _steps(self, shard: int, base: Version, counted: int, told: int, digest: str) -> None:
-        """Check invariant (j): the number of submissions in the buffer before a commit, and that its window fits.
-        ``told``: the number that the replica names."""
+        """Check the number of submissions that were in the buffer before a commit, and that no more were added than fit
+        (invariant j). ``told``: the number that the replica names."""
         size = self.rules.dn_buffer_size
         before = self.filled.get((shard, base.digest), 0)
         require(

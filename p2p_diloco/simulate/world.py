@@ -172,7 +172,7 @@ class World:
         return self.connected(sender, to) and (sender, to) not in self.mute
 
     def send(self, sender: Process, to: str, message: Message) -> None:
-        """Send a message. It may be lost or duplicated; the sender gets Delivered or SendFailed."""
+        """Send a message. The message may be lost or duplicated; the sender gets Delivered or SendFailed."""
         if isinstance(message, State):
             tensors = sender.store.present[message.shard]
             if self.damaged(sender, message.shard):
@@ -297,7 +297,7 @@ class World:
                 self.happened[f"note {kind}"] += 1
 
     def say(self, who: str, what: str) -> None:
-        """Add a line to the trace, if there is one."""
+        """Add a line to the trace, if a trace is kept."""
         if self.lines is not None:
             self.lines.append(f"{self.now:9.3f} {who} {what}")
 
