@@ -14,7 +14,8 @@ from .version import ContributionId, Version
 
 @dataclass(slots=True)
 class Carried:
-    """One shard as its trainer has it: which version was merged last, and which contributions carry the local progress.
+    """A trainer's progress in one shard: which version the trainer merged last, and which contributions carry the
+    progress since then.
 
     base: the version that the local parameters were last merged with. last: the newest contribution that was sent and
     not given up. oldest: the oldest contribution whose progress is still carried. included: whether the base counts

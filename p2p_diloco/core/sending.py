@@ -29,7 +29,7 @@ class Sending:
         return carried.sends > self.rules.carry_rounds
 
     def loads(self, state: State, base: Version | None) -> bool:
-        """Whether the trainer should merge this shard now. Asked only if there is a newer state or a refusal."""
+        """Whether the trainer should merge this shard now. Called only if there is a newer state or a refusal."""
         return True
 
     def goes_on(self, state: State | None, base: Version, due: bool) -> bool:

@@ -26,7 +26,7 @@ class Faults:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        # for each recent failure, when it will be repaired; in the first seconds only the founder holds a state
+        # when each recent failure will be repaired; at first no peer may fail, because only the founder holds a state
         self._weakened = [self.repair] * (world.settings.deaths_at_once or 0)
 
     def save(self, name: str) -> None:

@@ -48,8 +48,8 @@ class Witness:
             self.begun[step][shard] = loaded.version
 
     def averages(self, log: ShardLog, work: Average, digest: str) -> None:
-        """Check the submissions that an outer step counts: their bases (invariant i) and their number (j). The step
-        leads to ``digest``."""
+        """Check the submissions that an outer step counts: their bases (invariant i) and their number (invariant j).
+        The step leads to ``digest``."""
         if not self.rules.asynchronous:
             return
         self.one_line = self.one_line and work.held is not None  # a commit of damaged tensors may make a fork
