@@ -120,9 +120,9 @@ class Attendance:
         return peer in plan.group or self._named.get(peer) == epoch
 
     def names(self, peer: str, plan: Plan, epoch: int, contributors: Collection[str]) -> bool:
-        """Whether the commit on a base of this epoch should name the peer. That is so if the commit counts the peer, or
-        if the peer has shown an epoch later than the last round that left it out. ``plan``: the base's plan.
-        ``contributors``: the peers that the commit counts."""
+        """Whether the next commit should name the peer: the commit counts the peer, or the peer has shown an epoch
+        later than the last round that left it out. ``plan``, ``epoch``: of the commit's base. ``contributors``: the
+        peers that the commit counts."""
         if peer in contributors:
             return True
         missed = self._missed.get(peer)

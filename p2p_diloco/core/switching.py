@@ -36,9 +36,9 @@ class Switching:
         return Send(self.donor, Fetch(self.logs.versions(), whole=True))
 
     def ask_again(self, now: float) -> Send | None:
-        """Return a request for the missing shards to the next peer that holds at least the same model, because nothing
-        has arrived for ``fetch_again``: the link may be slow, or the donor unable to send. None if no peer holds it or
-        after ``fetch_repeats`` requests; the change is then given up."""
+        """Return a request for the missing shards to the next donor, because nothing has arrived for ``fetch_again``.
+        None if no peer holds a model as great as the target, or after ``fetch_repeats`` requests: the change is then
+        given up."""
         able = {p for p, s in self.roster.summaries().items() if s.model >= self.target > self.logs.model()}
         if not able or self.repeats >= self.rules.fetch_repeats:
             return None
