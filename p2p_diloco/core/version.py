@@ -57,6 +57,10 @@ class ContributionId:
     incarnation: int
     sequence: int
 
+    def __str__(self) -> str:
+        """Return a short form for logs; its first number tells a peer's incarnations apart as a rule."""
+        return f"#{self.incarnation % 10000:04d}.{self.sequence}"
+
 
 SALT_BITS = 20
 

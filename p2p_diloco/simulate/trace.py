@@ -65,7 +65,7 @@ from p2p_diloco.core.messages import (
     Versions,
     Want,
 )
-from p2p_diloco.core.version import ContributionId, Version
+from p2p_diloco.core.version import Version
 
 CARRIED = {
     Carry.KEEP: "keeps its progress",
@@ -159,10 +159,10 @@ def _message(message: Message) -> str:
         case Leave():
             return "that it leaves"
         case Contribution(shard, base, id, oldest, weight):
-            rides = f" with the progress since {_id(oldest)}" if oldest != id else ""
-            return f"contribution {_id(id)}{rides} to {_at(shard, base)}: {_steps(weight)}"
+            rides = f" with the progress since {oldest}" if oldest != id else ""
+            return f"contribution {id}{rides} to {_at(shard, base)}: {_steps(weight)}"
         case Commit(shard, base, version, contributions=contributions):
-            counted = _names(f"{one.peer} {_id(one.id)}" for one in contributions)
+            counted = _names(f"{one.peer} {one.id}" for one in contributions)
             revision = f" at revision {message.revision.number}" if message.revision.number else ""
             step = f"{_at(shard, version)} on ({base.digest[:6]}){revision}"
             return f"the commit of {step}: {counted}; next: {_names(message.plan.succession)}"
@@ -186,7 +186,7 @@ def _message(message: Message) -> str:
         case Held(shard, version):
             return f"that it holds {_at(shard, version)}"
         case Stale(shard, id, version):
-            return f"a refusal: {_id(id)} is too stale for {_at(shard, version)}"
+            return f"a refusal: {id} is too stale for {_at(shard, version)}"
 
 
 def _summary(summary: Summary) -> str:
@@ -218,7 +218,3 @@ def _versions(versions: tuple[Version | None, ...]) -> str:
 
 def _version(version: Version) -> str:
     return f"epoch {version.epoch} ({version.digest[:6]})"
-
-
-def _id(id: ContributionId) -> str:
-    return f"#{id.incarnation % 10000:04d}.{id.sequence}"
