@@ -1,9 +1,9 @@
-"""How peers reach each other: one small interface and its libp2p adapter.
+"""The transport: how peers reach each other. One small interface, and its libp2p adapter.
 
-Law: bytes only; nothing here knows what a message means. Importing this package is cheap: `hivemind_library` alone
+Law: bytes only; nothing here knows what a message means. Importing this package is cheap: only `hivemind_library`
 imports Hivemind.
 
-    interface                   what the node asks of a transport, and a transport of the node
+    interface                   what the node needs of a transport, and what a transport needs of the node
     hivemind                    the adapter: joins the parts below
     exchange, sending, receiving, streams      messages over streams
     link, payload_stream, frame_stream, framing, pipe      one stream each, from messages down to bytes

@@ -15,7 +15,7 @@ def parse(text: str, *, key: str = "initial_peers") -> str:
     """The canonical multiaddr of a peer to dial, ending in /p2p/<peer id>.
 
     Raises:
-        AddressError: it is no such address; says what is wrong, and how to mend it.
+        AddressError: the text is no multiaddr of a peer; the error says what is wrong and how to mend it.
     """
     from multiaddr import Multiaddr
 
@@ -28,7 +28,7 @@ def peer_of(address: str) -> str:
 
 
 def leads_over_a_relay(address: str) -> bool:
-    """Whether a multiaddr leads to the peer through another one (libp2p's circuit relay)."""
+    """Whether a multiaddr leads to the peer through a relay (libp2p's circuit relay)."""
     return "p2p-circuit" in address.split("/")
 
 

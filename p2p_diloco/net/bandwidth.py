@@ -1,12 +1,12 @@
-"""What this peer's link carries, measured by the payloads that it sends and receives anyway.
+"""The bandwidth of this peer's network link, measured from the payloads that it sends and receives anyway.
 
-Law: pure; time is an argument. A measurement is a lower bound: a slow partner, the quiet end of a round or an answer on
-its way make bytes come more slowly than the link could carry them; nothing makes them come faster. So the best of many
-windows of time counts.
+Law: pure; time is an argument. Each measurement is a lower bound: bytes come more slowly than the link could carry them
+when a partner is slow, a round ends or a sender awaits an answer; they never come faster. So the best of many windows
+of time counts.
 
-Only time with two partners or more counts. With a single partner that one's link, shared with others, often sets the
-speed: two peers that fetch a state from the same peer would each measure half of its link, get less to reduce for it,
-and so never measure more.
+Only time with two or more partners counts. With a single partner, the partner's link often sets the speed: two peers
+that fetch a state from the same peer would each measure half of its link, would therefore be given less to aggregate,
+and would never measure more.
 """
 
 from __future__ import annotations
@@ -15,36 +15,35 @@ from collections import deque
 from dataclasses import dataclass, field
 
 WINDOW_S = 1.0
-"""How long payloads with two partners or more must be under way to make one reading."""
+"""Seconds of transfers with two or more partners that make one reading."""
 READINGS = 60
-"""How many readings are kept: a link that has become slow shows after a minute of transfers."""
+"""How many readings are kept: a link that becomes slow is noticed after a minute of transfers."""
 LARGE_BYTES = 256 * 1024
-"""Shorter payloads aren't counted: their time is mostly delay."""
+"""Shorter payloads aren't counted: latency, not bandwidth, sets their time."""
 FAST = float(2**27)
-"""Bytes a second (a gigabit) above which links count as equal: there the machines set the speed, and a measurement
-tells mostly what else they do."""
+"""Bytes a second (a gigabit) above which links count as equal: above it the machines' other work sets the speed."""
 CLEARLY = 1.25
-"""The told bandwidth changes when the measured one differs by this factor: elections shouldn't follow each fluctuation.
-"""
+"""The announced bandwidth changes only when the measured one differs by this factor, so that elections don't follow
+each fluctuation."""
 
 
 @dataclass(slots=True)
 class Meter:
-    """One direction. Its clock runs while payloads with two partners or more are under way. A payload's new bytes are
-    spread evenly over the time since its last report. A window becomes a reading once all payloads in it have reported.
-    """
+    """The bandwidth meter of one direction. Its clock runs while payloads with two or more partners are under way. The
+    new bytes of a payload are spread evenly over the time since its last report. A window becomes a reading once all
+    payloads in it have reported."""
 
     _readings: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
     _under_way: list[Payload] = field(default_factory=list)
     _windows: dict[int, float] = field(default_factory=dict)
-    """The bytes of the windows that are no readings yet, by number."""
+    """Bytes of each window that is not a reading yet, by its number."""
     _several: bool = False
-    """Whether the payloads under way have two partners or more."""
+    """Whether the payloads under way have two or more partners."""
     _clock_s: float = 0.0
     _at: float = 0.0
 
     def begin(self, partner: str, now: float, payload_bytes: int = LARGE_BYTES) -> Payload:
-        """A payload that is under way until its `end`. One that is too short to say anything isn't counted."""
+        """Start to measure a payload, until its `end`. A payload below `LARGE_BYTES` isn't counted."""
         if payload_bytes < LARGE_BYTES:
             return Meter().begin(partner, now)
         payload = Payload(self, partner, self.clock(now), now)
@@ -53,7 +52,7 @@ class Meter:
         return payload
 
     def end(self, payload: Payload, now: float) -> None:
-        """The payload is complete, or given up."""
+        """Stop measuring a payload that is complete or was given up."""
         self.clock(now)
         self._under_way.remove(payload)
         self._count_partners()
@@ -63,14 +62,14 @@ class Meter:
         self._several = len({payload.partner for payload in self._under_way}) > 1
 
     def clock(self, now: float) -> float:
-        """Seconds for which payloads have been under way with several partners, up to now."""
+        """Seconds, up to now, in which payloads with several partners were under way."""
         if self._several:
             self._clock_s += now - self._at
         self._at = now
         return self._clock_s
 
     def spread(self, count: float, since: float, until: float) -> None:
-        """So many bytes arrived between two times of `clock`, the second of which is later."""
+        """Count bytes that arrived between two times of `clock`, `since` being the earlier one."""
         first, last = int(since / WINDOW_S), int(until / WINDOW_S)
         for window in range(first, last + 1):
             inside = min(until, (window + 1) * WINDOW_S) - max(since, window * WINDOW_S)
@@ -79,8 +78,8 @@ class Meter:
 
     @property
     def rate(self) -> float:
-        """Bytes a second that the link carries at least: the second best reading, for the best may come from a clock's
-        jump; 0 while there are fewer than two."""
+        """Bytes a second that the link carries at least: the second best reading, because a jump of the clock may have
+        made the best one; 0 while there are fewer than two."""
         return sorted(self._readings)[-2] if len(self._readings) > 1 else 0.0
 
     def _read(self) -> None:
@@ -92,7 +91,8 @@ class Meter:
 
 @dataclass(slots=True, eq=False)
 class Payload:
-    """A payload under way, which reports to a meter. `at`: the meter's clock at the last report, made at `told_at`."""
+    """A payload under way, which reports its progress to a meter. `at`: the meter's clock at the last report;
+    `told_at`: the time of that report."""
 
     meter: Meter
     partner: str
@@ -101,20 +101,20 @@ class Payload:
     _bytes: int = 0
 
     def reached(self, total_bytes: int, now: float) -> None:
-        """So many bytes of it have arrived in all."""
+        """Report that `total_bytes` of the payload have arrived so far."""
         since, count, seconds = self.at, total_bytes - self._bytes, now - self.told_at
         self.at, self.told_at, self._bytes = self.meter.clock(now), now, total_bytes
         if self.at > since:
             self.meter.spread(count * (self.at - since) / seconds, since, self.at)
 
     def end(self, now: float) -> None:
-        """No more bytes of it will arrive."""
+        """Report that no more bytes of the payload will arrive."""
         self.meter.end(self, now)
 
 
 @dataclass(slots=True)
 class Bandwidth:
-    """The meters of both directions."""
+    """The bandwidth meters of both directions."""
 
     up: Meter = field(default_factory=Meter)
     down: Meter = field(default_factory=Meter)
@@ -127,7 +127,7 @@ class Bandwidth:
 
 
 def steady(told: float, found: float) -> float:
-    """The bandwidth to tell: the one told before, unless the measured one clearly differs."""
+    """The bandwidth to announce: the one announced before, unless the measured one clearly differs."""
     if not found or (told and told / CLEARLY < found < told * CLEARLY):
         return told
     return float(f"{found:.3g}")

@@ -1,4 +1,4 @@
-"""libp2p's daemon, p2pd: a child process that dials, listens and encrypts for this peer, and ends with it.
+"""libp2p's daemon, p2pd: a child process that dials, listens and encrypts for this peer, and ends when this peer ends.
 
 Law: streams by protocol name, addresses and dials; neither the DHT nor messages.
 """
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 CLOSE_S = 3.0
 """How long the daemon may take to end before it is killed."""
 REAP_S = 0.1
-"""How long asyncio may take to notice that a daemon which failed to start has ended."""
+"""Seconds that asyncio gets to notice that a daemon which failed to start has ended."""
 DIAL_S = 5.0
-"""How long an initial peer may take to be dialled; with the question for its clock, below 10 s in all."""
+"""Deadline for dialling an initial peer. Together with asking for its clock it stays below 10 s."""
 ADDRESSES_PER_PEER_MAX = 16
 
 
 class Daemon:
-    """A running p2pd. Made by `start`, ended by `close`. `on_death` is told why it ended, unless `close` ended it."""
+    """A running p2pd. Made by `start`, ended by `close`. `on_death` is called with the reason if it ends otherwise."""
 
     def __init__(self, p2p: Any, on_death: Callable[[str], None] | None) -> None:
         self.p2p = p2p
@@ -56,8 +56,8 @@ class Daemon:
         """Start a daemon that listens at `host_maddrs`, or nowhere in client mode.
 
         Raises:
-            ConfigError: it can't listen there, or can't announce these addresses.
-            P2PDilocoError: it doesn't start.
+            ConfigError: the daemon can't listen at these addresses, or can't announce the given ones.
+            P2PDilocoError: the daemon doesn't start.
         """
         starting = asyncio.ensure_future(
             P2P.create(
@@ -74,18 +74,18 @@ class Daemon:
         )
         try:
             self = cls(await asyncio.shield(starting), on_death)
-        except asyncio.CancelledError:  # to cancel the start of a process may make asyncio wait for ever
+        except asyncio.CancelledError:  # cancelling the start of a process may make asyncio wait for ever
             await asyncio.wait([starting])
             if not starting.cancelled() and starting.exception() is None:
                 await cls(starting.result(), None).close()
             raise
-        except ValueError:  # the only thing that Hivemind checks itself
+        except ValueError:  # the only check that Hivemind makes itself: port 0
             mend = "give the port that others dial"
             wrong, value = "can't have port 0", list(announce_maddrs)
             raise ConfigError(wrong, key="announce_maddrs", value=value, mend=mend) from None
         except P2PDaemonError as error:
-            traceback.clear_frames(error.__traceback__)  # drops the half-made P2P while the loop runs,
-            await asyncio.sleep(REAP_S)  # and lets asyncio see its process end
+            traceback.clear_frames(error.__traceback__)  # frees the half-made P2P while the loop runs,
+            await asyncio.sleep(REAP_S)  # so that asyncio sees its process end
             if "address" in str(error) or "listen" in str(error):
                 mend = "choose another port, or 0 to let the system choose"
                 wrong = f"can't be listened on ({last_line(error)})"
@@ -103,10 +103,10 @@ class Daemon:
             on_death(self._died)
 
     async def look_up_addresses(self) -> None:
-        """Ask the daemon for its addresses anew."""
+        """Ask the daemon for its present addresses."""
         try:
             visible = await self.p2p.get_visible_maddrs(latest=True)
-        except ValueError:  # none: it doesn't listen
+        except ValueError:  # no addresses: it doesn't listen
             visible = []
         self.addresses = by_reach([str(address) for address in visible])
 
@@ -118,22 +118,22 @@ class Daemon:
     # -- other peers
 
     def introduce(self, peer: str, addresses: Sequence[str]) -> None:
-        """Learn where a peer can be dialled. Addresses that can't be read, or name another peer, are ignored."""
+        """Remember where a peer can be dialled. Addresses that can't be read, or name another peer, are ignored."""
         known = []
         for address in list(addresses)[:ADDRESSES_PER_PEER_MAX]:
             host, _, named = address.rpartition("/p2p/")
             if named == peer and host:
-                with contextlib.suppress(Exception):  # each of its parsers raises something else
+                with contextlib.suppress(Exception):  # each parser of Multiaddr raises other exceptions
                     known.append(Multiaddr(host))
         if known:
             self._known[peer] = tuple(known)
 
     def known_at(self, peer: str) -> list[str]:
-        """The multiaddrs at which a peer was said to be."""
+        """The multiaddrs given to `introduce` for a peer."""
         return [str(address) for address in self._known.get(peer, ())]
 
     async def greet(self, address: str) -> str | None:
-        """Connect to the peer at a full multiaddr; why that failed, or None."""
+        """Connect to the peer at a full multiaddr; returns the reason of a failure, else None."""
         host, _, peer = address.rpartition("/p2p/")
         if peer == self.peer_id:
             return "that is this peer itself"
@@ -150,7 +150,7 @@ class Daemon:
         """A stream to a peer that serves the protocol, and the multiaddr at which the peer was found.
 
         Raises:
-            Unreachable: there is none in time; says why.
+            Unreachable: no stream could be opened in time; the error says why.
         """
         if self._died is not None:
             raise Unreachable(self._died)
@@ -160,7 +160,7 @@ class Daemon:
             raise Unreachable(f"{peer}: no answer within {timeout_s:g} s") from None
         except Unreachable:
             raise
-        except Exception as error:  # Hivemind raises anything for what its daemon answers
+        except Exception as error:  # Hivemind raises exceptions of many kinds for its daemon's answers
             raise Unreachable(f"{peer}: {likely_reason(error)}") from None
 
     async def _open_stream(self, peer: str, protocol: str) -> tuple[Pipe, str]:
@@ -168,7 +168,7 @@ class Daemon:
         known = self._known.get(peer)
         try:
             if known is not None:
-                await self.p2p._client.connect(peer_id, known)  # returns at once if connected
+                await self.p2p._client.connect(peer_id, known)  # returns at once if already connected
             stream, reader, writer = await self.p2p.call_binary_stream_handler(peer_id, protocol)
         except P2PDaemonError as error:
             refused = dial_refused(error) or (dial_inconclusive(error) and await all_refuse(known or ()))
@@ -193,12 +193,12 @@ class Daemon:
             await asyncio.wait_for(self.p2p.shutdown(), CLOSE_S)
         except asyncio.TimeoutError:
             self.p2p._child.kill()
-        self.p2p._child._transport.close()  # or asyncio complains when it is collected after the loop
+        self.p2p._child._transport.close()  # else asyncio warns when it is collected after the loop's end
         await asyncio.sleep(0)
 
 
 async def all_refuse(addresses: Sequence[Multiaddr]) -> bool:
-    """Whether at each of these addresses a machine refuses a plain TCP connection. False without addresses."""
+    """Whether each of these addresses refuses a plain TCP connection. False without addresses."""
 
     async def refuses(address: Multiaddr) -> bool:
         match str(address).split("/"):

@@ -26,11 +26,11 @@ from p2p_diloco.net.signing import SigningKey
 log = logging.getLogger(__name__)
 
 RPC_S = 3.0
-"""How long one peer of the DHT may take to answer. After that it isn't asked for a while."""
+"""Deadline for one DHT peer's answer. A peer that misses it isn't asked again for a while."""
 CALL_S = 15.0
-"""How long a whole `store` or `fetch` may take."""
+"""Deadline for a whole `store` or `fetch`."""
 REJOIN_EVERY_S = 15.0
-"""How often initial peers that the DHT has lost are greeted again."""
+"""Seconds between two attempts to reconnect to initial peers that the DHT has lost."""
 CLOSE_S = 3.0
 """How long the DHT node may take to end."""
 
@@ -60,7 +60,8 @@ class DhtPeer:
         startup_timeout_s: float = 60.0,
         on_daemon_death: Callable[[str], None] | None = None,
     ) -> DhtPeer:
-        """Start a daemon and join the DHT of the initial peers, one of which must answer; without any, found a DHT.
+        """Start a daemon and join the DHT of the initial peers; at least one must answer. Without initial peers, found
+        a DHT.
 
         Raises:
             as `HivemindTransport.create`.
@@ -88,9 +89,9 @@ class DhtPeer:
                 client_mode=client_mode,
                 record_validator=records,
                 wait_timeout=RPC_S,
-                ensure_bootstrap_success=False,  # judged below, in our words
+                ensure_bootstrap_success=False,  # checked below, with errors of our own
                 strict=False,
-                cache_locally=False,  # every `fetch` asks for the latest, and would never read a cache
+                cache_locally=False,  # every `fetch` asks for the latest record, so a cache would never be read
                 cache_nearest=0,
                 cache_on_store=False,
                 cache_refresh_before_expiry=0,
@@ -113,7 +114,7 @@ class DhtPeer:
         storing = self._node.store(key, value, expiration_time=time.time() + ttl_s, subkey=name)
         try:
             return bool(await asyncio.wait_for(storing, CALL_S))
-        except Exception as error:  # a timeout, or anything that Hivemind raises
+        except Exception as error:  # a timeout, or any exception of Hivemind's
             log.warning("the record %s/%s was not stored: %r", key, subkey, error)
             return False
 
@@ -123,8 +124,8 @@ class DhtPeer:
             found = await asyncio.wait_for(self._node.get(key, latest=True), CALL_S)
         except asyncio.TimeoutError:
             raise Unreachable(f"the DHT didn't answer within {CALL_S:g} s") from None
-        except Exception as error:  # Hivemind raises anything for what its daemon or strangers answer
-            raise Unreachable(f"the DHT can't be asked: {error!r}") from None
+        except Exception as error:  # Hivemind raises exceptions of many kinds for answers of its daemon or of strangers
+            raise Unreachable(f"the DHT request failed: {error!r}") from None
         return newest_records(found.value) if found is not None and isinstance(found.value, dict) else {}
 
     async def close(self) -> None:
@@ -133,10 +134,10 @@ class DhtPeer:
 
 
 async def _greet(daemon: Daemon, initial_peers: Sequence[str]) -> list[str]:
-    """The initial peers' addresses that answer.
+    """The addresses of the initial peers that answer.
 
     Raises:
-        NoBootstrapReached: none does.
+        NoBootstrapReached: none of them answers.
     """
     for address in initial_peers:
         daemon.introduce(peer_of(address), [address])
@@ -152,12 +153,12 @@ async def _check_clocks(node: Any, reached: Sequence[str]) -> None:
 
     Raises:
         NoBootstrapReached: none of them answers as a peer of the DHT.
-        Refused: even the nearest clock differs too much.
+        Refused: even the clock nearest to this one differs too much.
     """
     differences = await asyncio.gather(*(_clock_difference_s(node, peer_of(address)) for address in reached))
     known = [difference for difference in differences if difference is not None]
     if not known:
-        raise none_reached(dict.fromkeys(reached, "something answers there, but no DHT of Hivemind"))
+        raise none_reached(dict.fromkeys(reached, "something else answers there, not Hivemind's DHT"))
     least = min(known, key=abs)
     if abs(least) > CLOCK_DIFFERENCE_S_MAX:
         mend = f"set the clocks (NTP): at most {CLOCK_DIFFERENCE_S_MAX:g} s may lie between them"
@@ -166,21 +167,20 @@ async def _check_clocks(node: Any, reached: Sequence[str]) -> None:
 
 
 async def _clock_difference_s(node: Any, peer: str) -> float | None:
-    """How far a DHT peer's clock is ahead of this one; None if it doesn't answer as one."""
+    """Seconds by which a DHT peer's clock is ahead of this one; None if the peer doesn't answer the DHT's ping."""
     request = dht_pb2.PingRequest(peer=node.protocol.node_info)
     asked_at = time.time()
     try:
         answer = await node.protocol.get_stub(PeerID.from_base58(peer)).rpc_ping(request, timeout=2.0)
-    except Exception as error:  # Hivemind raises anything for a stranger's answer
-        log.debug("%s doesn't tell its clock: %s", peer, error)
+    except Exception as error:  # Hivemind raises exceptions of many kinds for a stranger's answer
+        log.debug("no clock reading from %s: %s", peer, error)
         return None
     return float(answer.dht_time) - (asked_at + time.time()) / 2
 
 
 async def _stay_joined(daemon: Daemon, node: Any, initial_peers: Sequence[str]) -> None:
-    """Look up addresses again and again, and greet initial peers that the DHT has lost: they restart, and partitions
-    heal.
-    """
+    """Keep the addresses up to date, and reconnect to lost initial peers, which may have restarted or come back after a
+    partition."""
     while True:
         await asyncio.sleep(REJOIN_EVERY_S)
         try:
@@ -189,12 +189,12 @@ async def _stay_joined(daemon: Daemon, node: Any, initial_peers: Sequence[str]) 
                 if peer_of(address) not in present and await daemon.greet(address) is None:
                     await node.protocol.call_ping(PeerID.from_base58(peer_of(address)))
             await daemon.look_up_addresses()
-        except Exception as error:  # Hivemind raises anything for what its daemon answers; the next turn may succeed
-            log.debug("the DHT can't be looked after now: %r", error)
+        except Exception as error:  # Hivemind raises exceptions of many kinds; the next turn may succeed
+            log.debug("reconnecting to the DHT failed, and is tried again: %r", error)
 
 
 async def _end_node(node: Any, daemon: Daemon) -> None:
-    if daemon.runs:  # else the node would wait for answers
+    if daemon.runs:  # without a daemon the node would wait for answers in vain
         with contextlib.suppress(asyncio.TimeoutError, P2PDaemonError, OSError):
             await asyncio.wait_for(node.shutdown(), CLOSE_S)
 

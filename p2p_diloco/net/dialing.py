@@ -1,6 +1,6 @@
-"""How a peer dials another one directly: at which addresses, and in which order.
+"""Dialling another peer directly: at which addresses, and in which order.
 
-Law: takes an offer, gives a connection that the listener let in. It neither asks for offers nor keeps connections.
+Law: from an offer to a connection that the listener accepted. It neither asks for offers nor keeps connections.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.tls import connect
 
 STAGGER_S = 0.25
-"""How long an address may take before the next one is tried beside it."""
+"""Seconds after which the next address is tried as well, while the present one has not answered."""
 PLACES_MAX = 8
-"""How many addresses of a peer are tried."""
+"""The most addresses of a peer that are tried."""
 
 
 async def dial(offer: Offer, addresses: Iterable[str], role: bytes, timeout_s: float) -> Pipe:
     """Connect to the peer that made the offer, at one of these multiaddrs, and show the ticket in it.
 
     Raises:
-        OSError: no address let this peer in; what became of the last one.
-        asyncio.TimeoutError: none did in time.
+        OSError: no address accepted the connection; the error is that of the last one.
+        asyncio.TimeoutError: no address accepted it in time.
     """
     places = places_of(offer.ports, addresses)
     if not places:
-        raise OSError("it listens nowhere that is known here")
+        raise OSError("no direct address of it is known here")
 
     async def attempt(host: str, port: int, family: int) -> Pipe:
         return await present(await connect(host, port, family, offer.certificate), offer.ticket, role)
@@ -57,7 +57,7 @@ async def _first(attempts: Sequence[Callable[[], Coroutine[object, object, Pipe]
     """The result of the first attempt that succeeds. The next attempt begins when one has failed, or after `STAGGER_S`.
 
     Raises:
-        OSError: what became of the last attempt.
+        OSError: every attempt failed; the error is that of the last one.
     """
     waiting, running = list(attempts), set[asyncio.Task[Pipe]]()
     error: BaseException = OSError("no address")

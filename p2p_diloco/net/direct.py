@@ -1,7 +1,7 @@
-"""Direct connections to peers, for payloads: which are open, and whether to try to open another.
+"""Direct connections to peers, for payloads: which are open, and when to open another.
 
-Law: never in the way. A peer that can't be reached directly gets its payloads over libp2p, and that costs one payload a
-moment's wait. Both ends are authenticated over libp2p: the offer comes on an authenticated stream, and holds the
+Law: only an optimisation. A peer that can't be reached directly gets its payloads over libp2p; the attempt delays one
+payload for a moment. Both ends are authenticated over libp2p: the offer comes on an authenticated stream, and holds the
 certificate that the listener must show and the ticket that the dialler must show.
 
     over libp2p    A: MESSAGE, empty                      B: MESSAGE with an offer, or REFUSED
@@ -33,19 +33,20 @@ from p2p_diloco.net.streams import Streams, start
 log = logging.getLogger(__name__)
 
 DIAL_S = 3.0
-"""How long an attempt may take, the talk over libp2p included; the attempt the other way round may take as long."""
+"""Deadline for an attempt to connect, the question over libp2p included. The attempt in the other direction has as
+long."""
 PATIENCE_PART = 0.1
-"""The part of `connect_timeout_s` that a payload waits for its direct connection before it goes over libp2p."""
+"""The part of `connect_timeout_s` for which a payload waits for a direct connection before it goes over libp2p."""
 OPEN_MAX = 256
-"""Connections on which this peer sends, one to each peer. Beyond that, the least recently used one is closed."""
+"""The most connections on which this peer sends, one to each peer. With more, the least recently used one is closed."""
 DIALLED_BACK_MAX = 2
-"""Connections that one peer may have this one dial: one, and another before this end notices that the first has ended.
-"""
+"""The most connections that this peer dials at one other peer's request: one, and a second one until this end notices
+that the first has ended."""
 RETRY_S, RETRY_S_MAX = 30.0, 600.0
-"""How long after a failure the next attempt waits; twice as long after each further failure."""
+"""Seconds from a failure to the next attempt; they double with each further failure, up to the maximum."""
 CARRIED_BYTES_MAX = 1 << 37
-"""How much a connection carries before another one replaces it. AES-GCM may encrypt about 2²⁴ records of 16 KiB under
-one key (RFC 8446, 5.5); this is half of that."""
+"""Bytes after which a connection is replaced. AES-GCM may encrypt about 2²⁴ records of 16 KiB under one key (RFC 8446,
+5.5); this is half of that."""
 
 _FAILURES = (
     OSError, asyncio.TimeoutError, Refusal, Unreachable, OfferError, FrameError, PipeBroken, PipeStalled,
@@ -57,9 +58,8 @@ Opened = tuple[Pipe, str]
 
 @dataclass(slots=True)
 class _Way:
-    """The direct connection to one peer, and the attempt to make one. One is enough: payloads to a peer are written one
-    after the other.
-    """
+    """The direct connection to one peer, or the attempt to open it. One connection is enough, because payloads to a
+    peer are written one after the other."""
 
     stream: PayloadStream | None = None
     carried_bytes: int = 0
@@ -69,13 +69,13 @@ class _Way:
     retry_at: float = 0.0
 
     def fit(self) -> PayloadStream | None:
-        """The connection, if a payload may be written on it."""
+        """The connection, if a payload may be written on it; else None."""
         if self.stream is not None and not self.stream.fit:
             self.drop()
         return self.stream
 
     def drop(self) -> None:
-        """Write no more on the connection."""
+        """Stop writing on the connection; it ends once all answers have come."""
         if self.stream is not None:
             self.stream.retire()
             self.stream = None
@@ -85,10 +85,10 @@ class DirectChannel:
     """Direct connections of one peer, in both directions.
 
     Args:
-        streams: gives limits and counts.
+        streams: the peer's streams, with their limits and counts.
         open_stream: opens a libp2p stream to a peer's `answer`.
-        addresses: the multiaddrs at which a peer is known.
-        serve: takes the payloads that come on a connection.
+        addresses: returns the known multiaddrs of a peer.
+        serve: receives the payloads that come on a connection.
         hosts: the IP addresses to listen on.
         port: the port to listen on; 0: the system chooses.
 
@@ -120,9 +120,10 @@ class DirectChannel:
     # -- for the sender of payloads
 
     async def take(self, peer: str) -> PayloadStream | None:
-        """A connection to write a payload on, the caller's until `give_back`; None: use libp2p.
+        """Lend the caller a connection to write a payload on, until `give_back`; None: use libp2p.
 
-        Waits a moment for a first attempt to connect. If that takes longer, it serves later payloads.
+        Waits a moment for a first attempt to connect. If the attempt takes longer, only later payloads use its
+        connection.
         """
         way = self._way(peer)
         if way.fit() is None and not self._closing:
@@ -138,7 +139,7 @@ class DirectChannel:
         return stream
 
     def give_back(self, peer: str, stream: PayloadStream, sent_bytes: int) -> None:
-        """Return a connection, on which so many bytes were written."""
+        """Return a connection after writing `sent_bytes` on it."""
         self._pacer.over(peer)
         way = self._way(peer)
         if way.stream is stream:
@@ -147,12 +148,12 @@ class DirectChannel:
                 way.drop()
 
     def succeeded(self, peer: str) -> None:
-        """A payload was answered on a direct connection: forget earlier failures."""
+        """Forget earlier failures, because a payload was answered on the direct connection."""
         way = self._way(peer)
         way.failures, way.retry_at = 0, 0.0
 
     def failed(self, peer: str, why: str) -> None:
-        """A connection broke or stood still under a payload: use none to this peer for a while."""
+        """Use no direct connection to this peer for a while, because one broke or stalled during a payload."""
         way = self._way(peer)
         way.drop()
         self._note_failure(peer, way, why)
@@ -168,24 +169,24 @@ class DirectChannel:
             task.cancel()
 
     async def close(self) -> None:
-        """As `end`, and wait until the tasks have ended."""
+        """Do as `end`, and wait until the tasks have ended."""
         self.end()
         await asyncio.gather(*self._tasks, self.listener.ended(), return_exceptions=True)
 
-    # -- for the peer that asks over libp2p
+    # -- for peers that ask over libp2p
 
     async def answer(self, peer: str, pipe: Pipe, seen_at: str) -> None:
-        """Answer the question that a peer asks on a stream that it opened."""
+        """Answer a peer's request for a direct connection, on the stream that the peer opened for it."""
         frames, read_s = self._streams.frames(peer, pipe), self._streams.limits.read_timeout_s
         try:
             match await frames.read(idle_s=read_s, frame_s=read_s):
                 case Message(request):
                     frames.write(await self._answered(peer, request, seen_at))
-                    await frames.read(idle_s=read_s, frame_s=read_s)  # until it hangs up
+                    await frames.read(idle_s=read_s, frame_s=read_s)  # until the peer closes the stream
                 case _:
                     pass
         except _FAILURES as error:
-            log.debug("%s asked for a direct connection in vain: %r", peer, error)
+            log.debug("the request of %s for a direct connection failed: %r", peer, error)
         finally:
             pipe.close()
 
@@ -196,7 +197,7 @@ class DirectChannel:
             offer = self.listener.offer(peer)
             return Refused("this peer takes no direct connections") if offer is None else Message(offer.pack())
         if self._dialled_back[peer] >= DIALLED_BACK_MAX:
-            return Refused("there are enough direct connections")
+            return Refused("too many direct connections were asked for")
         self._dialled_back[peer] += 1
         try:
             pipe = await dial(Offer.unpack(request), (seen_at, *self._addresses(peer)), YOU_SEND, DIAL_S)
@@ -204,12 +205,12 @@ class DirectChannel:
             self._forget_dialled_back(peer)
             if not isinstance(error, _FAILURES):
                 raise
-            return Refused(f"no direct connection the other way round either: {_said(error)}")
+            return Refused(f"no direct connection in the other direction either: {_said(error)}")
         start(self._serve_back(peer, pipe), self._tasks)
         return Message(b"")
 
     async def _serve_back(self, peer: str, pipe: Pipe) -> None:
-        """Take payloads on a connection that this peer dialled for them."""
+        """Receive payloads on a connection that this peer dialled at the sender's request."""
         try:
             await self._serve(peer, pipe)
         finally:
@@ -229,12 +230,12 @@ class DirectChannel:
             self._note_failure(peer, way, _said(error))
         except Exception:
             log.exception("no direct connection to %s could be made", peer)
-            self._note_failure(peer, way, "it failed here")
+            self._note_failure(peer, way, "an error on this side")
         finally:
             way.attempt = None
 
     async def _connect(self, peer: str) -> None:
-        """Make a connection. This peer dials; if that fails, the other one does."""
+        """Make a connection. This peer dials first; if that fails, it asks the other peer to dial."""
         trouble: Exception
         try:
             offer, seen_at = await asyncio.wait_for(self._ask(peer, b""), DIAL_S)
@@ -251,7 +252,7 @@ class DirectChannel:
         await asyncio.wait_for(self._ask(peer, mine.pack()), 2 * DIAL_S)
 
     async def _ask(self, peer: str, request: bytes) -> tuple[bytes, str]:
-        """The answer to a question, and the multiaddr at which the peer was found."""
+        """Send a request over libp2p; returns the answer, and the multiaddr at which the peer was found."""
         pipe, seen_at = await self._open_stream(peer)
         frames, read_s = self._streams.frames(peer, pipe), self._streams.limits.read_timeout_s
         try:
@@ -262,12 +263,12 @@ class DirectChannel:
                 case Refused(reason):
                     raise Refusal(reason)
                 case frame:
-                    raise FrameError(f"{frame} is no answer to that")
+                    raise FrameError(f"{frame} is no answer to a request for a direct connection")
         finally:
             pipe.abort()
 
     def _keep(self, peer: str, pipe: Pipe) -> None:
-        """Have one more connection to send payloads on, whichever end dialled."""
+        """Keep a new connection to send payloads on; either end may have dialled it."""
         way = self._way(peer)
         if self._closing or way.fit() is not None:
             pipe.abort()
@@ -280,7 +281,7 @@ class DirectChannel:
             unused.drop()
 
     def _used(self, peer: str) -> None:
-        self._ways[peer] = self._ways.pop(peer)  # the last used way is the last
+        self._ways[peer] = self._ways.pop(peer)  # keeps the ways in the order of their last use
 
     # -- inside
 
@@ -296,7 +297,7 @@ class DirectChannel:
 
     def _note_failure(self, peer: str, way: _Way, why: str) -> None:
         if self._clock() < way.retry_at:
-            return  # another attempt, made at the same time, failed before
+            return  # a failure at the same time was counted already
         way.failures += 1
         wait_s = min(RETRY_S * 2 ** (way.failures - 1), RETRY_S_MAX)
         way.retry_at = self._clock() + wait_s

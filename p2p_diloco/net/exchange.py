@@ -1,4 +1,4 @@
-"""Messages between this peer and others, over streams and in both directions.
+"""Messages between this peer and others, sent and received over streams.
 
 Law: joins `sending` and `receiving`; decides nothing.
 """
@@ -15,7 +15,7 @@ from p2p_diloco.net.streams import Streams
 
 
 class Exchange:
-    """All streams of one peer. `dial`: as `Sender`."""
+    """All streams of one peer. `dial`: as in `Sender`."""
 
     def __init__(
         self, inbox: Inbox, *, limits: Limits, traffic: Traffic, dial: Callable[[str], Awaitable[Opened]]

@@ -1,6 +1,6 @@
-"""Frames of one peer, and the payloads between them, over one pipe.
+"""Frames exchanged with one peer, and the payloads between them, over one pipe.
 
-Law: knows a single stream, and counts its bytes. What a frame means is decided elsewhere.
+Law: knows one stream, and counts its bytes. The callers decide what a frame means.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from p2p_diloco.net.pipe import Pipe, PipeStalled
 
 
 class FrameStream:
-    """Frames and payloads of one peer over a pipe, counted."""
+    """Frames and payloads exchanged with one peer over a pipe; all bytes are counted."""
 
     def __init__(self, pipe: Pipe, peer: str, limits: Limits, traffic: Traffic) -> None:
         self.pipe = pipe
@@ -23,13 +23,14 @@ class FrameStream:
         self._traffic = traffic
 
     def write(self, frame: Frame) -> None:
-        """Queue a frame, in the order of the calls."""
+        """Queue a frame; frames leave in the order of the calls."""
         data = encode(frame)
         self._traffic.sent(self.peer, len(data))
         self.pipe.write(data)
 
     async def read(self, *, idle_s: float | None, frame_s: float) -> Frame | None:
-        """The next frame, or None at the end. It may take `idle_s` to begin, and `frame_s` more to be complete.
+        """The next frame, or None at the end of the stream. It must begin within `idle_s` and be complete `frame_s`
+        later.
 
         Raises:
             FrameError: the bytes are no frame, or the stream ended within one.
@@ -53,14 +54,15 @@ class FrameStream:
         return frame
 
     async def read_payload(self, payload: memoryview, *, stall_s: float, total_s: float) -> None:
-        """Fill the memory with the raw bytes that follow a frame. Raises as `Pipe.read_into`."""
+        """Fill `payload` with the raw bytes that follow a frame. Raises as `Pipe.read_into`."""
         try:
             await self.pipe.read_into(payload, stall_s=stall_s, total_s=total_s)
         finally:
             self._traffic.received(self.peer, self.pipe.filled_bytes)
 
     async def discard(self, count: int | None, within_s: float) -> bool:
-        """Read so many bytes and drop them, None: until the stream ends. False if they didn't come in time."""
+        """Read `count` bytes, or with None all until the stream's end, and drop them. False if they didn't come in
+        time."""
         now = asyncio.get_running_loop().time
         give_up_at = now() + within_s
         left = sys.maxsize if count is None else count

@@ -1,10 +1,10 @@
-"""The bytes on a stream: frames, and a decoder that takes them in pieces of any size.
+"""The frames on a stream: their encoding, and a decoder that accepts bytes in pieces of any size.
 
-Law: no I/O. Bytes in, frames or a `FrameError` out, for any bytes; no socket, no clock.
+Law: no I/O; neither socket nor clock. Any bytes give frames or a `FrameError`.
 
     link     = MESSAGE* one way; ACCEPTED or REFUSED for each of them, in order, back
     payload  = BULK and then its raw bytes one way; PROGRESS*, then ACCEPTED or REFUSED back
-    payloads = payload*, each as soon as the one before is written; the answers come back in the same order
+    payloads = payload*, each begun as soon as the one before is written; the answers come back in the same order
     frame    = "p2d" version kind length body        3 + 1 + 1 + 4 bytes (big-endian), then `length` bytes
     body     = MESSAGE  the header
              | BULK     the payload's length (8 bytes), then the header
@@ -21,18 +21,18 @@ from enum import IntEnum
 
 MAGIC = b"p2d"
 VERSION = 2
-"""2: payloads follow one another also on streams over libp2p."""
+"""Version 2: payloads follow one another also on streams over libp2p."""
 REASON_BYTES_MAX = 1024
 PREFIX = struct.Struct(">3sBBI")
 _COUNT = struct.Struct(">Q")
 
 
 class FrameError(Exception):
-    """These bytes are no frame of this protocol. The text is the reason to give the sender."""
+    """Bytes that are no frame of this protocol. The text is the reason that the sender gets."""
 
 
 class Kind(IntEnum):
-    """The kinds of frames."""
+    """The kind of a frame, as its number on the wire."""
 
     MESSAGE = 1
     BULK = 2
@@ -58,19 +58,19 @@ class Bulk:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The inbox took the message."""
+    """An answer: the inbox took the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The message was refused, and why."""
+    """An answer: the message was refused, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """So many bytes of the payload have arrived."""
+    """A report during a transfer: `received_bytes` of the payload have arrived."""
 
     received_bytes: int
 
@@ -95,7 +95,7 @@ def encode(frame: Frame) -> bytes:
 
 
 class FrameDecoder:
-    """Frames out of a buffer, from which they are deleted. After an error, use it no more."""
+    """Takes frames out of a buffer. Unusable after an error."""
 
     def __init__(self, buffer: bytearray, *, header_bytes_max: int) -> None:
         self._lengths: dict[int, tuple[int, int]] = {  # of a frame's body
@@ -108,7 +108,7 @@ class FrameDecoder:
         self._buffer = buffer
 
     def next_frame(self) -> Frame | None:
-        """The next frame, or None if it isn't complete. A prefix is checked as soon as it is complete.
+        """The next frame, or None if the buffer doesn't hold all of it. A prefix is checked as soon as it is complete.
 
         Raises:
             FrameError: garbage, another version, an unknown kind, or a length over its limit.
@@ -130,11 +130,11 @@ class FrameDecoder:
             raise FrameError("these bytes are no frame of p2p_diloco")
         if len(self._buffer) > len(MAGIC) and self._buffer[len(MAGIC)] != VERSION:
             version = self._buffer[len(MAGIC)]
-            raise FrameError(f"the frame is of protocol version {version}, here it is {VERSION}")
+            raise FrameError(f"the frame has protocol version {version}, this peer speaks {VERSION}")
 
     def _check_length(self, kind: int, length: int) -> None:
         if kind not in self._lengths:
-            raise FrameError(f"the frame is of the unknown kind {kind}")
+            raise FrameError(f"the frame has the unknown kind {kind}")
         low, high = self._lengths[kind]
         if not low <= length <= high:
             raise FrameError(f"the {Kind(kind).name} frame has {length} bytes, allowed are {low} to {high}")

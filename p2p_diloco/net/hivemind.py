@@ -1,6 +1,6 @@
 """The transport over Hivemind: its DHT for records, its libp2p daemon for streams, and direct connections for payloads.
 
-Law: joins the parts; decides nothing. Importing it loads torch: import it only where a swarm is needed.
+Law: connects the parts; decides nothing. Importing it loads torch, so import it only where a swarm is needed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIRECT = "/direct"
 
 
 class HivemindTransport:
-    """A peer of a run, over libp2p; a `Transport`. Made by `create`, ended by `close`."""
+    """A `Transport` over libp2p, for one peer of a run. Made by `create`, ended by `close`."""
 
     def __init__(self, dht: DhtPeer, exchange: Exchange, traffic: Traffic) -> None:
         self.peer_id = dht.peer_id
@@ -62,15 +62,16 @@ class HivemindTransport:
 
         Raises:
             AddressError: an initial peer's address can't be read.
-            NoBootstrapReached: none of the initial peers answered; says what became of each.
-            Refused: this clock differs too much from the initial peers'.
+            NoBootstrapReached: none of the initial peers answered; the error gives the reason for each.
+            Refused: this machine's clock differs too much from the initial peers'.
             ConfigError: the identity, or an address or port to listen on, can't be used.
         """
         limits, traffic = limits or Limits(), Traffic()
         channel: DirectChannel | None = None
 
         def daemon_died(why: str) -> None:
-            """Without its daemon this peer is dead to the others; open direct connections must not deny that."""
+            """End the direct connections too: peers that still hold one would not notice that this peer can't be
+            reached."""
             if channel is not None:
                 channel.end()
             if on_daemon_death is not None:

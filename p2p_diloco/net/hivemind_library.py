@@ -9,8 +9,8 @@ import logging
 import sys
 from types import ModuleType
 
-# Hivemind's averager imports scipy.optimize. It isn't used here, and is a sixth of the import and 36 MB of memory: so
-# Hivemind gets an empty module. Code that imports scipy.optimize later gets the real one.
+# Hivemind's averager imports scipy.optimize, which is not used here and costs a sixth of the import's time and 36 MB of
+# memory. So Hivemind gets an empty module. Code that imports scipy.optimize later gets the real one.
 _EMPTY = ModuleType("scipy.optimize")
 sys.modules.setdefault(_EMPTY.__name__, _EMPTY)
 try:
@@ -45,7 +45,7 @@ class _Relay(logging.Handler):
 
 
 def _restore_logging() -> None:
-    """Undo what importing Hivemind does to this process's logging."""
+    """Undo the changes that importing Hivemind makes to this process's logging."""
     use_hivemind_log_handler("nowhere")
     logging.addLevelName(logging.WARNING, "WARNING")
     theirs = logging.getLogger("hivemind")

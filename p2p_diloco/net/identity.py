@@ -1,7 +1,7 @@
 """The file that holds a peer's key, and with it the peer's identity.
 
-Law: a file and nothing else; `signing` reads the key. The file is complete or absent, readable by its owner alone, and
-in use by one process at a time.
+Law: only the file; `signing` reads the key. The file is complete or absent, readable only by its owner, and in use by
+one process at a time.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class IdentityFile:
 
     @classmethod
     def claim(cls, path: str | None, generate: Callable[[str], None]) -> IdentityFile:
-        """The key file at the path, made by `generate(path)` if there is none; without a path, a temporary one.
+        """Lock the key file at `path`, after `generate(path)` if there is none; without a path, a temporary key file.
 
         Raises:
-            ConfigError: it can't be read or written, or another process uses it.
+            ConfigError: the file can't be read or written, or another process uses it.
         """
         if path is None:
             folder = Path(tempfile.mkdtemp(prefix="p2p-diloco-"))
@@ -73,7 +73,7 @@ def _generate_whole(file: Path, generate: Callable[[str], None]) -> None:
     folder = Path(tempfile.mkdtemp(prefix=".identity-", dir=file.parent))
     try:
         generate(str(folder / "identity"))
-        with contextlib.suppress(FileExistsError):  # another process made one meanwhile: use that
+        with contextlib.suppress(FileExistsError):  # another process has made one in the meantime: use that one
             os.link(folder / "identity", file)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

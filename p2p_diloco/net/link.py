@@ -1,6 +1,6 @@
 """The link: the outgoing, ordered stream to one peer that carries small messages.
 
-Law: knows a single stream. `sending` opens it and keeps it.
+Law: knows one stream. `sending` opens it and keeps it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from p2p_diloco.net.pipe import PipeBroken, PipeStalled
 
 
 class Link:
-    """Messages on one stream, which the receiver answers in their order."""
+    """Sends messages on one stream; the receiver answers them in their order."""
 
     def __init__(self, frames: FrameStream, limits: Limits) -> None:
         self._frames = frames
@@ -23,10 +23,10 @@ class Link:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def send(self, header: bytes) -> None:
-        """Send a message and wait for its answer. Without an answer in time the link ends.
+        """Send a message and wait for its answer. The link ends if no answer comes in time.
 
         Raises:
-            Refusal: the remote's reason.
+            Refusal: the receiver refused the message, with its reason.
             Unreachable: the link broke, or no answer came in time.
         """
         answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -45,14 +45,14 @@ class Link:
             raise Unreachable(f"{self._frames.peer}: {why}") from None
 
     async def read_answers(self) -> str:
-        """Give each message its answer until the link ends; returns why it ended."""
+        """Read answers and hand each to its message until the link ends; returns the reason of the end."""
         frame_s = self._limits.read_timeout_s
         try:
             while (frame := await self._frames.read(idle_s=None, frame_s=frame_s)) is not None:
                 if not isinstance(frame, (Accepted, Refused)) or not self._waiting:
                     raise FrameError(f"a {type(frame).__name__} frame was not asked for")
                 answer = self._waiting.popleft()
-                if answer.done():  # that send was cancelled
+                if answer.done():  # its send was cancelled
                     continue
                 if isinstance(frame, Refused):
                     answer.set_exception(Refusal(frame.reason))

@@ -1,7 +1,8 @@
 """The listening end of direct connections: sockets, the certificate that diallers pin, the tickets that they must show.
 
-Law: a connection costs next to nothing before it has shown a ticket. While no ticket is valid, none is greeted; few
-handshakes run at a time, and briefly; of an unproved connection's bytes 41 are looked at, and none is parsed.
+Law: a connection costs next to nothing before it has shown a ticket. While no ticket is valid, every connection is
+closed at once. The number and the length of handshakes are limited. Of a connection without a ticket 41 bytes are read,
+and none is parsed.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from p2p_diloco.net.tls import Certificate, Connection
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 3.0
-"""How long a connection may take to show its ticket."""
+"""Deadline for a connection to show its ticket."""
 HANDSHAKES_MAX = 64
-"""Connections that haven't shown one yet."""
+"""The most connections that have not shown a ticket yet."""
 CONNECTIONS_MAX = 256
-"""Connections on which other peers send."""
+"""The most connections on which other peers send."""
 CONNECTIONS_PER_PEER_MAX = 8
 TELL_EVERY_S = 60.0
-"""How often the log tells how many connections were turned away."""
+"""Seconds between two log lines with the number of connections turned away."""
 
 I_SEND, YOU_SEND = b"S", b"R"
-"""Which end sends payloads: the dialler, or the listener."""
+"""Which end sends payloads: the dialler ("S"), or the listener ("R")."""
 WELCOME = b"W"
 
 _BACKLOG = 64
@@ -44,9 +45,10 @@ class Listener:
 
     Args:
         hosts: the IP addresses to listen on.
-        port: with 0 the system chooses ports, and an address that can't be listened on is logged and left out.
-        serve: takes payloads on a connection on which the other peer sends.
-        lend: gets a connection on which this peer may send.
+        port: the port to listen on. With 0 the system chooses ports, and an address that can't be listened on is logged
+            and left out.
+        serve: receives payloads on a connection on which the other peer sends.
+        lend: is given a connection on which this peer may send.
 
     Raises:
         ConfigError: the port can't be listened on.
@@ -69,7 +71,7 @@ class Listener:
         self._serving: dict[Pipe, str] = {}
         self._told_at, self._untold = -TELL_EVERY_S, 0
         self.turned_away = 0
-        """How many connections showed no valid ticket, or were too many."""
+        """How many connections were closed because they showed no valid ticket or were too many."""
         self._listen(hosts, port)
 
     def _listen(self, hosts: Sequence[str], port: int) -> None:
@@ -83,7 +85,7 @@ class Listener:
                     mend = "choose another port, or 0 to let the system choose"
                     wrong = f"can't be listened on ({error})"
                     raise ConfigError(wrong, key="direct_port", value=port, mend=mend) from None
-                log.warning("no direct connections come in on %s: %s", host, error)
+                log.warning("can't listen for direct connections on %s: %s", host, error)
                 continue
             sock.setblocking(False)
             self._sockets.append(sock)
@@ -95,7 +97,7 @@ class Listener:
         return tuple((4 if s.family == socket.AF_INET else 6, int(s.getsockname()[1])) for s in self._sockets)
 
     def offer(self, peer: str) -> Offer | None:
-        """An offer for one connection of this peer; None if this end doesn't listen."""
+        """Make an offer for one connection from this peer; None if this end doesn't listen."""
         if not self._sockets:
             return None
         return Offer(self.ports, self._certificate.der, self._tickets.draw(peer))
@@ -122,7 +124,7 @@ class Listener:
             sock, _ = listening.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                log.warning("direct connections have to wait: %s", error)
+                log.warning("new direct connections are not accepted for a moment: %s", error)
                 self._loop.remove_reader(listening)
                 self._loop.call_later(_PAUSE_S, self._listen_again, listening)
             return
@@ -131,14 +133,14 @@ class Listener:
             self._turn_away("no ticket is valid" if not self._tickets else "too many at once")
             return
         task = start(self._greet(sock), self._greeting)
-        task.add_done_callback(lambda task: sock.close() if task.cancelled() else None)  # perhaps it never began
+        task.add_done_callback(lambda task: sock.close() if task.cancelled() else None)  # perhaps before it began
 
     def _listen_again(self, listening: socket.socket) -> None:
         if listening in self._sockets:
             self._loop.add_reader(listening, self._accept, listening)
 
     async def _greet(self, sock: socket.socket) -> None:
-        """Let a connection show its ticket, and hand it on."""
+        """Wait for a connection to show its ticket, and hand it on."""
         try:
             sock.setblocking(False)
             peer, role, pipe = await asyncio.wait_for(self._proved(sock), HANDSHAKE_S)
@@ -154,7 +156,7 @@ class Listener:
             serving.add_done_callback(lambda _: self._serving.pop(pipe, None))
 
     async def _proved(self, sock: socket.socket) -> tuple[str, bytes, Pipe]:
-        """The peer at the other end, which of the two sends, and the connection."""
+        """Check the ticket that a connection shows; returns the peer, which end sends, and the connection."""
         reader, writer = await self._certificate.accept(sock)
         try:
             hello = await reader.readexactly(TICKET_BYTES + 1)
@@ -183,16 +185,16 @@ class Listener:
 
 
 async def present(connection: Connection, ticket: bytes, role: bytes) -> Pipe:
-    """The dialler's part: show the ticket, say which of the two sends, and wait for the welcome.
+    """The dialler's part of the handshake: show the ticket, say which end sends, and wait for the welcome.
 
     Raises:
-        OSError: the listener didn't let this connection in.
+        OSError: the listener did not accept the connection.
     """
     reader, writer = connection
     try:
         writer.write(ticket + role)
         if await reader.read(len(WELCOME)) != WELCOME:
-            raise PermissionError("the listener didn't let this connection in")
+            raise PermissionError("the listener did not accept the connection")
         return await Pipe.adopt(reader, writer)
     except BaseException:
         writer.transport.abort()

@@ -1,7 +1,8 @@
-"""The offer that a peer makes, over libp2p, to a peer that is to connect to it directly.
+"""The offer of a direct connection, which one peer makes to another over libp2p.
 
-Law: no I/O, except for drawing random numbers. An offer holds the ports at which its maker listens, the certificate
-that it shows there, and a ticket. The ticket proves, once, that the dialler is the peer to which the offer was made.
+Law: no I/O, except for drawing random numbers. An offer holds the ports on which its maker listens, the certificate
+that the maker shows there, and a ticket. The ticket works once; it proves that the dialler is the peer to which the
+offer was made.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ TICKET_BYTES = _NUMBER_BYTES + _SECRET_BYTES
 
 
 class OfferError(ValueError):
-    """These bytes are no offer."""
+    """Bytes that are no offer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """`ports`: (IP version, TCP port), on every host at which the peer is known; `certificate` in DER."""
+    """An offer. `ports`: (IP version, TCP port), the same on every known host of the peer; `certificate` in DER."""
 
     ports: tuple[tuple[int, int], ...]
     certificate: bytes
     ticket: bytes
 
     def pack(self) -> bytes:
-        """The offer's bytes."""
+        """Encode the offer."""
         return bytes(msgpack.packb({"ports": self.ports, "certificate": self.certificate, "ticket": self.ticket}))
 
     @classmethod
     def unpack(cls, data: bytes) -> Offer:
-        """What `pack` wrote.
+        """Decode an offer that `pack` encoded.
 
         Raises:
             OfferError: these bytes are no offer.
@@ -50,7 +51,7 @@ class Offer:
         try:
             content = msgpack.unpackb(data)
         except (ValueError, msgpack.UnpackException) as error:
-            raise OfferError(f"no offer: {error}") from None
+            raise OfferError(f"an offer can't be read: {error}") from None
         match content:
             case {"ports": list(ports), "certificate": bytes(certificate), "ticket": bytes(ticket)} if (
                 0 < len(ports) <= PORTS_MAX
@@ -58,18 +59,18 @@ class Offer:
                 and len(ticket) == TICKET_BYTES
             ):
                 return cls(tuple(map(_port, ports)), certificate, ticket)
-        raise OfferError("no offer")
+        raise OfferError("an offer lacks a field, or a field has a wrong type or length")
 
 
 def _port(content: object) -> tuple[int, int]:
     match content:
         case [4 | 6 as version, int(port)] if 0 < port < 1 << 16 and not isinstance(port, bool):
             return version, port
-    raise OfferError("no port in an offer")
+    raise OfferError("an offer has a port that is no (IP version, port)")
 
 
 class Tickets:
-    """The tickets that were drawn and not used yet. `clock` in seconds."""
+    """The valid tickets: drawn, not used and not expired. `clock` in seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -81,7 +82,7 @@ class Tickets:
         return bool(self._open)
 
     def draw(self, peer: str) -> bytes:
-        """A new ticket for a peer. If that has too many, its oldest becomes invalid."""
+        """Draw a new ticket for a peer. If the peer has too many, its oldest ticket becomes invalid."""
         self._forget_old()
         theirs = [number for number, (_, owner, _) in self._open.items() if owner == peer]
         if len(theirs) >= TICKETS_PER_PEER_MAX:
@@ -93,7 +94,8 @@ class Tickets:
         return number + secret
 
     def redeem(self, ticket: bytes) -> str | None:
-        """The peer for which a ticket was drawn, or None. Uses the ticket up, even if its secret is wrong."""
+        """The peer for which a valid ticket was drawn; else None. The ticket becomes invalid, even if its secret is
+        wrong."""
         self._forget_old()
         number, presented = ticket[:_NUMBER_BYTES], ticket[_NUMBER_BYTES:]
         secret, peer, _ = self._open.pop(number, (bytes(_SECRET_BYTES), None, 0.0))

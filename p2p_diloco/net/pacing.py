@@ -1,11 +1,11 @@
-"""How fast payloads go to each of several peers, so that they share this peer's link evenly.
+"""Pacing: the rate at which payloads go to each of several peers, so that they share this peer's link evenly.
 
 TCP shares a link unevenly: for seconds one connection has twice the rate of another. A round waits for the last
-payload, and meanwhile the link is partly idle. So each connection is held to an even share of what the link was
-measured to carry, plus what the other connections leave of theirs.
+payload, and meanwhile the link is partly idle. So each connection is limited to an even share of the link's measured
+rate, plus the unused part of the other connections' shares.
 
-Law: `Shares` is pure; bytes and seconds are arguments. The link is measured only while the network holds up every
-connection. Nothing is held back before the first reading, nor on a fast link.
+Law: `Shares` is pure; bytes and seconds are arguments. The link is measured only while the network limits every
+connection. No connection is limited before the first reading, nor on a fast link.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 TICK_S = 0.1
-"""How often the shares are computed."""
+"""Seconds between two computations of the shares."""
 FULL = 0.9
-"""The network set a connection's rate in a tick if it held it up for this part of the tick."""
+"""The network limits a connection's rate in a tick if it delays the connection for this part of the tick."""
 FILLING, SPAN = 5, 10
-"""The first so many such ticks in a row only fill the buffers on the way. Each further so many make a reading of the
-link."""
+"""Of such ticks in a row, the first FILLING only fill the buffers on the way; each SPAN after them make a reading of
+the link."""
 READINGS = 20
-"""How many readings are kept: a link that has become slow shows after as many."""
+"""How many readings are kept: a link that becomes slow is noticed after this many readings."""
 ROOM, LOOK, LEAP = 1.03, 1.1, 1.3
-"""How much is shared out, as a multiple of the best reading: as a rule, as a probe whether the link carries more, and
-after it did."""
+"""The rate that is shared out, as a multiple of the best reading: usually ROOM; LOOK, to probe whether the link carries
+more; LEAP, after a reading showed that it does."""
 LOOK_EVERY = 20
-"""One reading in so many is a probe: peers that hold themselves back on a shared link would else never learn that it
-carries more. It is as many as are kept: connections use a little less than their share, and without probes that would
-become the next share."""
+"""One reading in this many is a probe: without probes, paced peers on a shared link would never learn that it carries
+more. As many readings are kept, so one of them is always a probe; connections use a little less than their share, and
+without probes the shares would shrink."""
 HIGHER = 1.02
-"""A reading that exceeds the best one by this factor is no chance."""
+"""A reading that exceeds the best one by this factor is not taken for noise."""
 GROWTH = 1.25
 """A connection that took less than its share keeps this multiple of its recent rate, so that it can grow."""
 LATELY = 0.2
 """The weight of the latest tick in a connection's recent rate."""
 SLOW = float(2**25)
-"""Bytes a second (a quarter of a gigabit) above which nothing is held back: there machines set the rates."""
+"""Bytes a second (a quarter of a gigabit) above which no connection is limited: there the machines, not the link, set
+the rates."""
 
 
 class Took(NamedTuple):
-    """What went over a connection: bytes that arrived, and the seconds for which the network held it up."""
+    """The progress of a connection: bytes that arrived, and seconds for which the network delayed it."""
 
     bytes: int
     held_up_s: float
@@ -51,14 +52,14 @@ class Took(NamedTuple):
 
 @dataclass(slots=True)
 class Shares:
-    """The shares of one link."""
+    """Computes the shares of one link."""
 
     _readings: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
     _room: float = ROOM
     _until_look: int = 1
-    """How many readings until the next probe."""
+    """How many readings remain until the next probe."""
     _run: list[float] = field(default_factory=list)
-    """The link's rate in each of the latest ticks in a row in which the network held up every connection."""
+    """The link's rate in each of the latest consecutive ticks in which the network limited every connection."""
     _lately: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -67,8 +68,8 @@ class Shares:
         return max(self._readings, default=0.0)
 
     def tick(self, took: Mapping[str, Took], seconds: float) -> dict[str, float]:
-        """The bytes a second that each connection may take from now on, after a tick in which they took `took`. Empty:
-        they are not held back."""
+        """The bytes a second that each connection may send from now on, after a tick in which they sent `took`. Empty:
+        no connection is limited."""
         self._read(took, seconds)
         rates = {name: one.bytes / seconds for name, one in took.items()}
         before = self._lately
@@ -102,10 +103,10 @@ class Paced(Protocol):
     """A connection that can be paced."""
 
     def took(self) -> Took:
-        """What went over it so far."""
+        """The connection's progress so far."""
 
     def pace(self, rate: float | None) -> None:
-        """Take at most so many bytes a second; None: no limit."""
+        """Send at most `rate` bytes a second; None: no limit."""
 
 
 @dataclass(slots=True)
@@ -114,7 +115,7 @@ class _Writing:
 
     connection: Paced
     took: Took
-    """What went over it up to the last tick."""
+    """The connection's progress up to the last tick."""
     over: bool = False
 
 
@@ -129,7 +130,7 @@ class Pacer:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, peer: str, connection: Paced) -> None:
-        """A payload is written to a peer from now on, until `over`."""
+        """A payload is being written to a peer, until `over`."""
         one = self._writing.get(peer)
         if one is None or one.connection is not connection:
             one = self._writing[peer] = _Writing(connection, connection.took())
@@ -139,7 +140,7 @@ class Pacer:
             self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def over(self, peer: str) -> None:
-        """The payload is written."""
+        """Stop pacing after the next tick: the payload is written."""
         if (one := self._writing.get(peer)) is not None:
             one.over = True
 

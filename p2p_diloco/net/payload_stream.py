@@ -1,8 +1,8 @@
-"""Payloads on one stream, one after the other, and their answers in the same order.
+"""The sender's end of a payload stream: payloads one after the other, and their answers in the same order.
 
-Law: knows a single stream; the caller chooses the next payload. It may be written as soon as the one before is: so the
-link stays busy while the answer is on its way, and TCP keeps what it has learned of it. A stream that falls silent ends
-for every send that waits on it. A retired stream ends after the last answer.
+Law: knows one stream; the caller chooses the next payload. The next payload may be written before the last one is
+answered: so the link stays busy, and TCP keeps its estimate of the link's rate. If a stream stalls, every send that
+waits on it fails. A retired stream ends after the last answer.
 """
 
 from __future__ import annotations
@@ -18,30 +18,31 @@ from p2p_diloco.net.interface import Limits, Unreachable
 from p2p_diloco.net.pipe import PipeStalled
 
 Verdict = Accepted | Refused | None
-"""A receiver's answer to a payload; None: the stream ended before it came."""
+"""A receiver's answer to a payload; None: the stream ended before the answer came."""
 
 
 class PayloadStream:
-    """The sender's end. One payload at a time is being written. `way`: "direct", "libp2p" or "relayed"."""
+    """Sends payloads on one stream, writing one at a time. `way`: "direct", "libp2p" or "relayed"."""
 
     def __init__(self, frames: FrameStream, way: str) -> None:
         self.frames, self.way = frames, way
-        self._reading = asyncio.Lock()  # held in the order of writing
-        self._may_take_s = deque[float]()  # of each unanswered payload, cancelled ones included
+        self._reading = asyncio.Lock()  # sends take it in the order of their writing
+        self._may_take_s = deque[float]()  # the longest time of each unanswered payload, cancelled ones included
         self._answered = self._waiting = 0
         self._retired = False
         self._gave_up = ""
 
     @property
     def fit(self) -> bool:
-        """Whether one more payload may be written. Bytes that came unasked would be taken for its answer."""
+        """Whether another payload may be written. Not if unexpected bytes came: they would be read as its answer."""
         if self._retired or self.ended:
             return False
         return bool(self._may_take_s) or self.frames.pipe.quiet
 
     @property
     def fresh(self) -> bool:
-        """Whether no payload was written yet. The first one may be, though the stream may have ended: it finds out."""
+        """Whether no payload was written yet. A fresh stream may be used without `fit`: if it has ended, the send
+        fails."""
         return not (self._retired or self._answered or self._may_take_s)
 
     @property
@@ -50,7 +51,7 @@ class PayloadStream:
         return self.frames.pipe.ended is not None
 
     def retire(self) -> None:
-        """Write no more payloads; end once no send waits for an answer."""
+        """Accept no more payloads, and end the stream once no send waits for an answer."""
         self._retired = True
         if not self._waiting:
             self.frames.pipe.abort()
@@ -67,7 +68,7 @@ class PayloadStream:
         """Write a message with its payload, and wait for its answer. `over` is called with the finished writing as soon
         as the next payload may be written; `reached`, now and then, with the number of bytes that have arrived.
 
-        Cancelling it leaves the answers to other payloads alone.
+        A cancelled send does not affect other payloads' answers.
 
         Raises:
             Unreachable: a deadline passed, or the bytes that came are no answer.
@@ -89,7 +90,7 @@ class PayloadStream:
             raise Unreachable(f"{peer}: {error}") from None
         finally:
             self._waiting -= 1
-            if written.cancel():  # the payload is half written, and its memory may change from now on
+            if written.cancel():  # the payload is partly written, and its memory may change from now on
                 self._retired = True
                 self.frames.pipe.forget_unsent()
             if self._retired:
@@ -98,9 +99,10 @@ class PayloadStream:
     async def _verdict(
         self, place: int, payload_bytes: int, read_timeout_s: float, reached: Callable[[int], None]
     ) -> Verdict:
-        """The answer to the payload that was written as the `place`th. The receiver must show progress until then.
+        """The answer to the `place`th payload written on the stream. The receiver must report progress until it
+        answers.
 
-        Cancelled payloads before it have to arrive first, and may take as long as each of them may.
+        Cancelled payloads before it must arrive first, so the time that they may take is added.
         """
         received_bytes, clock = -1, asyncio.get_running_loop().time
         total_s = sum(islice(self._may_take_s, place - self._answered + 1))
@@ -111,7 +113,7 @@ class PayloadStream:
                 case Accepted() | Refused() as verdict:
                     self._answered += 1
                     self._may_take_s.popleft()
-                    if self._answered > place:  # else it answers a cancelled payload
+                    if self._answered > place:  # otherwise the answer is for a cancelled payload
                         if isinstance(verdict, Accepted):
                             reached(payload_bytes)
                         return verdict

@@ -1,7 +1,7 @@
-"""One object for each peer, opened on first use and kept: its link, its stream for payloads.
+"""One object for each peer, such as its link or payload stream, opened on first use and kept.
 
-Law: knows nothing of what it keeps. Callers that ask while an object is being opened wait for it, and fail with it; the
-next call tries again.
+Law: the objects are opaque to it. Callers that ask while an object is being opened wait for it, and fail if opening
+fails; the next call tries again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class OnePerPeer(Generic[T]):
-    """What `open` opens to a peer, or raises `Unreachable` for."""
+    """Keeps the object that `open` returns for each peer. `open` raises `Unreachable` if it can't."""
 
     def __init__(self, open: Callable[[str], Coroutine[object, object, T]]) -> None:
         self._open = open
@@ -25,10 +25,10 @@ class OnePerPeer(Generic[T]):
         self._ended = False
 
     async def to(self, peer: str) -> T:
-        """The object of this peer.
+        """The object of this peer, opened now if there is none.
 
         Raises:
-            Unreachable: it can't be opened.
+            Unreachable: the object can't be opened.
         """
         if peer in self._opened:
             return self._opened[peer]
@@ -37,7 +37,7 @@ class OnePerPeer(Generic[T]):
         opening = self._opening.get(peer)
         if opening is None:
             opening = self._opening[peer] = asyncio.create_task(self._open_to(peer))
-            opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # every caller may be gone
+            opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # all callers may have left
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -53,7 +53,7 @@ class OnePerPeer(Generic[T]):
             del self._opening[peer]
 
     def drop(self, peer: str, one: T) -> None:
-        """Keep this object no longer."""
+        """Remove this object, so that the next call of `to` opens another."""
         if self._opened.get(peer) is one:
             del self._opened[peer]
 

@@ -1,7 +1,7 @@
-"""One stream of bytes with a deadline on every wait.
+"""A pipe: one stream of bytes, with a deadline on every wait.
 
-Law: knows asyncio's transports; neither frames nor peers. Payloads are received straight into the caller's memory and
-sent straight from it.
+Law: knows asyncio's transports; neither frames nor peers. Payloads are received into the caller's memory and sent from
+it, without another copy of the whole.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from p2p_diloco.net.tcp import TcpSocket
 
 _SCRATCH_BYTES = 64 * 1024
 _UNREAD_BYTES_MAX = 256 * 1024
-"""How many unread bytes make the other end wait."""
+"""With this many unread bytes, reading from the connection pauses."""
 CHUNK_BYTES = 256 * 1024
-"""How much of a payload is handed to the transport at once. Towards the daemon the kernel is asked for a buffer of this
-size; Linux usually has one of 208 KiB, and wakes the writer more than twice as often."""
+"""How much of a payload is handed to the transport at once. On streams to the daemon the socket's buffer is set to this
+size; with Linux's default of 208 KiB the writer would be woken more than twice as often."""
 TLS_CHUNK_BYTES = 64 * 1024
-"""The same where this process encrypts: little should be encrypted and not sent yet, as with `tcp.UNSENT_BYTES`."""
+"""The same for connections that this process encrypts. It is smaller so that few encrypted bytes wait unsent, as with
+`tcp.UNSENT_BYTES`."""
 CLOSE_S = 2.0
-"""How long what was written may take to go out once the stream is closed."""
+"""Seconds that written bytes have to leave once the stream is closed."""
 
 
 class PipeBroken(Exception):
@@ -41,11 +42,11 @@ class Pipe(asyncio.BufferedProtocol):
     def __init__(self, transport: asyncio.Transport, *, keep: object = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._transport = transport
-        self._keep = keep  # a StreamWriter closes its transport when it is collected
+        self._keep = keep  # a StreamWriter closes its transport when it is garbage-collected, so keep it
         self._encrypts = transport.get_extra_info("sslcontext") is not None
         sock = transport.get_extra_info("socket")
         self.paced: Paced | None = TcpSocket(sock) if self._encrypts else None
-        """What holds the connection to a pace; None for a stream to the daemon."""
+        """Limits the connection's rate; None for a stream to the daemon."""
         if self._encrypts:
             transport.set_write_buffer_limits(high=1)
         else:
@@ -53,16 +54,16 @@ class Pipe(asyncio.BufferedProtocol):
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHUNK_BYTES)
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self.unread = bytearray()
-        """Bytes that have come and don't belong to `read_into`. The reader deletes those that it has taken."""
+        """Bytes that were received outside of `read_into`. The reader deletes the bytes that it has used."""
         self._target: memoryview | None = None
         self.filled_bytes = 0
-        """How much of the memory given to `read_into` is filled."""
+        """How many bytes of the memory given to `read_into` are filled."""
         self._moved_at = self._loop.time()
         self._paused_reading = False
         self._writable = asyncio.Event()  # also set once the stream has ended
         self._writable.set()
         self.ended: str | None = None
-        """Why the stream has ended, or None."""
+        """Why the stream has ended; None while it is open."""
         self._reader: asyncio.Future[None] | None = None
         self._chunks: Iterator[memoryview] = iter(())
         self._sent: asyncio.Future[None] | None = None
@@ -73,23 +74,23 @@ class Pipe(asyncio.BufferedProtocol):
         transport = cast(asyncio.Transport, writer.transport)
         pipe = cls(transport, keep=writer)
         transport.set_protocol(pipe)
-        ended = bool(getattr(reader, "_eof", False))  # the reader tells it no other way
+        ended = bool(getattr(reader, "_eof", False))  # StreamReader has no public way to ask this
         reader.feed_eof()
-        pipe.unread += await reader.read()  # doesn't wait: the end is already marked
+        pipe.unread += await reader.read()  # doesn't wait, because feed_eof has marked the end
         if ended or transport.is_closing():
             pipe._end("the stream was closed")
         elif not transport.is_reading():
             transport.resume_reading()
         return pipe
 
-    # -- asyncio's side
+    # -- called by asyncio
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Where the next bytes go: into the caller's memory if it waits for a payload."""
+        """The buffer for the next bytes: the caller's memory while it waits for a payload."""
         return self._scratch if self._target is None else self._target[self.filled_bytes :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So many bytes are in the buffer."""
+        """Use the bytes that were just written into the buffer."""
         self._moved_at = self._loop.time()
         if self._target is not None:
             self.filled_bytes += nbytes
@@ -104,29 +105,29 @@ class Pipe(asyncio.BufferedProtocol):
         _wake(self._reader)
 
     def eof_received(self) -> None:
-        """The other end is gone: this protocol never closes one direction alone."""
+        """End the stream: this protocol never closes one direction alone, so the other end has left."""
         self._end("the stream was closed")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The stream has ended."""
+        """End the stream, because the connection was lost."""
         self._end(f"the stream broke ({exc})" if exc else "the stream was closed")
 
     def pause_writing(self) -> None:
-        """The transport's buffer is full."""
+        """Stop writing: the transport's buffer is full."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """The transport's buffer has room."""
+        """Go on writing: the transport's buffer has room."""
         self._writable.set()
         self._send_on()
 
     # -- reading
 
     async def more(self, timeout_s: float | None) -> bool:
-        """Wait for further bytes in `unread`, whether or not it is empty. False: the stream has ended.
+        """Wait until `unread` gets further bytes, even if it has some already. False: the stream has ended.
 
         Raises:
-            PipeStalled: nothing came in time.
+            PipeStalled: no bytes came in time.
         """
         before = len(self.unread)
         self._resume_reading()
@@ -141,10 +142,10 @@ class Pipe(asyncio.BufferedProtocol):
         return len(self.unread) > before
 
     async def read_into(self, target: memoryview, *, stall_s: float, total_s: float) -> None:
-        """Fill the memory.
+        """Fill `target` with the next bytes of the stream.
 
         Raises:
-            PipeBroken: the stream ended before.
+            PipeBroken: the stream ended before `target` was full.
             PipeStalled: no byte came for `stall_s`, or not all within `total_s`.
         """
         ready = min(len(self.unread), len(target))
@@ -175,16 +176,16 @@ class Pipe(asyncio.BufferedProtocol):
     # -- writing
 
     def write(self, data: bytes) -> None:
-        """Queue bytes, in the order of the calls. A stream that has ended drops them: its reader notices the end."""
+        """Queue bytes, in the order of the calls. If the stream has ended they are dropped; reading reports the end."""
         if self.ended is None:
             self._transport.write(data)
 
     async def drain(self, timeout_s: float | None) -> None:
-        """Wait until the transport takes more.
+        """Wait until the transport's buffer has room.
 
         Raises:
             PipeBroken: the stream has ended.
-            PipeStalled: it took nothing in time.
+            PipeStalled: the buffer stayed full until the deadline.
         """
         if not self._writable.is_set():
             try:
@@ -195,8 +196,8 @@ class Pipe(asyncio.BufferedProtocol):
             raise PipeBroken(self.ended)
 
     def write_view(self, view: memoryview) -> asyncio.Future[None]:
-        """Send memory without a copy of the whole. The result is done once the transport has taken it all; cancel it to
-        give up.
+        """Send memory without a copy of the whole. The returned future is done once the transport has taken all of it;
+        cancel the future to give up.
 
         Raises:
             PipeBroken: the stream has ended.
@@ -208,19 +209,19 @@ class Pipe(asyncio.BufferedProtocol):
         return sent
 
     def _send_on(self) -> None:
-        """Give the transport as much of the memory as it takes."""
+        """Give the transport chunks of the memory until its buffer is full."""
         if (sent := self._sent) is None:
             return
         while self.ended is None and self._writable.is_set() and not sent.done():
             if (chunk := next(self._chunks, None)) is not None:
-                self._transport.write(chunk if self._encrypts else bytes(chunk))  # others may keep what they are given
+                self._transport.write(chunk if self._encrypts else bytes(chunk))  # without TLS it may keep the chunk
             else:
                 sent.set_result(None)
         if self.ended is not None and not sent.done():
             sent.set_exception(PipeBroken(self.ended))
 
     def forget_unsent(self) -> None:
-        """Send no more of the memory given to `write_view`: it may change now. Reading goes on."""
+        """Send no more of the memory given to `write_view`, which may change from now on. Reading goes on."""
         self._chunks = iter(())
 
     # -- ending
@@ -231,13 +232,13 @@ class Pipe(asyncio.BufferedProtocol):
         return self.ended is None and not self.unread
 
     def close(self) -> None:
-        """Close once what was written has gone out, after `CLOSE_S` at the latest."""
+        """Close once the written bytes have left, after `CLOSE_S` at the latest."""
         self._end("closed by this peer")
         self._transport.close()
         self._loop.call_later(CLOSE_S, self._transport.abort)
 
     def abort(self) -> None:
-        """Close now, and drop what was written."""
+        """Close now, and drop the bytes not sent yet."""
         self._end("closed by this peer")
         self._transport.abort()
 

@@ -1,6 +1,6 @@
-"""What the libp2p daemon's errors mean to a user.
+"""Translates the libp2p daemon's errors into words for users.
 
-Law: text in, a few words or a verdict out. go-libp2p's messages carry no codes, so phrases in them are looked for.
+Law: text in, a few words or a verdict out. go-libp2p's messages carry no codes, so they are searched for known phrases.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _MEANINGS = {
     "no addresses": _UNKNOWN,
     "connection reset by peer": _CLOSED,
     "security protocol: EOF": _CLOSED,
-    "negotiate security protocol": "something else answers there, no p2p-diloco",  # last: it comes with others
+    "negotiate security protocol": "something else answers there, no p2p-diloco",  # last: others come with it
 }
-"""Phrase -> meaning. The first one found counts."""
+"""Phrase -> meaning. The first phrase found in a message decides."""
 
 _REFUSED = ("connection refused", "connection reset by peer", "broken pipe", "security protocol: EOF")
 _INCONCLUSIVE = ("dial backoff", "connection failed")
 
 
 def likely_reason(error: Exception) -> str:
-    """What a failed dial most likely means."""
+    """The most likely reason of a failed dial, in words for users."""
     text = str(error)
     if (found := re.search(r"but remote key matches (\w+)", text)) is not None:
         return f"another peer answers there: its id is {found[1]}"
@@ -43,9 +43,10 @@ def likely_reason(error: Exception) -> str:
 
 
 def dial_refused(error: Exception) -> bool:
-    """Whether a failed dial was refused at every address: the machine is there, and no process listens.
+    """Whether a failed dial was refused at every address: the machine answers, and no process listens.
 
-    A process that is just dying still accepts, and resets before the first handshake is over.
+    A connection reset before the end of the handshake counts too: a process that is being killed still accepts
+    connections.
     """
     text = str(error)
     failures = [line for line in text.splitlines() if line.strip().startswith("*")] or [text]
@@ -53,20 +54,19 @@ def dial_refused(error: Exception) -> bool:
 
 
 def dial_inconclusive(error: Exception) -> bool:
-    """Whether a failed dial says nothing about the peer. After any failed dial the daemon doesn't dial for 5 s
-    ("backoff"); and a connection to a dying process may be made and lost.
-    """
+    """Whether a failed dial tells nothing about the peer. For 5 s after any failed dial the daemon doesn't dial again
+    ("backoff"), and a connection to a process that is being killed may be made and lost."""
     return any(sign in str(error) for sign in _INCONCLUSIVE)
 
 
 def last_line(error: Exception) -> str:
-    """The last line of an error, in which the daemon says what went wrong."""
+    """The last line of an error of the daemon, which names the cause."""
     lines = str(error).strip().splitlines() or [repr(error)]
     return lines[-1].removeprefix("Connect failed. msg=").strip(" *")
 
 
 def none_reached(reasons: Mapping[str, str | None]) -> NoBootstrapReached:
-    """The error that says why each initial peer's address wasn't reached."""
+    """The error for a start at which no initial peer was reached, with the reason for each address."""
     told = ", ".join(f"{address} ({reason})" for address, reason in reasons.items())
     mend = "look whether a bootstrap runs there, and take the address from its join line"
     return NoBootstrapReached(f"can't be reached: {told}", key="initial_peers", mend=mend)

@@ -1,7 +1,7 @@
-"""The receiver's side: judge what comes, give it to the inbox, and answer.
+"""The receiver's side: check each message that arrives, give it to the inbox, and answer it.
 
-Law: knows frames and pipes, not libp2p. What a remote does wrong is answered with a reason, counted, and ends that
-stream alone.
+Law: knows frames and pipes, not libp2p. A remote peer's mistake is answered with a reason and counted, and ends at most
+the stream on which it was made.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from p2p_diloco.net.streams import Streams, start
 log = logging.getLogger(__name__)
 
 PROGRESS_EVERY_S = 0.25
-"""How often a receiver tells how far a payload has come: so a sender tells a slow peer from a frozen one."""
+"""Seconds between two progress reports on a payload, by which its sender distinguishes a slow peer from a frozen one.
+"""
 LINGER_S = 2.0
-"""How long a sender may take to hang up after its answer. To close at once could destroy the answer on its way."""
+"""Seconds that a sender has to close its stream after a refusal. If the receiver closed at once, the refusal could be
+lost on its way."""
 NEXT_PAYLOAD_S = 120.0
-"""How long a stream over libp2p may wait for its next payload: twice as long as a sender uses one."""
+"""How long a stream over libp2p may wait for its next payload: twice as long as a sender uses one stream."""
 REFUSALS_EVERY_S = 60.0
-"""How often the log names a peer whose messages are refused."""
+"""Seconds between two INFO lines about refused messages of one peer."""
 SLACK_BYTES = 256
-"""How much longer a payload's memory is than the payload. A tensor of its length, aligned, then fits into the hole that
-it leaves in the heap."""
+"""How much longer a payload's memory is than the payload. Once freed, it then has room for an aligned tensor of the
+payload's length."""
 
 Following = Callable[[FrameStream], Awaitable[Frame | None]]
 
@@ -48,7 +50,7 @@ class Receiver:
         self._refused_at: dict[str, float] = {}
 
     async def serve(self, peer: str, pipe: Pipe) -> None:
-        """Take what a peer sends on a stream over libp2p, until that ends."""
+        """Receive a peer's messages or payloads on a stream over libp2p, until the stream ends."""
         read_s = self._streams.limits.read_timeout_s
         async with self._served(peer, pipe) as frames:
             match await frames.read(idle_s=read_s, frame_s=read_s):
@@ -58,13 +60,14 @@ class Receiver:
                     await self._serve_payloads(frames, frame, self._next_on_libp2p)
 
     async def serve_direct(self, peer: str, pipe: Pipe) -> None:
-        """Take payloads, one after the other, on a direct connection, until that ends."""
+        """Receive payloads, one after the other, on a direct connection, until it ends."""
         async with self._served(peer, pipe) as frames:
             await self._serve_payloads(frames, await self._next_on_direct(frames), self._next_on_direct)
 
     @contextlib.asynccontextmanager
     async def _served(self, peer: str, pipe: Pipe) -> AsyncIterator[FrameStream]:
-        """Frames of a peer. A frame that breaks the protocol is refused; at the end the stream is closed."""
+        """The frames on a pipe from a peer, for the length of the block. A protocol error in it is answered with a
+        refusal; in the end the stream is closed."""
         task = asyncio.current_task()
         assert task is not None
         self._streams.tasks.add(task)
@@ -82,10 +85,10 @@ class Receiver:
     # -- links
 
     async def _serve_link(self, frames: FrameStream, header: bytes) -> None:
-        """Take the messages of a link one after the other. A newer link of the same peer ends this one."""
+        """Receive the messages of a link one after the other. A newer link of the same peer ends this one."""
         peer, pipe, limits = frames.peer, frames.pipe, self._streams.limits
         if peer not in self._links and len(self._links) >= limits.links_max:
-            reason = f"this peer allows {limits.links_max} links, and all are taken"
+            reason = f"this peer allows {limits.links_max} links, and all are in use"
             await self._refuse_and_linger(frames, reason)
             return
         if (older := self._links.get(peer)) is not None:
@@ -98,7 +101,7 @@ class Receiver:
                     raise FrameError(f"a {type(frame).__name__} frame has no place on a link")
                 await self._take(frames, frame.header, None)
                 await pipe.drain(self._streams.limits.write_timeout_s)
-                await asyncio.sleep(0)  # many small frames may have come: let other tasks run between them
+                await asyncio.sleep(0)  # many small frames may be waiting: let other tasks run between two of them
                 frame = await frames.read(idle_s=None, frame_s=self._streams.limits.read_timeout_s)
         except PipeBroken:
             pass
@@ -110,7 +113,7 @@ class Receiver:
     # -- payloads
 
     async def _serve_payloads(self, frames: FrameStream, frame: Frame | None, following: Following) -> None:
-        """Take payloads. One comes while the inbox takes the one before; the answers keep the order."""
+        """Receive payloads, one while the inbox takes the one before. The answers keep the order of the payloads."""
         before: asyncio.Task[None] | None = None
         try:
             while frame is not None:
@@ -119,10 +122,10 @@ class Receiver:
                 payload = await self._payload(frames, frame, before)
                 if payload is not None:
                     before = start(self._take(frames, frame.header, payload), self._streams.tasks)
-                    del payload  # only the inbox holds it now, however long the next one takes to come
+                    del payload  # only the inbox keeps it now, even if the next payload takes long to come
                 elif not await frames.discard(frame.payload_bytes, LINGER_S):
                     return
-                with contextlib.suppress(PipeBroken):  # reading finds out
+                with contextlib.suppress(PipeBroken):  # reading reports the break
                     await frames.pipe.drain(self._streams.limits.write_timeout_s)
                 frame = await following(frames)
         finally:
@@ -133,7 +136,7 @@ class Receiver:
         return await frames.read(idle_s=None, frame_s=self._streams.limits.read_timeout_s)
 
     async def _next_on_libp2p(self, frames: FrameStream) -> Frame | None:
-        """The frame after a payload. None also if too many streams wait for one already."""
+        """The frame after a payload. None at the stream's end, or if too many other streams wait for a payload."""
         if self._awaiting_payloads >= self._streams.limits.links_max:
             await frames.discard(None, LINGER_S)
             return None
@@ -144,9 +147,9 @@ class Receiver:
             self._awaiting_payloads -= 1
 
     async def _payload(self, frames: FrameStream, bulk: Bulk, before: asyncio.Task[None] | None) -> memoryview | None:
-        """Receive one payload, or refuse it unread and return None. Memory is set aside only once header, size and turn
-        are granted. Nothing is said of it until the payload before it is answered.
-        """
+        """Receive one payload, or refuse it unread and return None. Memory is allocated only once the header and the
+        size are accepted and the payload has a turn. Nothing is answered before the payload before this one is
+        answered."""
         reason = self._objection(frames.peer, bulk.header, bulk.payload_bytes)
         if reason is None and not await self._granted():
             reason = f"busy: {self._streams.limits.streams_max} payloads are under way"
@@ -165,7 +168,7 @@ class Receiver:
         return payload
 
     async def _granted(self) -> bool:
-        """Wait for a turn to receive a payload; False if none comes soon."""
+        """Wait for a turn to receive a payload; False if none is free in time."""
         if not self._receiving.locked():
             return await self._receiving.acquire()
         try:
@@ -174,7 +177,7 @@ class Receiver:
             return False
 
     async def _receive(self, frames: FrameStream, payload: memoryview, before: asyncio.Task[None] | None) -> None:
-        """Fill the payload, and tell the sender now and then how far it has come."""
+        """Fill the payload, and report progress to the sender every `PROGRESS_EVERY_S`."""
         loop, limits, told_bytes = asyncio.get_running_loop(), self._streams.limits, 0
         timer: asyncio.TimerHandle
         measured = self._streams.traffic.bandwidth.down.begin(frames.peer, loop.time(), len(payload))
@@ -182,7 +185,7 @@ class Receiver:
         def tell() -> None:
             nonlocal told_bytes, timer
             if (count := frames.pipe.filled_bytes) > told_bytes:
-                if before is None or before.done():  # else it would be taken for the progress of that payload
+                if before is None or before.done():  # else the sender counts it as the earlier payload's progress
                     frames.write(Progress(count))
                 told_bytes = count
                 measured.reached(count, loop.time())
@@ -198,13 +201,13 @@ class Receiver:
             measured.reached(frames.pipe.filled_bytes, loop.time())
             if before is None or before.done():
                 measured.end(loop.time())
-            else:  # nothing is read until then: what comes meanwhile waits in the kernel, and that time counts
+            else:  # until then the next payload is not read, but arrives in the kernel: count that time
                 before.add_done_callback(lambda _: measured.end(loop.time()))
 
-    # -- judging and answering
+    # -- checking and answering
 
     async def _take(self, frames: FrameStream, header: bytes, payload: memoryview | None) -> None:
-        """Let the inbox judge and take a message, and answer it."""
+        """Give a message to the inbox, and answer with the inbox's verdict."""
         inbox = self._streams.inbox
         try:
             if payload is None:
@@ -213,19 +216,19 @@ class Receiver:
         except Refusal as refusal:
             self._refuse(frames, refusal.reason)
         except Exception:
-            log.exception("a message of %s could not be taken", frames.peer)
+            log.exception("an error while receiving a message of %s", frames.peer)
             self._refuse(frames, "the receiver failed on this message")
         else:
             frames.write(Accepted())
 
     def _objection(self, peer: str, header: bytes, payload_bytes: int) -> str | None:
-        """Why a payload may not come, or None."""
+        """The reason for which an announced payload is refused; None: it may come."""
         try:
             check_announced(self._streams.limits, payload_bytes, self._streams.inbox.admit(peer, header))
         except Refusal as refusal:
             return refusal.reason
         except Exception:
-            log.exception("a header of %s could not be judged", peer)
+            log.exception("an error while checking a header of %s", peer)
             return "the receiver failed on this header"
         return None
 
@@ -235,7 +238,7 @@ class Receiver:
         frames.write(Refused(reason))
 
     def _level_of_refusal(self, peer: str) -> int:
-        """INFO at most once in `REFUSALS_EVERY_S` for each peer, else DEBUG: a refused peer may ask on and on."""
+        """INFO at most once in `REFUSALS_EVERY_S` for each peer, else DEBUG: a refused peer may go on sending."""
         now = asyncio.get_running_loop().time()
         if now - self._refused_at.get(peer, -math.inf) < REFUSALS_EVERY_S:
             return logging.DEBUG
@@ -245,6 +248,6 @@ class Receiver:
         return logging.INFO
 
     async def _refuse_and_linger(self, frames: FrameStream, reason: str) -> None:
-        """Refuse the message that ends the stream, and let the sender read the answer and hang up."""
+        """Refuse a message and end the stream, after some time in which the sender can read the answer."""
         self._refuse(frames, reason)
         await frames.discard(None, LINGER_S)

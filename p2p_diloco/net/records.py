@@ -1,4 +1,4 @@
-"""The records of the DHT: which ones are stored and believed, and which of those found count.
+"""The rules for DHT records: which records may be stored or read, and which of several is valid.
 
 Law: bytes in, a verdict out; no socket.
 """
@@ -21,7 +21,7 @@ from p2p_diloco.net.signing import SigningKey, peer_id_of
 log = logging.getLogger(__name__)
 
 CLOCK_DIFFERENCE_S_MAX = 3.0
-"""How far clocks may differ: a record's expiration is set by the writer's clock and judged by the reader's."""
+"""How far two clocks may differ. The writer's clock sets a record's expiration, and the reader's clock checks it."""
 
 _SIGNATURE_BYTES = 400  # of a 2048-bit RSA key in base64, with its marker
 _OWNER_BYTES = 420  # the public key in OpenSSH's form, with its marker
@@ -30,25 +30,26 @@ _PEER_ID = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}|12D3KooW[1-9A-HJ-NP-Za-km-z]{
 
 
 class SignedRecords(RSASignatureValidator):  # type: ignore[misc]  # Hivemind has no types
-    """Judges what this peer stores for others and believes: small, short-lived, well-formed, and signed where owned.
+    """Checks each record that this peer stores for others or reads: small, short-lived, well-formed, and signed if
+    owned.
 
-    Plain values (without a subkey) are refused: they have no owner, and one that lives long would displace a whole key.
-    Values that don't decode are refused too: Hivemind's own reader would wait for ever over one.
+    Values without a subkey are refused: they have no owner, and one with a late expiration would displace all records
+    under its key. Values that don't decode are refused too, because Hivemind's own reader would hang on them.
     """
 
     @classmethod
     def of(cls, key: SigningKey) -> SignedRecords:
-        """Signs with this key."""
+        """A validator that signs with this key."""
         theirs = RSAPrivateKey.__new__(RSAPrivateKey)
         theirs.__setstate__({"_private_key": key.der})
         return cls(theirs)
 
     def validate(self, record: DHTRecord) -> bool:
-        """Whether the record may be stored or believed."""
+        """Whether the record is valid: it may be stored for others, and read."""
         try:
             return self._within_limits(record) and bool(super().validate(record)) and self._decodes(record)
-        except Exception as error:  # the parsers raise anything for a stranger's bytes
-            log.debug("a record was ignored: %r", error)
+        except Exception as error:  # the parsers raise exceptions of many kinds for a stranger's bytes
+            log.debug("ignored a DHT record that can't be parsed: %r", error)
             return False
 
     def _within_limits(self, record: DHTRecord) -> bool:
@@ -66,7 +67,7 @@ class SignedRecords(RSASignatureValidator):  # type: ignore[misc]  # Hivemind ha
 
 def newest_records(found: Mapping[bytes, tuple[bytes, float]]) -> dict[str, tuple[bytes, float]]:
     """The live records among those under a key, as name -> (value, expiration in seconds since 1970). Of several with
-    the same name, the one that lives longest.
+    the same name, the one that expires last.
 
     A record whose name is a peer id, or starts with one and a slash, counts only if that peer owns it.
 

@@ -1,7 +1,7 @@
 """The sender's side: a link to each peer for small messages, and streams for payloads.
 
-Law: knows frames and pipes, not libp2p. The peer that opens a stream sends messages on it; the answers come back on the
-same stream.
+Law: knows frames and pipes, not libp2p. The peer that opens a stream sends messages on it, and the answers come back on
+the same stream.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from p2p_diloco.net.per_peer import OnePerPeer
 from p2p_diloco.net.streams import Streams, start
 
 STREAM_LIFE_S = 60.0
-"""How long a stream over libp2p takes new payloads. By then there may be a better way than over a relay; and no stream
-stays open for ever to a peer that left without a word."""
+"""How long new payloads use a stream over libp2p. A new stream may avoid a relay that the old one needed, and no stream
+stays open for ever to a peer that vanished."""
 
 
 class Sender:
-    """Sends messages. `dial` opens a stream to a peer and tells the multiaddr at which it was found, or raises
-    `Unreachable`. `direct`: where payloads go first, if there is such a channel.
-    """
+    """Sends messages. `dial` opens a stream to a peer and returns it with the peer's multiaddr, or raises
+    `Unreachable`. `direct`: the channel that payloads use first, if there is one."""
 
     def __init__(self, streams: Streams, dial: Callable[[str], Awaitable[Opened]]) -> None:
         self.direct: DirectChannel | None = None
@@ -94,10 +93,10 @@ class Sender:
     # -- payloads
 
     async def _send_payload(self, peer: str, header: bytes, payload: memoryview) -> None:
-        """Over a direct connection if there is one, else, or if that breaks, over libp2p.
+        """Send a payload over a direct connection if there is one. Without one, or if it breaks, send it over libp2p.
 
-        Payloads to one peer are written one after the other: each arrives as early as it can, and the link carries the
-        next one while the answer comes. Written together they would all arrive last, and all wait for answers at once.
+        Payloads to one peer are written one after the other: each arrives as early as possible, and the link carries
+        the next one while the answer is on its way. Written in parallel, all would arrive as late as the last one.
         """
         turns = self._writing.setdefault(peer, asyncio.Lock())
         verdict = await self._over_direct(turns, peer, header, payload)
@@ -107,7 +106,7 @@ class Sender:
             raise Refusal(verdict.reason)
 
     async def _over_direct(self, turns: asyncio.Lock, peer: str, header: bytes, payload: memoryview) -> Verdict:
-        """The answer over a direct connection; None if there is no connection, or it broke."""
+        """Send over a direct connection; returns the answer, or None if there is no connection or it broke."""
         if (direct := self.direct) is None:
             return None
         await turns.acquire()
@@ -132,12 +131,11 @@ class Sender:
         return None
 
     async def _over_libp2p(self, turns: asyncio.Lock, peer: str, header: bytes, payload: memoryview) -> Verdict:
-        """The answer over the peer's stream. If that breaks after it carried other payloads, it may have been broken
-        before, unseen: then the payload goes once more, on a new stream.
-        """
+        """Send over the peer's libp2p stream; returns the answer. A stream that carried payloads before may have broken
+        unnoticed: if it fails, the payload is sent once more on a new stream."""
         once_more = True
         while True:
-            stream = await self._payload_streams.to(peer)  # opened before any deadline runs
+            stream = await self._payload_streams.to(peer)  # opened before the payload's deadlines begin
             await turns.acquire()
             with contextlib.ExitStack() as turn:
                 turn.callback(turns.release)
@@ -156,13 +154,13 @@ class Sender:
     async def _transfer(
         self, stream: PayloadStream, header: bytes, payload: memoryview, over: Callable[[], None]
     ) -> Verdict:
-        """As `PayloadStream.send`, counted and measured. Calls `over` when the next payload may be written."""
+        """Do as `PayloadStream.send`, and count and measure. Calls `over` when the next payload may be written."""
         peer, clock, traffic = stream.frames.peer, asyncio.get_running_loop().time, self._streams.traffic
         traffic.went(peer, stream.way)
         measured = traffic.bandwidth.up.begin(peer, clock(), len(payload))
 
         def ended(written: asyncio.Future[None]) -> None:
-            if not written.cancelled() and written.exception() is None:  # a break is noticed by reading the answer
+            if not written.cancelled() and written.exception() is None:  # a break is reported by reading the answer
                 traffic.sent(peer, len(payload))
             over()
 

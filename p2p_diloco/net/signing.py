@@ -1,4 +1,4 @@
-"""Statements signed with a peer's identity. Any peer can pass a proof on, and any can check it.
+"""Signatures with a peer's identity. A signed statement, a proof, can be passed on and checked by any peer.
 
 Law: keys and bytes; no socket, no DHT, no Hivemind. A proof is text: the public key and the signature, each in base64.
 A peer's id is a hash of its public key, so a proof needs no further authority. (libp2p's peer-ids specification; keys
@@ -24,12 +24,12 @@ from p2p_diloco.errors import ConfigError
 PROOF_LETTERS_MAX = 1000
 """A longer proof isn't checked. With a 2048-bit key a proof has 737."""
 
-_PADDING, _HASH = padding.PKCS1v15(), hashes.SHA256()  # the same statement gives the same proof
-_RSA_PRIVATE = b"\x08\x00\x12"  # libp2p's protobuf: the kind of key, then its bytes with their length before them
+_PADDING, _HASH = padding.PKCS1v15(), hashes.SHA256()  # deterministic: the same statement gives the same proof
+_RSA_PRIVATE = b"\x08\x00\x12"  # libp2p's protobuf: the kind of key, then the length of its bytes, then these
 
 
 class SigningKey:
-    """The key of an identity file."""
+    """The private key of a peer, from its identity file."""
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
         """Read the file, unless its `content` is given. A running peer may be using it.
@@ -46,7 +46,7 @@ class SigningKey:
         try:
             self.der = _data_of(content)
             key = serialization.load_der_private_key(self.der, password=None)
-        except Exception:  # each of the parsers raises something else
+        except Exception:  # each parser raises other exceptions
             key = None
         if not isinstance(key, RSAPrivateKey):
             mend = "name the file that --identity-path made"
@@ -58,14 +58,14 @@ class SigningKey:
         self.peer_id = peer_id_of(self._public)
 
     def sign(self, statement: bytes) -> str:
-        """A proof that this peer makes the statement."""
+        """Sign a statement: a proof that this peer makes it."""
         signature = self._key.sign(statement, _PADDING, _HASH)
         return f"{b64encode(self._public).decode()}.{b64encode(signature).decode()}"
 
 
 @lru_cache(maxsize=64)
 def signer(statement: bytes, proof: str) -> str | None:
-    """The id of the peer that made this proof of the statement; None: it proves nothing."""
+    """The id of the peer that made this proof of the statement; None: the proof is invalid."""
     if len(proof) > PROOF_LETTERS_MAX:
         return None
     public, _, signature = proof.partition(".")
@@ -75,13 +75,13 @@ def signer(statement: bytes, proof: str) -> str | None:
         if not isinstance(key, RSAPublicKey):
             return None
         key.verify(b64decode(signature, validate=True), statement, _PADDING, _HASH)
-    except Exception:  # a wrong signature, or anything that the parsers raise for a stranger's bytes
+    except Exception:  # a wrong signature, or any exception of a parser for a stranger's bytes
         return None
     return peer_id_of(encoded)
 
 
 def _data_of(content: bytes) -> bytes:
-    """The key's DER bytes in libp2p's protobuf. For other content it raises or returns nothing useful."""
+    """The key's DER bytes from libp2p's protobuf. Any other content raises, or gives bytes that are no key."""
     if not content.startswith(_RSA_PRIVATE):
         raise ValueError("no RSA key")
     rest = BytesIO(content[len(_RSA_PRIVATE) :])

@@ -1,6 +1,6 @@
-"""What all streams of one peer share: limits, counts, the inbox, and the end.
+"""The state that all streams of this peer share: limits, counts, the inbox, and the open pipes and tasks.
 
-Law: opens no stream and reads none; that is for `sending` and `receiving`.
+Law: neither opens nor reads a stream; `sending` and `receiving` do.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from p2p_diloco.net.interface import Inbox, Limits, Traffic
 from p2p_diloco.net.pipe import Pipe
 
 CLOSE_S = 1.0
-"""How long streams may take to end before their tasks are cancelled."""
+"""Seconds that streams have to end before their tasks are cancelled."""
 
 
 def start(coroutine: Coroutine[object, object, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
-    """Run a coroutine in a task that is among `tasks` until it ends."""
+    """Run a coroutine as a task, which stays in `tasks` until it ends."""
     task = asyncio.create_task(coroutine)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
@@ -30,17 +30,17 @@ class Streams:
 
     def __init__(self, inbox: Inbox, limits: Limits, traffic: Traffic) -> None:
         self.inbox, self.limits, self.traffic = inbox, limits, traffic
-        self.pipes = WeakSet[Pipe]()  # the code that uses a pipe holds it
+        self.pipes = WeakSet[Pipe]()  # weak: the code that uses a pipe keeps it alive
         self.tasks: set[asyncio.Task[None]] = set()
         self.closing = False
 
     def frames(self, peer: str, pipe: Pipe) -> FrameStream:
-        """Frames over a pipe, which `close` ends."""
+        """A frame stream over a pipe; `close` ends the pipe."""
         self.pipes.add(pipe)
         return FrameStream(pipe, peer, self.limits, self.traffic)
 
     def lost(self, peer: str) -> None:
-        """Tell the inbox that a stream of this peer broke, unless this peer ended it itself."""
+        """Tell the inbox that a stream of `peer` broke, unless this peer is closing."""
         if not self.closing:
             self.inbox.closed(peer)
 

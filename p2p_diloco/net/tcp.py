@@ -1,7 +1,7 @@
-"""How the TCP connections that payloads go over are set up, read and paced.
+"""The TCP sockets of direct connections: their options, their counters and their pacing.
 
-Law: sockets and numbers; neither TLS nor peers. Reading and pacing work on Linux alone: elsewhere nothing is counted
-and nothing is held back.
+Law: sockets and numbers; neither TLS nor peers. Counters and pacing work only on Linux: elsewhere nothing is counted
+and no connection is limited.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ import sys
 from p2p_diloco.net.pacing import Took
 
 UNSENT_BYTES = 256 * 1024
-"""How much the kernel takes before the network does. It would take megabytes; then payloads written one after the other
-would share a slow link, and the first would arrive as late as the last."""
+"""The most unsent bytes in the kernel's buffer. By default they are megabytes: payloads written one after the other
+would then share a slow link, and the first would arrive as late as the last."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPALIVE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
-"""Seconds, and a count. Routers forget a connection that carries nothing between two rounds."""
+"""Keep-alive options, in seconds; the last is a count. Without probes, routers would forget a connection that is idle
+between two rounds."""
 _UNPACED, _PACE_MAX = -1, 2**31 - 1
-"""What Linux takes for no pace, and the fastest pace in bytes a second."""
+"""The value that means no limit to Linux, and the highest rate in bytes a second."""
 _SO_MAX_PACING_RATE = 47
-"""Python has no name for it."""
+"""The number of the socket option, for which Python has no name."""
 _TCP_INFO = struct.Struct("120xQ40xQQ")
-"""Three fields of Linux's `tcp_info`: bytes acknowledged, microseconds in which something was to be sent or
-acknowledged, and the part of these in which the other end's window was full."""
+"""Three fields of Linux's `tcp_info`: bytes acknowledged; microseconds in which bytes were unsent or unacknowledged;
+and the part of these in which the receiver's window was full."""
 
 
 def set_up(sock: socket.socket) -> None:
-    """Set the options of a connection that payloads go over: no delay, little unsent, probes while it is idle."""
+    """Set a direct connection's options: no delay, few unsent bytes in the kernel, probes while it is idle."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
@@ -40,14 +41,14 @@ def set_up(sock: socket.socket) -> None:
 
 
 class TcpSocket:
-    """A connection as `pacing.Paced`."""
+    """A TCP connection as `pacing.Paced`."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._took = Took(0, 0.0)
 
     def took(self) -> Took:
-        """What TCP has counted; the last known counts if the kernel gives none, or the connection has ended."""
+        """TCP's counters; their last known values if the kernel gives none or the connection has ended."""
         with contextlib.suppress(OSError, ValueError):
             if sys.platform == "linux":
                 counts = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
@@ -57,7 +58,7 @@ class TcpSocket:
         return self._took
 
     def pace(self, rate: float | None) -> None:
-        """Have TCP send at most so many bytes a second, None: as it can. Does nothing where the kernel can't."""
+        """Limit TCP to `rate` bytes a second; None: no limit. Does nothing where the kernel can't."""
         pace = _UNPACED if rate is None else max(1, min(round(rate), _PACE_MAX))
         with contextlib.suppress(OSError, ValueError):
             if sys.platform == "linux":

@@ -1,7 +1,7 @@
-"""TLS 1.3 connections whose certificate was agreed on before.
+"""TLS 1.3 connections with a certificate that both ends know beforehand.
 
-Law: certificates and connections; neither peers nor frames. The certificate is pinned: the other end proves that it
-holds the key of exactly that one. The event loop's own TLS encrypts (docs/decisions/0031).
+Law: certificates and connections; neither peers nor frames. The certificate is pinned: the listener must prove that it
+holds the key of exactly this certificate. The event loop's own TLS encrypts (docs/decisions/0031).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAME = "peer.p2p-diloco.invalid"
 
 
 class Certificate:
-    """A new key and its self-signed certificate. They live as long as this process."""
+    """A new key and its self-signed certificate, both kept only in this process."""
 
     def __init__(self) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
@@ -36,13 +36,13 @@ class Certificate:
             .issuer_name(name)
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            .not_valid_before(datetime.datetime(2000, 1, 1))  # the other end's clock may be wrong
+            .not_valid_before(datetime.datetime(2000, 1, 1))  # always: the other end's clock may be wrong
             .not_valid_after(datetime.datetime(9999, 12, 31))
             .add_extension(x509.SubjectAlternativeName([x509.DNSName(_NAME)]), critical=False)
             .sign(key, hashes.SHA256())
         )
         self.der = made.public_bytes(serialization.Encoding.DER)
-        """What the other end pins."""
+        """The certificate in DER, which the other end pins."""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_3
         self.context.num_tickets = 0  # sessions are never resumed
@@ -51,10 +51,10 @@ class Certificate:
         _load(self.context, secret + made.public_bytes(serialization.Encoding.PEM))
 
     async def accept(self, sock: socket.socket) -> Connection:
-        """The listener's end of a connection, after the handshake. The caller sets the deadline, by cancelling.
+        """Accept a connection and do the handshake as its listener. The caller sets the deadline, by cancelling.
 
         Raises:
-            OSError: the other end left, or speaks no TLS 1.3.
+            OSError: the other end closed the connection, or doesn't speak TLS 1.3.
         """
         reader = asyncio.StreamReader()
         loop, protocol = asyncio.get_running_loop(), asyncio.StreamReaderProtocol(reader)
@@ -64,9 +64,8 @@ class Certificate:
 
 
 def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """Give a context its key and certificate. Python reads them from files alone: this file is private, and deleted at
-    once.
-    """
+    """Load a key and certificate into a context. Python reads them only from files: this file is private, and deleted
+    at once."""
     file, path = tempfile.mkstemp(prefix="p2p-diloco-")
     try:
         with os.fdopen(file, "wb") as opened:
@@ -77,11 +76,10 @@ def _load(context: ssl.SSLContext, pem: bytes) -> None:
 
 
 async def connect(host: str, port: int, family: int, certificate: bytes) -> Connection:
-    """A connection to the holder of a certificate (DER), after the handshake. The caller sets the deadline, by
-    cancelling.
+    """Connect to the holder of a certificate (DER) and do the handshake. The caller sets the deadline, by cancelling.
 
     Raises:
-        OSError: the dial failed, another certificate was shown, or this one can't be read.
+        OSError: the dial failed, the other end showed another certificate, or `certificate` can't be read.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies chain and name
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -90,7 +88,7 @@ async def connect(host: str, port: int, family: int, certificate: bytes) -> Conn
     try:
         tcp.set_up(writer.get_extra_info("socket"))
         if writer.get_extra_info("ssl_object").getpeercert(True) != certificate:
-            raise OSError("another certificate than the one agreed on")
+            raise OSError("the other end showed another certificate than the one in its offer")
     except BaseException:
         writer.transport.abort()
         raise

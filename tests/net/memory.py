@@ -127,7 +127,7 @@ class MemoryTransport:
             self.traffic.refuse(sender)
             raise
         except Exception:
-            log.exception("a message of %s could not be taken", sender)
+            log.exception("an error while receiving a message of %s", sender)
             self.traffic.refuse(sender)
             raise Refusal("the receiver failed on this message") from None
         self.traffic.received(sender, size)
