@@ -1,7 +1,7 @@
 """Decentralised DiLoCo: peers train one model on their own data and agree on an outer step now and then.
 
-Law: this file only says what is public and where it lives. Importing the package imports neither torch nor
-hivemind; each name is fetched when it is first used, so that `p2p-diloco --help` answers at once.
+Law: this file only lists the public names and their modules. Importing the package imports neither torch nor hivemind;
+each name is imported when it is first used, so that `p2p-diloco --help` answers at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """Fetch a public name from its home on first use (PEP 562)."""
+    """Import a public name from its module on first use (PEP 562)."""
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

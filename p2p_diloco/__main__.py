@@ -1,4 +1,4 @@
-"""`python -m p2p_diloco` is `p2p-diloco`. Law: nothing else lives here."""
+"""`python -m p2p_diloco` runs the command line `p2p-diloco`. Law: nothing else is here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Multiaddrs as users paste them: read, checked, ordered.
+"""Multiaddrs as users write them: reading, checking and ordering.
 
-Law: text in, text or an `AddressError` out. Nothing is resolved or dialled. The `multiaddr` package checks each part,
-and is loaded on first use; nothing heavier is, so that a mistyped address is reported at once.
+Law: text in, text or an `AddressError` out. Nothing is resolved or dialled. The `multiaddr` package, loaded on first
+use, checks each part; no heavier package is loaded, so that a mistyped address is reported at once.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _HOST_PORT = re.compile(r"(?:\w+://)?(?:\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\
 
 
 def split_addresses(texts: str | Iterable[str]) -> tuple[str, ...]:
-    """The single addresses of one or several texts that use spaces, commas or line ends between them."""
+    """Split one or several texts into single addresses, at spaces, commas and line ends."""
     joined = texts if isinstance(texts, str) else " ".join(texts)
     return tuple(dict.fromkeys(part for part in re.split(r"[\s,]+", joined) if part))
 
 
 def check_peer_address(address: str, *, key: str = "initial_peers") -> str:
-    """The address, if it names a host, a port and a peer to dial.
+    """Check an address of a peer to dial and return it: it must name a host, a port and a peer.
 
     Raises:
-        AddressError: it can't be read, or it names no peer.
+        AddressError: the address can't be read, or it names no peer.
     """
     parts = _parts(address, key)
     if not any(protocol == "p2p" for protocol, _ in parts):
@@ -40,10 +40,11 @@ def check_peer_address(address: str, *, key: str = "initial_peers") -> str:
 
 
 def check_listen_address(address: str, *, key: str = "host_maddrs") -> str:
-    """The address, if one can listen there: a host and a port (0 lets the system choose one), and no peer.
+    """Check an address to listen on and return it: it must name a host and a port (0 lets the system choose), and no
+    peer.
 
     Raises:
-        AddressError: it can't be read, or it names a peer.
+        AddressError: the address can't be read, or it names a peer.
     """
     parts = _parts(address, key)
     if any(protocol == "p2p" for protocol, _ in parts):
@@ -65,12 +66,12 @@ def is_loopback(address: str) -> bool:
 
 
 def by_reach(addresses: Sequence[str]) -> list[str]:
-    """The addresses in the order of their reach: the whole internet, the local network, this machine."""
+    """Sort addresses by reach: those of the whole internet first, then the local network's, then this machine's."""
     return sorted(addresses, key=_distance)
 
 
 def _distance(address: str) -> int:
-    """0: the whole internet can reach the address; 1: the local network can; 2: this machine alone."""
+    """0: reachable from the whole internet; 1: from the local network; 2: from this machine only."""
     name = host(address)
     try:
         place = ip_address(name)
@@ -80,7 +81,7 @@ def _distance(address: str) -> int:
 
 
 def _parts(address: str, key: str) -> list[tuple[str, str]]:
-    """The address as (protocol, value) pairs, each of them checked."""
+    """Split an address into (protocol, value) pairs, and check each of them."""
     as_written = f"write it like {EXAMPLE}"
     if not address.startswith("/"):
         raise _no_multiaddr(address, key, as_written)
@@ -106,7 +107,7 @@ def _parts(address: str, key: str) -> list[tuple[str, str]]:
 
 
 def _takes_value(protocol: str) -> bool | None:
-    """Whether a part of this name has a value after it; None: there is no such part."""
+    """Whether a multiaddr protocol takes a value; None: the protocol is unknown."""
     from multiaddr.exceptions import Error
     from multiaddr.protocols import protocol_with_name
 
@@ -121,13 +122,13 @@ def _is_multiaddr(text: str) -> bool:
 
     try:
         Multiaddr(text)
-    except Exception:  # each of its parsers raises something else
+    except Exception:  # each parser raises other exceptions
         return False
     return True
 
 
 def _no_multiaddr(address: str, key: str, as_written: str) -> AddressError:
-    """The error for an address that doesn't begin with a slash, with the multiaddr that was probably meant."""
+    """The error for an address that doesn't begin with a slash; it suggests the multiaddr that was probably meant."""
     if address.startswith("-"):
         mend = f"give the addresses right after --{key.replace('_', '-')}, other flags before or after them"
         return AddressError("is a flag, not an address", key=key, value=address, mend=mend)

@@ -1,11 +1,11 @@
-"""Everything that can go wrong for a user, as one tree.
+"""All errors that a user can see, as one tree of exceptions.
 
 Law: every error that leaves the program is one of these, and its text is one sentence that names the key, the value and
-the mend. Broken invariants are assertions, and a remote peer's mistakes are refused and counted: neither belongs here.
-Only the standard library is imported.
+the mend. Broken invariants are assertions, and a remote peer's mistakes are refused and counted: neither is here. Only
+the standard library is imported.
 
     P2PDilocoError                  exit 1   a fault of the program itself
-    ├── UsageError                  exit 2   the command line or a call was put wrongly
+    ├── UsageError                  exit 2   the command line or a call is wrong
     │   └── AddressError            exit 2   an address that can't be read
     ├── ConfigError                 exit 3   a setting, a file or a folder can't be used
     │   └── CheckpointError         exit 3   a checkpoint can't be read or written
@@ -13,9 +13,9 @@ Only the standard library is imported.
     ├── Refused                     exit 5   the run doesn't take this peer
     │   └── ConfigMismatch          exit 5   ... because its settings differ from the run's
     ├── ModelMismatch               exit 6   the model isn't the one that the run trains
-    ├── GaveUpWaiting               exit 7   what was waited for didn't come in the time allowed
+    ├── GaveUpWaiting               exit 7   a wait ended without success after the time allowed
     ├── NodeDied                    exit 1   the process that talks to the swarm has ended
-    └── RankDied                    exit 1   another process of this peer has ended, or is out of step
+    └── RankDied                    exit 1   another process of this peer has ended, or makes other calls
 
 A signal (^C, SIGTERM, SIGHUP) is no error: the command line ends with 130, 143 or 129.
 """
@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 MAX_SHOWN = 8
-"""How many differing keys or parameters a sentence lists before it says how many more there are."""
+"""The most differing keys or parameters that a sentence lists; it then gives the number of the others."""
 
 
 class P2PDilocoError(Exception):
-    """One sentence: ``key=value wrong; mend``.
+    """The base of all errors. Its text is one sentence: ``key=value wrong; mend``.
 
     `wrong` is the predicate ("must be at least 1"), or, without a key, the whole statement. `mend` says what to do.
     `value` is kept as text, so that an error is the same on both ends of a channel.
@@ -38,7 +38,7 @@ class P2PDilocoError(Exception):
 
     exit_code: ClassVar[int] = 1
     sent: ClassVar[tuple[str, ...]] = ("wrong", "key", "value", "mend")
-    """The arguments that the error is made of again at the other end of a channel."""
+    """The constructor arguments from which the other end of a channel makes the error again."""
 
     def __init__(self, wrong: str, *, key: str = "", value: object = "", mend: str = "") -> None:
         self.wrong = _one_line(wrong)
@@ -49,11 +49,11 @@ class P2PDilocoError(Exception):
 
     @property
     def sentence(self) -> str:
-        """What is wrong, with which value, and what to do, on one line without a closing dot."""
+        """The error as one line without a closing dot: the key, the value, what is wrong, and the mend."""
         return self.spelled(str)
 
     def spelled(self, spell: Callable[[str], str]) -> str:
-        """The sentence, with keys as `spell` writes them."""
+        """The error's sentence, with keys as `spell` writes them."""
         key = spell(self.key)
         subject = f"{key}={self.value} " if key and self.value else f"{key} " if key else ""
         return f"{subject}{self._wrong_as(spell)}" + (f"; {self.mend}" if self.mend else "")
@@ -63,12 +63,12 @@ class P2PDilocoError(Exception):
         return self.wrong
 
     def to_wire(self) -> dict[str, object]:
-        """The error as plain values that msgpack carries; `from_wire` gives it back."""
+        """Encode the error as plain values for msgpack; `from_wire` decodes them."""
         return {"error": type(self).__name__, **{argument: getattr(self, argument) for argument in self.sent}}
 
 
 class UsageError(P2PDilocoError):
-    """The command line or a call was put wrongly."""
+    """The command line or a call is wrong."""
 
     exit_code = 2
 
@@ -143,7 +143,7 @@ class ModelMismatch(P2PDilocoError):
 
 
 class GaveUpWaiting(P2PDilocoError):
-    """What was waited for didn't come in the time allowed."""
+    """A wait ended without success after the time allowed."""
 
     exit_code = 7
 
@@ -157,7 +157,7 @@ class RankDied(P2PDilocoError):
 
 
 def from_wire(wire: Mapping[str, object]) -> P2PDilocoError:
-    """The error that `to_wire` wrote, of the same class with the same sentence.
+    """Decode an error that `to_wire` encoded: the same class and the same sentence.
 
     A dict that can't be read becomes a plain `P2PDilocoError` that shows it, so that no error is lost.
     """
@@ -167,11 +167,11 @@ def from_wire(wire: Mapping[str, object]) -> P2PDilocoError:
     try:
         return kind(**arguments)
     except (AttributeError, TypeError, ValueError):
-        return P2PDilocoError(f"an error that can't be read came from the node: {dict(wire)}")
+        return P2PDilocoError(f"the node sent an error that can't be read: {dict(wire)}")
 
 
 def reason(error: OSError) -> str:
-    """What the system says about a failed call, as a part of a sentence."""
+    """The operating system's reason for a failed call, as a part of a sentence."""
     return (error.strerror or str(error) or "no reason given").lower()
 
 

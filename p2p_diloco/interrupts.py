@@ -1,7 +1,7 @@
-"""Signals that end a program raise `KeyboardInterrupt`, and none of them is lost.
+"""Turns signals that end a program into `KeyboardInterrupt`, without losing any of them.
 
-Law: knows processes alone. A signal handler may raise anywhere, but in three places its exception would be lost or do
-harm. A module that is being imported may take it for an ImportError, so the signal waits until the import is done.
+Law: only signals and processes. A signal handler may raise anywhere, but in three places its exception would be lost or
+do harm. A module that is being imported may take it for an ImportError, so the signal waits until the import is done.
 While `exec` runs code, the interpreter remembers SIGINT and ends by it even if the exception is caught, so the signal
 waits too. Python drops what a finaliser raises, so the signal is sent again.
 """
@@ -16,28 +16,28 @@ from types import FrameType
 from typing import Any
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""^C, a polite kill, and the end of the terminal."""
+"""The signals of ^C, of `kill` and of a closed terminal."""
 EXECUTED = "<string>", "<module>"
-"""File and function of a frame that `exec` runs."""
+"""File name and function name of a frame of code that `exec` runs."""
 AGAIN_S = 0.05
-"""Seconds until a signal that had to wait is sent again."""
+"""Seconds after which a signal that had to wait is sent again."""
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
-    """128 and the signal's number, as a shell has it; SIGINT's where no `Interrupts` raised it."""
+    """The exit status after an interrupt: 128 + the signal's number; SIGINT's if `Interrupts` didn't raise it."""
     return 128 + int(next(iter(interrupt.args), signal.SIGINT))
 
 
 class Interrupts:
-    """While this is entered, a signal of `ENDING` raises `KeyboardInterrupt` in the main thread, with its number as the
-    argument. Ignored signals stay ignored. In another thread entering it changes nothing.
+    """A context in which a signal of `ENDING` raises `KeyboardInterrupt` in the main thread, with its number as the
+    argument. Ignored signals stay ignored. In any other thread the context has no effect.
 
     `holds_nothing`: a signal that comes during an import ends the process at once, with 128 and its number.
     """
 
     def __init__(self, *, holds_nothing: bool = False) -> None:
         self.received: list[int] = []
-        """The numbers of those that were raised."""
+        """The numbers of the signals that were raised as exceptions."""
         self._holds_nothing = holds_nothing
         self._before: dict[int, Any] = {}
         self._waiting: set[int] = set()
@@ -86,7 +86,7 @@ class Interrupts:
             self._hook_before(lost)
 
     def _send_again(self, number: int) -> None:
-        """Send a signal again soon; two of a kind that wait are one."""
+        """Send a signal again after `AGAIN_S`. Two waiting signals of one kind are sent once."""
         if number not in self._waiting:
             self._waiting.add(number)
             timer = threading.Timer(AGAIN_S, self._send, (number,))
@@ -97,4 +97,4 @@ class Interrupts:
         self._waiting.discard(number)
         main = threading.main_thread().ident
         assert main is not None
-        signal.pthread_kill(main, number)  # wakes it from whatever it waits in
+        signal.pthread_kill(main, number)  # interrupts a blocking call of the main thread

@@ -1,6 +1,6 @@
-"""Addresses at which peers of a run were met, kept on disk for a start without the initial peers.
+"""Addresses of a run's peers from earlier starts, kept on disk for a start at which no initial peer answers.
 
-Law: a convenience. If the file can't be read or written, nothing is remembered.
+Law: an aid only. If the file can't be read or written, nothing is remembered, and no error is raised.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 
 def file_of(run_id: str) -> Path:
-    """Where the addresses of a run are kept: below ``$XDG_STATE_HOME``, or ``~/.local/state``."""
+    """The file with the addresses of a run, below ``$XDG_STATE_HOME`` or ``~/.local/state``."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "p2p_diloco" / f"{run_id}.addresses.json"
 
 
 def remember(run_id: str, addresses: Iterable[str]) -> None:
-    """Add addresses to those that are kept; of all of them the newest stay."""
+    """Add addresses to the file, and keep the newest ones."""
     now = time.time()
     known = {**_read(run_id), **dict.fromkeys(addresses, now)}
     newest = sorted(known, key=lambda address: (-known[address], address))[:KEPT]
@@ -38,12 +38,12 @@ def remember(run_id: str, addresses: Iterable[str]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         part.write_text(json.dumps({address: known[address] for address in newest}))
         part.replace(path)
-    except (OSError, RuntimeError) as error:  # the latter: this user has no home
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home folder
         log.debug("addresses can't be remembered: %s", error)
 
 
 def remembered(run_id: str, but: Sequence[str] = ()) -> list[str]:
-    """Addresses of the last seven days, the newest first, without those in `but`."""
+    """The addresses kept in the last seven days, newest first, without those in `but`."""
     known = _read(run_id)
     recent = [address for address, when in known.items() if time.time() - when < KEPT_FOR_S and address not in but]
     return sorted(recent, key=lambda address: (-known[address], address))

@@ -1,8 +1,8 @@
-"""Where settings come from: flags, then the environment, then a TOML file, then the defaults.
+"""Settings from their sources: flags first, then the environment, then a TOML file, then the defaults.
 
 Law: only this module knows how a setting is written outside Python. It reads the settings file, checks paths and makes
-folders, and imports neither torch nor hivemind. An unknown key is refused wherever it stands, and an error names the
-flag, the variable or the file that the value came from.
+folders, and imports neither torch nor hivemind. An unknown key is refused in every source, and an error names the flag,
+the variable or the file that the value came from.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from p2p_diloco.config import PeerConfig, RunConfig, unknown_setting
 from p2p_diloco.errors import ConfigError, UsageError, reason
 
 PREFIX = "P2P_DILOCO_"
-"""What every environment variable of ours begins with."""
+"""The prefix of this package's environment variables."""
 
 _KNOWN: Mapping[str, type[RunConfig] | type[PeerConfig]] = {
     **dict.fromkeys(RunConfig.model_fields, RunConfig),
@@ -33,21 +33,21 @@ _NAMES_A_RUN = ("run_id", "initial_peers")
 
 
 def flag(key: str) -> str:
-    """A setting's flag: ``--sync-every``."""
+    """A setting's flag, such as ``--sync-every``."""
     return "--" + key.replace("_", "-")
 
 
 def variable(key: str) -> str:
-    """A setting's environment variable: ``P2P_DILOCO_SYNC_EVERY``."""
+    """A setting's environment variable, such as ``P2P_DILOCO_SYNC_EVERY``."""
     return PREFIX + key.upper()
 
 
 def read_settings(
     flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None = None
 ) -> tuple[RunConfig, PeerConfig]:
-    """The settings of a peer; `flags` holds only those that were given, by field name.
+    """Read the settings of a peer from all sources; `flags` holds only the given flags, by field name.
 
-    A setting that no source gives has its default, and isn't among the `given` of the result.
+    A setting that no source has gets its default, and is not in the result's `given`.
 
     Raises:
         ConfigError: a value, a variable or the file can't be used. AddressError: an address can't be read.
@@ -72,18 +72,19 @@ def read_settings(
 
 
 def to_environment(run: RunConfig, peer: PeerConfig) -> dict[str, str]:
-    """Variables from which `from_environment` reads the same settings: those that were given, and the run's name."""
+    """Environment variables from which `from_environment` reads the same settings: one for each given setting, and the
+    run's name."""
     given = {**run.given, **peer.given, "run_id": peer.run_id}
     return {variable(key): _as_text(value) for key, value in given.items()}
 
 
 def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without our variables."""
+    """The environment without this package's variables."""
     return {name: value for name, value in environment.items() if not name.startswith(PREFIX)}
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> tuple[RunConfig, PeerConfig] | None:
-    """The settings that `join -- COMMAND` left for its command; None when no run is named.
+    """Read the settings that `join -- COMMAND` put into its command's environment; None when no run is named.
 
     Raises:
         ConfigError: a value can't be used.
@@ -95,9 +96,8 @@ def from_environment(environment: Mapping[str, str] | None = None) -> tuple[RunC
 
 
 def refuse_further_ranks(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError in every process of a torchrun group but the first: the model isn't spread over them, so they
-    would be several peers with the same settings.
-    """
+    """Raise ConfigError in all processes of a torchrun group except the first. Without a model spread over the group,
+    each process would be a peer of its own with the same settings."""
     rank, world_size = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
     if rank.isdecimal() and world_size.isdecimal() and int(world_size) > 1 and int(rank) > 0:
         raise ConfigError(
@@ -146,9 +146,10 @@ def prepare_identity_path(path: Path) -> None:
 
 
 def make_writable_folder(folder: Path, *, key: str, value: Path | None = None) -> None:
-    """Make a folder if need be, and raise ConfigError unless a file can be made in it (a test file, removed at once).
+    """Make a folder if there is none, and raise ConfigError unless a file can be written in it (tried with a file that
+    is removed at once).
 
-    `value` is what the user wrote, where that isn't the folder itself.
+    `value`: the path that the user gave, if that is not the folder itself.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

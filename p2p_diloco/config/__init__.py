@@ -1,7 +1,8 @@
-"""What all peers of a run agree on (`RunConfig`), and what each chooses for itself (`PeerConfig`).
+"""The settings: those that all peers of a run agree on (`RunConfig`), and those of each peer (`PeerConfig`).
 
-Law: values, their units, their limits, and nothing else. Every field is documented with unit and default, because
-flags, environment variables, TOML keys and help are all made from it. An unknown setting is refused, never ignored.
+Law: values, their units and their limits; nothing else. Every field has a description with its unit and a default,
+because flags, environment variables, TOML keys and help are made from the fields. An unknown setting is refused, never
+ignored.
 """
 
 from p2p_diloco.config.base import Settings, bare_type, is_optional, unknown_setting

@@ -1,4 +1,4 @@
-"""What all settings share: how text is read, and errors of one sentence.
+"""The base class of all settings: it reads values from text, and turns pydantic's errors into one sentence.
 
 Law: only pydantic and the standard library are imported; no file, clock, environment or network is touched.
 """
@@ -46,7 +46,7 @@ WRONG = {
     "bool_type": "is neither on nor off",
     "string_pattern_mismatch": "is not a name that can be used",
 }
-"""What is wrong, by pydantic's type of error and with its limits."""
+"""The words for each of pydantic's error types; limits are filled in."""
 MENDS = {
     "literal_error": "choose {expected}",
     "bool_parsing": "choose true or false",
@@ -54,18 +54,18 @@ MENDS = {
     "string_pattern_mismatch": "use up to 64 letters, digits, dots, dashes and underscores, starting with a letter or "
     "digit",
 }
-"""What to do about it, where that isn't the default value."""
+"""The mend for each of pydantic's error types, where it is not to choose the default value."""
 
 
 class Settings(BaseModel):
-    """Frozen, nothing unknown, and errors of one sentence."""
+    """A frozen group of settings. Unknown settings are refused, and each error is one sentence."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _read_text(cls, value: Any, info: ValidationInfo) -> Any:
-        """Read what flags, the environment and files can only write as text: unset values, lists and tables."""
+        """Convert the text of a flag, a variable or a file: unset values, lists and tables."""
         annotation = cls.model_fields[cast(str, info.field_name)].annotation
         if not isinstance(value, str):
             return value
@@ -91,7 +91,7 @@ class Settings(BaseModel):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The fields that were set explicitly, and their values; all others are defaults."""
+        """The fields that were set explicitly, with their values. All other fields have their defaults."""
         return {key: getattr(self, key) for key in type(self).model_fields if key in self.model_fields_set}
 
     def _refuse(self, key: str, wrong: str, mend: str) -> NoReturn:
@@ -116,14 +116,14 @@ def bare_type(annotation: object) -> object:
 def unknown_setting(
     key: str, value: object, known: Collection[str], spelled: Callable[[str], str] = str
 ) -> ConfigError:
-    """The error for a key that is no setting, with the one that was probably meant; keys are written as `spelled`."""
+    """The error for a key that is no setting; it suggests a similar setting. Keys are written as `spelled`."""
     close = get_close_matches(key, known, n=1)
     mend = f"did you mean {spelled(close[0])}?" if close else "leave it out"
     return ConfigError("is not a setting", key=spelled(key), value=value, mend=mend)
 
 
 def _table(key: str, text: str) -> object:
-    """A table written as JSON, as flags and environment variables have it."""
+    """Read a table from JSON, as flags and environment variables write it."""
     try:
         return json.loads(text or "{}")
     except ValueError:
@@ -132,7 +132,7 @@ def _table(key: str, text: str) -> object:
 
 
 def _explained(model: type[BaseModel], error: ErrorDetails) -> ConfigError:
-    """One of pydantic's errors as a sentence that names the key, the value and the mend."""
+    """Turn an error of pydantic into a ConfigError that names the key, the value and the mend."""
     key = str(error["loc"][0]) if error["loc"] else ""
     kind, value, limits = error["type"], error["input"], error.get("ctx", {})
     if kind == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""What each peer chooses for itself (`PeerConfig`)."""
+"""The settings that each peer chooses for itself (`PeerConfig`)."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,
 
 
 class PeerConfig(Settings):
-    """What each peer chooses for itself; it may differ from peer to peer.
+    """The settings that each peer chooses for itself; they may differ from peer to peer.
 
     Raises:
-        ConfigError: a value that can't be used, with the key, the value and the mend.
-        AddressError: an address that can't be read.
+        ConfigError: a value can't be used; the error names the key, the value and the mend.
+        AddressError: an address can't be read.
     """
 
-    run_id: Label = Field(default="main", description="The run to join; the first peer to come founds it.")
+    run_id: Label = Field(default="main", description="The run to join; its first peer founds it.")
     initial_peers: tuple[str, ...] = Field(
-        default=(), description="Addresses of bootstraps or peers to join through, as their join line has them."
+        default=(),
+        description="Addresses of bootstraps or peers to join through, as printed in a bootstrap's join line.",
     )
-    name: Label | None = Field(
-        default=None, description="How this peer is called in status and logs; unset: the host's name."
-    )
+    name: Label | None = Field(default=None, description="This peer's name in status and logs; unset: the host's name.")
     role: Literal["worker", "aggregator"] = Field(
         default="worker", description="worker: trains and aggregates; aggregator: trains nothing."
     )
@@ -37,7 +36,7 @@ class PeerConfig(Settings):
         description="Addresses to listen on; unset: loopback if all initial peers are, else every interface.",
     )
     announce_maddrs: tuple[str, ...] = Field(
-        default=(), description="Addresses that others are told to dial; unset: the ones listened on."
+        default=(), description="Addresses that other peers are told to dial; unset: those that it listens on."
     )
     identity_path: Path | None = Field(
         default=None, description="File that keeps this peer's identity across restarts; unset: a new one each time."
@@ -47,7 +46,7 @@ class PeerConfig(Settings):
     )
     direct: bool = Field(
         default=True,
-        description="Send payloads over direct TLS connections where these can be made; else all goes over libp2p.",
+        description="Send payloads over direct TLS connections where these can be made, otherwise over libp2p.",
     )
     direct_port: int = Field(
         default=0, ge=0, le=65535, description="TCP port for direct connections; 0: the system chooses one."

@@ -1,4 +1,4 @@
-"""What all peers of a run agree on (`RunConfig`)."""
+"""The settings that all peers of a run agree on (`RunConfig`)."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from p2p_diloco.errors import ConfigError, Refused
 Codec = Literal["bf16", "fp32", "fp16", "int8", "int4", "e3m0", "topk"]
 
 LIVE_KEYS = frozenset({"outer_lr", "outer_momentum", "stop_after_epochs", "stop_after_samples"})
-"""No part of a run's fingerprint, and no ground for refusing a joiner: the run's value is used. The outer rates may be
-changed in a run that is going on (`core/revision.py`); the others stay as they are in this version.
-"""
+"""Settings that are not in a run's fingerprint: a joiner with other values is accepted and uses the run's. The outer
+rates may change while the run goes on (`core/revision.py`); the others don't change in this version."""
 
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "sync": ("pace", "round_timeout", "pause_timeout", "carry_rounds"),
     "async": ("successors", "dn_buffer_size", "dn_variant", "dylu", "async_grace", "max_staleness"),
 }
-"""The settings that mean something in one mode alone; in the other they must have their defaults."""
+"""The settings that one mode alone uses; in the other mode they must have their defaults."""
 
 MOMENTUM_OF_EACH_MAX = 0.5
-"""A higher outer momentum is doubted where every submission of the asynchronous mode moves it."""
+"""The highest outer momentum without a warning in asynchronous mode, if every submission updates the momentum."""
 
 
 class RunConfig(Settings):
-    """What all peers of a run agree on. The founder publishes it, and joiners read it from the run.
+    """The settings that all peers of a run agree on. The founder publishes them, and joiners read them from the run.
 
-    Only the fields that are set explicitly bind a joiner: ``RunConfig()`` takes all of the run's, and
-    ``RunConfig(sync_every=100)`` is refused by a run with another `sync_every`.
+    Of a joiner's settings only those set explicitly must match: ``RunConfig()`` takes all of the run's, and a run with
+    another `sync_every` refuses ``RunConfig(sync_every=100)``.
 
     Raises:
-        ConfigError: a value that can't be used, with the key, the value and the mend.
+        ConfigError: a value can't be used; the error names the key, the value and the mend.
     """
 
     mode: Literal["sync", "async"] = Field(
@@ -47,8 +46,8 @@ class RunConfig(Settings):
     sync_every: int = Field(default=500, ge=1, description="H: inner steps between two exchanges of the whole model.")
     pace: Literal["steps", "time"] = Field(
         default="steps",
-        description="steps: every peer makes sync_every inner steps; time: the fastest does, and each other peer "
-        "as many as it can in that time, at least one. For mode=sync.",
+        description="steps: every peer makes sync_every inner steps; time: the fastest peer does, and each other peer "
+        "makes as many as it can in the same time, at least one. For mode=sync.",
     )
     num_fragments: int = Field(
         default=1, ge=1, description="Fragments that the model is sent in, one every sync_every/num_fragments steps."
@@ -76,8 +75,8 @@ class RunConfig(Settings):
     codec: Codec = Field(default="bf16", description="How pseudo-gradients are written on the wire.")
     reply_codec: Codec | None = Field(
         default=None,
-        description="How the averaged result is written on the wire, not as topk; unset: as codec where "
-        "that is fp32, bf16 or fp16, else bf16.",
+        description="How the averaged result is written on the wire; topk is not allowed. Unset: the same as "
+        "codec if that is fp32, bf16 or fp16, else bf16.",
     )
     rounding: Literal["nearest", "stochastic"] = Field(
         default="nearest",
@@ -96,14 +95,14 @@ class RunConfig(Settings):
     nesterov: bool = Field(default=True, description="Whether the outer momentum is Nesterov's.")
     weighting: Literal["steps", "samples", "uniform"] = Field(
         default="steps",
-        description="What a pseudo-gradient weighs: its inner steps, its reported samples, or 1. For mode=sync; in "
-        "mode=async each counts one.",
+        description="A pseudo-gradient's weight: its inner steps, its reported samples, or 1. For mode=sync; in "
+        "mode=async each weighs 1.",
     )
     min_peers: int = Field(
         default=1,
         ge=1,
-        description="Contributions that an outer step needs at least. In any case it needs half of the peers that take "
-        "part, and two.",
+        description="Contributions that an outer step needs at least. It always needs those of half of the peers "
+        "that take part, and two.",
     )
     start_peers: int = Field(
         default=1, ge=1, description="Contributions that the first outer step of a run needs at least."
@@ -149,7 +148,7 @@ class RunConfig(Settings):
     carry_rounds: int = Field(
         default=2,
         ge=0,
-        description="Rounds that a peer's progress may miss, riding in each next contribution, before it is dropped. "
+        description="Rounds that a peer's progress may miss, carried into the next contribution, before it is dropped. "
         "For mode=sync.",
     )
     stop_after_epochs: int | None = Field(
@@ -183,7 +182,7 @@ class RunConfig(Settings):
         return self
 
     def _fits_the_mode(self) -> None:
-        """Refuse settings that the mode would not use, and what Delayed Nesterov is not defined for."""
+        """Refuse settings that the mode would not use, and combinations for which Delayed Nesterov is not defined."""
         for mode, keys in ONLY_IN.items():
             for key in keys if mode != self.mode else ():
                 if getattr(self, key) != type(self).model_fields[key].default:
@@ -207,13 +206,12 @@ class RunConfig(Settings):
         return 0.5 if self.overlap_steps and self.merge == "mix" else 0.0
 
     def doubts(self) -> list[str]:
-        """A sentence, with a mend, for each setting that was measured to train worse than one peer alone
-        (docs/results.md).
-        """
+        """Warnings, each with a mend, for settings that were measured to train worse than one peer alone
+        (docs/results.md)."""
         found = []
         if self.overlap_steps == self.sync_every:
             found.append(
-                f"overlap_steps={self.overlap_steps} merges the whole model as late as its next sending, which was "
+                f"overlap_steps={self.overlap_steps} merges the whole model only when it is sent again, which was "
                 "measured to train worse than one peer alone; use at most a quarter of sync_every, or more "
                 "fragments"
             )
@@ -225,19 +223,19 @@ class RunConfig(Settings):
         momentum = self.outer_momentum if self.outer_optimizer == "sgd" else 0.0
         if self.mode == "async" and momentum > MOMENTUM_OF_EACH_MAX and self.dn_buffer_size < 2:
             found.append(
-                f"mode=async moves outer_momentum={momentum:g} with every submission, each of another age, which was "
-                "measured to carry the model of three peers away; use dn_buffer_size with the number of peers, or a "
-                "lower momentum"
+                f"mode=async moves outer_momentum={momentum:g} with every submission, each of another staleness, which "
+                "was measured to make the model of three peers diverge; use dn_buffer_size with the number of peers, "
+                "or a lower momentum"
             )
         return found
 
     def to_wire(self) -> dict[str, Any]:
-        """Every field as plain values that msgpack and JSON carry."""
+        """Encode every field as plain values for msgpack and JSON."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Self:
-        """The settings that `to_wire` wrote, on this peer or another; all of its fields count as given.
+        """Decode settings that `to_wire` encoded, on this peer or another; all fields count as given.
 
         Raises:
             Refused: the run uses settings that this version can't read or carry out.
@@ -253,7 +251,7 @@ class RunConfig(Settings):
             ) from error
 
     def fingerprint(self) -> str:
-        """32 hex digits that are equal where all that may not change while running is equal.
+        """32 hex digits, equal for two configs exactly if all settings except `LIVE_KEYS` are equal.
 
         The first 128 bits of SHA-256 over the canonical JSON (sorted keys, no spaces) of all fields but
         `LIVE_KEYS`.
@@ -263,7 +261,7 @@ class RunConfig(Settings):
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
     def difference(self, other: RunConfig, keys: Collection[str] | None = None) -> list[tuple[str, object, object]]:
-        """(key, the other's value, this one's) wherever the two differ in what may not change while running.
+        """List (key, the other's value, this one's) for each setting, except `LIVE_KEYS`, in which two configs differ.
 
         A joiner asks for its given `keys` alone: ``mine.difference(runs, mine.given)``; None compares all.
         """
