@@ -1,8 +1,8 @@
 """The command line: `p2p-diloco bootstrap`, `join`, `status`, `set`, `demo`, `simulate`, `bench`.
 
-Law: flags in, exit codes out. Commands raise errors; this file alone turns one into a sentence on stderr, in which a
-setting is written as its flag, and an exit code (`p2p_diloco.errors` has the table). Nothing here imports torch or
-hivemind until a command needs it.
+Law: flags in, exit codes out. Commands raise errors. Only this file turns an error into an exit code
+(`p2p_diloco.errors` has the table) and a sentence on stderr, in which a setting is written as its flag. Nothing here
+imports torch or hivemind until a command needs it.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Carry out a command line (by default the process's own) and exit with its code."""
+    """Run a command line (by default the process's own) and exit with its code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    with Interrupts(holds_nothing=True) as interrupts:  # commands that hold something enter their own
+    with Interrupts(holds_nothing=True) as interrupts:  # commands that hold resources enter a context of their own
         code = carry_out(arguments)
     for number in ENDING:
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)  # all is done: a signal ends the rest silently
+            signal.signal(number, signal.SIG_DFL)  # the command is done: from now on a signal ends the process silently
     if code == INTERRUPTED and interrupts.received:
         code = 128 + interrupts.received[0]
     sys.exit(code)
 
 
 def carry_out(arguments: Sequence[str]) -> int:
-    """The exit code of a command line; an error is told on stderr in one sentence."""
+    """Run a command line and return its exit code; an error is written to stderr as one sentence."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     try:
         return _called(arguments, "--debug" in ours)
@@ -42,17 +42,17 @@ def carry_out(arguments: Sequence[str]) -> int:
 
         return _told(error.spelled(as_flag), error.exit_code, "--debug" in ours)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone, which is no error: `status | head`
+        sys.stderr.close()  # the reader of the output has closed the pipe, which is no error: `status | head`
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
-    except Exception as error:  # a user sees a sentence whatever happens
+    except Exception as error:  # a user sees one sentence after any exception
         fault = f"{type(error).__name__}: {error}".rstrip(": ")
         return _told(f"a fault in p2p-diloco itself ({_sentence(fault)}); --debug shows where", 1, "--debug" in ours)
 
 
 def _called(arguments: Sequence[str], debug: bool) -> int:
-    import typer  # takes a moment to load; signals are handled already
+    import typer  # loaded only now, because signals are handled already
 
     from p2p_diloco.cli.app import app
 

@@ -1,7 +1,7 @@
 """The commands and their flags.
 
-Law: each command says what its flags mean and calls the module that does the work, imported only then. Errors are
-raised; `p2p_diloco.cli` tells them.
+Law: each command declares its flags and calls the module that does the work, which it imports only then. Errors are
+raised; `p2p_diloco.cli` prints them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`bootstrap`: a seed of the DHT, and the line that peers join with.
 
-Law: what can be checked before Hivemind is loaded is checked before. It serves until a signal ends it, and holds no
-model and no run.
+Law: all checks that need no Hivemind come before it is loaded. The bootstrap serves until a signal ends it, and has
+neither a model nor a run.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ log = logging.getLogger(__name__)
 
 
 def serve(host: str, port: int, flags: Mapping[str, object], *, as_json: bool) -> None:
-    """Serve until a signal comes. `flags`: further settings of a peer that were given.
+    """Serve the DHT until a signal comes. `flags`: further settings of a peer that were given.
 
     Raises:
-        UsageError: a host or a port can't be read. AddressError: an address can't. ConfigError: the identity's file or
-        the port can't be used. NoBootstrapReached: no other bootstrap answers. NodeDied: libp2p's daemon has ended.
+        UsageError: a host or a port can't be read. AddressError: an address can't be read. ConfigError: the identity's
+            file or the port can't be used. NoBootstrapReached: no other bootstrap answers. NodeDied: libp2p's daemon
+            has ended.
     """
     listen = {} if "host_maddrs" in flags else {"host_maddrs": (_listen_address(host, port),)}
     peer = PeerConfig.model_validate({**listen, **flags})
@@ -42,13 +43,13 @@ def serve(host: str, port: int, flags: Mapping[str, object], *, as_json: bool) -
     for address in peer.host_maddrs:
         check_free(address, key=None if listen else flag("host_maddrs"))
     check_initial_peers(peer.initial_peers)
-    from p2p_diloco.net.dht import DhtPeer  # takes seconds; before the loop, which handles signals late
+    from p2p_diloco.net.dht import DhtPeer  # takes seconds: before the loop, which handles signals late
 
     run(_serve(peer, as_json, DhtPeer))
 
 
 def announcement(addresses: Sequence[str], *, as_json: bool) -> str:
-    """What is printed: the lines to paste, those for other machines first, or one JSON object."""
+    """The text to print: the join lines, those for other machines first, or one JSON object."""
     ordered = by_reach(addresses)
     outside = [address for address in ordered if not is_loopback(address)]
     inside = [address for address in ordered if is_loopback(address)]

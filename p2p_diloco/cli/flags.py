@@ -1,7 +1,7 @@
-"""Flags made from settings: one for each field of a model, with its description as help.
+"""Flags made from settings: one for each field of a settings model, with the field's description as help.
 
-Law: turns models into flags and flags into plain values. Only the models check values, so that errors in a flag, a
-variable and a file read alike.
+Law: turns models into flags and flags into plain values. Only the models check values, so that a wrong flag, variable
+and file entry give the same error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from p2p_diloco.trainer.config import TrainerConfig
 def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Give a command a flag for every field of the models, each model in a panel of its own.
 
-    The command takes them as keyword arguments, None (or an empty list) where a flag wasn't given.
+    The command gets them as keyword arguments; a flag that wasn't given is None or an empty list.
     """
 
     def give(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -42,18 +42,18 @@ def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[...,
 
 
 def given(model: type[BaseModel], flags: Mapping[str, object]) -> dict[str, object]:
-    """The given ones of the model's flags, and their values."""
+    """The model's flags that were given, with their values."""
     return {key: flags[key] for key in model.model_fields if flags.get(key) not in (None, [])}
 
 
 def as_flag(key: str) -> str:
-    """A setting's key as its flag; any other key (a flag, a variable, a part of a setting) as it is."""
+    """A setting's key written as its flag; any other key (a flag, a variable, a part of a setting) unchanged."""
     models: tuple[type[BaseModel], ...] = (RunConfig, PeerConfig, TrainerConfig)
     return flag(key) if any(key in model.model_fields for model in models) else key
 
 
 def with_dashes(name: str) -> str:
-    """An option's name as we spell it, so that ``--initial_peers`` is ``--initial-peers``."""
+    """An option's name with dashes for underscores, so that ``--initial_peers`` is ``--initial-peers``."""
     return name.replace("_", "-")
 
 
@@ -73,7 +73,7 @@ def gather_lists(arguments: Sequence[str], lists: Sequence[str]) -> list[str]:
         UsageError: a list option has no value.
     """
     gathered: list[str] = []
-    name = ""  # of the list option whose values come
+    name = ""  # of the list option whose values follow
     for token in (*arguments, "-"):
         if token.startswith("-"):
             if name and gathered[-1] == name:
@@ -90,10 +90,10 @@ class ListsAndCommand(TyperCommand):
     """A command whose list options take several values at once, and which doesn't parse what follows ``--``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse our arguments; a command after ``--`` is left in ``ctx.obj``."""
+        """Parse the arguments before ``--``; the command after it is stored in ``ctx.obj``."""
         ours, ctx.obj = split_command(args)
         lists = [name for option in self.params if getattr(option, "multiple", False) for name in option.opts]
-        unfinished = ctx.resilient_parsing  # a shell asks for completions: nothing is an error yet
+        unfinished = ctx.resilient_parsing  # a shell asks for completions, so missing values are no error
         return super().parse_args(ctx, ours if unfinished else gather_lists(ours, lists))
 
 
@@ -117,7 +117,7 @@ def _parameter(model: type[BaseModel], key: str, panel: str) -> inspect.Paramete
 
 
 def _metavar(annotation: object) -> str:
-    """The placeholder of a flag's value in help."""
+    """The placeholder for a flag's value in the help text."""
     kind = bare_type(annotation)
     if kind is Literal:
         literal = next(part for part in (annotation, *get_args(annotation)) if get_origin(part) is Literal)

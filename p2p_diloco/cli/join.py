@@ -1,6 +1,6 @@
-"""`join`: settings put together and checked, then the built-in trainer or the user's command.
+"""`join`: collects and checks the settings, then runs the built-in trainer or the user's command.
 
-Law: what can be checked without torch is checked before it is loaded.
+Law: all checks that need no torch come before it is loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from p2p_diloco.trainer.blocks import load_text
 from p2p_diloco.trainer.config import TrainerConfig
 
 LOOK_EVERY_S = 0.2
-"""Seconds between two looks of an aggregator whether the run has ended."""
+"""Seconds between two checks of an aggregator whether the run has ended."""
 
 
 def join_run(
@@ -38,10 +38,11 @@ def join_run(
     config_file: Path | None,
     command: Sequence[str] | None,
 ) -> int:
-    """Train until the end; the exit status: the command's, if there is one.
+    """Train until the end; returns the exit status, which is that of the command if there is one.
 
     Raises:
-        UsageError, ConfigError: before anything is started. The built-in trainer raises further errors.
+        UsageError, ConfigError: the settings can't be used; nothing has been started. The built-in trainer raises
+            further errors.
     """
     refuse_further_ranks(os.environ)
     run, peer = settings_of(settings, config_file)
@@ -62,10 +63,10 @@ def join_run(
 
 
 def settings_of(flags: Mapping[str, object], config_file: Path | None) -> tuple[RunConfig, PeerConfig]:
-    """The settings from flags, environment and file.
+    """Read the settings from flags, environment and file.
 
     Raises:
-        UsageError, ConfigError: they can't be used, or name no initial peer.
+        UsageError, ConfigError: the settings can't be used, or name no initial peer.
     """
     run, peer = read_settings(flags, os.environ, config_file)
     if not peer.initial_peers:
@@ -89,7 +90,7 @@ def _check_network(peer: PeerConfig) -> None:
 
 
 def _aggregate(run: RunConfig, peer: PeerConfig) -> int:
-    """Serve the run without a model until it ends or a signal comes; the exit status."""
+    """Serve the run without a model until it ends or a signal comes; returns the exit status."""
     from p2p_diloco.peer import Peer
 
     try:

@@ -1,6 +1,6 @@
-"""Where log lines go and what they look like: stderr, as rich, plain text or JSON.
+"""Sets up logging of a command: to stderr, as rich text, plain text or JSON.
 
-Law: set up once by a command, never on import and never by the library.
+Law: only a command sets up logging, once; importing or using the library never does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ FORMS = ("auto", "rich", "plain", "json")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: time (seconds since 1970), level, logger, message, and error if there is one."""
+    """Formats a record as one JSON object: time (seconds since 1970), level, logger, message, and error if any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """The record as one line of JSON."""
         entry: dict[str, object] = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
@@ -32,10 +32,10 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logs(form: str, *, debug: bool = False) -> None:
-    """Send everything from INFO on (with `debug` from DEBUG on, for our own loggers) to stderr.
+    """Send log records from INFO on to stderr; with `debug` this package's records from DEBUG on.
 
     Raises:
-        UsageError: `form` is none of auto, rich, plain, json.
+        UsageError: `form` is not one of auto, rich, plain, json.
     """
     if form not in FORMS:
         raise UsageError("is not known", key="--logs", value=form, mend=f"choose {', '.join(FORMS)}")

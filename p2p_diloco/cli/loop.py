@@ -1,8 +1,7 @@
-"""An event loop whose work closes what it holds when a signal ends it.
+"""Runs a coroutine in an event loop so that a signal lets it close its resources before the process ends.
 
-Law: knows nothing of what it runs. A handler that raises would break off whichever callback runs at that moment, also a
-library's. Here the work is cancelled instead, and closes what it holds; then the signal has the effect that it had
-before.
+Law: the work is opaque to it. A signal handler that raises would interrupt the callback that runs at that moment, even
+a library's. Instead the work is cancelled and closes its resources; then the signal has its usual effect.
 """
 
 from __future__ import annotations
@@ -18,9 +17,10 @@ T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, in a loop of its own. A signal cancels it, and is then handled as before the loop.
+    """Run `work` in a loop of its own and return its result. A signal cancels the work, and is then handled as before
+    the loop.
 
-    Only from the main thread, where signals arrive.
+    Call it only in the main thread, where signals arrive.
     """
     before = {number: signal.getsignal(number) for number in ENDING}
     handled = [number for number, handler in before.items() if handler is not signal.SIG_IGN]

@@ -1,7 +1,7 @@
-"""The processes of a command that needs many (`demo`, `bench`): started, read and ended.
+"""The child processes of a command (`demo`, `bench`): starting them, reading their output and ending them.
 
-Law: knows processes and their files, and nothing of runs. A process writes its data to NAME.out, one JSON object a
-line, and its log to NAME.log.
+Law: processes and their files; nothing about runs. A process writes its data to NAME.out, one JSON object a line, and
+its log to NAME.log.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from p2p_diloco.cli.tied import tied
 from p2p_diloco.settings import without_ours
 
 LEAVE_S = 6.0
-"""How long processes that are asked to end may take: a peer tells the others that it leaves."""
+"""Seconds that processes have to end when asked to: a peer first tells the others that it leaves."""
 GONE_S = 5.0
-"""How long the system may take to clear away a killed process."""
+"""Seconds that the system may take to remove a killed process."""
 LOOK_EVERY_S = 0.05
 
 
 def module(name: str, *arguments: str) -> list[str]:
-    """The command line that runs a Python module with our interpreter."""
+    """The command line that runs a Python module with this interpreter."""
     return [sys.executable, "-m", name, *arguments]
 
 
 class Lines:
-    """A growing file of JSON objects, one a line, read as it grows."""
+    """Reads a growing file of JSON objects, one a line."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._read = path, 0
 
     def new(self) -> list[dict[str, Any]]:
-        """The whole lines that have come since the last call."""
+        """The complete lines written since the last call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -51,7 +51,7 @@ class Lines:
 
 
 class Child:
-    """A process of ours. One that `listens` takes lines from us, and ends when there are no more."""
+    """A child process. With `listens` it reads lines from its stdin, and ends when stdin is closed."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Child:
     ) -> None:
         self.name, self.log, self.started_at = name, folder / f"{name}.log", time.time()
         self.killed = False
-        """Whether we have killed it."""
+        """Whether `kill` was called."""
         self.printed = Lines(folder / f"{name}.out")
         with (folder / f"{name}.out").open("wb") as out, self.log.open("wb") as log:
             self.process = tied(
@@ -73,17 +73,17 @@ class Child:
                 stdout=out,
                 stderr=log,
                 env={**without_ours(os.environ), "PYTHONUNBUFFERED": "1", **(environment or {})},
-                start_new_session=True,  # the terminal sends ^C to us alone: we end it in order
+                start_new_session=True,  # the terminal sends ^C to this process alone, which ends the child in order
             )
 
     @property
     def status(self) -> int | None:
-        """Its exit status; None while it runs."""
+        """The process's exit status; None while it runs."""
         return self.process.poll()
 
     @property
     def family(self) -> list[psutil.Process]:
-        """The process and all that it has started; nothing once it has ended."""
+        """The process and all its descendants; none once it has ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if self.status is None:
                 process = psutil.Process(self.process.pid)
@@ -91,7 +91,7 @@ class Child:
         return []
 
     def tell(self, line: str) -> None:
-        """A line to a process that listens; nothing happens if it has ended."""
+        """Write a line to the process's stdin; has no effect if it has ended."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(f"{line}\n".encode())
@@ -99,11 +99,11 @@ class Child:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended by a fault, or by a signal that wasn't ours."""
+        """Whether the process has ended by an error, or by a signal that this class didn't send."""
         return bool(self.status) and not self.killed
 
     def last_words(self) -> str:
-        """The last line of its log."""
+        """The last line of the process's log."""
         lines = self.log.read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
@@ -116,7 +116,8 @@ class Child:
                 self.process.stdin.close()
 
     def kill(self) -> float:
-        """SIGKILL to it and to all that it has started, as a power cut would; when (seconds since 1970)."""
+        """Send SIGKILL to the process and all its descendants at once, like a power cut; returns the time (seconds
+        since 1970)."""
         family, when, self.killed = self.family, time.time(), True
         _kill(family)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -125,9 +126,8 @@ class Child:
 
 
 class Children:
-    """All processes of a command. Leaving this asks them to end and kills those that don't within `LEAVE_S`, or all
-    that are left when a second interrupt comes.
-    """
+    """All child processes of a command. Leaving the context asks them to end, and kills those that are left after
+    `LEAVE_S` or at a second interrupt."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

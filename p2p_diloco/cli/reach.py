@@ -1,7 +1,7 @@
-"""Checks before anything heavy is loaded: is a port free, does a peer answer at an address.
+"""Checks of addresses before libp2p is loaded: whether a port is free, and whether a peer answers at an address.
 
-Law: plain sockets, a few seconds at most. libp2p would find the same errors later, so an address that can't be checked
-this way passes.
+Law: plain sockets, a few seconds at most. An address that can't be checked this way passes, because libp2p would find
+the same errors later.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from p2p_diloco.errors import ConfigError, reason
 from p2p_diloco.net.reasons import none_reached
 
 PROBE_S = 5.0
-"""How long an initial peer may take to answer."""
+"""Deadline for an initial peer's answer."""
 
 _NOT_FREE = {
     errno.EADDRINUSE: ("is in use", "choose another port, or port 0 to let the system choose"),
     errno.EADDRNOTAVAIL: ("is no address of this machine", "give one of its addresses, or 0.0.0.0 for all of them"),
     errno.EACCES: ("needs an administrator", "choose a port from 1024 on"),
 }
-"""What is wrong with an address to listen on, and what to do, by the system's error."""
-_GREETING = b"\x13/multistream/1.0.0\n"  # what a listener of libp2p says first over TCP
+"""The words and the mend for each system error on an address to listen on."""
+_GREETING = b"\x13/multistream/1.0.0\n"  # the first bytes that a libp2p listener sends over TCP
 
 
 def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> None:
-    """Raise NoBootstrapReached if no peer answers at any of the addresses, nor at any that is `known` from before.
+    """Raise NoBootstrapReached if no peer answers at any of the addresses, nor at a `known` one from an earlier start.
 
-    Only addresses of plain TCP are tried; the others count as answered.
+    Only addresses of plain TCP are tried; any other address counts as answered.
     """
     reasons = run(_reasons(addresses))
     if addresses and all(reasons) and all(run(_reasons(known))):
@@ -38,9 +38,9 @@ def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> 
 
 
 def check_free(address: str, *, key: str | None = None) -> None:
-    """Raise ConfigError if this process can't listen on an address (TCP alone).
+    """Raise ConfigError if this process can't listen on an address. Only TCP is checked.
 
-    `key` is the setting that the address came from; None: `--host` and `--port`.
+    `key`: the setting with the address; None: `--host` and `--port`.
     """
     _, version, host, protocol, port, *_ = address.split("/")
     if protocol != "tcp":
@@ -64,7 +64,7 @@ async def _reasons(addresses: Sequence[str]) -> list[str | None]:
 
 
 async def _reason(address: str) -> str | None:
-    """Why no peer can be there; None if one may be."""
+    """Check an initial peer's address: the reason why no peer can be there, or None if there may be one."""
     match address.rstrip("/").split("/"):
         case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, "p2p", _]:
             asking = _greeted(host, int(port))
@@ -83,12 +83,12 @@ async def _reason(address: str) -> str | None:
 
 
 async def _greeted(host: str, port: int) -> str | None:
-    """What is wrong with the listener there by TCP, or None."""
+    """Connect by TCP and read libp2p's greeting; returns what is wrong with the listener, or None."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         said = await asyncio.wait_for(reader.read(len(_GREETING)), PROBE_S / 2)
     except asyncio.TimeoutError:
-        return "something listens there and says nothing: no p2p-diloco, or one that hangs"
+        return "something listens there but sends nothing: no p2p-diloco, or one that hangs"
     finally:
         writer.close()
     greeted = said and _GREETING.startswith(said)

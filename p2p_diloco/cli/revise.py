@@ -1,6 +1,6 @@
-"""`set`: the outer rates of a run that goes on, changed by its founder.
+"""`set`: changes the outer rates of a running run, for its founder.
 
-Law: what can be checked without a swarm is checked first; `observe.revise` does the asking.
+Law: all checks that need no swarm come first; `observe.revise` makes the change.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def set_rates(
     rates: Mapping[str, object], flags: Mapping[str, object], config_file: Path | None, *, wait_s: float, as_json: bool
 ) -> None:
-    """Ask for these rates, and print the outcome.
+    """Change the run's outer rates, and print the outcome.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers. `revise` raises
@@ -74,6 +74,6 @@ async def _ask(peer: PeerConfig, asker: SigningKey, rates: Mapping[str, float], 
     rates_now = f"outer_lr={now.outer_lr:g} outer_momentum={now.outer_momentum:g}"
     typer.echo(f"run {peer.run_id}, revision {now.number}: {rates_now}")
     if not outcome.news:
-        log.info("the run has these rates already: nothing was asked for")
+        log.info("the run has these rates already: nothing was changed")
     elif not outcome.adopted_by:
         log.info("each shard of the run adopts it with its next commit")

@@ -1,6 +1,6 @@
-"""`simulate`: whole runs of the protocol in simulated worlds, and a report on them.
+"""`simulate`: plays whole runs of the protocol in simulated worlds, and reports on them.
 
-Law: the package `simulate` defines worlds and what must hold in them; this module distributes them over processes and
+Law: the package `simulate` defines worlds and their invariants; this module distributes worlds over processes and
 reports. The report goes to stdout, progress to stderr.
 """
 
@@ -24,7 +24,7 @@ from p2p_diloco.simulate.model import Violation
 from p2p_diloco.simulate.world import World
 
 CHUNK = 10
-"""Worlds that a process plays before it reports: half a second's work."""
+"""Worlds that a process plays before it reports: about half a second of work."""
 FAULTS = {
     "crash": "killed",
     "leave": "left",
@@ -47,17 +47,17 @@ NOTES = {
 
 @dataclass(slots=True)
 class Report:
-    """Sums over worlds."""
+    """The sums over all worlds played."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     happened: Counter[str] = field(default_factory=Counter)
     steps: Counter[str] = field(default_factory=Counter)
     events: int = 0
     broken: list[tuple[int, str, str]] = field(default_factory=list)
-    """(seed, kind, why) of each world in which an invariant did not hold."""
+    """(seed, kind, reason) of each world in which an invariant did not hold."""
 
     def add(self, seed: int, kind: str, outcome: Outcome | str) -> None:
-        """Count a world: its outcome, or why it broke."""
+        """Add a world's outcome, or the reason why an invariant did not hold."""
         self.kinds[kind] += 1
         if isinstance(outcome, str):
             self.broken.append((seed, kind, outcome))
@@ -67,7 +67,7 @@ class Report:
             self.events += outcome.events
 
     def lines(self, took_s: float, jobs: int) -> Iterator[str]:
-        """The report, for a reader."""
+        """The lines of the report."""
         worlds, broken = self.kinds.total(), len(self.broken)
         verdict = f"{broken} BROKEN" if broken else "every invariant held in each"
         yield f"{worlds} worlds in {took_s:.0f} s on {jobs} processes: {verdict}"
@@ -82,7 +82,7 @@ class Report:
         notes = ", ".join(f"{happened[f'note {kind}']} {text}" for kind, text in NOTES.items())
         yield f"  protocol: {self.events} events, {happened['moved']} times a shard moved on, {notes}"
         yield f"  attendance: {happened['judged']} exchanges had to be counted, and were"
-        taken = max(1, steps["taken"])  # a broken world counts none
+        taken = max(1, steps["taken"])  # broken worlds have no steps
         fates = ("counted", "pending", "died", "dropped")
         shares = ", ".join(f"{steps[fate] / taken:.2%} {fate}" for fate in fates)
         yield f"  inner steps: {steps['taken']} taken, {shares}"
@@ -92,7 +92,7 @@ class Report:
 
 
 def simulate(seeds: int, first: int, seed: int | None, kind: str | None, jobs: int | None, *, trace: bool) -> int:
-    """Play worlds and report; the exit code: 1 if an invariant did not hold.
+    """Play worlds and report; returns the exit code, 1 if an invariant did not hold.
 
     Raises:
         UsageError: a flag can't be used.
@@ -117,7 +117,7 @@ def simulate(seeds: int, first: int, seed: int | None, kind: str | None, jobs: i
 
 
 def _one(seed: int, kind: str, trace: bool) -> int:
-    """Play one world, and print what happened in it and the report; the exit code."""
+    """Play one world and print its trace and the report; returns the exit code."""
     world, report, began = World(seed, drawn(seed, kind), trace), Report(), time.monotonic()
     report.add(seed, kind, _outcome(world))
     told = [*(world.lines or ()), f"seed {seed} ({kind}): {world.settings}"]
@@ -127,7 +127,7 @@ def _one(seed: int, kind: str, trace: bool) -> int:
 
 def _played(seeds: range, kind: str | None, jobs: int) -> Iterator[tuple[int, Outcome | str]]:
     chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
-    context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads hold
+    context = multiprocessing.get_context("spawn")  # a fork would copy locks held by other threads
     with ProcessPoolExecutor(jobs, context, initializer=_leave_interrupts_to_the_parent) as pool:
         try:
             for played in pool.map(_play, chunks, [kind] * len(chunks)):
@@ -145,7 +145,7 @@ def _play(seeds: range, kind: str | None) -> list[tuple[int, Outcome | str]]:
 
 
 def _outcome(world: World) -> Outcome | str:
-    """What happened in a world, or why it broke."""
+    """Play a world; returns its outcome, or the reason why an invariant did not hold."""
     try:
         return check(world)
     except Violation as broken:

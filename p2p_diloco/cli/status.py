@@ -1,6 +1,6 @@
-"""`status`: a run looked at again and again, and drawn.
+"""`status`: takes snapshots of a run, and draws them.
 
-Law: chooses a view and the pace; `observe` looks and draws.
+Law: chooses the view and the interval; `observe` takes the snapshots and draws them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from p2p_diloco.observe.snapshot import Snapshot
 def show(
     flags: Mapping[str, object], config_file: Path | None, *, as_json: bool, once: bool, interval_s: float
 ) -> None:
-    """Show a run until interrupted, or once.
+    """Show a run, once or until an interrupt.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
@@ -45,7 +45,7 @@ def show(
 
 
 async def _watch(peer: PeerConfig, interval_s: float | None, show_it: Callable[[Snapshot], None]) -> None:
-    """Look at the run every `interval_s` seconds; None: once."""
+    """Take and show a snapshot every `interval_s` seconds; None: only once."""
     from p2p_diloco.observe.look import look, observer
 
     async with observer(peer.run_id, peer.initial_peers) as transport:

@@ -1,6 +1,6 @@
 """Child processes that are killed when this process ends, even if it ends by SIGKILL.
 
-Law: only starts them. On Linux the kernel kills a tied process; elsewhere a small watcher process does.
+Law: only starts processes. On Linux the kernel kills a tied process; elsewhere a small watcher process does.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 _PR_SET_PDEATHSIG = 1
 _WATCHER = "import psutil, sys; watched = psutil.Process(int(sys.argv[1])); sys.stdin.read(); watched.kill()"
-"""psutil remembers when the process began, so it never kills a later process with the same id."""
+"""The watcher's program. psutil compares start times, so it never kills a later process with the same id."""
 
 
 def tied(command: Sequence[str], *, by_kernel: bool | None = None, **options: Any) -> subprocess.Popen[bytes]:
     """Start a command that is killed when this process ends; `options` are those of `subprocess.Popen`.
 
-    `by_kernel`: whether the kernel kills it or a watcher; None picks by platform.
+    `by_kernel`: whether the kernel kills it or a watcher; None: by platform.
     """
     by_kernel = sys.platform == "linux" if by_kernel is None else by_kernel
     process = subprocess.Popen(command, preexec_fn=_die_with_parent() if by_kernel else None, **options)
@@ -31,20 +31,20 @@ def tied(command: Sequence[str], *, by_kernel: bool | None = None, **options: An
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """For the child, between fork and exec: ask the kernel for a SIGKILL when the parent ends."""
+    """A function for the child, to call between fork and exec: it asks the kernel for a SIGKILL at the parent's end."""
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
 
     def ask() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # the parent ended before the call
+        if os.getppid() != parent:  # the parent has ended before prctl was called
             os._exit(1)
 
     return ask
 
 
 def _watch(pid: int) -> None:
-    """Start the watcher. Its standard input ends when this process does: the other end is never closed before."""
+    """Start the watcher. Its stdin ends when this process ends, because the other end is never closed earlier."""
     ours_ends, _held = os.pipe()
     subprocess.Popen(
         [sys.executable, "-c", _WATCHER, str(pid)],

@@ -1,6 +1,6 @@
-"""Running a user's command: it gets our environment and signals, we take its exit status, and it ends when we do.
+"""Runs a user's command with this process's environment and signals; the command ends when this process ends.
 
-Law: knows processes and nothing of peers or runs.
+Law: processes and signals; nothing about peers or runs.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from p2p_diloco.errors import UsageError
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 LOOK_EVERY_S = 0.05
-"""Seconds between two looks whether the command has ended. A blocking wait would miss a signal that comes just before
-the system call, and pass it on only after the command has ended by itself.
-"""
+"""Seconds between two checks whether the command has ended. A blocking wait would handle a signal that comes just
+before the system call only after the command's end."""
 
 
 def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_kernel: bool | None = None) -> int:
     """Run a command to its end and return its exit status: 128 + n if signal n ended it.
 
-    Signals that reach us are passed on to it, and it is killed if we are; `by_kernel` is that of `tied`.
+    Signals are passed on to the command, and it is killed if this process is killed; `by_kernel` as in `tied`.
 
     Raises:
         UsageError: there is no such command.
@@ -45,7 +44,7 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_ke
         elif not (number in (signal.SIGINT, signal.SIGQUIT) and _typed_by_user()):
             child.send_signal(number)
 
-    # The command also ignores the signals that we were told to ignore (nohup, a shell's background jobs).
+    # The command also ignores the signals that this process ignores (nohup, a shell's background jobs).
     forwarded = [number for number in FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, pass_on) for number in forwarded}
     try:
@@ -61,7 +60,7 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_ke
 
 
 def _typed_by_user() -> bool:
-    """Whether ^C comes from our terminal, which sends it to the command as well."""
+    """Whether ^C comes from the terminal, which also sends it to the command."""
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):

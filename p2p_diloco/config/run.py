@@ -200,7 +200,7 @@ class RunConfig(Settings):
 
     @property
     def local_share(self) -> float:
-        """`merge_alpha`, or its value where it is unset (docs/decisions/0013-alpha-follows-overlap.md)."""
+        """`merge_alpha`, or the default that applies if it is unset (docs/decisions/0013-alpha-follows-overlap.md)."""
         if self.merge_alpha is not None:
             return self.merge_alpha
         return 0.5 if self.overlap_steps and self.merge == "mix" else 0.0

@@ -1,4 +1,5 @@
-"""What a run looks like from outside: one frozen `Snapshot`, and the views that draw it.
+"""Observing a run from outside: one frozen `Snapshot`, and the views that draw it.
 
-Law: looks and never acts. A snapshot is made of what the DHT holds, and a view draws nothing but a snapshot.
+Law: an observer takes no part in a run. A snapshot is made only from DHT records, and a view draws only a snapshot.
+`revise` is the one exception: it stores a record for the founder.
 """

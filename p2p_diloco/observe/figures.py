@@ -9,7 +9,7 @@ UNKNOWN = "-"
 
 
 def figure(value: float | None, form: str, unit: str = "") -> str:
-    """A number in a format of Python's, with its unit; a dash for None."""
+    """A number in a Python format, with its unit; a dash for None."""
     return UNKNOWN if value is None else f"{value:{form}}{unit}"
 
 

@@ -1,6 +1,6 @@
-"""Looking at a run: the records of the DHT as a `Snapshot`.
+"""Reads a run's records from the DHT and makes a `Snapshot` of them.
 
-Law: reads, in client mode, and leaves nothing behind. An observer refuses every message.
+Law: only reads, in client mode, and stores nothing. An observer refuses every message.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from p2p_diloco.observe.snapshot import Snapshot, snapshot
 
 
 class DeafInbox:
-    """The inbox of an observer."""
+    """The inbox of an observer, which refuses every message."""
 
     def admit(self, sender: str, header: bytes) -> int:
-        """Refuse."""
+        """Refuse the message."""
         raise Refusal("an observer takes no messages")
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        """Never called: nothing is admitted."""
+        """Never called, because `admit` refuses every message."""
 
     def moving(self, peer: str) -> None:
-        """Nothing is transferred."""
+        """Ignore progress: an observer transfers no payloads."""
 
     def closed(self, peer: str) -> None:
-        """An observer talks to no peer."""
+        """Ignore the end of a stream: an observer has no links."""
 
 
 @contextlib.asynccontextmanager
 async def observer(run_id: str, initial_peers: Sequence[str]) -> AsyncIterator[Transport]:
-    """A transport that reads the DHT, and that no peer can dial; closed in the end.
+    """A transport that reads the DHT and that no peer can dial; it is closed at the block's end.
 
     Raises:
         NoBootstrapReached: none of the initial peers answered.
@@ -52,13 +52,13 @@ async def observer(run_id: str, initial_peers: Sequence[str]) -> AsyncIterator[T
 
 
 async def look(transport: Transport, run_id: str) -> Snapshot:
-    """What the DHT says about a run now; what it doesn't answer is left out."""
+    """Make a snapshot of a run from its present DHT records. Records that can't be fetched are left out."""
     peers = await read_peers(transport, run_id)
     return snapshot(run_id, await run_record(transport, run_id), peers.values(), time.time())
 
 
 async def run_record(transport: Transport, run_id: str) -> RunRecord | None:
-    """The run's record. Where several peers have founded the run, the lowest name wins, as for joiners."""
+    """The run's record. If several peers have founded the run, the lowest name wins, as it does for joiners."""
     try:
         found = await unowned.fetch(transport, f"{run_id}/config")
     except Unreachable:

@@ -1,6 +1,6 @@
-"""Curves, as text and as a PNG.
+"""Draws curves, as text and as a PNG.
 
-Law: draws points that it is given, and knows nothing of runs. matplotlib (the extra "plot") is loaded only to write
+Law: draws the points that it is given, and knows nothing of runs. matplotlib (the extra "plot") is loaded only to write
 a PNG.
 """
 
@@ -23,12 +23,12 @@ class Curve:
     label: str
     mark: str
     points: tuple[tuple[float, float], ...]
-    """(x, y), by rising x."""
+    """(x, y) pairs with rising x."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Something that happened at an x."""
+    """An event at an x, marked in the plot with its label."""
 
     x: float
     label: str
@@ -37,9 +37,10 @@ class Moment:
 def text_plot(
     curves: Sequence[Curve], moments: Sequence[Moment], x_max: float, width: int, height: int, x_label: str
 ) -> list[str]:
-    """A plot of `height` rows of at most `width` characters, above its axis and legend; nothing without a point.
+    """A plot as lines of text: `height` rows of at most `width` characters, then axis and legend; no lines without a
+    point.
 
-    x goes from 0 to `x_max`. Where curves meet, the first one is seen.
+    x goes from 0 to `x_max`. Where curves overlap, the first one is drawn.
     """
     ys = [y for curve in curves for _, y in curve.points]
     if not ys:
@@ -65,7 +66,7 @@ def text_plot(
 
 
 def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
-    """The curve's height at x, straight between two points; None outside of them."""
+    """The curve's y at x, interpolated linearly; None outside of the points."""
     for (x0, y0), (x1, y1) in pairwise(points):
         if x0 <= x <= x1:
             return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
@@ -75,7 +76,7 @@ def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
 def write_png(
     path: Path, curves: Sequence[Curve], moments: Sequence[Moment], *, title: str, x_label: str, y_label: str
 ) -> None:
-    """The curves as a PNG.
+    """Write the curves as a PNG.
 
     Raises:
         ImportError: matplotlib isn't there. OSError: the file can't be written.
@@ -98,7 +99,7 @@ def write_png(
     axes.set_xlim(left=0)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    # the moments' labels are at the top, where "best" would see room
+    # matplotlib's "best" would put the legend over the moments' labels at the top
     axes.legend(loc="lower left" if moments else "best", framealpha=1, edgecolor="none")
     figure.savefig(path)
 
@@ -108,7 +109,8 @@ def _column(x: float, x_max: float, columns: int) -> int:
 
 
 def _labels(moments: Sequence[Moment], x_max: float, columns: int) -> list[str]:
-    """The moments' labels below the axis, each as near to its x as the width allows, on as few lines as fit."""
+    """The lines with the moments' labels below the axis: each label as near to its x as the width allows, on as few
+    lines as possible."""
     lines: list[str] = []
     for moment in sorted(moments, key=lambda moment: moment.x):
         text = f"↑{moment.label}"

@@ -1,7 +1,7 @@
-"""Changing the outer rates of a run on its founder's behalf, and watching until a peer has adopted them.
+"""Changes the outer rates of a run in its founder's name, and waits until a peer has adopted them.
 
-Law: takes no part in the run. It stores one signed record in the DHT and watches. Once a live peer has read the record
-it tells the others: all of them adopt the revision, even if this process ends.
+Law: takes no part in the run. It stores one signed record in the DHT and observes. A live peer that has read the record
+tells the others, and all of them adopt the revision, even if this process ends.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LOOK_EVERY_S = 1.0
 FOUND_S = 5.0
-"""How long the run's record may take to be found."""
+"""Deadline for finding the run's record."""
 LIVES_S = 20.0
-"""A peer that wrote its record so long ago is taken for live: each writes one every 10 s."""
+"""A peer counts as live if its record is at most this old; each peer writes one every 10 s."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The revision that the run is at or will adopt; `news`: whether it was asked for just now. The names of the peers
-    that know of it, and of those that have adopted it in all shards."""
+    """The revision that the run is at or will adopt, and the names of the peers that know of it and that have adopted
+    it in all shards. `news`: whether this call asked for it."""
 
     revision: Revision
     news: bool
@@ -50,14 +50,14 @@ class Outcome:
 async def revise(
     transport: Transport, run_id: str, asker: SigningKey, rates: Mapping[str, float], within_s: float
 ) -> Outcome:
-    """Change `outer_lr` or `outer_momentum` of a run, or both, and wait until a live peer has adopted that, at most so
-    long; what is not named stays.
+    """Change `outer_lr`, `outer_momentum` or both of a run, and wait until a live peer has adopted the change, at most
+    `within_s`. A rate that is not named stays.
 
     Raises:
-        Refused: there is no such run, the asker has not founded it, or another revision of the founder's came first, or
-            it can't be told what stays.
+        Refused: there is no such run, the asker has not founded it, another revision of the founder came first, or the
+            rate that is to stay is unknown.
         ConfigError: a value can't be used in this run.
-        GaveUpWaiting: no live peer has taken it up in time.
+        GaveUpWaiting: no live peer has read the record in time.
     """
     founding, config = await _founding(transport, run_id, asker)
     seen, there = await look(transport, run_id), await revising.read(transport, founding)
@@ -84,8 +84,8 @@ async def _founding(transport: Transport, run_id: str, asker: SigningKey) -> tup
     """The run's founding and its settings. Raises Refused if there is no such run, or the asker has not founded it."""
     record = await _until(lambda: run_record(transport, run_id), FOUND_S)
     if record is None:
-        wrong = "is no run that these peers know of, or one of another version"
-        mend = "look whether its peers are up, and at the spelling; `p2p-diloco status` shows a run"
+        wrong = "is no run that these peers know, or a run of another version"
+        mend = "check that its peers are up, and the spelling; `p2p-diloco status` shows a run"
         raise Refused(wrong, key="run_id", value=run_id, mend=mend)
     if record.founder != asker.peer_id:
         raise Refused(
@@ -97,8 +97,8 @@ async def _founding(transport: Transport, run_id: str, asker: SigningKey) -> tup
 
 
 def _present(config: RunConfig, seen: Snapshot, there: Revision) -> tuple[dict[str, float], int, bool]:
-    """The rates that the run is at or will adopt, the highest revision that any peer knows of, and whether the rates
-    are that revision's."""
+    """The rates that the run has or will adopt, the highest revision that any peer knows of, and whether the rates are
+    those of that revision."""
     told = [n for peer in seen.peers for n in (peer.revision, peer.revision_known) if n is not None]
     rates = there.rates or (config.outer_lr, config.outer_momentum)
     adopted = seen.run.revision or 0
@@ -111,11 +111,11 @@ def _present(config: RunConfig, seen: Snapshot, there: Revision) -> tuple[dict[s
 async def _store(transport: Transport, founding: Founding, revision: Revision, within_s: float) -> None:
     """Store the revision in the DHT, where every peer looks for it."""
     if not await _until(lambda: revising.store(transport, founding, revision), within_s):
-        raise GaveUpWaiting(f"the DHT did not take {revision}", mend="look whether its peers are up, and try again")
+        raise GaveUpWaiting(f"the DHT did not store {revision}", mend="check that its peers are up, and try again")
 
 
 async def _until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
-    """What `ask` gives, asked again while that is nothing, but no longer than so many seconds."""
+    """Call `ask` until it returns something true or `within_s` has passed; returns the last result."""
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + within_s
     while not (found := await ask()) and clock() < give_up_at:
@@ -124,7 +124,8 @@ async def _until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
 
 
 async def _adopted(transport: Transport, founding: Founding, revision: Revision, within_s: float) -> Outcome:
-    """Wait until a live peer has it in all its shards; where time is up before, one that knows of it is enough."""
+    """Wait until a live peer has adopted the revision in all its shards. When the time is up, a peer that knows of it
+    is enough."""
     clock = asyncio.get_running_loop().time
     give_up_at, told = clock() + within_s, ""
     while True:
@@ -137,14 +138,14 @@ async def _adopted(transport: Transport, founding: Founding, revision: Revision,
             told = text
         there = await revising.read(transport, founding)
         if there > revision:
-            wrong, mend = f"{revision} came beside another: the run goes to {there}", "set what you want once more"
+            wrong, mend = f"{revision} lost to another: the run adopts {there}", "set the rates again"
             raise Refused(wrong, mend=mend)
         if adopted or (known and clock() >= give_up_at):
             return Outcome(revision, True, known, adopted)
         if clock() >= give_up_at:
             kept = f"{revising.RECORD_TTL_S / 60:.0f} minutes"
-            mend = f"look whether its peers are up; it waits for them in the DHT for {kept}"
-            wrong = f"no peer of the run {founding.run_id} has taken up {revision} in {within_s:g} s"
+            mend = f"check that its peers are up; the DHT keeps it for {kept}"
+            wrong = f"no peer of the run {founding.run_id} has read {revision} within {within_s:g} s"
             raise GaveUpWaiting(wrong, mend=mend)
         await asyncio.sleep(LOOK_EVERY_S)
 

@@ -1,7 +1,7 @@
-"""The state of a run as one frozen value, made of the records in the DHT: the run's own and its peers'.
+"""The state of a run as one frozen value, made from DHT records: the run's own and its peers'.
 
-Law: pure. Records come from strangers and were read as such (`node.status`); nothing here raises. The fields, and what
-`to_json` makes of them, are documented in docs/status.md; a change of their meaning raises `SCHEMA_VERSION`.
+Law: pure. Records come from strangers and were validated on reading (`node.status`); nothing here raises. The fields,
+and what `to_json` makes of them, are documented in docs/status.md; a change of their meaning raises `SCHEMA_VERSION`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from p2p_diloco.node.status import PeerStatus, RoundProgress, clean
 
 if TYPE_CHECKING:
-    from p2p_diloco.node.run import RunRecord  # loads torch, which takes seconds
+    from p2p_diloco.node.run import RunRecord  # would load torch, which takes seconds
 
 SCHEMA_VERSION = 1
 MAX_PEERS = 1024
@@ -23,7 +23,7 @@ MAX_EVENTS = 20
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """A line of a peer's event log."""
+    """A line of a peer's event log: when, which peer and what happened."""
 
     time: float
     """Seconds since 1970, by that peer's clock."""
@@ -33,24 +33,25 @@ class RunEvent:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """What is true of the run as a whole."""
+    """The state of the run as a whole."""
 
     run_id: str
     mode: str | None
     epoch: int
-    """The furthest peer's."""
+    """The highest epoch of any peer."""
     shards: int | None
     revision: int | None
-    """The highest that a peer has in all its shards; 0: the rates are those of the config. None if no peer tells."""
+    """The highest revision that a peer has in all its shards; 0: the rates are those of the config. None if no peer
+    reports one."""
     outer_lr: float | None
     """The outer learning rate at that revision."""
     outer_momentum: float | None
-    """The outer momentum at it."""
+    """The outer momentum at that revision."""
     config: dict[str, object] | None
-    """The run config as it was published; None before that, or if it can't be read."""
+    """The run config as published; None before that, or if it can't be read."""
     round: RoundProgress | None
     events: tuple[RunEvent, ...]
-    """The newest, oldest first."""
+    """The newest events, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +65,18 @@ class Snapshot:
     """Sorted by name, then by identity."""
 
     def last_seen_s(self, peer: PeerStatus) -> float:
-        """Seconds since a peer wrote its record. Its clock may be ahead of ours."""
+        """Seconds since a peer wrote its record; never negative, although the peer's clock may be ahead."""
         return round(max(0.0, self.time - peer.time), 3)
 
     def to_json(self) -> str:
-        """One line of JSON, as docs/status.md describes it."""
+        """The snapshot as one line of JSON, described in docs/status.md."""
         peers = [{**asdict(peer), "last_seen_s": self.last_seen_s(peer)} for peer in self.peers]
         content = {"schema_version": SCHEMA_VERSION, "time": self.time, "run": asdict(self.run), "peers": peers}
         return json.dumps(content, ensure_ascii=False, allow_nan=False)
 
 
 def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus], now: float) -> Snapshot:
-    """What the records say about a run at `now` (seconds since 1970)."""
+    """Make the snapshot of a run at `now` (seconds since 1970) from its records."""
     newest = sorted(peers, key=lambda peer: peer.time)[-MAX_PEERS:]
     epoch = max((peer.epoch or 0 for peer in newest), default=0)
     config = None if record is None else _config(record)
@@ -112,7 +113,7 @@ def _highest(record: RunRecord | None, peers: Iterable[PeerStatus]) -> tuple[int
 
 
 def _round(peers: Iterable[PeerStatus]) -> RoundProgress | None:
-    """The round that is furthest from its end: a fragment is through when its slowest shard is."""
+    """The progress of the round that is furthest from its end. A fragment's round ends with its slowest shard's."""
     found = [peer.round for peer in peers if peer.round is not None]
     return min(found, key=lambda progress: (progress.got / progress.want, progress.fragment), default=None)
 
@@ -123,7 +124,7 @@ def _events(peers: Iterable[PeerStatus]) -> tuple[RunEvent, ...]:
 
 
 def _config(record: RunRecord) -> dict[str, object] | None:
-    """The settings in the run's record, as far as JSON can carry them."""
+    """The settings in the run's record as JSON values; None if they can't be converted."""
     try:
         json.dumps(dict(record.config), allow_nan=False)
     except (TypeError, ValueError):

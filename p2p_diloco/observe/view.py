@@ -1,7 +1,7 @@
-"""A `Snapshot` for people: tables on a terminal, lines anywhere else.
+"""Draws a `Snapshot` for people: tables on a terminal, lines of text anywhere else.
 
-Law: draws a snapshot and knows nothing else: no DHT, no clock, no terminal of its own choosing. Both views show the
-same sections. A section is a list of columns, so a field of `PeerStatus` is shown by one line in `SECTIONS`.
+Law: only draws a snapshot; it uses neither DHT nor clock, and the caller chooses the terminal. Both views show the same
+sections. A section is a list of columns, so a field of `PeerStatus` is shown by one line in `SECTIONS`.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ SETTINGS_SHOWN = (
     "stop_after_epochs",
     "stop_after_samples",
 )
-"""What of the run's config is worth a line; `--json` has all."""
+"""The settings of the run that are shown; `--json` has all."""
 SHOWN_ASYNCHRONOUS = ("dn_buffer_size", "dylu", "async_grace", "max_staleness", "successors")
-"""What of it in asynchronous mode."""
+"""The settings that are shown as well in asynchronous mode."""
 BINS = ("0", "1", "2", "3", "4–5", "6–7", "8–11", "12–15", "16–23", "24–31", "32–63", "64+")
-"""Epochs behind, of a staleness histogram."""
+"""The bins of a staleness histogram, in epochs."""
 
 WRAPPED = ("peer", "host", "behind")
-"""Columns that take several lines where the screen is narrow."""
+"""Columns whose text is wrapped on a narrow screen."""
 TEXTS = (*WRAPPED, "state", "role")
-"""Columns that begin at the left."""
+"""Columns that are aligned to the left."""
 
 Cell = Callable[[Snapshot, PeerStatus], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table of the peers for which `shown` holds."""
+    """A table with a row for each peer for which `shown` is true."""
 
     title: str
     shown: Callable[[PeerStatus], bool]
@@ -110,7 +110,7 @@ SECTIONS = (
 
 
 def drawn(snapshot: Snapshot) -> RenderableType:
-    """The run as tables of its peers, with its round above and the newest events below."""
+    """The run as tables of its peers, below its round's progress and above the newest events."""
     settings = [Text(line, "dim") for line in _settings(snapshot.run)]
     tables = [table for section in SECTIONS for table in _tables(section, snapshot)]
     events = [Text(line, "dim") for line in _events(snapshot.run)]
@@ -118,7 +118,7 @@ def drawn(snapshot: Snapshot) -> RenderableType:
 
 
 def _tables(section: Section, snapshot: Snapshot) -> list[Table]:
-    """The section's table, if it has a row."""
+    """The section's table, or nothing if it would have no row."""
     rows = [peer for peer in snapshot.peers if section.shown(peer)]
     if not rows:
         return []
@@ -162,7 +162,7 @@ def _headline(snapshot: Snapshot) -> str:
 
 
 def _settings(run: RunStatus) -> list[str]:
-    """One line of what was settled when the run was founded, or since; none if no peer tells."""
+    """One line with the run's settings at its founding and since; none if no peer has published them."""
     now = {**(run.config or {}), "outer_lr": run.outer_lr, "outer_momentum": run.outer_momentum}
     shown = (*SETTINGS_SHOWN, *SHOWN_ASYNCHRONOUS) if run.mode == "async" else SETTINGS_SHOWN
     settings = [(key, now[key]) for key in shown if now.get(key) is not None]
@@ -186,20 +186,20 @@ def _progress(run: RunStatus) -> list[Text]:
 
 
 def _behind(peer: PeerStatus) -> str:
-    """How many submissions were so many epochs behind."""
+    """The peer's staleness histogram: the number of submissions in each bin of epochs behind."""
     counts = () if peer.submissions is None else peer.submissions.staleness
     return ",".join(f"{title}:{count}" for title, count in zip(BINS, counts, strict=False) if count) or UNKNOWN
 
 
 def _buffered(peer: PeerStatus) -> str:
-    """How full the Delayed Nesterov buffers of the shards are that it aggregates."""
+    """How full the Delayed Nesterov buffers are, of the shards that the peer aggregates."""
     if (found := peer.buffered) is None:
         return UNKNOWN
     return str(found.least) if found.least == found.most else f"{found.least}–{found.most}"
 
 
 def _direct(peer: PeerStatus) -> str:
-    """To how many of the peers that it sends payloads they go directly; and how many a third peer passes on."""
+    """How many of the peers to which this one sends payloads get them directly; and how many over a relay."""
     if (ways := peer.ways) is None or not (total := ways.direct + ways.libp2p + ways.relayed):
         return UNKNOWN
     relayed = f" ({ways.relayed} relayed)" if ways.relayed else ""
@@ -207,7 +207,7 @@ def _direct(peer: PeerStatus) -> str:
 
 
 def _aggregates(peer: PeerStatus) -> str:
-    """The shards that it aggregates: the first few by number, then how many there are."""
+    """The shards that the peer aggregates: the first few by number, then their count."""
     first = ",".join(str(shard) for shard in peer.aggregates[:SHARDS_SHOWN])
     return f"{first}… ({peer.aggregates_count})" if peer.aggregates_count > SHARDS_SHOWN else first or UNKNOWN
 

@@ -7,8 +7,8 @@ without torch. The trainer uses the package as any user's script does.
     alone      training in no run
     config     what can be set
     gpt        the model
-    blocks     the text that it learns from and is judged by, as bytes
+    blocks     the text to train on and to evaluate on, as bytes
     text       the same as tensors
     schedule   the learning rate
-    progress   what the user sees
+    progress   log lines, rows of figures and the summary
 """

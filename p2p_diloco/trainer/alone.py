@@ -1,6 +1,6 @@
-"""Training in no run, with epochs.
+"""Training in no run, but with counted epochs, for comparison with a run.
 
-Law: the trainer takes a `Peer` or this; both have the same methods.
+Law: the trainer takes a `Peer` or an `Alone`; both have the same methods.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from p2p_diloco.peer.absent import AbsentPeer
 
 
 class Alone(AbsentPeer):
-    """A peer in no run whose epochs are counted all the same: `sync_every` steps each, and `stop_after_epochs` ends
-    training. So a model trained alone can be compared with a run of the same settings.
-    """
+    """A peer in no run that counts epochs: each has `sync_every` steps, and `stop_after_epochs` ends training. So a
+    model trained alone can be compared with a run of the same settings."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, config: RunConfig) -> None:
         super().__init__(model, optimizer)

@@ -1,7 +1,7 @@
-"""Real text as bytes: what the built-in trainer learns from, and what it is judged by.
+"""Real text as bytes: the training text and the held-out text of the built-in trainer.
 
-Law: reading and splitting, without torch, so that a text that can't be used is known before torch is loaded. What
-comes out is a function of the text alone.
+Law: reading and splitting, without torch, so that a text that can't be used is reported before torch is loaded. The
+result is a function of the text alone.
 
 The text is cut in blocks (a file, or a part of a long one). A block's *name* decides whether it is held
 out: peers that read the same text hold out the same blocks, and no held-out byte is ever trained on.
@@ -20,10 +20,10 @@ from pathlib import Path
 from p2p_diloco.errors import ConfigError, reason
 
 BLOCK_BYTES = 32 * 1024
-"""Longest block; most source files are a single one."""
+"""The longest block; most source files are a single block."""
 HELD_OUT_SHARE = 1 / 16
 MAX_TEXT_BYTES = 64 * 1024 * 1024
-"""What is read at most: the text lives in memory, and this trainer is for small models."""
+"""The most bytes that are read: the text is kept in memory, and this trainer is for small models."""
 BINARY_PROBE_BYTES = 8 * 1024
 """A file with a zero byte this near its start is taken for binary and skipped."""
 
@@ -40,20 +40,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A run of bytes and the name that its place is decided by."""
+    """A piece of the text, and the name that decides whether it is held out."""
 
     name: str
     content: bytes
 
     @property
     def rank(self) -> float:
-        """A number in [0, 1) drawn from the name: the same on every machine."""
+        """A number in [0, 1) computed from the name, the same on every machine."""
         return hash_of(self.name) / 2**64
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """Blocks to train on and blocks to be judged by; no block is in both."""
+    """The training blocks and the held-out blocks; no block is in both."""
 
     training: tuple[Block, ...]
     held_out: tuple[Block, ...]
@@ -62,8 +62,7 @@ class Text:
 def load_text(data: Path | None = None) -> Text:
     """Read a file or a folder of text, or with None the Python standard library's own sources, and split it.
 
-    Raises ConfigError when there is nothing there, it can't be read, or it is too short to hold a part of
-    it out.
+    Raises ConfigError if the path doesn't exist, can't be read, or has too little text to hold a part of it out.
     """
     blocks, skipped = (list(_library_blocks()), "") if data is None else _blocks_at(data)
     held_out = [block for block in blocks if block.rank < HELD_OUT_SHARE]
@@ -78,7 +77,7 @@ def load_text(data: Path | None = None) -> Text:
 
 
 def hash_of(text: str) -> int:
-    """64 bits that depend on the text alone (Python's own hash differs from process to process)."""
+    """A 64-bit hash of the text. (Python's own hash differs from process to process.)"""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -90,8 +89,8 @@ def _library_blocks() -> Iterator[Block]:
 
 
 def _blocks_at(data: Path) -> tuple[list[Block], str]:
-    """The blocks of a file or a folder, and what was skipped, in words."""
-    if not os.path.exists(data):  # unlike Path.exists, False too where a folder on the way can't be entered
+    """The blocks of a file or a folder, and a phrase that names the skipped files."""
+    if not os.path.exists(data):  # unlike Path.exists, also False if a parent folder can't be entered
         raise _unusable(data, "does not exist")
     blocks: list[Block] = []
     paths, hidden = _files_at(data)
@@ -105,7 +104,7 @@ def _blocks_at(data: Path) -> tuple[list[Block], str]:
         if b"\0" in content[:BINARY_PROBE_BYTES]:
             binary += 1
             continue
-        # A lone file goes by no name, so that copies under other names are split alike.
+        # A single file's name is not used, so that copies under other names are split in the same way.
         blocks += _cut("" if path == data else path.relative_to(data).as_posix(), content[:left])
         left -= len(content)
         if left < 0:
@@ -121,9 +120,8 @@ def _skipped(binary: int, hidden: bool) -> str:
 
 
 def _files_at(data: Path, skipped: frozenset[str] = frozenset()) -> tuple[list[Path], bool]:
-    """The file itself, or a folder's files, in an order that every machine agrees on. Hidden files and
-    folders are left out (whether there are any is told too), and so are folders whose name is in `skipped`.
-    """
+    """The file itself, or a folder's files in the same order on every machine; and whether there are hidden ones.
+    Hidden files and folders are left out, and so are folders whose name is in `skipped`."""
     if not data.is_dir():
         return [data], False
 
@@ -134,7 +132,7 @@ def _files_at(data: Path, skipped: frozenset[str] = frozenset()) -> tuple[list[P
     hidden = False
     for folder, inner, names in os.walk(data, onerror=stop):
         hidden = hidden or any(name.startswith(".") for name in (*inner, *names))
-        # Assigned in place, which keeps the walk out of the others.
+        # Assigned in place, so that the walk doesn't enter the other folders.
         inner[:] = [name for name in inner if not name.startswith(".") and name not in skipped]
         found += [Path(folder, name) for name in names if not name.startswith(".")]
     found = [path for path in found if path.is_file()]  # no pipes, no dangling links
@@ -153,9 +151,9 @@ def _unreadable(data: Path, error: OSError) -> ConfigError:
 def _unusable(data: Path | None, wrong: str) -> ConfigError:
     if data is None:
         return ConfigError(
-            "has no sources to train on here",
+            "has no source files on this machine",
             key="the Python standard library",
-            mend="give text of your own in data",
+            mend="name other text with data",
         )
     return ConfigError(
         wrong,

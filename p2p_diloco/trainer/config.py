@@ -1,4 +1,4 @@
-"""What the built-in trainer can be told (`TrainerConfig`).
+"""The settings of the built-in trainer (`TrainerConfig`).
 
 Law: values, their units and their limits, as in `p2p_diloco.config`; nothing is read, built or trained here.
 """
@@ -16,11 +16,10 @@ from p2p_diloco.config import Settings
 class TrainerConfig(Settings):
     """The model, the text and the inner optimizer of the built-in trainer.
 
-    The peers of one run need the same `layers`, `width`, `heads` and `context`; all else is each peer's own
-    choice.
+    The peers of one run need the same `layers`, `width`, `heads` and `context`; each peer chooses all other settings.
 
     Raises:
-        ConfigError: a value that can't be used, with the key, the value and the mend.
+        ConfigError: a value can't be used; the error names the key, the value and the mend.
     """
 
     data: Path | None = Field(
@@ -41,7 +40,7 @@ class TrainerConfig(Settings):
         default=None, ge=1, description="Inner steps that this peer makes at most; unset: until the run ends."
     )
     warm_start: int = Field(
-        default=0, ge=0, description="Inner steps to train alone before joining; of use to the peer that founds a run."
+        default=0, ge=0, description="Inner steps to train alone before joining; useful for the peer that founds a run."
     )
     batch_size: int = Field(default=8, ge=1, description="Windows of text (samples) in an inner step.")
     lr: float = Field(default=4e-3, gt=0, allow_inf_nan=False, description="Highest learning rate of AdamW.")
@@ -49,7 +48,7 @@ class TrainerConfig(Settings):
         default=20, ge=0, description="A peer's own first steps, in which its learning rate rises to the run's."
     )
     min_lr_ratio: float = Field(
-        default=0.1, ge=0, le=1, allow_inf_nan=False, description="What is left of lr at the end, as a part of it."
+        default=0.1, ge=0, le=1, allow_inf_nan=False, description="Learning rate at the end, as a part of lr."
     )
     weight_decay: float = Field(default=0.1, ge=0, allow_inf_nan=False, description="Weight decay of AdamW.")
     clip: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="Norm that the gradient is clipped to.")

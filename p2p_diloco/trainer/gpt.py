@@ -1,6 +1,6 @@
 """A small byte-level GPT in plain torch: the model that the built-in trainer trains.
 
-Law: the model alone. It knows no peer, no run, no data set and no optimizer, and may never learn of them.
+Law: the model alone, independent of peers, runs, data sets and optimizers.
 
 Letters in the shape comments: B batch, T positions (at most `context`), W width, V vocabulary.
 """
@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 INIT_GAIN = 0.5
-"""Weights start with a standard deviation of this / sqrt(width). At width 64 that is three times GPT-2's
-0.02, and learns a third faster at first.
-"""
+"""Initial weights have a standard deviation of INIT_GAIN / sqrt(width). At width 64 that is three times GPT-2's 0.02,
+and early training is a third faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class GPTConfig:
-    """The shape of a model: all peers of one run need the same."""
+    """The shape of a model, which must be the same on all peers of a run."""
 
     layers: int = 4
     width: int = 64
@@ -28,7 +27,7 @@ class GPTConfig:
     """Positions that the model sees at once, in bytes of text."""
     vocab: int = 256
     seed: int = 0
-    """Two models of the same config and seed are equal to the bit."""
+    """Two models with the same config and seed are equal bit by bit."""
 
 
 class Block(nn.Module):
@@ -45,14 +44,14 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(4 * config.width, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One block further: [B, T, W] -> [B, T, W]."""
+        """The block's output: [B, T, W] -> [B, T, W]."""
         x = x + self.attend(self.norm_attention(x))
         hidden: Tensor = self.mlp_in(self.norm_mlp(x))  # [B, T, 4W]
         out: Tensor = self.mlp_out(F.gelu(hidden))
         return x + out
 
     def attend(self, x: Tensor) -> Tensor:
-        """Each position takes from itself and what is before it: [B, T, W] -> [B, T, W]."""
+        """Causal attention, each position to itself and the earlier ones: [B, T, W] -> [B, T, W]."""
         batch, positions, width = x.shape
         fused: Tensor = self.query_key_value(x)  # [B, T, 3W]
         split = fused.view(batch, positions, 3, self.heads, width // self.heads)
@@ -82,15 +81,14 @@ class GPT(nn.Module):
         self._draw_weights()
 
     def _draw_weights(self) -> None:
-        """Draw every matrix from a generator of our own, so that neither the caller's random state nor what
-        was built before has a say in the outcome.
-        """
+        """Draw every matrix from a generator of its own, so that neither the caller's random state nor earlier models
+        affect the result."""
         generator = torch.Generator().manual_seed(self.config.seed)
         std = INIT_GAIN / self.config.width**0.5
         branch_std = std / (2 * self.config.layers) ** 0.5  # two branches a layer add up in the residual stream
         for name, parameter in self.named_parameters():
             if parameter.dim() < 2:
-                continue  # the norms stay at one
+                continue  # the weights of norms stay at one
             ends_branch = name.endswith(("attention_out.weight", "mlp_out.weight"))
             nn.init.normal_(parameter, std=branch_std if ends_branch else std, generator=generator)
 

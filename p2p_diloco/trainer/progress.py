@@ -1,6 +1,6 @@
-"""What the user sees of training: log lines, rows in a file, and a summary.
+"""Reports the progress of training to the user: log lines, rows in a file, and a summary.
 
-Law: shows, and decides nothing. The form and the place of log lines are set up by the command.
+Law: reports, and decides nothing. The command sets up logging.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from p2p_diloco.peer.metrics import Metrics
 from p2p_diloco.trainer.alone import Participant
 
 LINE_EVERY_S, UNWATCHED_EVERY_S = 3.0, 10.0
-"""Seconds between two lines on a terminal, and elsewhere: in a file they add up."""
+"""Seconds between two log lines: on a terminal, and elsewhere, where fewer lines keep log files short."""
 LOSS_MEMORY = 0.95
-"""Weight of the past in the shown loss: single batches vary too much to read."""
+"""Weight of earlier losses in the shown running mean: single batches vary too much."""
 
 log = logging.getLogger("p2p_diloco.trainer")
 
 Stopped = Literal["finished", "steps", "interrupted", "terminated"]
-"""How training ended: with the run, after this peer's own `steps`, or by a signal."""
+"""How training ended: with the run, after this peer's own `steps`, or by a signal (SIGINT or SIGTERM)."""
 
 
 class Progress:
-    """Keeps the latest figures, and logs them now and then; leaving it closes its file.
+    """Keeps the latest figures and logs them now and then. Leaving the context closes the rows' file.
 
     `rows_path` gets one JSON object per step.
 
     Raises:
-        ConfigError: that file can't be written.
+        ConfigError: the file can't be written.
     """
 
     def __init__(self, rows_path: Path | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,13 +61,13 @@ class Progress:
             self._show(peer)
 
     def evaluated(self, peer: Participant, epoch: int, val_loss: float) -> None:
-        """Take note of the global parameters' held-out loss at this epoch."""
+        """Record the held-out loss of the global parameters at this epoch."""
         self.val_loss = val_loss
         self._note(peer, None, val_loss, epoch)
         self._show(peer)
 
     def summary(self, stopped: Stopped) -> dict[str, Any]:
-        """How training ended, as `--summary-json` prints it. Losses in nats a byte."""
+        """The summary of the training, as `--summary-json` prints it. Losses are in nats a byte."""
         return {
             "stopped": stopped,
             "steps": self.steps,  # this peer's own
@@ -110,7 +110,7 @@ def _opened(rows_path: Path | None) -> TextIO | None:
     if rows_path is None:
         return None
     try:
-        return rows_path.open("a", buffering=1, encoding="utf-8")  # line by line: a killed peer leaves whole rows
+        return rows_path.open("a", buffering=1, encoding="utf-8")  # by line: a killed peer leaves whole rows
     except OSError as error:
         wrong, mend = f"can't be written ({reason(error)})", "name a file in a folder that this user may write to"
         raise ConfigError(wrong, key="log_path", value=rows_path, mend=mend) from None

@@ -1,8 +1,8 @@
 """The learning rate of an inner step: a warm-up, then half a cosine.
 
-Law: arithmetic on whole numbers of steps; nothing is read, kept or trained here. The cosine follows the run's steps, so
-that a late peer continues where the others are. The warm-up covers a peer's own first steps, because its inner
-optimizer starts without any state, however far the run is.
+Law: pure functions of step counts. The cosine follows the run's steps, so that a late peer continues where the others
+are. The warm-up covers a peer's own first steps, because its inner optimizer starts without any state, however far the
+run is.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ def learning_rate(
     min_ratio: float,
     own_step: int | None = None,
 ) -> float:
-    """The learning rate of the run's inner step `step`, which is the peer's own number `own_step`; both count from 0,
-    and a peer that was there from the beginning need not tell them apart.
+    """The learning rate of the run's inner step `step`, which is the peer's own step `own_step`; both count from 0. For
+    a peer that has taken part from the beginning they are equal, and `own_step` may be left out.
 
-    It rises linearly over a peer's own first `warmup_steps` to that of the run: `peak`, and from step `warmup_steps` on
-    along half a cosine down to `min_ratio` · `peak` at `horizon`, where it stays. Without a horizon it stays at `peak`.
+    The run's rate is `peak` up to step `warmup_steps`, then half a cosine down to `min_ratio` · `peak` at `horizon`,
+    where it stays; without a horizon it stays at `peak`. Over a peer's own first `warmup_steps` its rate rises linearly
+    to the run's.
     """
     own = step if own_step is None else own_step
     risen = min(1.0, (own + 1) / max(1, warmup_steps))
@@ -34,7 +35,6 @@ def learning_rate(
 
 
 def run_horizon(*, epochs: int | None, sync_every: int, own_steps: int | None, submitters: int = 1) -> int | None:
-    """The inner step at which the schedule ends: the run's end where it is known, else this peer's own. `submitters`:
-    peers whose submissions are epochs each; 1 where an epoch is a round of all.
-    """
+    """The inner step at which the schedule ends: the run's last step if known, else this peer's last step.
+    `submitters`: in asynchronous mode the number of peers whose submissions each make an epoch; otherwise 1."""
     return own_steps if epochs is None else epochs * sync_every // submitters

@@ -1,7 +1,7 @@
-"""Blocks of text as tensors: which of them a peer trains on, and the windows that it draws from them.
+"""Text as tensors: chooses the blocks that a peer trains on, and draws windows from them.
 
-Law: choosing and drawing. Every result is a function of the text, a seed and a key, so that a restarted peer draws the
-same windows as before; no file, no model, no run and no clock are known here.
+Law: pure. Every result is a function of the text, a seed and a key, so that a restarted peer draws the same windows as
+before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.trainer.blocks import Block, Text, hash_of
 
 OWN_PART = 3
-"""A peer's own part is one block in this many."""
+"""A peer's own part is one of every OWN_PART blocks."""
 
 
 def joined(blocks: tuple[Block, ...]) -> Tensor:
@@ -24,9 +24,8 @@ def joined(blocks: tuple[Block, ...]) -> Tensor:
 
 
 def training_part(text: Text, num_shards: int = 1, shard_index: int = 0) -> Tensor:
-    """Every `num_shards`-th training block from `shard_index` on, as uint8 [bytes]. The parts of all
-    indices are disjoint and together the whole. Raises ConfigError when there are fewer blocks than parts.
-    """
+    """Every `num_shards`-th training block from `shard_index` on, as uint8 [bytes]. The parts are disjoint and together
+    make up the whole. Raises ConfigError when there are fewer blocks than parts."""
     if num_shards > len(text.training):
         raise ConfigError(
             f"is more than the {len(text.training)} blocks that the training text has",
@@ -41,8 +40,8 @@ def own_part(text: Text, key: str, context: int) -> Tensor:
     """A third of the training blocks, chosen by the peer's identity (`key`), as uint8 [bytes].
 
     Each peer ranks all blocks by a hash of its key and the block's name, and takes the first third (more if these are
-    no longer than `context`). So no peer needs to know the others: two peers have about a third of their parts in
-    common, and k peers together train on 1 − (2/3)^k of the text.
+    no longer than `context`). So no peer needs to know the others. Two peers share about a third of their parts, and k
+    peers together train on 1 − (2/3)^k of the text.
     """
     ranked = sorted(text.training, key=lambda block: (hash_of(f"{key}/{block.name}"), block.name))
     count = -(-len(ranked) // OWN_PART)
@@ -52,9 +51,8 @@ def own_part(text: Text, key: str, context: int) -> Tensor:
 
 
 class Batches:
-    """A peer's endless draw of windows from its text. Batch number n is a function of the text, the seed,
-    the key and n alone: `position`, the number of the next one, is all there is to save.
-    """
+    """Draws an endless sequence of batches of windows from a peer's text. Batch n is a function of the text, the seed,
+    the key and n alone, so only `position`, the number of the next batch, has to be saved."""
 
     def __init__(self, content: Tensor, *, batch_size: int, context: int, seed: int, key: str) -> None:
         """`content` is uint8 [bytes]; `key` tells peers apart (their identity). Raises ConfigError when the

@@ -1,7 +1,6 @@
 """The built-in trainer: a small GPT on real text, trained in a run or alone.
 
-Law: does what any user's script would do, through the public surface alone. What the run needs beyond that belongs into
-`Peer`.
+Law: uses only the public API, as any user's script would. Further needs of a run belong in `Peer`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from p2p_diloco.trainer.schedule import learning_rate, run_horizon
 from p2p_diloco.trainer.text import Batches, held_out_batches, own_part, training_part
 
 BETAS = (0.9, 0.95)
-"""AdamW's, as GPT-like models are trained."""
+"""AdamW's betas, as usual for GPT-like models."""
 
 Windows = Sequence[tuple[Tensor, Tensor]]
 """Inputs and targets, each int64 [batch, context]."""
@@ -42,10 +41,10 @@ def main(
     trainer_config: TrainerConfig,
     text: Text | None = None,
 ) -> int:
-    """Train until the run ends, `steps` are made, or a signal comes; the exit status.
+    """Train until the run ends, `steps` are made, or a signal comes; returns the exit status.
 
-    `run_config` holds the run's settings that were given. `peer_config=None`: train in no run, on the whole text.
-    `text` is the text that `data` names, if it has been read already.
+    `run_config`: the run's settings that were given. `peer_config=None`: train in no run, on the whole text. `text`:
+    the text that `data` names, if it has been read already.
 
     Raises:
         ConfigError: the text, the device or the log file can't be used. `Peer` raises further errors.
@@ -116,7 +115,7 @@ def train(
         _follow_schedule(optimizer, peer.global_step, progress.steps, horizon, config)
         loss = _backward(model, next(batches), config.clip)
         peer.report(loss=loss, samples=config.batch_size)
-        optimizer.step()  # the exchange with the others happens in here
+        optimizer.step()  # the exchange with the other peers happens in this call
         optimizer.zero_grad()
         progress.stepped(peer, loss)
         if peer.epoch >= next_judgement:
@@ -131,10 +130,10 @@ def train(
 
 
 def warm_start(model: GPT, batches: Batches, steps: int, config: TrainerConfig) -> None:
-    """Train `model` alone for `steps` inner steps, with an optimizer of its own that is thrown away.
+    """Train `model` alone for `steps` inner steps, with an optimizer that is then dropped.
 
-    A high outer momentum helps after the model has left its random start, and in short runs hurts before. So the
-    founder may start a run from a model that has learnt a little; the others fetch that model.
+    In short runs a high outer momentum harms a model near its random start, and helps later. So the founder may train a
+    little before it founds the run; the others fetch its model.
     """
     optimizer = new_optimizer(model, config)
     for step in range(steps):
@@ -158,7 +157,7 @@ def mean_loss(model: GPT, windows: Windows) -> float:
 
 
 def _backward(model: GPT, batch: tuple[Tensor, Tensor], clip: float) -> float:
-    """Fill the gradients for one batch, clipped; the loss."""
+    """Compute the clipped gradients of one batch; returns the loss."""
     tokens, targets = (part.to(_device(model)) for part in batch)  # int64 [batch, context] each
     loss: Tensor = model(tokens, targets)
     torch.autograd.backward(loss)
@@ -167,11 +166,11 @@ def _backward(model: GPT, batch: tuple[Tensor, Tensor], clip: float) -> float:
 
 
 def _judge(judge: GPT, peer: Participant, judged: Windows, progress: Progress) -> None:
-    """Evaluate the global parameters, not this peer's own: they are what a run yields."""
+    """Evaluate the global parameters, not this peer's local ones, because they are the run's result."""
     if not judged:
         return
     with peer.pause():
-        epoch = peer.epoch  # the others may go on meanwhile
+        epoch = peer.epoch  # it may change while this evaluates
         judge.load_state_dict(peer.global_state_dict())
         progress.evaluated(peer, epoch, mean_loss(judge, judged))
 
@@ -204,7 +203,7 @@ def _model_config(config: TrainerConfig) -> GPTConfig:
 def _on_device(model: GPT, device: str) -> GPT:
     try:
         return model.to(device)
-    except (RuntimeError, AssertionError) as error:  # torch raises either, by device
+    except (RuntimeError, AssertionError) as error:  # which of these torch raises depends on the device
         wrong = f"can't be used here ({str(error).splitlines()[0]})"
         raise ConfigError(wrong, key="device", value=device, mend="choose e.g. the default, cpu") from None
 

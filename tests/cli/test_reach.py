@@ -70,7 +70,7 @@ def test_what_is_no_swarm_is_told_apart(port: int, monkeypatch: pytest.MonkeyPat
         addresses = [f"/ip4/127.0.0.1/tcp/{number}/p2p/{ID}" for number in (port, web)]
         with pytest.raises(NoBootstrapReached) as caught:
             check_initial_peers(addresses)
-    assert f"{addresses[0]} (something listens there and says nothing" in str(caught.value)
+    assert f"{addresses[0]} (something listens there but sends nothing" in str(caught.value)
     assert f"{addresses[1]} (something else answers there" in str(caught.value)
 
 
@@ -128,4 +128,4 @@ def test_a_command_that_reaches_no_peer_ends_before_torch_is_loaded(command: str
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 4, ended.stderr
     assert ended.stderr.count("\n") == 1
-    assert "says nothing" in ended.stderr
+    assert "sends nothing" in ended.stderr

@@ -114,9 +114,9 @@ def test_numbers_go_on_where_the_dht_has_forgotten() -> None:
         await swarm.begin(told)
         await swarm.ask(rates, within_s=0.0)
 
-    with pytest.raises(GaveUpWaiting, match=r"has taken up revision 4 \(outer_lr=0.4, outer_momentum=0\)"):
+    with pytest.raises(GaveUpWaiting, match=r"has read revision 4 \(outer_lr=0.4, outer_momentum=0\)"):
         asyncio.run(life([3, 0.4, 0.5, 3], {"outer_momentum": 0.0}))
-    with pytest.raises(GaveUpWaiting, match=r"has taken up revision 5 \(outer_lr=0.2, outer_momentum=0\)"):
+    with pytest.raises(GaveUpWaiting, match=r"has read revision 5 \(outer_lr=0.2, outer_momentum=0\)"):
         asyncio.run(life([3, 0.4, 0.5, 4], {"outer_lr": 0.2, "outer_momentum": 0.0}))
     with pytest.raises(Refused, match=r"peers know of a revision 4 .* or name both"):
         asyncio.run(life([3, 0.4, 0.5, 4], {"outer_momentum": 0.0}))
@@ -170,7 +170,7 @@ def test_a_run_that_is_not_there_is_said_to_be_none() -> None:
     async def life() -> None:
         await Swarm().ask({"outer_lr": 0.5})
 
-    with pytest.raises(Refused, match="run_id=main is no run that these peers know of"):
+    with pytest.raises(Refused, match="run_id=main is no run that these peers know"):
         asyncio.run(life())
 
 
@@ -188,7 +188,7 @@ def test_of_two_at_once_one_is_told_that_the_other_won(caplog: pytest.LogCapture
         assert await revising.store(swarm.alice, swarm.founding, replace(other, proof=proof))
         await asking
 
-    with pytest.raises(Refused, match=r"revision 1 \(outer_lr=0.5.*goes to revision 1 \(outer_lr=0.6"):
+    with pytest.raises(Refused, match=r"revision 1 \(outer_lr=0.5.*adopts revision 1 \(outer_lr=0.6"):
         asyncio.run(asyncio.wait_for(life(), 100.0))
 
 

@@ -1,7 +1,8 @@
-"""`bench`: how long a whole round takes between real processes, where its time goes, and how long other ways take.
+"""`bench`: measures how long a whole round takes between real processes, where its time goes, and how long other
+methods take.
 
-Law: measures, and changes nothing. Each peer, and each process that does the same in another way, is a process of its
-own (`serve`). Groups of them take turns, a round each, so that other work on the machine slows all of them alike.
+Law: only measures. Each peer, and each member of another method, is a process of its own (`serve`). Groups of them take
+turns, a round each, so that other work on the machine slows all groups equally.
 
     command    the whole measurement
     plan       what is measured, from the flags

@@ -1,7 +1,7 @@
-"""One of a group of Hivemind's averagers, with the same outer step.
+"""The contender `averager`: Hivemind's averager in a group of them, followed by the same outer step.
 
-Law: `DecentralizedAverager` as its documentation has it, told how many will come. A round is the search for a group and
-the all-reduce after it; the two are timed apart, for the search takes as long for small models as for large ones.
+Law: `DecentralizedAverager` is used as documented, and knows the group's size. A round is the search for a group and
+the all-reduce after it. The two are timed separately, because the search takes equally long for small and large models.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from p2p_diloco.cli.bench.member import EXCHANGE, SEARCH, Clock, Line
 from p2p_diloco.cli.bench.work import Counterpart
 
 SEARCH_S = 2.0
-"""Seconds that a group may take to form; Hivemind's own default is 5."""
+"""Deadline in seconds for forming a group; Hivemind's own default is 5."""
 LOOK_EVERY_S = 0.002
 
 
 class Contender(Counterpart):
-    """One of the group."""
+    """One averager of the group."""
 
     def open(self, first: Line) -> Line:
         self._dht = hivemind.DHT(

@@ -1,7 +1,7 @@
-"""`bench`: the whole measurement, from flags to figures.
+"""`bench`: carries out the whole measurement, from flags to figures.
 
-Law: groups take turns, a round each. In any case their processes are ended and their machines removed. Figures go to
-stdout, progress to stderr.
+Law: groups take turns, a round each. Their processes are always ended and their machines removed. Figures go to stdout,
+progress to stderr.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ WIDTH = 140
 
 
 def bench(plan: Plan, *, as_json: bool) -> int:
-    """Measure, and tell; the exit status: 1 if something failed, 128 + n after signal n.
+    """Measure and print the figures; returns the exit status: 1 if something failed, 128 + n after signal n.
 
     Raises:
-        UsageError: this machine can't give the links that were asked for.
+        UsageError: this machine can't provide the links that the flags name.
         P2PDilocoError: the processes don't start.
     """
     machine: dict[str, Any] = {
@@ -62,7 +62,7 @@ def bench(plan: Plan, *, as_json: bool) -> int:
 
 
 def measured(plan: Plan) -> tuple[list[Result], str | None]:
-    """The result of each group; and TCP's congestion control, on machines with links of their own.
+    """Measure; returns the result of each group and, for machines with links of their own, TCP's congestion control.
 
     Raises:
         UsageError: as `bench`. Failed: a process didn't start.
@@ -83,7 +83,7 @@ def measured(plan: Plan) -> tuple[list[Result], str | None]:
 
 
 def turn(groups: Sequence[Group], name: str) -> None:
-    """A round of each group that has not failed."""
+    """Play a round of each group that has not failed."""
     told = []
     for group in groups:
         if group.failed:
@@ -97,12 +97,12 @@ def turn(groups: Sequence[Group], name: str) -> None:
 
 
 def tell(text: str) -> None:
-    """A line of progress."""
+    """Write a line of progress to stderr."""
     typer.echo(text, err=True)
 
 
 def unlike_most(congestion: str) -> str:
-    """What a reader has to know of figures that TCP made with another congestion control."""
+    """A warning for figures that were measured with another TCP congestion control than `CONGESTION`."""
     return (
         f"the machines use TCP's {congestion or 'unknown congestion control'}, as this one does: {CONGESTION}, which "
         "most use, is not allowed there; add it to net.ipv4.tcp_allowed_congestion_control to measure with it"
@@ -110,10 +110,11 @@ def unlike_most(congestion: str) -> str:
 
 
 def _check_memory(plan: Plan) -> None:
-    """All groups are there at once; a machine whose memory is full measures nothing, and harms its users.
+    """Check that there is memory for all groups, which run at the same time. On a machine that swaps, figures would be
+    useless.
 
     Raises:
-        UsageError: there is not enough.
+        UsageError: there is not enough memory.
     """
     needed_gb, free_gb = plan.memory_bytes / 1e9, psutil.virtual_memory().available / 1e9
     if needed_gb > free_gb:

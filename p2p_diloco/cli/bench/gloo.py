@@ -1,7 +1,7 @@
-"""One rank of an all-reduce by gloo, with the same outer step after it.
+"""The contender `gloo`: one rank of gloo's all-reduce, followed by the same outer step.
 
-Law: what data-parallel training has without us: plain TCP, and a fixed group. On a wire of bf16 the sums are of bf16
-too, for gloo adds what it sends.
+Law: as in data-parallel training without this package: plain TCP, and a fixed group. With bf16 on the wire the sums are
+bf16 too, because gloo adds the values that it sends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from p2p_diloco.cli.bench.work import Counterpart
 
 
 class Contender(Counterpart):
-    """One of the ranks."""
+    """One rank of the all-reduce."""
 
     def build(self, everyone: list[Line], sent_bytes: int) -> Line:
         dist.init_process_group(

@@ -1,7 +1,7 @@
 """Groups of processes that are measured together, and their rounds.
 
-Law: every wait is bounded, and fails with a sentence that has the last words of the process that didn't answer. Figures
-are computed in `measure`.
+Law: every wait is bounded; it fails with a sentence that ends with the last log line of the process that didn't answer.
+Figures are computed in `measure`.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from p2p_diloco.cli.bench.plan import RAW, Plan
 from p2p_diloco.cli.processes import Child, Children, module
 
 START_S = 180.0
-"""How long processes may take to import torch, all at once on few cores."""
+"""Deadline for processes that import torch, all at once on few cores."""
 LOOK_EVERY_S = 0.01
 SEED = "seed"
-"""The name of a peer in a run of its own, and of its machine. The measured peers join through it, and its memory is
-that of a peer without a model."""
+"""The name of the seed and of its machine: a peer with almost no model in a run of its own. The measured peers join
+through it, and its memory shows what a peer needs without a model."""
 
 
 class Failed(Exception):
-    """A process ended, didn't answer in time, or its answer is wrong; the sentence says which and what."""
+    """A process ended, didn't answer in time, or gave a wrong answer; the sentence names the process and the reason."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What all groups share. `network`: None on loopback."""
+    """The plan, processes and network that all groups share. `network`: None on loopback."""
 
     plan: Plan
     children: Children
     network: Network | None = None
 
     def start(self, name: str, kind: str, rank: int | None, **options: Any) -> Child:
-        """Start a measured process on the machine of its rank; without a rank on one of its own, whose link is fast."""
+        """Start a measured process on the machine of its rank; without a rank, on another one with a fast link."""
         host, on, device = "127.0.0.1", list[str](), "lo0" if sys.platform == "darwin" else "lo"
         if self.network is not None:
             machine = SEED if rank is None else f"m{rank}"
@@ -55,15 +55,15 @@ class Bench:
         return self.children.start(name, [*on, *serve], listens=True, environment=environment)
 
     def start_group(self, name: str, kind: str, **options: Any) -> list[Child]:
-        """Start a process of this kind for each peer."""
+        """Start one process of this kind for each peer."""
         return [self.start(f"{name}-{rank}", kind, rank, **options) for rank in range(self.plan.peers)]
 
 
 def ask(members: Sequence[Child], do: str, within_s: float = START_S, **values: Any) -> list[Line]:
-    """Tell all to do something, and wait for their answers.
+    """Send a command to all members, and wait for their answers.
 
     Raises:
-        Failed: not all have answered in time.
+        Failed: a member didn't answer in time.
     """
     for member in members:
         member.tell(json.dumps({"do": do, **values}))
@@ -71,7 +71,7 @@ def ask(members: Sequence[Child], do: str, within_s: float = START_S, **values: 
     give_up_at = time.monotonic() + within_s
     while late := [member for member in members if member.name not in answers]:
         for member in late:
-            status = member.status  # before reading, so that no answer of an ended process is missed
+            status = member.status  # before reading, so that the answer of a process that ends is not missed
             if lines := member.printed.new():
                 answers[member.name] = lines[0]
             elif status is not None:
@@ -84,7 +84,7 @@ def ask(members: Sequence[Child], do: str, within_s: float = START_S, **values: 
 
 @dataclass(slots=True)
 class Group:
-    """Processes that take a turn together. `sent_bytes`: bytes that one of them sends in a round."""
+    """Processes that play their rounds together. `sent_bytes`: bytes that one of them sends in a round."""
 
     plan: Plan
     name: str
@@ -95,10 +95,10 @@ class Group:
     failed: str = ""
 
     def play(self) -> Round:
-        """One round.
+        """Play one round.
 
         Raises:
-            Failed: a process didn't end it, or peers differ after it.
+            Failed: a process didn't finish the round, or peers differ after it.
         """
         ask(self.members, "train", self.plan.round_s_max)
         before = measure.cpu_s(self.members)
@@ -109,7 +109,7 @@ class Group:
         return self.rounds[-1]
 
     def result(self, warm_up: int) -> Result:
-        """Its rounds without the first ones, and its memory."""
+        """The group's rounds without the warm-up ones, and its memory."""
         peaks = [measure.memory(member, peak=True) for member in self.members if member.status is None]
         highest = max(peaks, key=lambda memory: memory.total, default=Memory({}))
         counted = tuple(self.rounds[warm_up:])
@@ -119,7 +119,7 @@ class Group:
     def _check(self, answers: Sequence[Line]) -> None:
         exchanges = {answer["exchanges"] for answer in answers if "exchanges" in answer}
         expected = self.plan.fragments
-        first = not self.rounds and bool(self.plan.overlap)  # its last exchange is merged in the next
+        first = not self.rounds and bool(self.plan.overlap)  # its last exchange is merged in the next round
         if exchanges - ({expected, expected - 1} if first else {expected}):
             raise Failed(f"{self.name}: a peer made {max(exchanges):.0f} exchanges in a round")
         if len({answer["digest"] for answer in answers if "digest" in answer}) > 1:
@@ -127,7 +127,7 @@ class Group:
 
 
 def groups_of(bench: Bench) -> list[Group]:
-    """All that the plan names, ready for the first round: the run, then its counterparts.
+    """Start all groups of the plan and prepare them for the first round: the run, then its counterparts.
 
     Raises:
         Failed: a process didn't start.

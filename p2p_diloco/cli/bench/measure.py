@@ -1,6 +1,6 @@
-"""What processes used, and what rounds took.
+"""Measures the processor time and memory of processes, and holds the figures of rounds.
 
-Law: reads what the system tells, and computes; starts and ends nothing.
+Law: reads the system's counters and computes; starts and ends no process.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ import psutil
 from p2p_diloco.cli.processes import Child
 
 MAIN, NODE, DAEMON, FORKED = "process", "node", "p2pd", "forked"
-"""What a process of a peer is: the one that was started, our node, libp2p's daemon, what Hivemind forks."""
+"""The kinds of a peer's processes: the one that was started, the node, libp2p's daemon, and processes that Hivemind
+forks."""
 NODE_PROGRAM = "p2p_diloco.node"
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of one group, in seconds: that of its slowest peer, for the others wait for it.
+    """One round of one group, in seconds. `took_s`: the time of the slowest peer, for which the others wait.
 
-    `parts`: of the slowest peer. `cpu_s`: of all peers together, by what the processes are. Waiting and hidden time: a
-    mean peer's.
+    `parts`: those of the slowest peer. `cpu_s`: of all peers together, by kind of process. Waiting and hidden time: the
+    mean over peers.
     """
 
     took_s: float
@@ -38,20 +39,21 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes that one peer's processes held, at most or at a moment. `shared`: counted in two of them."""
+    """Bytes of memory of one peer's processes, at most or at one moment. `shared`: bytes that two of them count."""
 
     by_role: Mapping[str, int]
     shared: int = 0
 
     @property
     def total(self) -> int:
-        """Of all its processes, shared memory counted once."""
+        """The memory of all the peer's processes, with shared memory counted once."""
         return sum(self.by_role.values()) - self.shared
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All rounds of a group that count. `sent_bytes`: bytes that a peer sends in a round, computed, without headers."""
+    """All rounds of a group except the warm-up. `sent_bytes`: bytes that a peer sends in a round, computed, without
+    headers."""
 
     name: str
     rounds: tuple[Round, ...]
@@ -63,7 +65,7 @@ class Result:
 
 
 def round_of(answers: Sequence[Mapping[str, Any]], cpu_s: Mapping[str, float]) -> Round:
-    """A round from what its processes answered; one without counters of its own waited all the time."""
+    """Make a round from the answers of its processes. A process without counters counts as waiting all the time."""
     slowest = max(answers, key=lambda answer: float(answer["took_s"]))
     waiting = statistics.mean(answer.get("waiting_s", answer["took_s"]) for answer in answers)
     hidden = statistics.mean(answer.get("hidden_s", 0.0) for answer in answers)
@@ -71,7 +73,7 @@ def round_of(answers: Sequence[Mapping[str, Any]], cpu_s: Mapping[str, float]) -
 
 
 def cpu_s(children: Iterable[Child]) -> dict[str, float]:
-    """Processor seconds so far, user and system, by what the processes are."""
+    """Processor seconds so far, user and system, by kind of process."""
     used: dict[str, float] = {}
     for child in children:
         for role, process in _roles(child):
@@ -82,7 +84,7 @@ def cpu_s(children: Iterable[Child]) -> dict[str, float]:
 
 
 def memory(child: Child, *, peak: bool = False) -> Memory:
-    """What its processes hold at this moment, or with `peak` the most that each ever held, where the system tells."""
+    """The memory of the child's processes now; with `peak` the most that each ever had, where the system reports it."""
     found: dict[str, int] = {}
     shared: list[int] = []
     for role, process in _roles(child):
@@ -94,7 +96,7 @@ def memory(child: Child, *, peak: bool = False) -> Memory:
 
 
 def _status(process: psutil.Process) -> dict[str, int]:
-    """Linux's lines of sizes, in bytes; elsewhere nothing."""
+    """The memory sizes in Linux's /proc/PID/status, in bytes; elsewhere none."""
     path = Path(f"/proc/{process.pid}/status")
     if not path.exists():
         return {}

@@ -1,6 +1,6 @@
-"""Machines on a switch of their own: network namespaces, whose links can be throttled. Linux, as root.
+"""Simulated machines on one switch: network namespaces with links that can be throttled. Needs Linux and root.
 
-Law: everything is made by `ip` and `tc` under names of this process, and removed in `close`.
+Law: everything is made by `ip` and `tc` under names that contain this process's id, and removed in `close`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import os
 import subprocess
 
 BRIDGE = "br0"
-"""What all machines are connected to."""
+"""The bridge to which all machines are connected."""
 CONGESTION, CONGESTION_FILE = "cubic", "/proc/sys/net/ipv4/tcp_congestion_control"
-"""TCP's congestion control on these machines: the one of most systems. If net.ipv4.tcp_allowed_congestion_control
-doesn't have it, they use this machine's."""
+"""TCP's congestion control on these machines, the default of most systems. If net.ipv4.tcp_allowed_congestion_control
+doesn't list it, they use this machine's."""
 _numbers = itertools.count(1)
 
 
 class NoNetwork(Exception):
-    """This machine doesn't let us make network namespaces."""
+    """Network namespaces can't be made on this machine."""
 
 
 def _run(*words: str) -> str:
@@ -33,12 +33,12 @@ def _run(*words: str) -> str:
 
 
 class Network:
-    """A switch and its machines."""
+    """A switch and the machines connected to it."""
 
     def __init__(self) -> None:
-        """Raises NoNetwork."""
+        """Make the switch, or raise NoNetwork."""
         self.congestion = ""
-        """TCP's congestion control on the machines, once there is one; empty if it can't be read."""
+        """The machines' TCP congestion control, known once there is a machine; empty if it can't be read."""
         self.switch = f"p2pd{os.getpid()}-{next(_numbers)}"
         self.machines: dict[str, str] = {}
         _run("ip", "netns", "add", self.switch)
@@ -49,16 +49,16 @@ class Network:
             raise
 
     def add_bridge(self, name: str) -> None:
-        """Machines on one bridge see each other."""
+        """Add a bridge. Only machines on the same bridge can reach each other."""
         self._at_switch("link", "add", name, "type", "bridge")
         self._at_switch("link", "set", name, "up")
 
     def connect(self, name: str, bridge: str = BRIDGE) -> None:
-        """Connect a machine to a bridge, and no longer to another."""
+        """Connect a machine to a bridge, and disconnect it from its former one."""
         self._at_switch("link", "set", f"port{self._number(name)}", "master", bridge)
 
     def machine(self, name: str) -> list[str]:
-        """The beginning of a command line that runs on a machine, which is made when it is first asked for."""
+        """The beginning of a command line that runs on a machine. The machine is made at its first use."""
         number = self._number(name) if name in self.machines else len(self.machines) + 1
         here = ["ip", "netns", "exec", f"{self.switch}-{number}"]
         if name not in self.machines:
@@ -81,14 +81,14 @@ class Network:
             self.congestion = _run(*here, "cat", CONGESTION_FILE).strip()
 
     def throttle(self, name: str, mbit: float) -> None:
-        """Let a machine send and receive so many Mbit/s, each way."""
+        """Limit a machine's link to `mbit` Mbit/s in each direction."""
         rate = ("root", "tbf", "rate", f"{round(1000 * mbit)}kbit", "burst", "128kb", "latency", "50ms")
         number = self._number(name)
         _run("tc", "-n", f"{self.switch}-{number}", "qdisc", "replace", "dev", "eth0", *rate)
         _run("tc", "-n", self.switch, "qdisc", "replace", "dev", f"port{number}", *rate)
 
     def close(self) -> None:
-        """Take everything down; links end with their namespaces."""
+        """Remove everything; links are removed with their namespaces."""
         for number in range(1, len(self.machines) + 1):
             with contextlib.suppress(NoNetwork):
                 _run("ip", "netns", "del", f"{self.switch}-{number}")

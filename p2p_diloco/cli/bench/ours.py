@@ -1,7 +1,7 @@
-"""A peer of a run, with its node and its p2pd.
+"""The contender `ours`: a peer of a run, with its node and its p2pd.
 
-Law: a `Peer` as any script would use it. Its optimizer does nothing, for training is not measured: the time that
-`optimizer.step()` takes is the exchange's.
+Law: a `Peer` as any script would use it. Its optimizer does nothing, because training is not measured: the time of
+`optimizer.step()` is the exchange's.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ TIMES = {
     OUTER_STEP: "outer_step_time_s",
     MERGE: "merge_time_s",
 }
-"""Where a part of a round is in `peer.metrics`; the rest is the exchange."""
+"""The field of `peer.metrics` with the time of each part of a round; the rest is the exchange."""
 
 
 class Still(torch.optim.Optimizer):
     """An optimizer whose steps change nothing."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # there is no loss to give back
-        """No step at all; a peer's hook follows it."""
+        """Change nothing; the peer's hook runs after it."""
 
 
 class Contender(Member):
-    """A peer. The seed, which has no rank, is alone in a run of its own with a model of one parameter."""
+    """A peer of the measured run. The seed, which has no rank, is alone in a run of its own with a model of one
+    parameter."""
 
     def __init__(self, plan: Plan, asked: Line, leaving: ExitStack) -> None:
         super().__init__(plan, asked, leaving)
@@ -54,7 +55,7 @@ class Contender(Member):
         self._initial_peers: list[str] = []
 
     def open(self, first: Line) -> Line:
-        self._initial_peers = first.get("addresses", [])  # the seed's
+        self._initial_peers = first.get("addresses", [])  # the seed's addresses
         return {}
 
     def build(self, everyone: list[Line], sent_bytes: int) -> Line:
@@ -88,7 +89,7 @@ class Contender(Member):
         took_s, after = time.perf_counter() - began, self._peer.metrics
 
         def gone(counter: str) -> float:
-            """By how much a counter has risen in this round."""
+            """The increase of a counter in this round."""
             return float(getattr(after, counter) - getattr(before, counter))
 
         times = {TRAINING: "inner_time_s", **TIMES} if step_s else TIMES

@@ -1,4 +1,4 @@
-"""What is to be measured: the flags of `bench`, read and checked.
+"""The plan of a measurement: the flags of `bench`, parsed and checked.
 
 Law: values and their limits; nothing is started here.
 """
@@ -15,29 +15,29 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.errors import UsageError
 
 WARM_UP = 2
-"""Rounds before those that count: connections are made in them, and memory is used for the first time."""
+"""Rounds before those that count. In them connections are made, and memory is used for the first time."""
 RAW, GLOO, AVERAGER = BESIDE = ("raw", "gloo", "averager")
-"""What may be measured beside a run."""
+"""The other methods that may be measured beside a run."""
 WIDTHS = {GLOO: {"fp32": 4, "bf16": 2}, AVERAGER: {"fp32": 4, "fp16": 2}}
-"""Bytes of an element on each one's wires."""
+"""Bytes of an element on the wire, for each method and number format."""
 MEMORY = {"": (4e8, 36), RAW: (2e8, 5), GLOO: (3e8, 52), AVERAGER: (4e8, 64)}
-"""Memory of one peer of each, measured: bytes, and bytes for each parameter; "" is the run itself."""
+"""Measured memory of one peer of each method: bytes, and bytes for each parameter; "" is the run itself."""
 STATE_WIDTH = 8
 """Bytes of a parameter's state: its value and its momentum."""
 PEERS_MAX = 32
 PARAMETERS_MAX = 10**10
 SLOWEST_MBIT = 0.01
 RATE_B_S = 5e6
-"""Bytes a second that all peers of one machine move together at least; a slower round is given up."""
+"""The lowest rate, in bytes a second, of all peers on one machine together; a slower round is given up."""
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 _RATES = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One measurement. `links_mbit`: what each peer's link carries each way; nothing: loopback. A round is `steps`
-    inner steps (0: one for each fragment) of `step_s` seconds; `overlap`: how many of them an exchange has. `direct`:
-    whether payloads go over direct connections.
+    """One measurement. `links_mbit`: the bandwidth of each peer's link in each direction; empty: loopback. A round is
+    `steps` inner steps (0: one for each fragment) of `step_s` seconds; `overlap`: the inner steps made during an
+    exchange. `direct`: whether payloads go over direct connections.
 
     Raises:
         UsageError: a flag is out of bounds. ConfigError: a setting can't be used.
@@ -78,9 +78,8 @@ class Plan:
         self.config()
 
     def config(self) -> RunConfig:
-        """The settings of a run that is measured: one inner step for each fragment, every peer in every round, and
-        timeouts so long that no peer counts as dead or idle while others have their turn.
-        """
+        """The settings of the measured run: one inner step for each fragment, every peer in every round, and timeouts
+        so long that no peer counts as dead or idle while other groups have their turn."""
         patience_s = max(60.0, self.round_s_max)
         return RunConfig(
             sync_every=self.steps or self.fragments,
@@ -95,11 +94,11 @@ class Plan:
 
     @property
     def share(self) -> float:
-        """The share of an averaged vector that one peer sends: to each other peer its part."""
+        """The part of an averaged vector that one peer sends: a K-th to each of the K − 1 others."""
         return (self.peers - 1) / self.peers
 
     def wires(self, kind: str) -> Sequence[str]:
-        """The forms in which what is measured beside sends its numbers, each of which is measured."""
+        """The number formats in which another method is measured."""
         if kind == AVERAGER:
             return ["fp32" if self.codec == "fp32" else "fp16"]  # Hivemind sends bf16 as fp32
         return list(WIDTHS.get(kind, ["libp2p"]))
@@ -109,9 +108,8 @@ class Plan:
         return ring_bytes(self.parameters, WIDTHS[name][wire], self.peers)
 
     def optimum_s(self, sent_bytes: int) -> float | None:
-        """Seconds that a round takes at least on these links, if each peer sends so many bytes where all links are
-        equal; the reduction is shared as in `core.shares`. None on loopback.
-        """
+        """The lower bound, in seconds, for a round on these links; None on loopback. `sent_bytes`: bytes that each peer
+        would send on equal links. On unequal links the reduction is shared as in `core.shares`."""
         if not self.links_mbit:
             return None
         vector_bits = 8 * sent_bytes / (2 * self.share)
@@ -120,13 +118,13 @@ class Plan:
 
     @property
     def fetch_s(self) -> float:
-        """Seconds that it may take until all peers have fetched the founder's state."""
+        """Deadline in seconds until all peers have fetched the founder's state."""
         slowest = min(self.links_mbit, default=math.inf)
         return 1.5 * (self.peers - 1) * 8 * STATE_WIDTH * self.parameters / 1e6 / slowest
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of all processes together, about."""
+        """Estimated memory of all processes together."""
         each = [MEMORY[name] for name in ("", *self.beside)]
         return round(self.peers * sum(fixed + by_parameter * self.parameters for fixed, by_parameter in each))
 
@@ -140,10 +138,10 @@ class Plan:
 
 
 def count_of(text: str) -> int:
-    """A number of parameters: 25M, 100k, 1.5b, 1000.
+    """Parse a number of parameters, such as 25M, 100k, 1.5b or 1000.
 
     Raises:
-        UsageError: it can't be read, or is out of bounds.
+        UsageError: the text can't be read, or the number is out of bounds.
     """
     count = round(_number(text.replace("_", ""), _SIZES))
     if not 1 <= count <= PARAMETERS_MAX:
@@ -153,8 +151,8 @@ def count_of(text: str) -> int:
 
 
 def links_of(text: str | None, peers: int) -> tuple[float, ...]:
-    """What each peer's link carries, in Mbit/s (100mbit, 1gbit, 500kbit): one speed for all, or speeds with commas;
-    None: nothing.
+    """Parse the peers' link speeds (100mbit, 1gbit, 500kbit) into Mbit/s: one speed for all, or one each with commas.
+    None gives no speeds.
 
     Raises:
         UsageError: a speed can't be read.
@@ -166,7 +164,7 @@ def links_of(text: str | None, peers: int) -> tuple[float, ...]:
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """What is measured beside, always in the same order; "none" or nothing: nothing.
+    """Parse the methods to measure beside the run, into a fixed order; "none" or an empty text gives none.
 
     Raises:
         UsageError: a name is not known.
@@ -180,6 +178,6 @@ def names_of(text: str) -> tuple[str, ...]:
 
 
 def _number(text: str, units: Mapping[str, float]) -> float:
-    """A number with one of these units; 0 if it is none."""
+    """Parse a number with one of these units; 0 if it can't be parsed."""
     read = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]*)", text.strip().lower())
     return 0.0 if read is None or read[2] not in units else float(read[1]) * units[read[2]]

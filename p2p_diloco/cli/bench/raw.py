@@ -1,7 +1,7 @@
-"""A ring of processes that do nothing but move bytes.
+"""The contender `raw`: a ring of processes that only transfer bytes.
 
-Law: one libp2p stream to the next process and one from the one before, as many bytes on each as a peer of a run sends
-in a round: what the transport could do without averages, outer steps, checks and waiting.
+Law: one libp2p stream to the next process and one from the previous process, with as many bytes as a peer of a run
+sends in a round. So it shows the transport's speed without averages, outer steps, checks and waiting.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 class Contender(Member):
-    """One of the ring."""
+    """One process of the ring."""
 
     def __init__(self, plan: Plan, asked: Line, leaving: ExitStack) -> None:
         super().__init__(plan, asked, leaving)
         self._loop = asyncio.new_event_loop()
         self._before: asyncio.Future[Pipe] = self._loop.create_future()
-        # in a thread of its own it goes on between two commands, when the last bytes of a round may still be unsent
+        # the loop has a thread of its own, because the last bytes of a round may still be sent between two commands
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def open(self, first: Line) -> Line:
@@ -51,14 +51,14 @@ class Contender(Member):
         return clock.round()
 
     def _done(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns, in the loop."""
+        """Run `work` in the loop and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _meet(self, after: Line) -> None:
         within_s = self.plan.round_s_max
         self._daemon.introduce(after["peer_id"], after["addresses"])
         self._next, _ = await self._daemon.open_stream(after["peer_id"], PROTOCOL, timeout_s=within_s)
-        self._next.write(b"!")  # the other end sees the stream with its first byte
+        self._next.write(b"!")  # the other end only sees the stream once a byte arrives
         await asyncio.wait_for(asyncio.shield(self._before), within_s)
 
     async def _exchange(self) -> None:

@@ -1,7 +1,8 @@
-"""`python -m p2p_diloco.cli.bench.serve KIND PLAN OPTIONS`: one measured process; the module KIND says what it does.
+"""`python -m p2p_diloco.cli.bench.serve KIND PLAN OPTIONS`: one measured process, which runs the contender in module
+KIND.
 
-Law: commands come as lines of JSON on stdin, each is answered by one line of JSON on stdout. The process ends when its
-stdin does, so that none outlives the command that started it.
+Law: commands come as lines of JSON on stdin, and each is answered by one line of JSON on stdout. The process ends when
+its stdin ends, so that it never outlives the command that started it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from p2p_diloco.cli.bench.plan import Plan
 
 
 def serve(member: Member) -> None:
-    """Carry out commands until there are no more."""
+    """Carry out commands from stdin until it ends."""
     for line in sys.stdin:
         command = json.loads(line)
         answer = getattr(member, command.pop("do"))(**command)

@@ -1,6 +1,6 @@
-"""The figures of a measurement, for programs and for people.
+"""The figures of a measurement: as JSON for programs, and as tables for people.
 
-Law: computes and draws what it is given; measures nothing.
+Law: only computes and draws; measures nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Figures = dict[str, Any]
 
 
 def as_object(plan: Plan, results: Sequence[Result], machine: dict[str, Any]) -> dict[str, Any]:
-    """Everything, for programs."""
+    """The whole measurement as one JSON object, for programs."""
     return {
         "schema_version": SCHEMA_VERSION,
         **asdict(plan),
@@ -45,7 +45,7 @@ def _rounded(digits: str) -> float:
 
 
 def figures(plan: Plan, result: Result) -> Figures:
-    """The figures of a group; of one that failed, its name and why."""
+    """The figures of a group; for a failed group its name and the reason."""
     if result.failed:
         return {"name": result.name, "failed": result.failed}
     rounds, least_s = result.rounds, plan.optimum_s(result.sent_bytes)
@@ -63,7 +63,7 @@ def figures(plan: Plan, result: Result) -> Figures:
         "training_share": median(shares) if shares else None,
         "parts_s": _by_name(rounds, lambda one: one.parts, median),
         "sent_bytes_per_peer": result.sent_bytes,
-        # over all rounds together: the system counts processor time in hundredths of a second
+        # over all rounds together, because the system counts processor time in steps of 10 ms
         "cpu_s_per_gb": _by_name(rounds, lambda one: one.cpu_s, lambda spent: sum(spent) / sent_gb),
         "memory_idle_bytes": _memory(result.idle),
         "memory_peak_bytes": _memory(result.peak),
@@ -76,7 +76,7 @@ def figures(plan: Plan, result: Result) -> Figures:
 def _by_name(
     rounds: Sequence[Round], of: Callable[[Round], Mapping[str, float]], to_one: Callable[[Sequence[float]], float]
 ) -> dict[str, float]:
-    """One figure for each name that any round has; where a round has none, it counts as 0."""
+    """Combine the rounds into one figure for each name; a round without that name counts as 0."""
     names = dict.fromkeys(name for one in rounds for name in of(one))
     return {name: to_one([of(one).get(name, 0.0) for one in rounds]) for name in names}
 
@@ -89,7 +89,7 @@ def _memory(memory: Memory) -> dict[str, int]:
 
 
 def headline(plan: Plan) -> str:
-    """What was measured."""
+    """A line that says what is measured."""
     speeds = [f"{each:g}" for each in sorted(set(plan.links_mbit), reverse=True)]
     counts = [f"{plan.links_mbit.count(float(each))} of {each}" for each in speeds]
     link = f"on links of {speeds[0]} Mbit/s each" if len(speeds) == 1 else f"on links: {', '.join(counts)} Mbit/s"
@@ -107,7 +107,7 @@ def headline(plan: Plan) -> str:
 
 
 def drawn(plan: Plan, results: Sequence[Result]) -> RenderableType:
-    """Tables: what a round took, where its time went, and which processes used the processor."""
+    """Tables of how long a round took, where its time went, and which processes used the processor."""
     sound = [figures(plan, result) for result in results if not result.failed]
     tables = [_table(headline(plan), sound, ROUND)]
     if plan.links_mbit:
@@ -127,7 +127,7 @@ def drawn(plan: Plan, results: Sequence[Result]) -> RenderableType:
 
 
 Columns = Mapping[str, Callable[[Figures], str]]
-"""By title: the cell of a group."""
+"""Column title -> function for the text of a group's cell."""
 
 ROUND: Columns = {
     "round, s": lambda told: seconds(told["median_s"]),
@@ -151,7 +151,7 @@ STEPS: Columns = {
 
 
 def _columns(sound: Sequence[Figures], key: str, shown: Callable[[float], str]) -> Columns:
-    """A column for each name that any group has; the parts of a round in their order."""
+    """A column for each name that any group has; the parts of a round keep their order."""
 
     def cell(name: str, told: Figures) -> str:
         return shown(told[key][name]) if name in told[key] else NONE
@@ -173,12 +173,12 @@ def _table(title: str, sound: Sequence[Figures], columns: Columns) -> tuple[Rend
 
 
 def seconds(value: float) -> str:
-    """Seconds, to the millisecond below ten."""
+    """Seconds as text; below ten with milliseconds."""
     return f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
 def size(count: int) -> str:
-    """A number of parameters with its unit."""
+    """A number of parameters as text with its unit."""
     for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= unit:
             return f"{count / unit:g}{name}"

@@ -1,7 +1,7 @@
-"""What a peer computes in a round without exchanging: a model without training, and the outer step.
+"""The local computations of a round: a synthetic pseudo-gradient, the outer step and the merge.
 
-Law: the project's own arithmetic (`tensors`), in the project's own pieces, so that counterparts differ from a run in
-how bytes travel and in nothing else.
+Law: the same functions and shards (`tensors`) as in a run, so that counterparts differ from a run only in how bytes
+travel.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from p2p_diloco.tensors.outer import OuterOptimizer
 
 PIECES = 8
 SIZE = 1e-3
-"""Of a synthetic pseudo-gradient's elements."""
+"""The size of a synthetic pseudo-gradient's elements."""
 
 
 def model_of(numel: int, fragments: int) -> nn.Module:
-    """A model of so many parameters, in pieces of about one size, all zero."""
+    """A model with `numel` parameters in pieces of about equal size, all zero."""
     pieces = min(numel, max(PIECES, fragments))
     model = nn.Module()
     for index in range(pieces):
@@ -33,7 +33,7 @@ def model_of(numel: int, fragments: int) -> nn.Module:
 
 
 class Synthetic:
-    """In place of training: the same small numbers are subtracted every time, other ones on each peer."""
+    """A replacement for training: subtracts the same small numbers every time, different ones on each peer."""
 
     def __init__(self, model: nn.Module, rank: int) -> None:
         self._params = list(model.parameters())
@@ -41,7 +41,7 @@ class Synthetic:
 
     @torch.no_grad()
     def train(self) -> None:
-        """Move every parameter."""
+        """Subtract the numbers from every parameter."""
         for param in self._params:
             for piece in torch.split(param.view(-1), BLOCK):
                 piece.sub_(self._numbers[: piece.numel()])
@@ -54,7 +54,7 @@ class Replica:
         self.model = model_of(numel, fragments)
         self.train = Synthetic(self.model, rank).train
         self.mean = torch.zeros(numel)
-        """[numel] fp32; the pseudo-gradient, then the mean of all."""
+        """fp32 [numel]: the pseudo-gradient, later the mean of all pseudo-gradients."""
         config = RunConfig()
         self._outer = OuterOptimizer(config.outer_optimizer, config.outer_lr, config.outer_momentum, config.nesterov)
         self._theta = torch.zeros(numel)
@@ -63,13 +63,13 @@ class Replica:
         self._states = [self._outer.init_state(place.stop - place.start) for place in self._places]
 
     def write_pseudo_gradient(self, clock: Clock, out: Tensor | None = None) -> None:
-        """Base − local, into `out` or `mean`."""
+        """Write base − local into `out`, or else into `mean`."""
         with clock.part(PSEUDO_GRADIENT):
             for param, base, part in self._beside(self._theta, self.mean if out is None else out):
                 pseudo_gradient(base, param, part)
 
     def take(self, clock: Clock, mean: Tensor | None = None) -> None:
-        """The outer step on `mean`, shard by shard as a run takes it, and its result into the model."""
+        """Take the outer step on `mean`, shard by shard as in a run, and copy the result into the model."""
         mean = self.mean if mean is None else mean
         with clock.part(OUTER_STEP):
             for index, place in enumerate(self._places):
@@ -87,11 +87,11 @@ class Replica:
 
 
 class Counterpart(Member):
-    """A process that takes the outer step itself."""
+    """A contender that takes the outer step itself."""
 
     @cached_property
     def replica(self) -> Replica:
-        """Its outer state and model, made when it is first needed: an idle process has none."""
+        """The outer state and model, made at their first use, so that an idle process has none."""
         return Replica(self.plan.parameters, self.plan.fragments, self.asked["rank"])
 
     def train(self) -> Line:

@@ -1,7 +1,7 @@
 """`demo`: peers on this machine that train together, while one is killed and another joins.
 
-Law: a folder and switches in, exit code out. The scenes are in `play`; what they measured is an `Outcome`, drawn by
-`report`.
+Law: a folder and switches in, exit code out. `play` has the scenes; its measurements are an `Outcome`, which `report`
+draws.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from p2p_diloco.settings import make_writable_folder
 
 
 def demo(out: Path | None, *, as_json: bool, quick: bool) -> int:
-    """Play the demo and tell its outcome; the exit code: 1 if digests differ in the end.
+    """Play the demo and print its outcome; returns the exit code, 1 if digests differ in the end.
 
     Raises:
-        ConfigError: the folder can't be used. P2PDilocoError: something failed.
+        ConfigError: the folder can't be used. P2PDilocoError: a process failed.
     """
     folder = _folder(out)
     try:
@@ -49,7 +49,7 @@ def demo(out: Path | None, *, as_json: bool, quick: bool) -> int:
 
 
 def _folder(out: Path | None) -> Path:
-    """An empty folder for what the demo writes."""
+    """An empty folder for the demo's files."""
     folder = out or Path(time.strftime("demo-%Y%m%d-%H%M%S"))
     make_writable_folder(folder, key="--out")
     if any(folder.iterdir()):
@@ -58,7 +58,7 @@ def _folder(out: Path | None) -> Path:
 
 
 def _png(outcome: Outcome, moments: Sequence[Moment], folder: Path) -> str | None:
-    """The plot's path; None without matplotlib."""
+    """Write the plot and return its path; None without matplotlib."""
     path, curves = folder / "losses.png", compared(outcome.swarm_curve, outcome.alone_curve)
     labels = {"x_label": "inner steps of each peer", "y_label": "held-out loss (nats a byte)"}
     try:

@@ -1,4 +1,4 @@
-"""What the demo has measured: the outcome as one value, and formulas over the rows that peers write.
+"""The demo's measurements: the outcome as one value, and formulas over the rows that peers write.
 
 Law: pure. Times are seconds since 1970 by this machine's clock, which all peers of the demo share.
 """
@@ -19,11 +19,11 @@ Points = tuple[tuple[float, float], ...]
 
 
 class Row(NamedTuple):
-    """What a peer's log has of one inner step, or of one evaluation."""
+    """One row of a peer's log: one inner step or one evaluation."""
 
     time: float
     step: int
-    """The peer's own."""
+    """The number of the peer's own inner steps."""
     global_step: int
     epoch: int
     loss: float | None
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PeerOutcome:
-    """What became of a peer. Of a killed one: what it last told the others."""
+    """The outcome of one peer. For a killed peer the figures are those that it last published."""
 
     name: str
     fate: str
@@ -51,7 +51,7 @@ class PeerOutcome:
 
 @dataclass(frozen=True, slots=True)
 class KillOutcome:
-    """What the death of a peer did to the others."""
+    """The effect of a peer's death on the others."""
 
     peer: str
     epoch: int
@@ -62,7 +62,7 @@ class KillOutcome:
 
 @dataclass(frozen=True, slots=True)
 class NewcomerOutcome:
-    """How a late peer got in."""
+    """The join of a late peer."""
 
     peer: str
     epoch: int | None
@@ -72,7 +72,7 @@ class NewcomerOutcome:
 
 @dataclass(frozen=True, slots=True)
 class JoinCost:
-    """What a join did to the held-out loss, nats a byte."""
+    """The effect of a join on the held-out loss, in nats a byte."""
 
     before: float
     highest: float
@@ -82,7 +82,7 @@ class JoinCost:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything that the demo shows in the end."""
+    """All results that the demo shows in the end."""
 
     schema_version: int
     seconds: float
@@ -108,7 +108,7 @@ class Outcome:
     plot: str | None
 
     def to_json(self) -> str:
-        """One line."""
+        """The outcome as one line of JSON."""
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
@@ -118,14 +118,14 @@ class Outcome:
 def ring_bytes(parameters: int, bytes_each: int, peers: int) -> int:
     """Bytes that each peer sends in one all-reduce of all parameters, as a ring: 2·P·b·(K−1)/K.
 
-    It is the optimum for any all-reduce: a reduce-scatter and an all-gather, (K−1)/K of the parameters each
+    This is the optimum for any all-reduce: a reduce-scatter and an all-gather, (K−1)/K of the parameters each
     (Patarasuk and Yuan 2009).
     """
     return round(2 * parameters * bytes_each * (peers - 1) / peers)
 
 
 def commit_times(rows: Iterable[Row]) -> dict[int, float]:
-    """When a peer first saw each epoch, without the epoch that it started with."""
+    """The time at which a peer first saw each epoch, without the epoch that it started with."""
     first: dict[int, float] = {}
     for entry in rows:
         first.setdefault(entry.epoch, entry.time)
@@ -133,7 +133,7 @@ def commit_times(rows: Iterable[Row]) -> dict[int, float]:
 
 
 def next_commit_s(rows_of: Iterable[Sequence[Row]], epoch: int, since: float) -> float | None:
-    """Seconds from `since` until the last of these peers was past `epoch`; None while one isn't."""
+    """Seconds from `since` until all these peers were past `epoch`; None while one isn't."""
     times = []
     for rows in rows_of:
         later = [when for seen, when in commit_times(rows).items() if seen > epoch]
@@ -151,7 +151,7 @@ def usual_round_s(rows: Iterable[Row], until: float) -> float | None:
 
 
 def start_wait_s(rows: Sequence[Row], sync_every: int) -> float:
-    """Seconds that a founder's first exchange took, in which it waits for `start_peers`; 0 for later peers."""
+    """Seconds of a founder's first exchange, in which it waits for `start_peers`; 0 for later peers."""
     for earlier, later in pairwise(rows):
         if earlier.epoch == 0 and later.epoch == 1 and later.step == sync_every:
             return round(later.time - earlier.time, 2)
@@ -159,7 +159,7 @@ def start_wait_s(rows: Sequence[Row], sync_every: int) -> float:
 
 
 def held_out(rows_of: Iterable[Iterable[Row]]) -> dict[int, float]:
-    """The held-out loss by outer step. Peers hold the same global parameters, so their values agree."""
+    """The held-out loss by outer step, from all peers: they hold the same global parameters, so their values agree."""
     found: dict[int, list[float]] = {}
     for rows in rows_of:
         for entry in rows:
@@ -169,13 +169,13 @@ def held_out(rows_of: Iterable[Iterable[Row]]) -> dict[int, float]:
 
 
 def curve(losses: Mapping[int, float], sync_every: int) -> Points:
-    """Held-out losses by the inner steps of one peer that lead to each outer step."""
+    """Held-out losses as points; x is the number of one peer's inner steps up to the outer step."""
     return tuple((float(sync_every * epoch), loss) for epoch, loss in losses.items())
 
 
 def join_cost(losses: Mapping[int, float], joined: int) -> JoinCost | None:
-    """What a join at this outer step did to the held-out loss (by outer step, rising); None if that was not judged
-    both before and after."""
+    """The effect of a join at outer step `joined` on the held-out loss; None if the loss was not evaluated both before
+    and after. `losses`: by outer step, rising."""
     before = [loss for epoch, loss in losses.items() if epoch <= joined]
     after = {epoch: loss for epoch, loss in losses.items() if epoch > joined}
     if not before or not after:

@@ -1,6 +1,6 @@
 """The demo's scenes: which peer is started when, which one is killed, and how the others go on.
 
-Law: acts by starting and killing processes, as a user would by hand; the formulas are in `facts`.
+Law: only starts and kills processes, as a user would by hand; the formulas are in `facts`.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FULL, QUICK = Script(epochs=60, kill_at=15), Script(epochs=20, kill_at=3, pause_
 FIRST, NEWCOMER, ALONE = ("alice", "bob", "carol"), "dave", "alone"
 CODEC, BYTES_OF_A_PARAMETER = "bf16", 2
 UNKNOWN_FOR_EPOCHS = 4
-"""So many outer steps later than planned a peer is killed although the next aggregator isn't known."""
+"""The outer steps for which the kill is put off while the next aggregator is unknown."""
 
 
 def play(stage: Stage) -> Outcome:
-    """The whole demo; its outcome, with no plot yet.
+    """Play the whole demo; returns its outcome, without a plot.
 
     Raises:
         P2PDilocoError: a process failed, or nothing happened for long.
@@ -47,7 +47,7 @@ def play(stage: Stage) -> Outcome:
 
 
 def _open(stage: Stage) -> str:
-    """A bootstrap; its address."""
+    """Start a bootstrap; returns its address."""
     bootstrap = stage.start_service("bootstrap")
     (printed,) = stage.until(lambda: bootstrap.printed.new() or None, "the bootstrap's address")
     address = str(printed["maddrs"][0])
@@ -56,7 +56,7 @@ def _open(stage: Stage) -> str:
 
 
 def _gather(stage: Stage, address: str) -> None:
-    """The founder, and once it is in the run the others: the first peer to come founds the run."""
+    """Start the founder, and the other peers once it is in the run: the first peer founds the run."""
     script, (name, *others) = stage.script, FIRST
     settings = {"start_peers": len(FIRST), "codec": CODEC, "warm_start": script.warm_start}
     founder = stage.start_peer(name, address, **script.run, **settings)
@@ -71,7 +71,7 @@ def _gather(stage: Stage, address: str) -> None:
 
 
 def _kill(stage: Stage) -> KillOutcome:
-    """SIGKILL to the peer that is to average the next round, half-way to it, and the wait for that round's commit."""
+    """SIGKILL the peer that is to average the next round, half-way to it, and wait for that round's commit."""
     stage.until(lambda: _half_way(stage), f"outer step {stage.script.kill_at}")
     epoch, elected = stage.epoch, stage.averages_next(stage.epoch)
     victim = next((peer for peer in stage.peers if peer.name == elected), stage.peers[1])
@@ -92,7 +92,8 @@ def _kill(stage: Stage) -> KillOutcome:
 
 
 def _half_way(stage: Stage) -> bool:
-    """Whether all peers are half-way to the next outer step, from the one planned on, and its aggregator is known."""
+    """Whether the kill is due: all peers are half-way to the next outer step, its aggregator is known, and the planned
+    epoch is reached."""
     epochs, steps = {peer.epoch for peer in stage.peers}, min(peer.steps_since for peer in stage.peers)
     known = stage.averages_next(stage.epoch) is not None
     due = stage.script.kill_at + (0 if known else UNKNOWN_FOR_EPOCHS)
@@ -100,7 +101,7 @@ def _half_way(stage: Stage) -> bool:
 
 
 def _replace(stage: Stage, address: str) -> NewcomerOutcome:
-    """A new peer with the bootstrap's address, and the wait until it is in the run; its rounds are counted later."""
+    """Start a new peer with the bootstrap's address, and wait until it is in the run. Its rounds are counted later."""
     others = stage.peers
     newcomer = stage.start_peer(NEWCOMER, address)
     stage.tell(f"{NEWCOMER} is started with the bootstrap's address, and nothing else")
@@ -117,7 +118,7 @@ def _replace(stage: Stage, address: str) -> NewcomerOutcome:
 
 
 def _finish(stage: Stage, alone: Player) -> None:
-    """The end of the run, for all at once, and that of the peer alone."""
+    """Wait for the end of the run on all peers, and for the end of the peer alone."""
     stage.until(lambda: not any(peer.trains for peer in stage.peers), "the end of the run")
     stage.tell(f"the run has ended for all, after {stage.epoch} outer steps")
     if alone.trains:
@@ -161,7 +162,7 @@ def _outcome(stage: Stage, alone: Player, kill: KillOutcome, newcomer: NewcomerO
 
 
 def _peer(player: Player, script: Script, step_bytes: int) -> PeerOutcome:
-    """What became of a peer: by its own summary, or if it was killed by what it last told the others."""
+    """The outcome of a peer: from its own summary, or for a killed peer from the figures that it last published."""
     printed = player.child.printed.new()
     summary = printed[-1] if printed else {}
     known = {**player.told, **summary}

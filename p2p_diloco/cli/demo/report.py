@@ -1,6 +1,6 @@
-"""The outcome for people: curves, a table, and sentences that say what was compared with what.
+"""The outcome for people: curves, a table, and sentences that explain the comparisons.
 
-Law: pure; draws an `Outcome` and knows nothing else.
+Law: pure; draws only an `Outcome`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NO_PNG = 'For a plot as PNG install matplotlib: pip install "p2p-diloco[plot]"'
 
 
 def report(outcome: Outcome, moments: Sequence[Moment], width: int) -> list[str]:
-    """The lines that are printed in the end."""
+    """The lines that are printed at the demo's end."""
     curves = compared(outcome.swarm_curve, outcome.alone_curve)
     x_label = "held-out loss, nats a byte, by inner steps of each peer"
     width = min(width, WIDTH_MAX)
@@ -26,7 +26,7 @@ def report(outcome: Outcome, moments: Sequence[Moment], width: int) -> list[str]
 
 
 def compared(swarm: Points, alone: Points) -> tuple[Curve, Curve]:
-    """The two held-out losses that are compared."""
+    """The curves of the two held-out losses that are compared."""
     return Curve("the run's global parameters", "●", swarm), Curve("one peer alone", "○", alone)
 
 
@@ -54,7 +54,7 @@ def _sentences(outcome: Outcome, width: int) -> list[str]:
 
 
 def _cost(outcome: Outcome) -> str:
-    """What the newcomer's coming did to the run."""
+    """The effect of the newcomer's join on the run's held-out loss, in words."""
     cost, when = outcome.join_cost, f"after {outcome.newcomer.peer} joined"
     if cost is None:
         return f"unknown: held-out loss was not judged both before and {when}"

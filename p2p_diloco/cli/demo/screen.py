@@ -1,4 +1,4 @@
-"""What is seen while the demo goes on: the story as lines, and below them, on a terminal, a live view. On stderr.
+"""The display during the demo, on stderr: its events as lines, and below them, on a terminal, a live view.
 
 Law: draws a `Stage` and changes nothing.
 """
@@ -18,13 +18,13 @@ from p2p_diloco.observe.plot import text_plot
 
 LINE_EVERY_S = 10.0
 PLOT_ROWS = (5, 12)
-"""Fewest and most; with less room there is no plot."""
+"""The fewest and most rows of the plot; with less room there is no plot."""
 PLOT_FOOT_ROWS, HEAD_ROWS = 4, 5
 STYLES = {"training": "green", "finished": "blue", "killed": "bold red", "waiting": "yellow", "paused": "cyan"}
 
 
 class Screen:
-    """The story; where nothing can be drawn, a line of progress now and then."""
+    """Prints the demo's events, with a live view on a terminal or a line of progress now and then elsewhere."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -45,7 +45,7 @@ class Screen:
             self._live.stop()
 
     def show(self, stage: Stage) -> None:
-        """Print what is new of the story, and draw the rest anew."""
+        """Print the new events, and redraw the live view."""
         for at_s, text in stage.story[self._told :]:
             self._line(at_s, text)
         self._told = len(stage.story)
@@ -64,7 +64,7 @@ class Screen:
 
 
 def progress(stage: Stage) -> str:
-    """One line on how far all have come."""
+    """One line with the progress of all players."""
     parts = []
     for player in stage.everyone:
         if player.child.killed or not player.rows:
@@ -76,7 +76,7 @@ def progress(stage: Stage) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds."""
+    """A time as minutes and seconds."""
     return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
 
 

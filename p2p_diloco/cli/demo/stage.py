@@ -1,6 +1,7 @@
-"""The demo as it stands: its processes, what each has written and told the others, and the story so far.
+"""The present state of the demo: its processes, their logs and published statuses, and the events so far.
 
-Law: starts processes, reads and waits. A process that fails ends the demo, with a sentence that names its log.
+Law: starts processes, reads their files and waits. A process that fails ends the demo with a sentence that names its
+log.
 """
 
 from __future__ import annotations
@@ -25,16 +26,15 @@ RUN_ID = "demo"
 T = TypeVar("T")
 LOOK_EVERY_S = 0.1
 LOSSES_SHOWN = 20
-"""The mean of so many training losses is shown: single batches vary too much to read."""
+"""How many training losses the shown loss averages: single batches vary too much."""
 PATIENCE_S = 180.0
-"""How long nothing at all may happen: a slow machine imports torch in a minute."""
+"""Seconds after which the demo gives up if nothing happens: a slow machine imports torch in a minute."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The demo's numbers, found by measuring: this model gains from so many rounds of so many steps, with a warm start
-    and the default outer optimizer. Without a warm start the gain is lost in the noise.
-    """
+    """The demo's numbers, chosen by measurement: with them, a warm start and the default outer optimizer the run beats
+    one peer alone. Without a warm start the gain would be lost in the noise."""
 
     epochs: int
     """Outer steps of the whole run."""
@@ -44,11 +44,12 @@ class Script:
     warm_start: int = 100
     eval_every: int = 2
     pause_s: float = 0.03
-    """Sleep in each step: on a fast machine the run would end before a newcomer has imported torch."""
+    """Seconds to sleep in each step: without this a fast machine would finish the run before the newcomer has imported
+    torch."""
 
     @property
     def steps(self) -> int:
-        """Inner steps of a peer that is there from beginning to end."""
+        """Inner steps of a peer that takes part from beginning to end."""
         return self.epochs * self.sync_every
 
     @property
@@ -58,40 +59,40 @@ class Script:
 
     @property
     def trainer(self) -> dict[str, Any]:
-        """What every trainer is told."""
+        """The settings of every trainer."""
         return {"threads": 1, "pause_s": self.pause_s, "eval_every_epochs": self.eval_every}
 
 
 @dataclass(slots=True)
 class Player:
-    """A process that trains."""
+    """A training process of the demo, with its rows and its status."""
 
     child: Child
     written: Lines
     in_run: bool = True
     rows: list[Row] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
-    """What it last told the others, as `p2p-diloco status --json` prints it; empty before."""
+    """Its last published status, as `p2p-diloco status --json` prints it; empty before the first."""
 
     def look(self) -> bool:
-        """Read the new rows; whether there were any."""
+        """Read the new rows; returns whether there were any."""
         new = [Row(**entry) for entry in self.written.new()]
         self.rows += new
         return bool(new)
 
     @property
     def name(self) -> str:
-        """Its own, in the run too."""
+        """The process's name, which is also the peer's name in the run."""
         return self.child.name
 
     @property
     def trains(self) -> bool:
-        """Whether it has neither ended nor been killed."""
+        """Whether the process has neither ended nor been killed."""
         return not self.child.killed and self.child.status is None
 
     @property
     def state(self) -> str:
-        """What it does, in a word."""
+        """The process's present activity, in a word."""
         if self.child.killed:
             return "killed"
         if self.child.status is not None:
@@ -100,41 +101,41 @@ class Player:
 
     @property
     def epoch(self) -> int:
-        """Outer steps that it has seen; -1 before its first inner step in the run."""
+        """The number of outer steps that the peer has seen; -1 before its first inner step in the run."""
         return self.rows[-1].epoch if self.rows else -1
 
     @property
     def steps(self) -> int:
-        """Its own inner steps."""
+        """The number of the peer's own inner steps."""
         return self.rows[-1].step if self.rows else 0
 
     @property
     def steps_since(self) -> int:
-        """Its own inner steps since the last commit."""
+        """The number of the peer's own inner steps since the last commit."""
         return self.steps - next((entry.step for entry in self.rows if entry.epoch == self.epoch), 0)
 
     @property
     def loss(self) -> float | None:
-        """The mean of its last training losses."""
+        """The mean of the peer's last training losses."""
         losses = [entry.loss for entry in self.rows[-LOSSES_SHOWN:] if entry.loss is not None]
         return fmean(losses) if losses else None
 
     @property
     def val_loss(self) -> float | None:
-        """The last held-out loss that it has measured."""
+        """The last held-out loss that the peer has measured."""
         return next((entry.val_loss for entry in reversed(self.rows) if entry.val_loss is not None), None)
 
 
 class Stage:
-    """All of the demo's processes, and what is known of them; `show` is called when something may have changed."""
+    """All processes of the demo and their state; `show` is called when something may have changed."""
 
     def __init__(self, script: Script, children: Children, show: Callable[[Stage], None]) -> None:
         self.script, self.children = script, children
         self.everyone: list[Player] = []
-        """The peers of the run in the order of their coming, then the one that trains alone."""
+        """The peers of the run in the order of their start, then the one that trains alone."""
         self.moments: list[Moment] = []
         self.story: list[tuple[float, str]] = []
-        """(seconds since the demo's start, sentence)"""
+        """The events so far: (seconds since the demo's start, sentence)."""
         self._show = show
         self._started_at = self._news_at = time.monotonic()
         self._snapshots = Lines(children.folder / "status.out")
@@ -142,11 +143,11 @@ class Stage:
     # -- starting processes
 
     def start_service(self, name: str, *flags: str) -> Child:
-        """A command of ours that prints JSON."""
+        """Start a `p2p-diloco` command that prints JSON."""
         return self.children.start(name, module("p2p_diloco", name, *flags, "--json", "--logs", "plain"))
 
     def start_peer(self, name: str, address: str, **settings: object) -> Player:
-        """A peer that knows an address and the run's name; the founder gets further settings."""
+        """Start a peer with an initial address and the run's name; the founder gets further settings."""
         told = {"name": name, "log_path": self._rows(name), **self.script.trainer, **settings}
         flags = [part for key, value in told.items() for part in (flag(key), str(value))]
         join = ("join", "--initial-peers", address, "--run-id", RUN_ID, "--summary-json", "--logs", "plain", *flags)
@@ -155,7 +156,7 @@ class Stage:
         return player
 
     def start_alone(self, name: str) -> Player:
-        """The same trainer with the same settings and the same warm start, in no run. It doesn't pause."""
+        """Start the same trainer with the same settings and warm start, but in no run and without the sleep."""
         own = {"warm_start": self.script.warm_start, "pause_s": 0.0, "log_path": str(self._rows(name))}
         trainer = json.dumps({**self.script.trainer, **own, "summary_json": True})
         alone = module("p2p_diloco.cli.demo.alone", json.dumps(self.script.run), trainer)
@@ -170,7 +171,7 @@ class Stage:
 
     @property
     def peers(self) -> list[Player]:
-        """The peers of the run, in the order of their coming."""
+        """The peers of the run, in the order of their start."""
         return [player for player in self.everyone if player.in_run]
 
     @property
@@ -180,13 +181,13 @@ class Stage:
 
     @property
     def epoch(self) -> int:
-        """Outer steps of the peer that is furthest."""
+        """The most outer steps that any peer has seen."""
         return max([0, *(player.epoch for player in self.peers)])
 
     def averages_next(self, epoch: int) -> str | None:
-        """The peer that is elected to average the round after `epoch`; None while an id is unknown.
+        """The peer that is elected to average the round after `epoch`; None while a peer's id is unknown.
 
-        The election is a pure function of what all peers know, so an onlooker can repeat it.
+        The election is a pure function of facts that all peers know, so this process can compute it too.
         """
         ids = {player.told.get("peer_id"): player.name for player in self.peers if player.trains and player.rows}
         if None in ids or not ids:
@@ -194,23 +195,23 @@ class Stage:
         return ids[assign(RUN_ID, epoch, [0], {str(peer): 1.0 for peer in ids})[0][0]]
 
     def losses(self, *, in_run: bool = True) -> dict[int, float]:
-        """Held-out loss by outer step, so far: the run's, or that of the peer alone."""
+        """The held-out losses so far, by outer step: the run's, or those of the peer alone."""
         return held_out(player.rows for player in self.everyone if player.in_run is in_run)
 
     def curves(self) -> tuple[Curve, Curve]:
-        """The held-out losses so far: the run's, and that of the peer alone."""
+        """The curves of the held-out losses so far: the run's, and that of the peer alone."""
         every = self.script.sync_every
         return compared(curve(self.losses(), every), curve(self.losses(in_run=False), every))
 
     # -- what goes on
 
     def tell(self, text: str) -> None:
-        """Add a sentence to the story."""
+        """Add a sentence to the events."""
         self.story.append((self.elapsed_s, text))
         self._show(self)
 
     def until(self, condition: Callable[[], T | None], what: str) -> T:
-        """Wait until `condition` returns something, neither None nor False; what it returned.
+        """Wait until `condition` returns something other than None and False, and return that.
 
         Raises:
             P2PDilocoError: a process ends, or nothing happens for long.
@@ -223,7 +224,7 @@ class Stage:
                 return found
             if time.monotonic() - self._news_at > PATIENCE_S:
                 mend = f"see the logs in {self.children.folder}"
-                raise P2PDilocoError(f"nothing has happened for {PATIENCE_S:g} s in waiting for {what}", mend=mend)
+                raise P2PDilocoError(f"nothing has happened for {PATIENCE_S:g} s while waiting for {what}", mend=mend)
             time.sleep(LOOK_EVERY_S)
 
     def _look(self) -> None:
