@@ -1,26 +1,26 @@
-"""The process that talks to the swarm: `python -m p2p_diloco.node`, one beside each trainer.
+"""The node: the process that talks to the other peers, one beside each trainer (`python -m p2p_diloco.node`).
 
 Law: the only place where the core's effects are carried out. It owns the replica, the outer state and the
 transport; the trainer's process owns the model. The two share one piece of memory (`shared`) and one socket
 (`channel`).
 
-    __main__       begins and ends the process
-    setup          what the peer tells its node first
-    entry          from that to a part in the run
+    __main__       starts and ends the process
+    setup          the first message, with which the peer configures its node
+    entry          from this message to taking part in the run
     joining        finds the run or founds it
-    run            what the peers of a run have agreed on
-    common         what all parts of a node are made with
-    participation  puts a node's parts together, and runs them side by side
-    beginning      the state that a peer begins with (`restart`, `ending`)
+    run            the settings and the layout that the peers of a run agree on
+    common         the values that all parts of a node share
+    participation  makes a node's parts, and runs them concurrently
+    beginning      the state that a peer starts with (`restart`, `ending`)
     node           the loop: an event in, its effects out, one after another
-    events         the queue of events, and the log of what the replica notes
-    tensor_work    effects on tensors; `bases` keeps what a trainer measures from
-    outbox         messages on their way out
-    inbox          messages on their way in: before the run is known, while it is described (`describing`), and in it
-                   (`run_inbox`); `wire` are their bytes, `misfit` is what can't be of this run
-    trainer        the trainer's requests and the answers; `submissions` and `ledger` count for it
-    local_progress what becomes of its progress at each merge
-    status         what a peer says of itself; `reporting` makes it, `records` keep it in the DHT
+    events         the queue of events, and the log of the replica's notes
+    tensor_work    effects on tensors; `bases` keeps the bases of pseudo-gradients
+    outbox         outgoing messages
+    inbox          incoming messages: before the run is known, while it is described (`describing`), and in it
+                   (`run_inbox`); `wire` encodes them, `misfit` checks them against the run
+    trainer        the trainer's requests and their answers; `submissions` and `ledger` keep its counters
+    local_progress the fate of its local progress at each merge
+    status         the status of a peer; `reporting` makes it, `records` publishes it in the DHT
     saving         checkpoints
     unowned        records in the DHT that every peer keeps alive: changed rates (`revising`), the end of a run (`ends`)
     plain          dataclasses as plain values

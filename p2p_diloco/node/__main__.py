@@ -1,8 +1,7 @@
-"""The node's process: begins, ends, and is never left behind.
+"""The node's process: starts, ends, and never outlives its trainer.
 
-Law: the end of the channel is the end of this process, whatever it is doing; nothing here outlives the
-trainer. It is started by a peer, with two inherited descriptors (the channel and the shared memory), and
-not by hand.
+Law: this process always ends when the channel ends, so it never outlives the trainer. A peer starts it, with two
+inherited descriptors (the channel and the shared memory); it is not started by hand.
 """
 
 from __future__ import annotations
@@ -26,49 +25,49 @@ from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.channel import ChannelClosed, Message, NodeEnd
 
 LEAVE_WITHIN_S = 5.0
-"""How long leaving may take once the trainer is gone; then the process ends."""
+"""Seconds to leave the run in once the trainer has ended; then the process ends."""
 
 MMAPPED_FROM = 32 * 2**20
-"""Larger pieces of memory are returned to the kernel at once; glibc allows no greater limit."""
+"""Larger pieces of memory are returned to the kernel at once; this is the highest limit that glibc allows."""
 FREE_KEPT = 256 * 2**20
-"""How much free memory is kept at the end of the heap."""
+"""Bytes of free memory that are kept at the end of the heap."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 PARENT_EVERY_S = 0.25
-"""How often to look whether the trainer is still there."""
+"""Seconds between two checks whether the trainer's process is alive."""
 
 _running = threading.Event()
-"""Set once the loop watches for the end of the trainer."""
+"""Set once the event loop watches for the trainer's end."""
 
 log = logging.getLogger("p2p_diloco.node")
 
 
 def main() -> int:
-    """Run a node until it ends; its exit status."""
+    """Run a node until it ends; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m p2p_diloco.node", description=__doc__.splitlines()[0])
     parser.add_argument("--channel-fd", type=int, required=True)
     parser.add_argument("--memory-fd", type=int, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
     parser.add_argument("--log-level", type=int, default=logging.INFO)
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is the trainer's: it tells what is to be done
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C is for the trainer, which tells the node what to do
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("p2p_diloco").setLevel(options.log_level)
     threading.Thread(target=_end_with, args=(options.parent_pid,), daemon=True).start()
-    gc.disable()  # until all is loaded: nothing of it is garbage
-    import torch  # here, for it takes seconds in which the trainer may end
+    gc.disable()  # while modules are loaded, which leaves no garbage
+    import torch  # here, because it takes seconds in which the trainer may end
 
-    torch.set_num_threads(1)  # the other cores are the trainer's
+    torch.set_num_threads(1)  # the other cores are for the trainer
     _keep_freed_memory()
     sock = socket.socket(fileno=options.channel_fd)
     return uvloop.run(_run(sock, options.memory_fd, options.parent_pid))
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc reuse the memory of one shard's work for the next shard's.
+    """Make glibc reuse the memory of one shard's tensor work for the next shard's.
 
-    By default it returns large pieces to the kernel and gets them again page by page, which takes longer than the work.
-    Without glibc this does nothing.
+    By default it returns large pieces to the kernel and gets them back page by page, which takes longer than the work.
+    Without glibc this has no effect.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -79,10 +78,10 @@ def _keep_freed_memory() -> None:
 
 
 def _end_with(parent_pid: int) -> None:
-    """End this process after its parent, also while it is still starting, or if its loop is stuck."""
+    """End this process after its parent has ended, even while this process starts or if its loop is stuck."""
     while os.getppid() == parent_pid:
         time.sleep(PARENT_EVERY_S)
-    if _running.is_set():  # the loop has noticed as well, and leaves the run
+    if _running.is_set():  # the loop has noticed too, and leaves the run
         time.sleep(LEAVE_WITHIN_S + 1.0)
     os._exit(1)
 
@@ -90,7 +89,7 @@ def _end_with(parent_pid: int) -> None:
 async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
     from p2p_diloco.node.entry import run_node
 
-    gc.freeze()  # to go through all of torch again and again would keep the loop from its probes, for 0.1 s each time
+    gc.freeze()  # scanning all of torch's objects again and again would delay the loop by 0.1 s each time
     gc.enable()
     _running.set()
     channel = await NodeEnd.over(sock)
@@ -102,7 +101,7 @@ async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
     running = asyncio.create_task(run_node(channel, messages, memory_fd))
     await asyncio.wait({running, departing, alone}, return_when=asyncio.FIRST_COMPLETED)
     if not running.done():
-        running.cancel()  # it leaves the run on its way out
+        running.cancel()  # cancelled, it leaves the run
         await asyncio.wait({running, alone}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({running}, timeout=LEAVE_WITHIN_S)
     status = await _explain(running, channel)
@@ -113,10 +112,10 @@ async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
 async def _until_left_alone(
     channel: NodeEnd, messages: asyncio.Queue[Message], asked: asyncio.Event, parent_pid: int
 ) -> None:
-    """Queue the trainer's messages until it is gone; `asked` is set when it asks to depart.
+    """Queue the trainer's messages until its process has ended; `asked` is set when it asks the node to depart.
 
-    A process that the trainer forked may hold the channel open after it, so its process id is watched as
-    well.
+    A process that the trainer forked may keep the channel open after the trainer's end, so the trainer's process id is
+    watched too.
     """
 
     async def read() -> None:
@@ -132,7 +131,7 @@ async def _until_left_alone(
 
 
 async def _explain(running: asyncio.Task[None], channel: NodeEnd) -> int:
-    """Tell the trainer why the node ended, unless it was asked to; the exit status."""
+    """Tell the trainer why the node ended, unless it asked for that; returns the exit status."""
     error = None if not running.done() or running.cancelled() else running.exception()
     if error is None:
         return 0
@@ -152,4 +151,4 @@ if __name__ == "__main__":
     status = main()
     logging.shutdown()
     sys.stderr.flush()
-    os._exit(status)  # at once: no thread and no pending clean-up may keep a process whose trainer is gone
+    os._exit(status)  # at once: neither threads nor clean-up may delay the end once the trainer has ended

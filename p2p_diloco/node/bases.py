@@ -1,8 +1,8 @@
-"""What a trainer's progress is measured from: the global values that it has loaded.
+"""The bases of a trainer's pseudo-gradients: the global values that it has loaded.
 
-Law: as long as θ is what the trainer has loaded, θ itself is the base, and no copy is made. Before θ changes, the base
-is copied to `base`; but not while the trainer stands still after sending: then its progress is what it has sent, and
-nothing is left to measure. A base that fails its checksum is never used; its progress counts as lost.
+Law: while θ equals the values that the trainer has loaded, θ itself is the base, and no copy is made. Before θ changes,
+the base is copied to `base`, unless the trainer stands still after sending: then it has no progress beyond the sent
+one, and needs no base. A base that fails its checksum is never used; its progress counts as lost.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from p2p_diloco.tensors.layout import Layout
 
 
 class Bases:
-    """`theta`, `base`: [layout.numel] fp32. Before the trainer loads anything it has no progress, and none is kept."""
+    """Keeps the bases. `theta`, `base`: [layout.numel] fp32. Before its first load the trainer has no progress, so no
+    base is kept."""
 
     def __init__(self, layout: Layout, theta: Tensor, base: Tensor) -> None:
         self._layout, self._theta, self._base = layout, theta, base
         self.kept: set[int] = set()
         """Shards whose base was copied to `base`."""
         self.gone = set(range(len(layout.shards)))
-        """Shards without a base: when θ changed, their progress was what had been sent."""
+        """Shards without a base, because θ changed while their only progress was the sent one."""
         self.lost: set[int] = set()
-        """Shards without a base: it was changed in memory, so their progress is unknown."""
+        """Shards without a base, because it was corrupted in memory: their progress is unknown."""
         self.damaged: set[int] = set()
-        """Shards whose base must be mended before a pseudo-gradient is measured from it."""
+        """Shards whose base must be repaired before the next pseudo-gradient is measured."""
         self._sent: frozenset[int] = frozenset()
 
     @property
@@ -35,19 +36,18 @@ class Bases:
         return set(range(len(self._layout.shards))) - self.kept - self.gone - self.lost
 
     def stand(self, shards: Collection[int]) -> None:
-        """These shards were sent, and nothing is trained until the trainer has loaded the result."""
+        """Record that these shards were sent, and that training stands still until the result is loaded."""
         self._sent = frozenset(shards)
 
     def before(self, shard: int, was: str, becomes: str, present: Callable[[], str]) -> None:
-        """Call before a shard's θ changes. `was`: its digest when it was accepted; `becomes`: that of the new θ, the
-        same if it is mended; `present` computes the digest of what is in memory, which may have been changed there.
-        """
+        """Keep a shard's base before its θ changes. `was`: the digest of θ when it was accepted; `becomes`: that of the
+        new θ, the same one for a repair; `present` computes the digest of θ as it is in memory, perhaps corrupted."""
         self.damaged.discard(shard)
         if shard not in self.read or becomes == was:
             return
         if shard in self._sent:
             self.gone.add(shard)
-        elif (found := present()) == becomes:  # there is no better copy
+        elif (found := present()) == becomes:  # memory holds the new θ already, and no other copy exists
             return
         elif was and found != was:
             self.lost.add(shard)
@@ -57,7 +57,7 @@ class Bases:
             self.kept.add(shard)
 
     def loaded(self, shards: Collection[int]) -> None:
-        """The trainer has loaded these shards' θ, and goes on."""
+        """Record that the trainer has loaded these shards' θ and goes on training."""
         for those in (self.kept, self.gone, self.lost):
             those.difference_update(shards)
         self._sent = frozenset()

@@ -1,6 +1,6 @@
-"""The state that a peer begins with, and when its trainer may start.
+"""The state that a peer starts with, and when its trainer may start.
 
-Law: posts what the replica is to begin with, and holds the trainer; it changes no state itself.
+Law: posts events to the replica and holds the trainer back; it changes no state itself.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from p2p_diloco.node.trainer import TrainerSide
 
 
 class Beginning:
-    """A checkpoint's state, that of this peer's model if it founds the run, or none."""
+    """The state to start with: a checkpoint's, that of this peer's model if it founds the run, or none."""
 
     def __init__(self, common: Common, joined: Joined, saved: Checkpoint | None) -> None:
-        """Puts the checkpoint's tensors in place.
+        """Load the checkpoint's tensors.
 
         Raises:
-            CheckpointError: it is of another model, or of another outer optimizer.
+            CheckpointError: the checkpoint is of another model or another outer optimizer.
         """
         self._common, local, run = common, common.local, joined.run
         states: Sequence[State] = () if saved is None else saved.restore(run, common.work)
@@ -38,7 +38,7 @@ class Beginning:
         version = model_version([state.version for state in states]) if goes_on else None
         self._has_the_end = version is not None and run.rules.ended(version)
         self.events: list[Event] = []
-        """What the replica begins with."""
+        """The event that gives the replica its first state."""
         if goes_on:
             self.events.append(Restore(tuple(states)))
         elif saved is not None:
@@ -49,13 +49,13 @@ class Beginning:
             self.events.append(self.founding(0))
 
     def founding(self, generation: int) -> Found:
-        """The tensors at hand as epoch 0 of a generation."""
+        """The event that makes the present tensors epoch 0 of a generation."""
         common = self._common
         meta, shards = founding_meta(generation, common.replica.me, common.local.role), common.run.layout.shards
         return Found(generation, tuple(common.work.store.digest(shard.index, meta) for shard in shards))
 
     async def find_state(self, ending: Ending) -> None:
-        """Found the run after all if no peer has its state; ends only by an error."""
+        """Found the run if no other peer has its state. Returns only by an error."""
         common = self._common
         await found_if_nobody_has(
             common.replica,
@@ -68,10 +68,9 @@ class Beginning:
         await asyncio.Event().wait()
 
     async def wait_to_train(self, trainer: TrainerSide, ending: Ending, goes_on: GoesOn) -> None:
-        """Let the trainer go once the others are there after a start from a checkpoint (`restart`), or where the run
-        has ended, once the last state is there (`ending`). A peer that sets the run back waits for none. Ends only by
-        an error.
-        """
+        """Let the trainer start: after a start from a checkpoint once the other peers are back (`restart`), and if the
+        run has ended once this peer has the last state (`ending`). A peer that sets the run back doesn't wait. Returns
+        only by an error."""
         local, replica, group = self._common.local, self._common.replica, self._last_group
         if self._has_the_end:
             await until_the_others_have_it(replica, group, local.restart_wait, trainer.hold_for)

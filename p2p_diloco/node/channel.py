@@ -1,8 +1,8 @@
 """The channel between a trainer and its node: msgpack dictionaries, one after another, over a socket pair.
 
-Law: both ends are ours and of one version, so nothing is checked here; what comes from the swarm never passes
-unread. The trainer's end blocks and bounds every wait, the node's end lives in its loop. The end of
-the stream means that the other process is gone.
+Law: both ends run the same version of this package, so messages are not validated here; data from other peers is
+validated before it gets here. The trainer's end blocks and bounds every wait; the node's end is asynchronous. The end
+of the stream means that the other process has ended.
 """
 
 from __future__ import annotations
@@ -16,37 +16,37 @@ from typing import Any
 import msgpack
 
 Message = dict[str, Any]
-"""``{"kind": ..., ...}``: what plain msgpack carries."""
+"""A message ``{"kind": ..., ...}`` with values that msgpack can carry."""
 
 _READ_BYTES = 1 << 20
 
 
 class ChannelClosed(Exception):
-    """The other process is gone."""
+    """The process at the other end of the channel has ended."""
 
 
 def _unpacker() -> msgpack.Unpacker:
-    """Takes a stream in pieces, and gives the messages in it; up to a length that none has."""
+    """A decoder of messages from a stream in pieces, with a length limit that no message reaches."""
     return msgpack.Unpacker(strict_map_key=False, max_buffer_size=0)
 
 
 def _next(unpacker: msgpack.Unpacker) -> Message | None:
-    """The next message, if all of it has come."""
+    """The next message, or None if it is incomplete."""
     message: Message | None = next(unpacker, None)
     return message
 
 
 class TrainerEnd:
-    """The blocking end. One thread at a time."""
+    """The trainer's end, which blocks. Only one thread at a time may use it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket, self._unpacker = sock, _unpacker()
 
     def send(self, message: Message, *, timeout_s: float = 60.0) -> None:
-        """Send a message; the node reads at once unless it is in trouble, so `timeout_s` is for that.
+        """Send a message. The node normally reads at once, so `timeout_s` passes only if it hangs.
 
         Raises:
-            ChannelClosed: the node is gone, or doesn't read.
+            ChannelClosed: the node has ended, or doesn't read.
         """
         try:
             self._socket.settimeout(timeout_s)
@@ -58,7 +58,7 @@ class TrainerEnd:
         """The next message, or None if none comes in time.
 
         Raises:
-            ChannelClosed: the node is gone.
+            ChannelClosed: the node has ended.
         """
         give_up_at = time.monotonic() + timeout_s
         while (message := _next(self._unpacker)) is None:
@@ -78,12 +78,12 @@ class TrainerEnd:
         return message
 
     def close(self) -> None:
-        """Close the channel: the node leaves the run if it hasn't yet."""
+        """Close the channel. The node then leaves the run, unless it has left already."""
         self._socket.close()
 
 
 class NodeEnd:
-    """The end in the node's loop."""
+    """The node's end, in its event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer, self._unpacker = reader, writer, _unpacker()
@@ -94,7 +94,7 @@ class NodeEnd:
         return cls(*await asyncio.open_connection(sock=sock))
 
     def send(self, kind: str, **values: object) -> None:
-        """Queue a message. A trainer that is gone swallows it; `receive` tells."""
+        """Queue a message. It is lost if the trainer has ended; `receive` reports that."""
         if not self._writer.is_closing():
             self._writer.write(msgpack.packb({"kind": kind, **values}))
 
@@ -102,7 +102,7 @@ class NodeEnd:
         """The next message.
 
         Raises:
-            ChannelClosed: the trainer is gone.
+            ChannelClosed: the trainer has ended.
         """
         while (message := _next(self._unpacker)) is None:
             try:
@@ -115,7 +115,7 @@ class NodeEnd:
         return message
 
     async def flush(self) -> None:
-        """Wait until what was sent has left this process, or the trainer is gone."""
+        """Wait until all sent messages have left this process, or the trainer has ended."""
         with contextlib.suppress(OSError):
             await self._writer.drain()
 

@@ -1,6 +1,6 @@
-"""What the parts of one peer's node have in common.
+"""The values that all parts of one peer's node share.
 
-Law: one value, complete before the first part is made, and never changed.
+Law: one frozen value, complete before the first part is made.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from p2p_diloco.node.tensor_work import TensorWork
 
 @dataclass(frozen=True)
 class Common:
-    """A peer that has found its run. `started_at`, in seconds since 1970, is part of `incarnation`; the replica's own
-    incarnation may rise later. `ledger`: where the time of the exchange under way goes.
-    """
+    """The shared values of a node whose peer has found its run. `started_at`, in seconds since 1970, is part of
+    `incarnation`; the replica's own incarnation may rise later. `ledger`: the time of the present exchange, by part."""
 
     local: PeerConfig
     run: Run
@@ -50,7 +49,7 @@ class Common:
     def of(
         cls, local: PeerConfig, joined: Joined, transport: Transport, shared: SharedMemory, work: TensorWork
     ) -> Common:
-        """A new life of this peer, in the run that it has joined."""
+        """Make the shared values for a new incarnation of this peer, in the run that it has joined."""
         run, started_at = joined.run, time.time()
         ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
         transferring = partial(ledger.part, TRANSFER)

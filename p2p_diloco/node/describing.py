@@ -1,6 +1,6 @@
-"""Asking a peer for the run's layout.
+"""Asks a peer for the layout of the run's model.
 
-Law: a description comes from the one peer that was asked; while it is waited for, every other message is refused.
+Law: only the peer that was asked may send a description; until it comes, every other message is refused.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from p2p_diloco.node.inbox import Handler, Inbox
 from p2p_diloco.tensors.layout import Layout
 
 DESCRIPTION_BYTES_MAX = 16 * 2**20
-"""A longer description of a model is not read."""
+"""The longest description of a model that is accepted."""
 DESCRIBE_S = 3.0
-"""How long one peer may take to describe the run's model."""
+"""Deadline for one peer's description of the run's model."""
 
 log = logging.getLogger(__name__)
 
 
 class DescriptionInbox(Handler):
-    """The inbox while one peer's description of the run's model is waited for; every other message is refused."""
+    """The inbox's handler while one peer is asked to describe the run's model; it refuses every other message."""
 
     def __init__(self, token: bytes, peer: str) -> None:
         self._token, self._peer = token, peer
@@ -36,7 +36,7 @@ class DescriptionInbox(Handler):
         if not isinstance(message, wire.Description):
             raise Refusal("this peer is not ready yet")
         if not 0 < message.nbytes <= DESCRIPTION_BYTES_MAX:
-            raise Refusal("no description of that length was asked for")
+            raise Refusal("the description is longer than allowed")
         return message, message.nbytes
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
@@ -46,12 +46,12 @@ class DescriptionInbox(Handler):
         try:
             self.layout.set_result(Layout.from_wire(msgpack.unpackb(payload)))
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise Refusal(f"that describes no model: {error}") from None
+            raise Refusal(f"the description of the model can't be read: {error}") from None
         return message
 
 
 async def ask_for_layout(transport: Transport, inbox: Inbox, token: bytes, peer: str) -> Layout | None:
-    """A peer's description of the run's model, or None if it has none in time."""
+    """Ask a peer to describe the run's model; returns the layout, or None if no description came in time."""
     before, waiting = inbox.handler, DescriptionInbox(token, peer)
     inbox.handler = waiting
     try:

@@ -1,7 +1,8 @@
-"""A run that has ended stays ended: a peer that starts afterwards takes its last state, and trains no further.
+"""Keeps an ended run ended: a peer that starts afterwards fetches the last state and trains no further.
 
-Law: an end binds a peer from its start until it trains. It never binds a peer that trains, so a false record can't end
-a run that goes on. It delays the trainer, and ends a peer that gets the last state from no other peer.
+Law: the record of an end binds a peer only from its start until it trains. It never binds a peer that trains, so a
+false record can't end a run that goes on. A bound peer's trainer waits for the last state, and the peer ends with an
+error if no other peer hands it over.
 """
 
 from __future__ import annotations
@@ -25,38 +26,38 @@ from p2p_diloco.node.revising import Founding
 LOOK_EVERY_S = 1.0
 KEEP_EVERY_S = 60.0
 SEEN_EVERY_S = 0.1
-"""How often to look what this peer and the others hold."""
+"""Seconds between two checks of which peers hold the last state."""
 
 log = logging.getLogger(__name__)
 
 
 class Ending:
-    """What a peer knows of its run's end."""
+    """A peer's knowledge of its run's end, and its record of the end."""
 
     def __init__(
         self, transport: Transport, founding: Founding, replica: Replica, goes_on: GoesOn, folder: Path | None
     ) -> None:
-        """`folder`: of this peer's checkpoints."""
+        """`folder`: this peer's checkpoints."""
         self._transport, self._founding, self._replica = transport, founding, replica
         self._goes_on, self._folder = goes_on, folder
         self._on_disk = None if folder is None else ends.load(folder, transport, founding, replica.rules)
         self.known = self._on_disk
-        """The highest one; None: none, or the run goes on."""
+        """The highest end known; None: no end is known, or the run goes on."""
         self._writing: asyncio.Future[None] | None = None
         self._stored: End | None = None
         self._ignored: End | None = None
         self._something = asyncio.Event()
-        """Set once there is something to keep."""
+        """Set once there is an end to keep in the DHT."""
 
     # -- a peer that starts
 
     async def begin(self, within_s: float) -> None:
-        """Tell the others the end that is on this disk, before one of them sees this peer and trains on with it."""
+        """Publish the end that is on this disk, before another peer sees this one and trains on with it."""
         if self._on_disk is not None:
             await self._try(ends.store(self._transport, self._founding, self._on_disk), within_s)
 
     async def look(self) -> bool:
-        """Whether the run has ended beyond what this peer holds, and no peer is seen to go on with it."""
+        """Whether the run has ended with a state that this peer lacks, and no peer is seen to go on with the run."""
         if self._replica.finished:
             return False
         self.known = max(filter(None, (self.known, await self._read())), default=None)
@@ -64,17 +65,19 @@ class Ending:
             return False
         if await self._goes_on.look():
             if self._ignored != self.known:
-                log.warning("a record says that the run has ended at %s; it goes on: ignored", self._named(self.known))
-            self._ignored, self.known = self.known, None  # and kept no longer
+                log.warning(
+                    "ignored a record that the run has ended at %s, because the run goes on", self._named(self.known)
+                )
+            self._ignored, self.known = self.known, None  # and no longer kept in the DHT
             return False
         self._something.set()
         return True
 
     async def until_it_may_train(self, wait_s: float, tell: Callable[[str], None]) -> None:
-        """Return once this peer holds a state, and knows of no end beyond that. `tell` is given what is waited for.
+        """Wait until this peer holds a state and knows of no later end. `tell` is called with the reason for the wait.
 
         Raises:
-            GaveUpWaiting: no peer handed over the last state in `wait_s`.
+            GaveUpWaiting: no peer handed over the last state within `wait_s`.
         """
         clock = asyncio.get_running_loop().time
         give_up_at = clock() + wait_s
@@ -91,7 +94,8 @@ class Ending:
                 await asyncio.sleep(SEEN_EVERY_S)
 
     def _overtaken(self, end: End) -> bool:
-        """Whether a peer here, this one included, holds more and is at no end: it is of a newer generation, say."""
+        """Whether a live peer, this one included, holds a higher state that is no end, for example of a newer
+        generation."""
         models = (summary.model for summary in self._replica.roster.summaries().values())
         return any(model > end.model and not self._replica.rules.ended(model) for model in models)
 
@@ -106,10 +110,10 @@ class Ending:
         mine = f"of epoch {self._replica.epoch}" if self._replica.has_state else "none"
         return GaveUpWaiting(
             f"is over: the run {self._founding.run_id} has ended at {self._named(end)}, this peer's state is {mine}, "
-            "and no peer handed over the last one",
+            "and no peer handed over the last state",
             key="wait_timeout",
             value=f"{wait_s:g}",
-            mend=f"start a peer whose checkpoint_dir has checkpoint-{self._epoch(end)}, or go on from another with "
+            mend=f"start a peer whose checkpoint_dir has checkpoint-{self._epoch(end)}, or go on from another one with "
             "from_checkpoint and new_generation, or start the run with a greater stop_after_epochs",
         )
 
@@ -122,41 +126,41 @@ class Ending:
     # -- a peer that has the end
 
     def settled(self) -> None:
-        """Look whether the run has ended here; to be called after each event."""
+        """Check whether this replica has reached the run's end; call this after each event."""
         if self._replica.finished:
             self._something.set()
 
     async def keep(self) -> None:
-        """Sign the end once it has come, and keep what is known of it in the DHT, until cancelled."""
+        """Sign the end once it has come, and keep the known end's record alive in the DHT, until cancelled."""
         await self._something.wait()
         while True:
             await self._try(self._tell(), KEEP_EVERY_S)
             await asyncio.sleep(KEEP_EVERY_S)
 
     async def leave(self, within_s: float) -> None:
-        """Tell it now, if that is still to be done."""
+        """Publish the end now, if that has not been done yet."""
         if self._replica.finished and (self._stored is None or self._stored.model != self._mine):
             await self._try(self._tell(), within_s)
 
     async def _try(self, telling: Awaitable[object], within_s: float) -> None:
-        """A failure is logged: the other peers keep the end as well."""
+        """Await a call, at most `within_s`. A failure is only logged, because the other peers keep the record too."""
         try:
             await asyncio.wait_for(telling, within_s)
         except Exception:
-            log.warning("the record of the run's end can't be kept", exc_info=True)
+            log.warning("the record of the run's end can't be stored", exc_info=True)
 
     async def _tell(self) -> None:
         if self._replica.finished:
             if self.known is None or self.known.model != self._mine:
                 self.known = ends.signed(self._transport, self._founding, self._mine, time.time())
             if self._folder is not None and (self._on_disk is None or self._on_disk.model != self._mine):
-                # only what this peer has held itself: a stranger's record doesn't outlive the DHT's
+                # only an end that this peer has held itself: a stranger's record must not outlive the DHT's copy
                 await self._save(self._folder, self.known)
         if self.known is not None and await ends.store(self._transport, self._founding, self.known):
             self._stored = self.known
 
     async def _save(self, folder: Path, end: End) -> None:
-        """Write it, and return once it is there, also if an earlier call was given up meanwhile."""
+        """Write the end to disk, and return once it is there, even if an earlier call was cancelled."""
         if self._writing is None:
             self._writing = asyncio.get_running_loop().run_in_executor(None, ends.save, folder, end)
         await asyncio.shield(self._writing)
@@ -170,9 +174,8 @@ class Ending:
 async def until_the_others_have_it(
     replica: Replica, group: Collection[str], wait_s: float, tell: Callable[[str], None]
 ) -> None:
-    """A peer that comes back with the last state serves it: until as many peers as the last round's `group` had have
-    been here and have it, or have left again, and none is here that lacks it; `wait_s` at most.
-    """
+    """Serve the last state, for at most `wait_s`, until as many peers as the last round's `group` had have it or have
+    left again, and no live peer lacks it."""
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + wait_s
     while clock() < give_up_at:
@@ -188,8 +191,8 @@ async def until_the_others_have_it(
 
 
 def _served(roster: Roster) -> tuple[list[str], list[str]]:
-    """The other peers that have this peer's state or have left, since a peer may leave before it says that it has it;
-    and the peers that are here and lack it."""
+    """Two lists of other peers: those that have this peer's state or have left (a peer may leave before it reports the
+    state), and the live ones that lack it."""
     through, lacking = [], []
     for peer, member in sorted(roster.members.items()):
         if member.left is not None or (member.summary is not None and member.summary.model >= roster.mine.model):

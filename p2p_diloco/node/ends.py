@@ -1,7 +1,7 @@
-"""The record of a run's end: its content, its signature, and where it is kept.
+"""The record of a run's end: its content, its signature, and its copies in the DHT and on disk.
 
-Law: a record says that a peer has held this very state as the run's last one. It is `unowned`, and several peers may
-sign the same end. `ending` decides whether it binds this peer.
+Law: a record states that the signing peer has held this state as the run's last one. It is `unowned`, and several peers
+may sign the same end. `ending` decides whether it binds this peer.
 """
 
 from __future__ import annotations
@@ -23,39 +23,40 @@ from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.unowned import TRIED_MAX
 
 RECORD_TTL_S = 24 * 3600.0
-"""How long an end waits in the DHT for a peer that was away, once no peer keeps it there any more."""
+"""How long the DHT keeps an end for absent peers, once no peer renews it any more."""
 FILE = "ended.json"
-"""In the folder of checkpoints."""
+"""The name of the record's file in the folder of checkpoints."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class End:
-    """The version of the whole model that a run ended with, and the peer that says so."""
+    """A run's end: the last version of the whole model, and the peer that signed it."""
 
     model: ModelVersion
     time: float
-    """When it was signed, in seconds since 1970."""
+    """The time of the signature, in seconds since 1970."""
     signer: str
     proof: str
 
 
 def statement(founding: Founding, model: ModelVersion, time: float) -> bytes:
-    """What the signer signs. It means nothing in another founding of a run of that name."""
+    """The bytes that the signer signs. They are invalid for any other founding of a run of the same name."""
     said = [model.generation, model.samples, model.epochs, model.digest, time]
     return bytes(msgpack.packb(["p2p-diloco end", founding.run_id, founding.founder, float(founding.time), *said]))
 
 
 def signed(transport: Transport, founding: Founding, model: ModelVersion, time: float) -> End:
-    """This peer's word that the run has ended with this version."""
+    """Sign that the run has ended with this version."""
     return End(model, time, transport.peer_id, transport.sign(statement(founding, model, time)))
 
 
 def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> bool:
-    """Whether it is of this founding, is an end by the rules that the run has now, and bears its signer's signature.
+    """Whether an end is valid: it is of this founding, is an end by the run's present rules, and has its signer's
+    signature.
 
-    Rules may differ from those that the run ended with: started anew with a greater `stop_after_epochs` it goes on.
+    The rules may have changed since the end: a run restarted with a greater `stop_after_epochs` goes on.
     """
     held = end.model.generation >= 0
     return (
@@ -66,7 +67,7 @@ def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> b
 
 
 async def read(transport: Transport, founding: Founding, rules: Rules) -> End | None:
-    """The highest end that the DHT holds; junk and unsigned records are left out.
+    """The highest valid end in the DHT. Unreadable and unsigned records are left out.
 
     Raises:
         Unreachable: the DHT doesn't answer.
@@ -77,24 +78,25 @@ async def read(transport: Transport, founding: Founding, rules: Rules) -> End | 
 
 
 async def store(transport: Transport, founding: Founding, end: End) -> bool:
-    """Leave an end in the DHT, or keep it there. False if it wasn't taken."""
+    """Store or renew an end in the DHT. False if it wasn't stored."""
     return await unowned.store(transport, _key(founding.run_id), unowned.pack(end), RECORD_TTL_S)
 
 
 def load(folder: Path, transport: Transport, founding: Founding, rules: Rules) -> End | None:
-    """The end that is kept on this disk; None: none that holds in this run. The signature seals it."""
+    """Read the end from this disk; None if there is no valid one of this run. The signature detects changes."""
     try:
         end = from_plain(End, json.loads((folder / FILE).read_bytes()))
         return end if holds(end, transport, founding, rules) else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("%s is passed over: it can't be read as the record of an end (%s)", folder / FILE, error)
+        log.warning("ignored %s: it can't be read as the record of a run's end (%s)", folder / FILE, error)
         return None
 
 
 def save(folder: Path, end: End) -> None:
-    """Keep an end on this disk, whole or not at all. What can't be written is logged: a checkpoint tells it too."""
+    """Write an end to this disk, completely or not at all. A failure is only logged, because a checkpoint shows the end
+    too."""
     unfinished = folder / f".{FILE}-unfinished"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""From a node's first message to its part in the run: transport, checkpoint, run, tensors.
+"""A node's way into its run, from its first message on: transport, checkpoint, run, tensors.
 
-Law: each step is made once, in order; what an earlier step has made is complete when the next one begins.
+Law: each step is made once, in order, and is complete before the next one begins.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from p2p_diloco.node.tensor_work import TensorWork
 from p2p_diloco.remembered import remembered
 
 CLOSE_S = 2.0
-"""How long the transport may take to end."""
+"""Deadline for closing the transport."""
 LIMITS = Limits(header_bytes_max=2**20)
-"""Longer headers than usual: a fetch lists every shard."""
+"""The transport's limits. Headers may be longer than usual, because a fetch lists every shard."""
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd
     """Take part in a run until cancelled.
 
     Raises:
-        P2PDilocoError: this peer can't take part, or can't go on.
+        P2PDilocoError: this peer can't take part in the run, or can't go on.
     """
     setup = Setup.from_wire((await messages.get())["setup"])
     shared = SharedMemory(memory_fd, sum(spec.numel for spec in setup.specs or ()))
@@ -61,8 +61,8 @@ async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd
 async def _open_transport(
     local: PeerConfig, inbox: Inbox, channel: NodeEnd, dead: asyncio.Future[None]
 ) -> HivemindTransport:
-    """A transport through the initial peers, or else through addresses met in this run before. `dead` fails if its
-    daemon dies.
+    """Start a transport through the initial peers, or else through addresses remembered from this run. `dead` fails if
+    its daemon dies.
 
     Raises:
         NoBootstrapReached: none of them answers.
@@ -87,17 +87,17 @@ async def _open_transport(
             on_daemon_death=daemon_died,
         )
 
-    channel.send("progress", text="reaching for the swarm" if local.initial_peers else "starting a swarm of its own")
+    channel.send("progress", text="connecting to the swarm" if local.initial_peers else "starting a swarm of its own")
     try:
         return await through(local.initial_peers)
     except NoBootstrapReached as error:
         if not (known := remembered(local.run_id, local.initial_peers)):
             raise
-        log.warning("none of the initial peers answers; trying %d addresses met in this run before", len(known))
+        log.warning("none of the initial peers answers; trying %d addresses remembered from this run", len(known))
         try:
             return await through(known)
         except NoBootstrapReached:
-            raise error from None  # the user can mend only the addresses that the user gave
+            raise error from None  # name only the addresses that the user gave and can correct
 
 
 async def take_part(
@@ -108,7 +108,7 @@ async def take_part(
     transport: Transport,
     inbox: Inbox,
 ) -> None:
-    """Find the run or found it, and be one of its peers until cancelled."""
+    """Find or found the run, and take part in it until cancelled."""
     saved = await _read_checkpoint(setup.local)
     founding, founded = setup.asked, None
     if saved is not None:
@@ -130,7 +130,7 @@ async def take_part(
 
 
 async def _read_checkpoint(local: PeerConfig) -> Checkpoint | None:
-    """The checkpoint to start from, if there is one."""
+    """Read the checkpoint to start from, if there is one."""
     saved = await asyncio.get_running_loop().run_in_executor(None, read_checkpoint, local)
     if saved is None:
         return None

@@ -1,6 +1,6 @@
-"""Events on their way to the replica, and the log of what it notes.
+"""The queue of events for the replica, and the log of the replica's notes.
 
-Law: a queue and a list. Each part of a node posts its events here; the loop (`node`) alone takes them out.
+Law: a queue and a list. Every part of a node posts its events here; only the loop (`node`) takes them out.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from p2p_diloco.net.interface import Refusal
 
 NOTES_KEPT = 50
 LOUD = ("mismatch", "fork")
-"""Kinds of notes that are warnings: something is wrong with a machine, or work is lost."""
+"""Kinds of notes that are logged as warnings: a machine computes wrongly, or work is lost."""
 
 Fed = asyncio.Future[None]
-"""Done once an event's effects are carried out."""
+"""A future that is done once an event's effects are carried out."""
 
 log = logging.getLogger(__name__)
 
 
 class EventQueue:
-    """Events in their order, each with what waits for it, if anything does."""
+    """Events in their order, each with the future of its waiter, if there is one."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[tuple[Event, Fed | None]] = asyncio.Queue()
         self._ended = False
 
     def post(self, event: Event) -> None:
-        """Feed an event once its turn comes."""
+        """Queue an event, without waiting for its effects."""
         self._events.put_nowait((event, None))
 
     async def feed(self, event: Event) -> None:
-        """Feed an event, and return once its effects are carried out.
+        """Queue an event, and wait until its effects are carried out.
 
         Raises:
-            Refusal: no more events are fed.
+            Refusal: the queue has ended.
         """
         if self._ended:
             raise Refusal("this peer is leaving")
@@ -47,15 +47,16 @@ class EventQueue:
 
     @property
     def empty(self) -> bool:
-        """Whether no event waits."""
+        """Whether the queue is empty."""
         return self._events.empty()
 
     async def next(self) -> tuple[Event, Fed | None]:
-        """The next event, once there is one."""
+        """Wait for the next event and take it out."""
         return await self._events.get()
 
     def end(self, under_way: list[Fed | None]) -> None:
-        """Refuse what waits, and what comes later. `under_way`: of events that were taken out."""
+        """Refuse all queued and later events. `under_way`: the futures of events that were taken out but not carried
+        out."""
         self._ended = True
         waiting = list(under_way)
         while not self._events.empty():
@@ -66,7 +67,8 @@ class EventQueue:
 
 
 class EventLog:
-    """What the replica notes, in the log of the process and for the peer's status; peers by their names."""
+    """Writes the replica's notes to the process's log and keeps them for the peer's status, with peers' names for their
+    ids."""
 
     def __init__(self, me: str) -> None:
         self._me = me
@@ -74,21 +76,22 @@ class EventLog:
         self._notes: deque[tuple[float, str]] = deque(maxlen=NOTES_KEPT)
 
     def name(self, peer: str, name: str) -> None:
-        """Learn what a peer calls itself."""
+        """Record a peer's name."""
         self._names[peer] = name
 
     def note(self, kind: str, text: str) -> None:
-        """Write a line."""
+        """Log a note, and keep it for the status."""
         log.log(logging.WARNING if kind in LOUD else logging.INFO, "%s: %s", kind, self.named(text))
         self._notes.append((asyncio.get_running_loop().time(), text))
 
     @property
     def notes(self) -> list[tuple[float, str]]:
-        """The newest ones: (loop's time, text); a peer that was not known by name then may be by now."""
+        """The newest notes: (loop's time, text). Names are inserted now, since some were unknown at the time of the
+        note."""
         return [(when, self.named(text)) for when, text in self._notes]
 
     def named(self, text: str) -> str:
-        """The text with peers called by their names; the end of the id stays, for names may be used twice."""
+        """Replace peers' ids by their names. The end of the id stays, because two peers may have the same name."""
         for peer, name in self._names.items():
             if name:
                 text = text.replace(peer, name if peer == self._me else f"{name} (…{peer[-6:]})")

@@ -1,7 +1,7 @@
-"""Messages on their way in, as the transport delivers them: a header is judged before its payload is let through.
+"""Incoming messages, as the transport delivers them: a header is checked before its payload is received.
 
-Law: what is done with a message is the present `Handler`'s. A refusal is answered with its reason, counted by the
-transport, and logged once for each peer.
+Law: the present `Handler` processes each message. A refusal is answered with its reason, counted by the transport, and
+logged once for each peer.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ log = logging.getLogger(__name__)
 
 
 class Handler:
-    """What is done with messages at one stage of a peer's way into the run. This one is the first: all are refused."""
+    """Processes messages at one stage of a peer's way into the run. This class is the first stage: it refuses all."""
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
-        """The message, and how many bytes of payload belong to it.
+        """Decode a header; returns the message and the length of its payload in bytes.
 
         Raises:
-            Refusal: the message isn't taken.
+            Refusal: the message is refused.
         """
         raise Refusal("this peer is not in a run yet")
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """The message with its payload.
+        """Check the payload; returns the message with it.
 
         Raises:
             Refusal: the payload can't be used.
@@ -36,17 +36,17 @@ class Handler:
         return message
 
     async def take(self, sender: str, message: wire.AnyMessage) -> None:
-        """Returns once the message is handled. May raise Refusal."""
+        """Process a message, and return when this is done. May raise Refusal."""
 
     def closed(self, peer: str) -> None:
-        """A link broke."""
+        """Called when a link to or from a peer broke."""
 
     def moving(self, peer: str) -> None:
-        """A transfer with a peer goes on."""
+        """Called during a transfer with a peer, when it progresses."""
 
 
 class Inbox:
-    """What the transport calls, as `net.interface.Inbox`. `handler` is replaced as the peer comes into the run."""
+    """The `net.interface.Inbox` of a node. Its `handler` is replaced at each stage of the peer's way into the run."""
 
     def __init__(self) -> None:
         self.handler = Handler()
@@ -84,5 +84,5 @@ class Inbox:
         except Refusal as refusal:
             if sender not in self._complained:
                 self._complained.add(sender)
-                log.warning("refused a message of %s: %s (said once for each peer)", sender, refusal.reason)
+                log.warning("refused a message of %s: %s (logged once for each peer)", sender, refusal.reason)
             raise

@@ -1,7 +1,7 @@
-"""How a peer finds the run that it names, or founds it.
+"""Finds the run that a peer names, or founds it.
 
-Law: decided once, at the start, from what the DHT and one other peer say; afterwards the replica decides. A run's
-record is `unowned`. If two peers found a run at once, the record with the lowest name wins.
+Law: the decision is made once, at the start, from DHT records and one other peer's description; afterwards the replica
+decides. A run's record is `unowned`. If two peers found a run at once, the record with the lowest name wins.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from p2p_diloco.tensors.layout import Layout
 RECORD_TTL_S = 60.0
 RECORD_EVERY_S = 15.0
 FOUNDERS_MEET_S = 0.7
-"""How long a founder waits for another one's record to show."""
+"""Seconds that a founder waits to see another founder's record."""
 HOLDS_FOR_S = 2 * PUBLISH_AT_LEAST_EVERY_S
-"""For so long after its last record a peer is taken to hold the state that it told of."""
+"""Seconds for which a peer's last record counts as proof that it holds a state."""
 LOOK_EVERY_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A run that was found, and its record. `founder`: this peer has just founded it, and its model is epoch 0."""
+    """A run that was found or founded, and its record. `founder`: this peer has just founded it, and its model is epoch
+    0."""
 
     run: Run
     record: bytes
@@ -46,7 +47,7 @@ class Joined:
 
 
 class Joining:
-    """One peer's way into its run. `tell` is given what is waited for."""
+    """Finds or founds a run for one peer. `tell` is called with the reason for each wait."""
 
     def __init__(self, setup: Setup, transport: Transport, inbox: Inbox, tell: Callable[[str], None]) -> None:
         self._setup, self._transport, self._inbox, self._tell = setup, transport, inbox, tell
@@ -54,13 +55,13 @@ class Joining:
         self._give_up_at = time.monotonic() + setup.local.wait_timeout
 
     async def find_run(self, founding: RunConfig, founded: tuple[str, float] | None = None) -> Joined:
-        """Find the run, or found it with the settings `founding` if this peer brings a model and there is no run yet.
+        """Find the run, or found it with the settings `founding` if this peer has a model and there is no run yet.
 
-        `founded`: the founder and the time of its founding, if it comes back from a disk: it stays that peer's run.
+        `founded`: the founder and the time of the founding, if the run comes back from a disk; it keeps them.
 
         Raises:
             GaveUpWaiting: no peer founded it in time.
-            ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit.
+            ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit into the run.
             ConfigError: the run's shards are too large or too many to be sent.
         """
         own: bytes | None = None
@@ -82,11 +83,11 @@ class Joining:
         return Joined(run, value, founder=value == own)
 
     async def _records(self) -> dict[str, bytes]:
-        """The records of the run, by name; what isn't named by its content, or isn't one, is left out."""
+        """The run's records by name. Values that are no record of a run, or not named by their hash, are left out."""
         try:
             found = await unowned.fetch(self._transport, f"{self._run_id}/config")
         except Unreachable as error:
-            log.debug("no answer about the run: %s", error)
+            log.debug("the DHT gave no answer about the run: %s", error)
             return {}
         records: dict[str, bytes] = {}
         reason = ""
@@ -110,19 +111,19 @@ class Joining:
         return value
 
     def _own_layout(self, config: RunConfig) -> Layout:
-        """The layout that these settings give this peer's model."""
+        """The layout of this peer's model by these settings."""
         assert self._setup.specs is not None
         return Layout.build(self._setup.specs, config.num_fragments, config.fragment_layout, config.shard_elements)
 
     async def _fit(self, record: RunRecord) -> Run:
-        """The run, once this peer is found to fit into it."""
+        """Check that this peer fits into the run, and return the run."""
         run_id, asked = self._run_id, self._setup.asked
         config = RunConfig.from_wire(record.config)
         if differences := asked.difference(config, asked.given):
             raise ConfigMismatch(differences, run_id=run_id)
         for key in LIVE_KEYS & asked.given.keys():
             if (theirs := getattr(config, key)) != (mine := getattr(asked, key)):
-                log.warning("%s=%s is the run's, and is used in place of %s", key, shown(theirs), shown(mine))
+                log.warning("%s=%s is the run's value, which is used instead of %s", key, shown(theirs), shown(mine))
         own = None if self._setup.specs is None else self._own_layout(config)
         if own is not None and cut_of(own) == record.cut:
             return Run(run_id, config, own)
@@ -140,7 +141,7 @@ class Joining:
             )
 
     async def _described(self, run_token: bytes) -> Layout | None:
-        """What the first peer that answers says of the run's model."""
+        """The layout of the run's model, from the first peer that describes it."""
         for peer, status in (await read_peers(self._transport, self._run_id)).items():
             if peer != self._transport.peer_id:
                 await self._transport.introduce(peer, status.addresses)
@@ -149,13 +150,13 @@ class Joining:
         return None
 
     async def _wait(self, text: str, in_vain: str) -> None:
-        """Tell what is waited for, before the next look.
+        """Report the reason for the wait, and sleep until the next look.
 
         Raises:
-            GaveUpWaiting: it was waited for long enough.
+            GaveUpWaiting: the wait has lasted for `wait_timeout`.
         """
         if time.monotonic() >= self._give_up_at:
-            mend, timeout_s = "look whether its peers are up, or wait longer", self._setup.local.wait_timeout
+            mend, timeout_s = "check that its peers are up, or wait longer", self._setup.local.wait_timeout
             raise GaveUpWaiting(in_vain, key="wait_timeout", value=timeout_s, mend=mend)
         self._tell(text)
         await asyncio.sleep(LOOK_EVERY_S)
@@ -169,22 +170,22 @@ def _totals(record: RunRecord, own: Layout) -> str:
 
 
 async def keep_record(transport: Transport, joined: Joined) -> None:
-    """Keep the run's record alive until cancelled; every peer does, so it lives as long as any of them."""
+    """Renew the run's record until cancelled. Every peer does so, and the record lives as long as any of them."""
     while True:
         try:
             await store_record(transport, joined.run.run_id, joined.record)
-        except Exception:  # the other peers keep it as well
+        except Exception:  # the other peers renew it too
             log.warning("the run's record can't be stored", exc_info=True)
         await asyncio.sleep(RECORD_EVERY_S)
 
 
 async def store_record(transport: Transport, run_id: str, value: bytes) -> None:
-    """Put a run's record into the DHT. An older one of the same content that lives longer is as good."""
+    """Store a run's record in the DHT. It makes no difference if an older copy with a later expiration stays."""
     await unowned.store(transport, f"{run_id}/config", value, RECORD_TTL_S)
 
 
 async def holders_of(transport: Transport, run_id: str) -> dict[str, list[str]]:
-    """The other peers that have lately said in the DHT that they hold the run's state, with their addresses."""
+    """The other peers whose recent DHT records say that they hold the run's state, with their addresses."""
     holders = {}
     for peer, status in (await read_peers(transport, run_id)).items():
         recent = time.time() - status.time < HOLDS_FOR_S
@@ -202,16 +203,16 @@ async def found_if_nobody_has(
     holders: Callable[[], Awaitable[dict[str, list[str]]]],
     ended: Callable[[], Awaitable[bool]],
 ) -> None:
-    """Found the run after all, if its record is there but no peer with its state: its founder died too soon, or all
-    peers did.
+    """Found the run again if its record exists but no peer has its state, because its founder died too soon or all
+    peers died.
 
-    Of the peers that wait, the one with the lowest id founds it. They learn of each other by probes, so `patience_s`
-    must be longer than a discovery takes. If a peer says in the DHT that it holds the state, it is only out of reach
-    from here: to found the run anew would make two runs. Nor is a run founded that has `ended`: `ending` waits for its
+    Of the waiting peers the one with the lowest id founds it. They learn of each other by probes, so `patience_s` must
+    be longer than a discovery. If a peer's DHT record says that it holds the state, that peer is only unreachable from
+    here, and founding again would make two runs. A run that has `ended` is not founded either: `ending` waits for its
     last state.
 
     Raises:
-        GaveUpWaiting: no state came in `give_up_s`.
+        GaveUpWaiting: no state came within `give_up_s`.
     """
     began = alone_since = time.monotonic()
     while not replica.has_state:
@@ -225,12 +226,12 @@ async def found_if_nobody_has(
         late = now - began >= give_up_s
         if late or (mine and now - alone_since >= patience_s):
             over, known = await ended(), _told(await holders())
-            if None not in replica.versions:  # it has come meanwhile
+            if None not in replica.versions:  # the state has come
                 return
             if late and not over:
-                mend = "look whether its peers can be reached from here, or raise wait_timeout"
+                mend = "check that its peers can be reached from here, or raise wait_timeout"
                 whose = f"; they hold it: {known}" if known else ""
-                raise GaveUpWaiting(f"no peer handed over the run's state in {give_up_s:g} s{whose}", mend=mend)
+                raise GaveUpWaiting(f"no peer handed over the run's state within {give_up_s:g} s{whose}", mend=mend)
             if not known and not over:
                 log.warning("no peer holds the state of the run any more: founding it anew with this peer's model")
                 found()

@@ -1,7 +1,7 @@
-"""Where time goes: seconds by part. Every moment belongs to exactly one part.
+"""Divides time into parts and sums the seconds of each. Every moment belongs to exactly one part.
 
-Law: knows parts and not what happens in them, and reads no clock but the one that it is given. Of several parts that
-are under way at a moment the first in its order has that moment; while none is, the last.
+Law: independent of what the parts are; reads only the given clock. If several parts are active, the time counts for the
+one that is first in the ledger's order; if none is, for the last.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ INNER, PAUSED, MERGE, PSEUDO_GRADIENT = "inner", "paused", "merge", "pseudo_grad
 CODEC, GROUP, TRANSFER, OUTER_STEP = "codec", "group", "transfer", "outer_step"
 
 OF_EXCHANGE = (OUTER_STEP, CODEC, TRANSFER, GROUP)
-"""The parts of an exchange, as the node sees it, first one first: its arithmetic, payloads on their way, and else the
-wait for its averaging group."""
+"""The parts of an exchange in the node, in the ledger's order: arithmetic, transfers, and otherwise waiting for the
+averaging group."""
 OF_TRAINING = (PSEUDO_GRADIENT, *OF_EXCHANGE, MERGE, PAUSED, INNER)
 """The parts of a trainer's time."""
 
 Seconds = dict[str, float]
-"""By part."""
+"""Seconds by part."""
 
 
 class Ledger:
-    """Seconds by part, in two columns: `stood` and `hidden`, those until `stands_since()`, when training went on.
+    """Sums seconds by part in two columns: `hidden`, while training went on, until `stands_since()`; then `stood`.
 
-    `clock` and `stands_since` give seconds of one clock, which may be another process's too.
+    `clock` and `stands_since` use the same clock, which another process may use too.
     """
 
     def __init__(
@@ -45,13 +45,13 @@ class Ledger:
         self.begin()
 
     def begin(self) -> None:
-        """Start at zero; parts that are under way stay so."""
+        """Start again at zero; active parts stay active."""
         self._at = self._clock()
         self._stood, self._hidden = (dict.fromkeys(self._order, 0.0) for _ in range(2))
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What happens meanwhile is of this part. Several may be under way at once, one of them several times."""
+        """Count the time of the block for this part. Several parts may be active at once, and a part several times."""
         self._settle()
         self._under_way[name] += 1
         try:
@@ -70,18 +70,18 @@ class Ledger:
 
     @property
     def stood(self) -> Seconds:
-        """Until this moment, while training stood still."""
+        """The seconds by part up to now, while training stood still."""
         self._settle()
         return dict(self._stood)
 
     @property
     def hidden(self) -> Seconds:
-        """Until this moment, while training went on."""
+        """The seconds by part up to now, while training went on."""
         self._settle()
         return dict(self._hidden)
 
     def _settle(self) -> None:
-        """Add the time since the last call to the part under way."""
+        """Add the time since the last call to the active part."""
         began, self._at = self._at, self._clock()
         part = next((name for name in self._order if self._under_way[name]), self._order[-1])
         stood = min(max(0.0, self._at - self._stands_since()), self._at - began)
@@ -90,9 +90,8 @@ class Ledger:
 
 
 def last_round(stood: Mapping[str, float], hidden_s: float) -> LastRound:
-    """The shares of a round's time, to a thousandth: of the seconds of `stood` without pauses, and of the exchange's
-    time the `hidden_s`.
-    """
+    """The shares of a round's time, rounded to a thousandth: each part's share of the seconds in `stood`, pauses
+    excepted, and the share of the exchange's time that was hidden."""
     spent = {**stood, "encode": stood[PSEUDO_GRADIENT] + stood[CODEC]}
     seconds = [spent[name] for name in _SHARES]
     whole_s, exchange_s = max(sum(seconds), 1e-9), max(sum(seconds[1:]) + hidden_s, 1e-9)
@@ -100,7 +99,7 @@ def last_round(stood: Mapping[str, float], hidden_s: float) -> LastRound:
 
 
 def told(last: LastRound) -> str:
-    """The same as text."""
+    """The shares of a round's time as text."""
     *spent, hidden = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in asdict(last).items())
     return f"{', '.join(spent)}; of its exchange {hidden}"
 

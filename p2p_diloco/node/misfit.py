@@ -1,6 +1,6 @@
-"""Whether a well-formed message can be one of this run: shards, fragments, ranges of numbers.
+"""Checks whether a well-formed message can belong to this run: its shards, fragments and ranges of numbers.
 
-Law: pure. It knows the run's shape, and nothing of what was sent before.
+Law: pure. It uses the run's shape, and no earlier messages.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ _LIMITS: dict[type, dict[str, int]] = {
     **{kind: {"term": _COUNT_MAX} for kind in (Commit, TakeOver, Promise, Outdated)},
     State: {"term": _COUNT_MAX, "buffered": _COUNT_MAX},
 }
-"""The largest numbers in messages: what a replica makes of them, sums over shards included, still fits into one."""
+"""The largest numbers in messages. A replica's results from them, sums over shards included, must still fit into a
+message."""
 
 _SIMPLE = {int, float, str, bool, NoneType}
-"""Types of fields that need no look inside."""
+"""Types of fields that have no parts to check."""
 
 
 def misfit(message: Message, shards: int, fragments: int) -> str:
-    """Why a well-formed message can't be of a run with so many shards and fragments, or nothing."""
+    """The reason why a well-formed message can't be of a run with so many shards and fragments; empty if it can."""
     match message:
         case Contribution() | Commit() | State() | TakeOver() | Promise() | Outdated() | Want() | Held() | Stale():
             if not 0 <= message.shard < shards:
@@ -65,11 +66,11 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
             if len(versions) != shards:
                 return f"it lists {len(versions)} shards, the run has {shards}"
             if isinstance(message, Fetch) and any(not 0 <= shard < shards for shard in message.shards or ()):
-                return "it asks for shards that the run has not"
+                return "it asks for shards that the run doesn't have"
         case Probe(summary) | ProbeAck(summary):
             if len(summary.epochs) not in (0, fragments):
                 return f"it lists {len(summary.epochs)} fragments, the run has {fragments}"
-            if summary.bandwidth and not 1 <= summary.bandwidth <= BANDWIDTH_MAX:  # 0: it knows none yet
+            if summary.bandwidth and not 1 <= summary.bandwidth <= BANDWIDTH_MAX:  # 0: not known yet
                 return "its bandwidth is out of range"
             if not 0 <= summary.speed <= SPEED_MAX:
                 return "its speed is out of range"
@@ -89,7 +90,7 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
 
 
 def _out_of_range(value: object) -> str:
-    """Which number in a message, however deep, is negative or too large, or nothing."""
+    """Name a number in a message, at any depth, that is negative or too large; empty if all are in range."""
     kind = type(value)
     if kind in _SIMPLE:
         return ""

@@ -1,8 +1,8 @@
-"""The loop: one event into the replica, its effects out in order, then the next event.
+"""The node's loop: it feeds the replica one event, carries out the effects in order, and takes the next event.
 
-Law: the replica's state changes here and nowhere else, by one event at a time. An effect that takes the
-network's time becomes a task that answers with an event; an effect on tensors is carried out in its turn, and its event
-is fed at once: there is one proposal at a time, and what it leads to is sent while the next one is computed.
+Law: the replica's state changes only here, by one event at a time. An effect on the network becomes a task, which posts
+an event when it is done. Effects on tensors are carried out one by one, and the resulting event is fed at once: there
+is one proposal at a time, and its messages are sent while the next one is computed.
 """
 
 from __future__ import annotations
@@ -47,46 +47,46 @@ from p2p_diloco.node.outbox import Made, Outcome
 from p2p_diloco.node.trainer import TrainerSide
 
 PROMPT_MAX = 4
-"""Of each shard, commits that may be on their way to a peer that works and that no plan names; more give way."""
+"""The most commits of each shard on their way to a working peer that no plan names; further ones give way."""
 
 log = logging.getLogger(__name__)
 
 
 class Node:
-    """A replica with its tensors, its messages and its trainer."""
+    """Connects a replica with its tensors, its messages and its trainer."""
 
     def __init__(self, common: Common, trainer: TrainerSide, settled: Callable[[], None] = lambda: None) -> None:
-        """`settled` is called after each event, when versions and tensors agree."""
+        """`settled`: called after each event, when versions and tensors agree."""
         self._run, self._replica, self._work = common.run, common.replica, common.work
         self._events, self._event_log = common.events, common.event_log
         self._stepping = partial(common.ledger.part, OUTER_STEP)
         self._outbox, self._trainer, self._settled = common.outbox, trainer, settled
         self._loop = asyncio.get_running_loop()
-        self._due: deque[tuple[Average | Apply | Fill, Fed | None]] = deque()  # tensor work, and what waits for it
+        self._due: deque[tuple[Average | Apply | Fill, Fed | None]] = deque()  # tensor work with its waiters
         self._at_rest = asyncio.Event()  # set while versions and tensors agree
         self._at_rest.set()
-        self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that wait or are on their way
-        self._under_way = Counter[str]()  # commits to each peer that wait or are on their way
+        self._states: set[tuple[str, int]] = set()  # (peer, shard) of states that are queued or being sent
+        self._under_way = Counter[str]()  # commits to each peer that are queued or being sent
         self._backpressure = Backpressure(common.replica, common.run.rules.room_within)
         self._timer: asyncio.TimerHandle | None = None
         self._wakes_at = math.inf
-        self._waking = False  # a Wakeup waits for its turn
+        self._waking = False  # whether a Wakeup is queued
 
     # -- events in
 
     async def receive(self, sender: str, message: Message) -> None:
-        """A message of another replica; returns once it is handled, and backpressure has let it in."""
+        """Handle another replica's message, once backpressure lets it in; return when its effects are carried out."""
         if isinstance(message, Contribution):
             await self._backpressure.wait(message.shard)
         await self._events.feed(Received(sender, message))
 
     def closed(self, peer: str) -> None:
-        """A link broke."""
+        """Tell the replica that a link to or from a peer broke."""
         self._trainer.link_broke()
         self._events.post(Closed(peer))
 
     def moving(self, peer: str) -> None:
-        """A transfer with a peer goes on."""
+        """Tell the replica that a transfer with a peer progresses."""
         self._events.post(Moving(peer))
 
     async def consume(self) -> None:
@@ -99,7 +99,7 @@ class Node:
                     event, current = await self._events.next()
                     before = len(self._due)
                     await self._feed(event)
-                    if len(self._due) > before:  # its sender waits until all of it is computed
+                    if len(self._due) > before:  # its waiter waits until all of its tensor work is computed
                         effect, _ = self._due.pop()
                         self._due.append((effect, current))
                     else:
@@ -131,7 +131,8 @@ class Node:
         self._arm()
 
     def _arm(self) -> None:
-        """Wake up when the replica asks for it. Most events don't change when; one Wakeup in the queue is enough."""
+        """Set the timer for the replica's next Wakeup. Most events don't change its time; one Wakeup in the queue is
+        enough."""
         due = self._replica.next_wakeup()
         if self._waking:
             return
@@ -159,7 +160,7 @@ class Node:
                 with self._stepping():
                     self._work.accept(proposals)
             case Load(due=due):
-                while due and self._due:  # the trainer is about to write what these may be made of
+                while due and self._due:  # the trainer may be about to write memory that these read
                     early, fed = self._due.popleft()
                     self._events.post(self._computed(early))
                     _answer(fed)
@@ -178,7 +179,7 @@ class Node:
                 self._event_log.note(kind, text)
 
     def _computed(self, effect: Average | Apply | Fill) -> Event:
-        """What comes of an effect on tensors."""
+        """Carry out an effect on tensors; returns the resulting event."""
         match effect:
             case Average():
                 with self._stepping():
@@ -199,13 +200,13 @@ class Node:
                 self._events.post(Delivered(to, message))
                 return
             log.debug("%s to %s failed: %s", type(message).__name__, to, outcome)
-            # A broken link is a suspicion that the transport reports by itself, a deadline proves nothing.
+            # The transport itself reports a broken link, and a passed deadline proves nothing.
             gone = isinstance(outcome, Unreachable) and outcome.refused
             self._events.post(SendFailed(to, message, gone))
 
         match message:
             case State(shard=shard) if (to, shard) in self._states:
-                self._events.post(SendFailed(to, message, gone=False))  # what waits will be as new when it leaves
+                self._events.post(SendFailed(to, message, gone=False))  # queued messages are made when they leave
                 return
             case State(shard=shard):
                 self._states.add((to, shard))
@@ -218,13 +219,13 @@ class Node:
         try:
             header = wire.pack(message, self._run.token)
         except (ValueError, TypeError, OverflowError) as error:
-            log.error("a %s to %s can't be written: %s", type(message).__name__, to, error)
+            log.error("a %s to %s can't be encoded: %s", type(message).__name__, to, error)
             self._events.post(SendFailed(to, message, gone=False))
         else:
             self._under_way[to] += isinstance(message, Commit)
             match message:
                 case Commit(shard=shard, plan=plan) if self._run.rules.asynchronous:
-                    # several make one answer; a submitter waits until each successor holds its commit
+                    # several sends make one answer: a submitter waits until each successor holds its commit
                     self._outbox.put(to, header, payload, answer, line=shard, urgent=to in plan.succession)
                 case Commit(shard=shard, plan=plan) if payload is not None and not self._soon(to, plan):
                     kept = shard, message.base.epoch % self._run.rules.commits_kept
@@ -235,23 +236,23 @@ class Node:
                     self._outbox.put(to, header, payload, answer)
 
     def _soon(self, to: str, plan: Plan) -> bool:
-        """Whether rounds wait for what this peer has: it takes part, or is about to, and takes commits as fast as they
-        are made."""
+        """Whether rounds may wait for this peer: it takes part or is about to, and receives commits as fast as they are
+        made."""
         room = PROMPT_MAX * self._run.rules.shards
         return plan.names(to) or (self._under_way[to] < room and to in self._replica.roster.workers())
 
     async def _present(self, to: str, shard: int) -> tuple[bytes, memoryview]:
-        """A shard's present state, to go out now: by its turn it may have moved on since it was asked for.
+        """Encode a shard's state when its turn to leave has come; it may be newer than the one that was asked for.
 
         Raises:
-            Refusal: its tensors are not what its version says.
+            Refusal: the tensors don't have the digest of their version.
         """
         while not self._at_rest.is_set():
             await self._at_rest.wait()
         state = self._replica.state(shard)
         if self._work.damaged(state):
             self._events.post(Damaged(shard, state.version))
-            raise Refusal(f"shard {shard} is damaged here")
+            raise Refusal(f"the sender's shard {shard} is damaged")
         return wire.pack(state, self._run.token), self._work.export(shard)
 
 

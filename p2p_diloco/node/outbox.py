@@ -1,10 +1,10 @@
-"""Messages on their way out, each a task of its own.
+"""Outgoing messages, each sent by a task of its own.
 
-Law: each message is accepted by its receiver, or its sender is told why not; nothing is sent twice. Payloads to one
-peer leave in order, a few at a time, so a slow peer delays neither the payloads of others nor its own probes. Payloads
-of one `line` leave one at a time. An `urgent` payload, which a peer has to hold before another is answered, waits for
-no other. Messages for a peer that catches up give way to the payloads of rounds, leave one at a time, and are dropped
-when a newer one makes them useless.
+Law: each message is accepted by its receiver, or the reason is reported to the sender; nothing is sent twice. Payloads
+to one peer leave in order, a few at a time, so a slow peer delays neither the payloads of others nor its own probes.
+Payloads of one `line` leave one at a time. An `urgent` payload, which its receiver must hold before another peer is
+answered, waits for no other. Messages for a peer that catches up wait for the payloads of rounds, leave one at a time,
+and are dropped when a newer one replaces them.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from weakref import WeakValueDictionary
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 
 BULK_AT_ONCE = 4
-"""Payloads under way to one peer: the transport writes them in turn, and those before wait for their answers."""
+"""The most payloads under way to one peer: the transport writes one while the earlier ones wait for their answers."""
 GIVE_WAY = 2.0
-"""How long a message gives way at most, by how long the last one to that peer took: a run whose rounds leave no gap
-must not shut newcomers out."""
+"""The longest time that a message to a peer that catches up waits for rounds, as a multiple of the time that the last
+one took: a run whose rounds leave no gap must not shut newcomers out."""
 GIVE_WAY_S = 5.0
-"""The same for the first one, and the most for any."""
+"""The longest wait in seconds, which is also that of the first message."""
 
 Outcome = Refusal | Unreachable | None
-"""Why a message was not accepted; None: it was."""
+"""The reason why a message was not accepted; None: it was accepted."""
 Answer = Callable[[Outcome], None]
 Made = Callable[[], Awaitable[tuple[bytes, memoryview]]]
-"""Makes a header and its payload once it is their turn."""
+"""A function that makes a header and its payload when their turn has come."""
 
 log = logging.getLogger(__name__)
 
 
 class _Count:
-    """How many are under way, and a way to wait until none is."""
+    """Counts things under way, and lets tasks wait until there are none."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -53,7 +53,7 @@ class _Count:
             self._none.set()
 
     async def none(self, timeout_s: float) -> bool:
-        """Wait until none is, at most so long; whether that is so."""
+        """Wait until none is under way, for at most `timeout_s`; returns whether that is so."""
         try:
             await asyncio.wait_for(self._none.wait(), timeout_s)
         except asyncio.TimeoutError:
@@ -62,10 +62,10 @@ class _Count:
 
 
 class Outbox:
-    """`answer` is called once for each message put here, in the loop, unless the outbox is closed before. `sending` is
-    entered while a round's payload waits for its turn or is on its way. `gives_way`: whether messages for a peer that
-    catches up wait for the payloads of rounds; in a run without rounds submitters wait for them.
-    """
+    """Sends messages. `answer` is called once for each message put here, in the loop, unless the outbox is closed
+    before. `sending`: a context that is entered while a round's payload is queued or under way. `gives_way`: whether
+    messages for a peer that catches up wait for the payloads of rounds; in a run without rounds they don't, because
+    submitters wait for them."""
 
     def __init__(
         self,
@@ -81,9 +81,9 @@ class Outbox:
         self._keyed: dict[Hashable, dict[asyncio.Task[None], Answer]] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._in_order = WeakValueDictionary[tuple[str, Hashable], asyncio.Lock]()
-        self._lines: dict[str, dict[Hashable, tuple[Made, Answer]]] = {}  # by peer: what waits, by key, oldest first
+        self._lines: dict[str, dict[Hashable, tuple[Made, Answer]]] = {}  # by peer: those queued, by key, oldest first
         self._patience_s: dict[str, float] = {}
-        self._rounds, self._late = _Count(), _Count()  # payloads, and lines, under way or waiting for their turn
+        self._rounds, self._late = _Count(), _Count()  # payloads, and lines, queued or under way
 
     def put(
         self,
@@ -96,9 +96,8 @@ class Outbox:
         line: Hashable = None,
         urgent: bool = False,
     ) -> None:
-        """Send a message; `answer` gets the outcome. `key`: by which it can be withdrawn. A payload leaves once those
-        before it in the same `line` to the peer were answered; an `urgent` one waits for no others.
-        """
+        """Send a message; `answer` gets the outcome. `key`: for `withdraw`. A payload leaves once the earlier ones in
+        the same `line` to the peer were answered; an `urgent` one waits for no others."""
         if payload is None:
             self._start(self._send(to, header, answer))
             return
@@ -109,17 +108,17 @@ class Outbox:
             task.add_done_callback(lambda task: sendings.pop(task, None))
 
     async def withdraw(self, key: Hashable) -> None:
-        """Stop every message that was put here under this key, and return once none is on its way."""
+        """Stop every message that was put here under this key, and wait until none of them is under way."""
         if sendings := self._keyed.pop(key, {}):
             for task, answer in list(sendings.items()):
                 if task.cancel():
-                    answer(Refusal("it is not needed any more"))
+                    answer(Refusal("the message is not needed any more"))
             await asyncio.wait(list(sendings))
 
     def put_late(self, to: str, make: Made, answer: Answer, key: Hashable = None) -> None:
-        """Send a message to a peer that catches up; it is made, and takes memory, only when it is its turn.
+        """Send a message to a peer that catches up. It is made, and takes memory, only when its turn has come.
 
-        An older one that still waits for the same peer under the same `key`, unless that is None, is dropped.
+        An older message that is still queued for the same peer under the same `key`, other than None, is dropped.
         """
         line = self._lines.get(to)
         if line is None:
@@ -128,22 +127,22 @@ class Outbox:
         older = line.pop(key, None)
         line[object() if key is None else key] = make, answer
         if older is not None:
-            older[1](Refusal("what is newer goes out in its place"))
+            older[1](Refusal("a newer message was queued in its place"))
 
     async def drained(self, timeout_s: float) -> bool:
-        """Wait until no payload is under way, at most so long; whether that is so."""
+        """Wait until no payload is under way, for at most `timeout_s`; returns whether that is so."""
         until = asyncio.get_running_loop().time() + timeout_s
         return await self._rounds.none(timeout_s) and await self._late.none(
             max(0.0, until - asyncio.get_running_loop().time())
         )
 
     async def emptied(self, timeout_s: float) -> None:
-        """Wait until nothing is under way, at most so long."""
+        """Wait until no message is under way, for at most `timeout_s`."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
     def close(self) -> None:
-        """Give up on whatever is under way."""
+        """Cancel every message that is queued or under way."""
         for task in self._tasks:
             task.cancel()
 
@@ -175,7 +174,7 @@ class Outbox:
 
         with self._late:
             while line:
-                await asyncio.sleep(0)  # what was put here in the same turn goes first
+                await asyncio.sleep(0)  # messages that were put here in the same turn go first
                 if self._gives_way:
                     await self._rounds.none(self._patience_s.get(to, GIVE_WAY_S))
                 make, answer = line.pop(next(iter(line)))
@@ -191,7 +190,7 @@ class Outbox:
         except (Refusal, Unreachable) as error:
             self.failed += 1
             return error
-        except Exception as error:  # the sender waits for an answer, whatever went wrong
+        except Exception as error:  # the sender waits for an answer after any exception
             self.failed += 1
             log.exception("a message to %s could not be sent", to)
             return Unreachable(f"{to}: sending failed: {error!r}")

@@ -1,6 +1,6 @@
-"""One peer's part in a run: its node's parts, put together and run side by side until the peer leaves.
+"""One peer's participation in a run: makes its node's parts and runs them concurrently until the peer leaves.
 
-Law: every part is complete when it is made. What a part has to tell one that is made later goes through `EventQueue`.
+Law: every part is complete when it is made. A part tells one that is made later through `EventQueue`.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.remembered import remember
 
 TELL_S = 5.0
-"""How long a peer that knows of the run's end may take to tell it, before others see this peer."""
+"""Deadline for publishing a known end of the run, before other peers see this one."""
 LEAVE_S = 1.0
-"""How long the last messages may take."""
+"""Deadline for the last messages."""
 TURN_S = 0.05
-"""How long the replica takes to write its last messages."""
+"""Seconds that the replica gets to write its last messages."""
 LOOK_EVERY_S = 0.1
-"""How often to look whether all others have the end."""
+"""Seconds between two checks whether all others have the end."""
 MEASURE_EVERY_S = 1.0
-"""How often what is measured of the link is looked at."""
+"""Seconds between two looks at the link's measured bandwidth."""
 LIVES_ON_S = 6.0
-"""A record that an earlier process with this identity has written so long after this one's start was not left behind:
-clocks in a DHT agree within half of that."""
+"""If an earlier process with this identity wrote a record this many seconds after this process's start, it is still
+alive. Clocks in a DHT differ by at most half of this."""
 
 log = logging.getLogger(__name__)
 
 
 class Participation:
-    """What exists while a peer takes part in a run."""
+    """The parts of a node while its peer takes part in a run."""
 
     def __init__(
         self, common: Common, joined: Joined, saved: Checkpoint | None, channel: NodeEnd, inbox: Inbox
@@ -66,7 +66,7 @@ class Participation:
         self._reporter = Reporter(common, self._trainer)
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
-        """Until cancelled; then leave."""
+        """Take part until cancelled; then leave."""
         self._inbox.handler = RunInbox(self._common, self._node, self._trainer)
         await self._ending.begin(TELL_S)
         for event in self._beginning.events:
@@ -104,7 +104,7 @@ class Participation:
             await self._leave(consuming)
 
     async def _leave(self, consuming: asyncio.Task[None]) -> None:
-        """Stop, in bounded time; tell the others if the replica is still fed."""
+        """Stop, in bounded time; announce the departure if the replica still takes events."""
         self._reporter.leaving = True
         self._trainer.departs()
         if not consuming.done():
@@ -117,7 +117,7 @@ class Participation:
         await self._saving.finish()
 
     async def _linger(self) -> None:
-        """Let payloads go out. A peer that has the run's end stays until all others have it, too."""
+        """Wait until the last payloads have left. A peer that has the run's end stays until all others have it too."""
         clock, replica = asyncio.get_running_loop().time, self._replica
         within_s = self._run.config.heartbeat_timeout if replica.finished else LEAVE_S
         until = clock() + within_s
@@ -142,9 +142,8 @@ class Participation:
     # -- what the parts tell
 
     def _settled(self) -> None:
-        """Look whether the run has ended, save the outer state if it is time, and tell the trainer: it saves its own
-        state beside a checkpoint.
-        """
+        """Check whether the run has ended, save the outer state if a checkpoint is due, and tell the trainer, which
+        saves its own state beside it."""
         self._ending.settled()
         self._saving.settled()
         shared, traffic = self._common.shared, self._transport.traffic
@@ -158,10 +157,10 @@ class Participation:
         self._events.post(Discovered(peer))
 
     def _check_identity(self, record: PeerStatus) -> None:
-        """Look at the record under this peer's id.
+        """Check the DHT record under this peer's id.
 
         Raises:
-            Refused: an earlier process with this identity goes on.
+            Refused: an earlier process with this identity is still alive.
         """
         earlier = record.incarnation is not None and record.incarnation < self._common.incarnation
         if earlier and record.time > self._common.started_at + LIVES_ON_S:
@@ -173,7 +172,7 @@ class Participation:
             )
 
     async def _measure(self) -> None:
-        """Tell the others what this peer's link carries, for their elections."""
+        """Keep the other peers informed of this peer's bandwidth, for their elections."""
         while True:
             told = self._replica.roster.mine.bandwidth
             if (found := steady(told, self._transport.traffic.bandwidth.rate)) != told:
@@ -183,15 +182,14 @@ class Participation:
 
 
 async def until_one_ends(tasks: Sequence[asyncio.Task[None]], other: asyncio.Future[None]) -> None:
-    """Wait until one of the tasks or the other ends; end the tasks, not the other; raise what one of them
-    raised.
-    """
+    """Wait until one of the tasks or `other` ends, cancel the tasks but not `other`, and raise the exception of one of
+    them."""
     try:
         await asyncio.wait([*tasks, other], return_when=asyncio.FIRST_COMPLETED)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    for each in (other, *tasks):  # what ends the other may fail those that wait for it
+    for each in (other, *tasks):  # `other` comes first: its exception may have made the tasks fail
         if each.done() and not each.cancelled() and (error := each.exception()) is not None:
             raise error

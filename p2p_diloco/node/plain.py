@@ -1,8 +1,8 @@
-"""Dataclasses as plain values (lists, numbers, text), and back: what a field may be is read off its type.
+"""Converts dataclasses to plain values (lists, numbers, text) and back; a field's type says which values are valid.
 
-Law: whatever comes, the result is a value of the asked type or an `Unfit`. Nothing can be sent that isn't a dataclass.
-Never pickle. A dataclass is a list of its fields, in order; at the top of a record (`Record`) it is a map of them by
-name, which versions may read that have other fields.
+Law: any input gives a value of the requested type or an `Unfit`. Only dataclasses can be sent. No pickle. A dataclass
+is written as the list of its fields, in order. At the top of a record (`Record`) it is a map of its fields by name,
+which versions with other fields can read too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Any, Generic, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Reader = Callable[[object], Any]
-"""Turns a plain value into one of its type, or raises `Unfit`."""
+"""A function that converts a plain value to one of its type, or raises `Unfit`."""
 
 T = TypeVar("T")
 
@@ -25,17 +25,17 @@ _ITEMS_MAX = 1 << 20
 
 
 class Unfit(Exception):
-    """A value isn't what its type says. The text continues "a field that is ..."."""
+    """A value doesn't have the required type. The text continues "a field that is ..."."""
 
 
 # -- to plain values
 
 _NAMES: dict[type[Any], tuple[str, ...]] = {}
-"""What `names` has found so far."""
+"""The cache of `names`."""
 
 
 def names(kind: type[Any]) -> tuple[str, ...]:
-    """The fields of a dataclass, in order, but for its payload. Raises TypeError for any other type."""
+    """The fields of a dataclass, in order, without its payload. Raises TypeError for any other type."""
     if kind not in _NAMES:
         if not dataclasses.is_dataclass(kind):
             raise TypeError(f"a {kind.__name__} can't be written as plain values, or is too large for it")
@@ -44,7 +44,8 @@ def names(kind: type[Any]) -> tuple[str, ...]:
 
 
 def to_plain(value: object) -> Any:
-    """A value as lists, numbers and text; a mapping as its sorted pairs, so that equal ones have equal bytes."""
+    """Convert a value to lists, numbers and text. A mapping becomes its sorted pairs, so that equal ones have equal
+    bytes."""
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -58,7 +59,7 @@ def to_plain(value: object) -> Any:
 
 
 def reader(hint: Any, scalars: Mapping[Any, Reader] | None = None) -> Reader:
-    """What reads a plain value of this type. `scalars`: how numbers and text are read, `SCALARS` by default."""
+    """The reader of plain values of this type. `scalars`: the readers of numbers and text, `SCALARS` by default."""
     scalars = SCALARS if scalars is None else scalars
     if hint in scalars:
         return scalars[hint]
@@ -78,7 +79,7 @@ def reader(hint: Any, scalars: Mapping[Any, Reader] | None = None) -> Reader:
 
 
 def from_plain(kind: type[T], value: object) -> T:
-    """The `kind` that `to_plain` was given. Raises ValueError for anything else."""
+    """Read a `kind` that `to_plain` has converted. Raises ValueError for anything else."""
     try:
         found: T = _reader_of(kind)(value)  # type: ignore[arg-type]
     except Unfit as error:
@@ -92,9 +93,8 @@ def _reader_of(kind: type[Any]) -> Reader:
 
 
 class Record(Generic[T]):
-    """A dataclass as a map of its fields by name. Unknown names are passed over. A field that is missing, or that isn't
-    what its type says, has its default.
-    """
+    """Converts a dataclass to a map of its fields by name, and back. Unknown names are ignored. A field that is missing
+    or has another type gets its default."""
 
     def __init__(self, kind: type[T], scalars: Mapping[Any, Reader] | None = None) -> None:
         hints = get_type_hints(kind)
@@ -113,10 +113,10 @@ class Record(Generic[T]):
         }
 
     def read(self, value: object) -> T:
-        """What `write` wrote, whatever version wrote it.
+        """Read a map that `write` made, in this version or another.
 
         Raises:
-            Unfit: it is no map, or a field that has no default is missing.
+            Unfit: the value is no map, or a field without a default is missing.
         """
         if not isinstance(value, dict):
             raise Unfit("no map")
@@ -175,7 +175,7 @@ def _mapping_reader(read_pairs: Reader) -> Reader:
 
 
 def read_int(value: object) -> int:
-    """-1 is the one negative number with a meaning: the generation of a peer that holds no state."""
+    """A whole number from -1 on; -1 is the generation of a peer that holds no state."""
     if type(value) is not int or not -1 <= value <= _INT_MAX:
         raise Unfit("no whole number, or out of range")
     return value
@@ -196,7 +196,7 @@ def read_text(value: object) -> str:
 
 
 def read_bool(value: object) -> bool:
-    """True or false, and no number."""
+    """True or false; no number."""
     if type(value) is not bool:
         raise Unfit("neither true nor false")
     return value

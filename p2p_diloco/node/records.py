@@ -1,7 +1,7 @@
-"""The records that peers keep in the DHT of their own status, for newcomers and observers.
+"""The records in which peers publish their own status in the DHT, for newcomers and observers.
 
-Law: a record is a `PeerStatus` under the subkey of its peer's id. Records of other peers are data from strangers: one
-that can't be read is left out, and no decision is made on a record alone.
+Law: a record is a `PeerStatus` under the subkey of its peer's id. Records of other peers are untrusted: one that can't
+be read is left out, and no decision is based on a record alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from p2p_diloco.net.interface import Transport
 from p2p_diloco.node.status import PeerStatus
 
 BUCKETS = 4
-"""Keys that the records of a run are spread over: all records of a key travel together."""
+"""The number of keys over which a run's records are spread, because all records of a key travel together."""
 
 PEER_TTL_S = 30.0
 PUBLISH_EVERY_S = 2.0
@@ -24,7 +24,7 @@ PUBLISH_AT_LEAST_EVERY_S = 10.0
 LOOK_EVERY_S = 1.5
 LOOK_EVERY_LATER_S = 10.0
 YOUNG_S = 60.0
-"""For so long after its start a peer looks often for others; later only while it knows few."""
+"""Seconds after its start in which a peer looks often for others; later it does so only while it knows few."""
 FEW = 8
 
 TAKE_PART = ("training", "waiting", "paused", "idle")
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def key_of(run_id: str, peer_id: str) -> str:
-    """The DHT key that a peer's record is kept under."""
+    """The DHT key of a peer's record."""
     return bucket_key(run_id, blake2b(peer_id.encode(), digest_size=1).digest()[0] % BUCKETS)
 
 
@@ -44,7 +44,7 @@ def bucket_key(run_id: str, bucket: int) -> str:
 
 
 async def read_peers(transport: Transport, run_id: str) -> dict[str, PeerStatus]:
-    """What the peers of a run say of themselves, by peer id. What the DHT doesn't answer for is left out."""
+    """The statuses of a run's peers, by peer id. Records that the DHT doesn't return are left out."""
     found = await asyncio.gather(
         *(transport.fetch(bucket_key(run_id, bucket)) for bucket in range(BUCKETS)), return_exceptions=True
     )
@@ -66,7 +66,7 @@ async def read_peers(transport: Transport, run_id: str) -> dict[str, PeerStatus]
 
 
 async def who_takes_part(transport: Transport, run_id: str) -> dict[str, float]:
-    """The peers whose records say that they take part in rounds, and when these were written, in seconds since 1970."""
+    """The peers whose records say that they take part in rounds, each with its record's time in seconds since 1970."""
     peers = await read_peers(transport, run_id)
     return {peer: status.time for peer, status in peers.items() if status.state in TAKE_PART}
 
@@ -79,7 +79,7 @@ async def publish(transport: Transport, run_id: str, describe: Callable[[], Peer
         if published is None or record.time - published.time >= PUBLISH_AT_LEAST_EVERY_S or _changed(record, published):
             try:
                 taken = await transport.store(key_of(run_id, record.peer_id), record.peer_id, record.pack(), PEER_TTL_S)
-            except Exception:  # a run is not to end over what observers see
+            except Exception:  # a failed record must not end the run
                 log.warning("this peer's record can't be stored", exc_info=True)
             else:
                 log.debug("this peer's record was %s", "stored" if taken else "not taken")
@@ -88,7 +88,7 @@ async def publish(transport: Transport, run_id: str, describe: Callable[[], Peer
 
 
 def _changed(record: PeerStatus, published: PeerStatus) -> bool:
-    """Whether two records differ in more than their time."""
+    """Whether two records differ in any field other than their time."""
     return dataclasses.replace(record, time=published.time) != published
 
 
@@ -100,11 +100,11 @@ async def look_around(
     seen: Callable[[Sequence[str]], None] = lambda addresses: None,
     own: Callable[[PeerStatus], None] = lambda record: None,
 ) -> None:
-    """Report each peer that has a record, by id and name, at every look until cancelled: the replica may have forgotten
-    it since the last one. New addresses are introduced to the transport first.
+    """Report each peer that has a record, by id and name, at every look until cancelled, because the replica may have
+    forgotten it since the last look. New addresses are introduced to the transport first.
 
-    `known` tells how many live peers this one knows; `seen` hears of new addresses, `own` of the record under this
-    peer's own id, and may raise.
+    `known` returns the number of live peers that this one knows; `seen` is called with new addresses, `own` with the
+    record under this peer's own id, and may raise.
     """
     clock = asyncio.get_running_loop().time
     young_until = clock() + YOUNG_S
@@ -118,7 +118,7 @@ async def look_around(
                 seen(record.addresses)
                 try:
                     await transport.introduce(peer_id, record.addresses)
-                except Exception:  # one peer's odd record hides no other
+                except Exception:  # one peer's invalid record must not hide the others
                     log.warning("the addresses of %s can't be used", peer_id, exc_info=True)
             addresses_of[peer_id] = record.addresses
             discovered(peer_id, record.name[:64])

@@ -1,6 +1,6 @@
-"""What this peer tells others of itself: its `PeerStatus`, put together from the parts of its node.
+"""Makes this peer's status (`PeerStatus`) from the parts of its node.
 
-Law: reads, and changes nothing.
+Law: only reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Reporter:
         """Whether the peer is about to leave."""
 
     def status(self) -> PeerStatus:
-        """As it is now."""
+        """The peer's present status."""
         common, replica, shared = self._common, self._common.replica, self._common.shared
         local, run, traffic = common.local, common.run, common.transport.traffic
         aggregates, round_now, alive = replica.aggregates(), replica.round(), set(replica.roster.alive())
@@ -66,7 +66,7 @@ class Reporter:
         )
 
     def _buffered(self, aggregates: Sequence[int]) -> Buffered | None:
-        """How full the Delayed Nesterov buffers of these shards are."""
+        """How full the Delayed Nesterov buffers of these shards are; None without buffers."""
         if self._common.run.rules.dn_buffer_size < 2 or not aggregates:
             return None
         buffered = [self._common.replica.state(shard).buffered for shard in aggregates]

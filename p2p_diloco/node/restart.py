@@ -1,7 +1,7 @@
-"""A run that comes back from its disks: a peer waits until the others are back, so that the greatest version wins
-however late its disk is.
+"""Restarting a run from its checkpoints: a peer waits until the others are back, so that the greatest version wins even
+if its disk comes late.
 
-Law: it only delays the trainer. The replica is up meanwhile, and adopts a greater version.
+Law: only delays the trainer. The replica runs in the meantime, and adopts a greater version.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class GoesOn:
-    """Whether the run has never stopped: a living peer is seen to train, by its record in the DHT.
+    """Whether the run has never stopped, because a live peer's DHT record says that it trains.
 
-    `training` tells whose records say so, and when these were written. What was found at first may be left from before
-    a power cut: a record counts once it has been written anew.
+    `training` returns the peers whose records say so, with the records' times. The first records may be from before a
+    power cut: a record counts only once it has been renewed.
     """
 
     def __init__(self, replica: Replica, training: Callable[[], Awaitable[Mapping[str, float]]]) -> None:
@@ -29,7 +29,7 @@ class GoesOn:
         self._first: dict[str, float] = {}
 
     async def look(self) -> bool:
-        """Look again."""
+        """Read the records again; returns whether a peer trains."""
         told = (await self._training()).items()
         renewed = {peer for peer, when in told if self._first.setdefault(peer, when) != when}
         return bool(renewed & set(self._replica.roster.alive()))
@@ -42,10 +42,10 @@ async def until_the_others_are_back(
     goes_on: GoesOn,
     tell: Callable[[str], None],
 ) -> None:
-    """Wait for as many peers as the last round's `group` had, and for a greater version if they bring one; `wait_s` at
-    most. If the run has gone on meanwhile, only the state of a newer generation is waited for.
+    """Wait, for at most `wait_s`, until as many peers are here as the last round's `group` had, and until this peer has
+    a greater version if they have one. If the run has never stopped, wait only for the state of a newer generation.
 
-    `tell` is given the same words for as long as the same is waited for.
+    `tell` is called with the reason for the wait; the text stays the same while the reason does.
     """
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + wait_s
@@ -59,7 +59,7 @@ async def until_the_others_are_back(
 
 
 def _outlived(replica: Replica) -> bool:
-    """Whether a peer here is of a newer generation: training on from an older one would be lost."""
+    """Whether a live peer is of a newer generation: progress on an older one would be lost."""
     summaries = replica.roster.summaries().values()
     return any(summary.model.generation > replica.roster.mine.model.generation for summary in summaries)
 

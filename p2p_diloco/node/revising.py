@@ -1,7 +1,7 @@
-"""Revisions of a run: the founder's signature on them, and the record of the newest in the DHT.
+"""Revisions of a run's outer rates: the founder's signature on them, and the DHT record of the newest one.
 
-Law: a revision counts if the run's founder has signed it for this very founding, whichever peer hands it on. Its record
-is `unowned`; the highest one wins.
+Law: a revision is valid if the run's founder has signed it for this founding; any peer may pass it on. Its record is
+`unowned`; the highest one wins.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.unowned import TRIED_MAX
 
 RECORD_TTL_S = 600.0
-"""How long a revision waits in the DHT for a peer that takes it up."""
+"""How long the DHT keeps a revision until a peer reads it."""
 LOOK_EVERY_S = 3.0
 KEEP_EVERY_S = 60.0
 
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Founding:
-    """One founding of one run. A founder's signature is bound to it, and means nothing in another run of that name."""
+    """One founding of one run. A founder's signature is bound to it, and invalid in another run of the same name."""
 
     run_id: str
     founder: str
@@ -38,23 +38,23 @@ class Founding:
 
     @classmethod
     def of(cls, run_id: str, record: RunRecord) -> Founding:
-        """As the run's record has it."""
+        """The founding in the run's record."""
         return cls(run_id, record.founder, record.time)
 
     def statement(self, revision: Revision) -> bytes:
-        """What the founder signs."""
+        """The bytes that the founder signs."""
         said = [revision.number, float(revision.outer_lr), float(revision.outer_momentum)]
         return bytes(msgpack.packb(["p2p-diloco revision", self.run_id, float(self.time), *said]))
 
     def proven(self, transport: Transport, revision: Revision) -> bool:
-        """Whether the founder has asked for it. What a run begins with needs no proof."""
+        """Whether the founder has signed the revision. A run's first rates need no signature."""
         if not revision.number:
             return True
         return revision.sound and transport.signed_by(self.founder, self.statement(revision), revision.proof)
 
 
 async def read(transport: Transport, founding: Founding) -> Revision:
-    """The highest revision that the DHT holds; what the founder has not signed is left out.
+    """The highest revision in the DHT that the founder has signed.
 
     Raises:
         Unreachable: the DHT doesn't answer.
@@ -68,14 +68,14 @@ async def read(transport: Transport, founding: Founding) -> Revision:
 
 
 async def store(transport: Transport, founding: Founding, revision: Revision) -> bool:
-    """Leave a revision in the DHT, or keep it there. False if it wasn't taken."""
+    """Store or renew a revision in the DHT. False if it wasn't stored."""
     return await unowned.store(transport, _key(founding.run_id), unowned.pack(revision), RECORD_TTL_S)
 
 
 async def watch(
     transport: Transport, founding: Founding, known: Callable[[], Revision], heard: Callable[[Revision], None]
 ) -> None:
-    """Report what the DHT has that is higher than what is `known`, and keep there what is, until cancelled."""
+    """Until cancelled, report a revision in the DHT higher than the `known` one, and renew the known one there."""
     clock = asyncio.get_running_loop().time
     keep_at, told = 0.0, FOUNDED
     while True:
@@ -90,13 +90,13 @@ async def watch(
                 if founding.proven(transport, mine):
                     await store(transport, founding, mine)
         except Unreachable as error:
-            log.debug("no answer about revisions: %s", error)
-        except Exception:  # the other peers look as well
-            log.warning("revisions in the DHT can't be looked after", exc_info=True)
+            log.debug("the DHT gave no answer about revisions: %s", error)
+        except Exception:  # the other peers look too
+            log.warning("revisions in the DHT can't be read or renewed", exc_info=True)
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-@lru_cache(maxsize=256)  # said once, though it is found at every look
+@lru_cache(maxsize=256)  # logged once, though every look finds it
 def _refuse(founding: Founding, revision: Revision) -> None:
     log.warning("refused %s of the run %s: the founder has not signed it", revision, founding.run_id)
 

@@ -1,4 +1,4 @@
-"""What the peers of a run have agreed on, in one value: settings, model, and what follows from them.
+"""The agreement of a run's peers as one value: settings, model layout, and values derived from them.
 
 Law: derived once, when a run is found or founded, and never changed. Nothing is sent or received here.
 """
@@ -26,15 +26,16 @@ from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.outer import OuterOptimizer
 
 KEPT_BYTES, KEPT_MIN, KEPT_MAX = 256 * 2**20, 4, 1024
-"""A newcomer keeps commits of all shards together of so many bytes while states come, and of each shard so many."""
+"""Limits on the commits that a newcomer keeps while states come: bytes of all shards together, and the least and most
+of each shard."""
 
 VERSION_BYTES = 64
-"""The most that a shard's version takes in a header."""
+"""The most bytes of a shard's version in a header."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as one of its peers knows it. `config` is the run's, whatever this peer asked for."""
+    """A run as one of its peers knows it. `config` is the run's; this peer's own settings may differ."""
 
     run_id: str
     config: RunConfig
@@ -42,12 +43,12 @@ class Run:
 
     @cached_property
     def token(self) -> bytes:
-        """Stands for the run, its settings and its model in every message."""
+        """The token that identifies the run, its settings and its model in every message."""
         return token(self.run_id, self.config.fingerprint(), self.layout.fingerprint())
 
     @cached_property
     def rules(self) -> Rules:
-        """What the core needs."""
+        """The rules of the core, from the run's settings."""
         config, layout = self.config, self.layout
         return Rules(
             run=self.run_id,
@@ -73,13 +74,13 @@ class Run:
 
     @property
     def _commits_kept(self) -> int:
-        """Commits of each shard that a newcomer keeps while states are still on their way: as many as fit."""
+        """The number of commits of each shard that a newcomer keeps while states are on their way."""
         epoch_nbytes = max(1, sum(codecs.nbytes(self.reply_codec, shard.numel) for shard in self.layout.shards))
         return min(max(KEPT_BYTES // epoch_nbytes, KEPT_MIN), KEPT_MAX)
 
     @cached_property
     def outer(self) -> OuterOptimizer | DelayedNesterov:
-        """The outer optimizer; with a buffer of more than one submission, Delayed Nesterov with it."""
+        """The outer optimizer; wrapped in Delayed Nesterov if the buffer is larger than one submission."""
         config = self.config
         outer = OuterOptimizer(
             config.outer_optimizer,
@@ -96,15 +97,15 @@ class Run:
         return revision.rates or (self.config.outer_lr, self.config.outer_momentum)
 
     def timed(self, limits: Limits) -> Limits:
-        """The same with the timeouts of the run's ladder."""
+        """The limits with the run's timeouts in place of the default ones."""
         answer_s, dial_s = self.rules.answers_within, self.rules.dials_within
         return replace(limits, connect_timeout_s=dial_s, read_timeout_s=answer_s, write_timeout_s=answer_s)
 
     def check(self, limits: Limits) -> None:
-        """Hold the way in which the model is cut against what one message may carry.
+        """Check that every shard's state and the list of all shards fit into one message.
 
         Raises:
-            ConfigError: a shard's state, or the list of all shards, doesn't fit.
+            ConfigError: one of them doesn't fit.
         """
         shards, value = self.layout.shards, self.config.shard_elements
         largest = max((s.numel + sum(self.outer.state_lengths(s.numel).values()) for s in shards), default=0)
@@ -123,26 +124,24 @@ class Run:
 
     @property
     def reply_codec(self) -> str:
-        """How the averaged result is written."""
+        """The codec of the averaged result."""
         return reply_codec_of(self.config)
 
 
 def reply_codec_of(config: RunConfig) -> str:
-    """How the averaged result is written: as asked, or else as contributions are. The default is no codec with error
-    feedback, since each round has another aggregator, which would not have the errors of the last one.
-    """
+    """The codec of the averaged result: `reply_codec`, or else that of contributions. The default is never a codec with
+    error feedback, because each round may have another aggregator, which lacks the last one's errors."""
     return config.reply_codec or ("bf16" if codecs.feeds_back(config.codec) else config.codec)
 
 
 Config = Mapping[str, Any]
-"""The run's settings, as `RunConfig.to_wire` gives them."""
+"""The run's settings, as `RunConfig.to_wire` encodes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What the DHT says of a run, as a msgpack map. `cut` is the hash of its layout with fragments and
-    shards, `model` without; `time` is when it was founded, in seconds since 1970.
-    """
+    """A run's DHT record, a msgpack map. `cut`: the hash of its layout with fragments and shards; `model`: without
+    these; `time`: the time of its founding, in seconds since 1970."""
 
     config: Config
     model: str
@@ -183,12 +182,12 @@ class RunRecord:
 
     @classmethod
     def unpack(cls, value: bytes) -> RunRecord:
-        """What `pack` wrote. Raises ValueError for anything else."""
+        """Decode a record that `pack` encoded. Raises ValueError for anything else."""
         try:
             content = msgpack.unpackb(value)
             protocol = content["v"]
             if type(protocol) is int and protocol != PROTOCOL:
-                raise ValueError(f"the run speaks protocol {protocol}, this version protocol {PROTOCOL}")
+                raise ValueError(f"the run uses protocol {protocol}, this version protocol {PROTOCOL}")
             return _RECORD.read(content)
         except (KeyError, TypeError, msgpack.UnpackException, Unfit) as error:
             raise ValueError(f"not a run's record: {error}") from None
@@ -209,6 +208,6 @@ def token(run_id: str, settings: str, model: str) -> bytes:
 
 
 def cut_of(layout: Layout) -> str:
-    """32 hex digits that are equal where parameters, fragments and shards are; dtypes are each peer's own."""
+    """32 hex digits, equal for two layouts if their parameters, fragments and shards are. Dtypes may differ."""
     cut = {**layout.to_wire(), "params": [[spec.name, list(spec.shape)] for spec in layout.params]}
     return blake2b(msgpack.packb(cut), digest_size=16).hexdigest()

@@ -1,6 +1,6 @@
-"""Messages to a peer that is in the run: judged by their headers and payloads, then handed on.
+"""Incoming messages of a peer that is in the run: headers and payloads are checked, then handed on.
 
-Law: nothing reaches the replica that is not of this run, well-formed, of the right size and finite.
+Law: every message that reaches the replica is of this run, well-formed, of the right size and finite.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.node.wire import Describe, Description, Nudge
 
 REMEMBERED_BYTES_MAX = 16 * 2**10
-"""A longer header is read twice, when it comes and with its payload: headers of strangers must not fill the cache."""
+"""The longest header that is cached; a longer one is decoded twice. Headers of strangers must not fill the cache."""
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class RunInbox(Handler):
         match message:
             case Describe():
                 header = wire.pack(wire.Description(self._layout.nbytes), self._token)
-                self._outbox.put(sender, header, self._layout, urgent=True)  # it is waited for, and not for long
+                self._outbox.put(sender, header, self._layout, urgent=True)  # the asker waits only briefly
             case Nudge(goal):
                 self._trainer.nudged(goal)
             case Description():
@@ -84,9 +84,8 @@ class RunInbox(Handler):
         self._node.moving(peer)
 
     def _believed(self, sender: str, message: Message) -> Message:
-        """Without a revision that the founder has not signed: all else in a probe may be true. The digests of commits
-        and states cover their revisions, which are believed as the rest of these is.
-        """
+        """Remove from a probe a revision that the founder has not signed; the rest may be true. Commits and states need
+        no such check, because their digests cover their revisions."""
         match message:
             case Probe(summary) | ProbeAck(summary) if summary.revision.number:
                 if self._proven(summary.revision):
@@ -99,10 +98,10 @@ class RunInbox(Handler):
 
 
 def _read(header: bytes, token: bytes, shape: tuple[int, int]) -> wire.AnyMessage:
-    """The message of a header. `shape`: how many shards and fragments the run has.
+    """Decode a header. `shape`: the numbers of the run's shards and fragments.
 
     Raises:
-        Refusal: it is none, or none of this run.
+        Refusal: the header is no message of this run.
     """
     message = wire.unpack(header, token)
     if isinstance(message, (Describe, Description, Nudge)):
@@ -113,4 +112,4 @@ def _read(header: bytes, token: bytes, shape: tuple[int, int]) -> wire.AnyMessag
 
 
 _read_once = lru_cache(maxsize=64)(_read)
-"""A header is read when it comes, and again with its payload; few are under way at a time."""
+"""Cached, because a header is decoded when it comes and again with its payload; few are under way at a time."""

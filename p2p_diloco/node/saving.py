@@ -1,6 +1,6 @@
-"""Checkpoints of the outer state: what a replica holds, on disk, and back.
+"""Checkpoints of a replica's outer state: writing them and reading them.
 
-Law: a checkpoint is a snapshot between two events, written by a thread of its own. Tensors are written and read only if
+Law: a checkpoint is a snapshot between two events, written by a thread of its own. Tensors are saved and loaded only if
 they have the digests of their versions.
 
     theta      the global parameters, by name and shape, fp32
@@ -37,15 +37,15 @@ from p2p_diloco.tensors.digest import digest
 from p2p_diloco.tensors.layout import Layout
 
 SAVE_S_MAX = 30.0
-"""How long a departing peer waits for a checkpoint that is being written."""
+"""Seconds that a departing peer waits for a checkpoint that is being written."""
 
 log = logging.getLogger(__name__)
 
 
 class Saving:
-    """Writes a checkpoint every `save_every` epochs of the whole model, and of the end.
+    """Writes a checkpoint every `save_every` epochs of the whole model, and at the run's end.
 
-    Fewer epochs than before are those of a greater lineage, and counted from.
+    If the epoch falls, a greater lineage was adopted, and counting starts from its epoch.
     """
 
     def __init__(self, common: Common) -> None:
@@ -54,14 +54,14 @@ class Saving:
         self._founded = founding.founder, founding.time
         self._root, self._every, self._keep = local.checkpoint_dir, local.save_every, local.keep
         self.epoch = 0
-        """Of the newest checkpoint that is written or begun; 0: none."""
+        """The epoch of the newest checkpoint that is written or begun; 0: none."""
         self._counted_from: int | None = None
         self._saved: ModelVersion | None = None
-        self._spoilt = False  # the last one was not saved, for it was damaged
+        self._spoilt = False  # the last snapshot was damaged and not saved
         self._writing: asyncio.Future[Sequence[State]] | None = None
 
     def settled(self) -> None:
-        """Look whether a checkpoint is due; to be called when versions and tensors agree."""
+        """Begin a checkpoint if one is due; call this when versions and tensors agree."""
         if self._root is None or not self._replica.has_state:
             return
         epoch, model = self._replica.epoch, self._replica.roster.mine.model
@@ -76,12 +76,11 @@ class Saving:
             self._start(self._root, epoch)
 
     async def finish(self) -> None:
-        """Wait for a checkpoint that is being written, in bounded time; another may have become due meanwhile, or the
-        run's end have come, and is written after it.
-        """
+        """Wait, in bounded time, for a checkpoint that is being written; then write another one if it is due or the run
+        has ended."""
         give_up_at = asyncio.get_running_loop().time() + SAVE_S_MAX
         if self._spoilt:
-            self._saved = None  # it may have been mended since
+            self._saved = None  # damaged memory may have been repaired since
         for _ in range(2):
             if self._writing is not None:
                 await asyncio.wait([self._writing], timeout=give_up_at - asyncio.get_running_loop().time())
@@ -93,11 +92,11 @@ class Saving:
         self._writing.add_done_callback(self._written)
 
     def _written(self, writing: asyncio.Future[Sequence[State]]) -> None:
-        """Tell which shards were not saved because they were damaged; in the log once, since that may last."""
+        """Report the shards that were not saved because they were damaged; logged once, because this may last."""
         damaged = writing.result()
         if damaged and not self._spoilt:
             shards = ", ".join(str(state.shard) for state in damaged)
-            log.error("not saved: shards %s were changed in memory; older checkpoints stay", shards)
+            log.error("not saved: shards %s are corrupted in memory; older checkpoints stay", shards)
         self._spoilt = bool(damaged)
         for state in damaged:
             self._events.post(Damaged(state.shard, state.version))
@@ -105,7 +104,7 @@ class Saving:
     def _snapshot(self) -> _Snapshot:
         layout, store = self._run.layout, self._work.store
         states = (store.state(shard.index) for shard in layout.shards)
-        outer = [{name: tensor.clone() for name, tensor in state.items()} for state in states]  # it goes on
+        outer = [{name: tensor.clone() for name, tensor in state.items()} for state in states]  # copied: it changes
         theta = torch.cat([store.theta(shard.index) for shard in layout.shards])
         held = [self._replica.state(shard.index) for shard in layout.shards]
         return _Snapshot(self._run, theta, outer, held, self._founded)
@@ -113,7 +112,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """What is to be saved: θ [numel]; by shard the outer optimizer's state, and the replicated one."""
+    """The outer state to save: θ [numel]; and by shard the outer optimizer's state and the replicated state."""
 
     run: Run
     theta: Tensor
@@ -122,7 +121,7 @@ class _Snapshot:
     founded: tuple[str, float]
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """As a checkpoint holds them."""
+        """The tensors as a checkpoint's groups."""
         layout = self.run.layout
         by_name = {
             spec.name: self.theta[start : start + spec.numel].view(spec.shape)
@@ -133,7 +132,7 @@ class _Snapshot:
         return {"theta": by_name, "outer": outer}
 
     def manifest(self) -> dict[str, object]:
-        """What a checkpoint says of them."""
+        """The entries of the checkpoint's manifest."""
         versions = [state.version for state in self.states]
         return {
             "run_id": self.run.run_id,
@@ -147,7 +146,7 @@ class _Snapshot:
 
 
 def _write(root: Path, epoch: int, snapshot: _Snapshot, keep: int) -> Sequence[State]:
-    """Save a snapshot, unless shards of it are damaged; these."""
+    """Save a snapshot unless shards of it are damaged; returns the damaged shards."""
     if damaged := _damaged(snapshot.run.layout, snapshot.theta, snapshot.outer, snapshot.states):
         return damaged
     try:
@@ -162,7 +161,7 @@ def _write(root: Path, epoch: int, snapshot: _Snapshot, keep: int) -> Sequence[S
 def _damaged(
     layout: Layout, theta: Tensor, outer: Sequence[Mapping[str, Tensor]], states: Sequence[State]
 ) -> Sequence[State]:
-    """The shards whose tensors, of θ [numel] and of the outer optimizer by shard, don't have the digests of their
+    """The shards whose tensors, in θ [numel] and in the outer optimizer's state, don't have the digests of their
     versions."""
     return [
         state
@@ -172,10 +171,11 @@ def _damaged(
 
 
 def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
-    """The checkpoint that this peer starts from: the one it names, else the newest of its own that can be used.
+    """Read the checkpoint that this peer starts from: the one that its settings name, else the newest usable one of its
+    own.
 
     Raises:
-        CheckpointError: it names one that can't be used; or it has some of its own, and none can.
+        CheckpointError: the named one can't be used; or the peer has checkpoints of its own, and none can be used.
     """
     named, unusable = local.from_checkpoint, None
     if named is not None:
@@ -196,10 +196,11 @@ def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
 
 
 class Checkpoint:
-    """One that was read: its settings, and its outer state once the run is known."""
+    """A checkpoint that was read: its settings, and its outer state once the run is known."""
 
     def __init__(self, path: Path) -> None:
-        """Raises `CheckpointError` unless it is whole, one of ours, and what its digests say."""
+        """Read a checkpoint; raises `CheckpointError` unless it is complete, written by this package, and matches its
+        digests."""
         self.path = path
         tensors, manifest = checkpoint.load(path)
         self.founded = _founded(manifest)
@@ -241,18 +242,17 @@ class Checkpoint:
         return max((state.revision for state in self._states), default=FOUNDED)
 
     def config_for(self, run_id: str) -> dict[str, Any]:
-        """The settings of a run that begins from here. In another run than this one's a revision has no founder who
-        asked for it, so its rates become that run's settings.
-        """
+        """The settings of a run that starts from this checkpoint. In a new run the founder's revision is not valid, so
+        the revised rates become the new run's settings."""
         if run_id == self.run_id or (rates := self.revision.rates) is None:
             return self.config
         return {**self.config, "outer_lr": rates[0], "outer_momentum": rates[1]}
 
     def restore(self, run: Run, work: TensorWork) -> tuple[State, ...]:
-        """Put its tensors in place, and return every shard's replicated state.
+        """Load the tensors, and return every shard's replicated state.
 
         Raises:
-            CheckpointError: it is of another model, or of another outer optimizer.
+            CheckpointError: the checkpoint is of another model or another outer optimizer.
         """
         layout, states = self._layout, self._states
         if run.run_id != self.run_id:
@@ -274,7 +274,7 @@ class Checkpoint:
         return states
 
     def _as_founded(self, state: State) -> State:
-        """The same state without its revision, under its new digest; every peer that does so reaches the same."""
+        """The state without its revision, under its new digest, which is the same on every peer."""
         if not state.revision.number:
             return state
         bare, place = replace(state, revision=FOUNDED), self._layout.shards[state.shard]
@@ -283,7 +283,7 @@ class Checkpoint:
         return replace(bare, version=version, history={**state.history, version.epoch: reached})
 
     def _payloads(self, run: Run, layout: Layout) -> Iterator[memoryview]:
-        """Each shard's state as it would have been sent."""
+        """Each shard's state as a payload."""
         for shard in layout.shards:
             outer = (self._outer[shard.index][name] for name in run.outer.state_lengths(shard.numel))
             pieces = [self._theta[shard.start : shard.stop], *outer]

@@ -1,4 +1,4 @@
-"""What a peer tells its node before anything else.
+"""The first message of a peer to its node: its settings and its model's parameters.
 
 Law: plain values that cross the channel; nothing is decided here.
 """
@@ -15,16 +15,15 @@ from p2p_diloco.tensors.layout import ParamSpec
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """`asked`: the run's settings that were given. `specs`: the model's, or None for a peer that brings no
-    model.
-    """
+    """A node's setup. `asked`: the run's settings that were given. `specs`: the model's parameters; None for a peer
+    without a model."""
 
     asked: RunConfig
     local: PeerConfig
     specs: tuple[ParamSpec, ...] | None
 
     def to_wire(self) -> dict[str, Any]:
-        """As msgpack carries it."""
+        """Encode the setup for msgpack."""
         specs = self.specs
         return {
             "asked": self.asked.model_dump(mode="json", exclude_unset=True),
@@ -34,7 +33,7 @@ class Setup:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Setup:
-        """What `to_wire` wrote."""
+        """Decode a setup that `to_wire` encoded."""
         specs = wire["specs"]
         return cls(
             RunConfig(**wire["asked"]),

@@ -1,17 +1,17 @@
-"""The memory that a trainer and its node share: a header of numbers, θ, its past and the pseudo-gradient.
+"""The memory that a trainer and its node share: a header of numbers, θ, bases and the pseudo-gradient.
 
-Law: memory and nothing else. Which side may touch it, and when:
+Law: memory and nothing else. Which side may use it, and when:
 
     header   each slot has one writer (below); 8 bytes are read and written whole, so no lock is needed
     theta    the node writes, except while it lets the trainer read; before the start the trainer writes θ₀
-    base     the node keeps here what θ was, where it goes on before the trainer has loaded that (`bases`)
+    base     the node keeps the older θ here, if θ changes before the trainer has loaded the new one (`bases`)
     delta    the trainer writes what is due, after it has merged; the node reads it from `contribute` on, and sends from
              here, until it is about to answer a merge: then nothing of what is due may be on its way any more
 
-A trainer may be several processes, each with its part of the model. Then rank 0 writes the header, and speaks with the
-node once all of them have read or written.
+A trainer may be several processes, each with its part of the model. Then rank 0 writes the header, and tells the node
+when all of them have read or written.
 
-It has no name in any file system, so nothing is left behind however the two end.
+The memory has no name in any file system, so nothing is left behind when the processes end.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _HEADER_BYTES = 4096
 SLOT_BYTES = 8
 _LENT = b"m"
 _indices = count()
-"""Of the header's slots, in units of SLOT_BYTES."""
+"""The indices of the header's slots, in units of SLOT_BYTES."""
 
 N = TypeVar("N", int, float)
 
 
 class Slot(Generic[N]):
-    """A number in the header, as an attribute of it."""
+    """A number in the header, accessed as an attribute."""
 
     def __init__(self, kind: type[N]) -> None:
         self._kind: type[N] = kind
@@ -55,7 +55,7 @@ class Slot(Generic[N]):
 
 
 class RoundSlots:
-    """Seven numbers side by side, which are written one by one: one look may see two rounds' figures."""
+    """Seven adjacent numbers, written one by one: a reader may see figures of two rounds."""
 
     def __init__(self) -> None:
         self._indices = [next(_indices) for _ in fields(LastRound)]
@@ -81,15 +81,15 @@ class Header:
     stands = Slot(int)
     """1 while training stands still until an exchange is over."""
     stands_since = Slot(float)
-    """Since when it stands still until an exchange is over, as `time.monotonic()`; 0 while it does not."""
+    """The time, by `time.monotonic()`, since when training stands still for an exchange; 0 while it goes on."""
     step_time_s = Slot(float)
-    """What an inner step usually takes; 0 until known."""
+    """Seconds that an inner step usually takes; 0 until known."""
     loss = Slot(float)
-    """The loss last reported; NaN until then."""
+    """The last reported loss; NaN before the first."""
     waiting_s = Slot(float)
-    """How long it has waited for the others so far."""
+    """Seconds that the trainer has waited for the other peers so far."""
     last_round = RoundSlots()
-    """Where its last round's time went; None before one is over."""
+    """The shares of the last round's time; None before the first round is over."""
 
     # -- by the node
 
@@ -100,13 +100,13 @@ class Header:
     finished = Slot(int)
     """1 once the run has ended for all."""
     leave_s = Slot(float)
-    """How long it may stay for others when it is to leave: until all have the last state of a run that has ended."""
+    """Seconds that a departing node may stay after the run's end, until all others have the last state."""
     goal = Slot(int)
-    """The commits, summed over fragments, up to which a peer asks all to exchange at once."""
+    """The number of commits, summed over fragments, up to which a peer asks all others to exchange at once."""
     saved = Slot(int)
     """The epoch of the newest checkpoint of the outer state that is written or begun; 0: none."""
     trains_for_s = Slot(float)
-    """With pace="time": how long this peer's inner steps of a round should take; inf while that is not known."""
+    """With pace="time": seconds that this peer's inner steps of a round should take; inf until known."""
     peers = Slot(int)
     """Live peers, this one included."""
     bytes_sent = Slot(int)
@@ -116,11 +116,11 @@ class Header:
     reconnections = Slot(int)
     """Links that broke."""
     revision = Slot(int)
-    """The lowest revision over the shards; 0: as the run was founded."""
+    """The lowest revision over the shards; 0: the rates at the founding."""
     outer_lr = Slot(float)
     """The outer learning rate of that revision."""
     outer_momentum = Slot(float)
-    """Its outer momentum."""
+    """The outer momentum of that revision."""
 
     def __init__(self, memory: memoryview) -> None:
         self.views: dict[type, memoryview[Any]] = {int: memory.cast("q"), float: memory.cast("d")}
@@ -130,7 +130,7 @@ class SharedMemory(Header):
     """The header's numbers, and three vectors [numel] of flat fp32. Pages that are never touched take no memory."""
 
     def __init__(self, fd: int, numel: int) -> None:
-        """Map what lies behind a file descriptor; it may be closed afterwards."""
+        """Map the memory of a file descriptor, which may be closed afterwards."""
         self.numel = numel
         self._map = mmap.mmap(fd, _size(numel))
         super().__init__(memoryview(self._map)[:_HEADER_BYTES])
@@ -139,11 +139,11 @@ class SharedMemory(Header):
         self.delta = self._vector(_HEADER_BYTES + 4 * numel)
         """The pseudo-gradient that was last sent, fragment by fragment, [numel] fp32; see `delta_in`."""
         self.base = self._vector(_HEADER_BYTES + 8 * numel)
-        """What θ was when the trainer loaded it, of the shards that `bases.Bases` names, [numel] fp32."""
+        """The θ that the trainer loaded last, for the shards that `bases.Bases` has copied, [numel] fp32."""
 
     def delta_in(self, dtype: torch.dtype) -> Tensor:
-        """The pseudo-gradient, [numel] of a dtype that both sides know. What a shorter one doesn't need of the memory
-        is never touched, and so never taken."""
+        """The pseudo-gradient, [numel] of a dtype that both sides know. A shorter dtype leaves a part of the memory
+        untouched, which therefore takes no pages."""
         return self.delta.view(dtype)[: self.numel]
 
     def _vector(self, offset: int) -> Tensor:
@@ -153,7 +153,7 @@ class SharedMemory(Header):
 
 
 def create(numel: int) -> int:
-    """A file descriptor with room for `numel` elements, zeroed; it lives as long as a process holds or maps
+    """Make zeroed memory for `numel` elements; returns its file descriptor. It lives as long as a process holds or maps
     it.
 
     On Linux it is memory (not in /dev/shm, which is small in containers), elsewhere a deleted temporary file.
@@ -168,12 +168,12 @@ def create(numel: int) -> int:
 
 
 def lend(fd: int, sock: socket.socket) -> None:
-    """Give another process on this machine, at the other end of a Unix socket, what lies behind a file descriptor."""
+    """Send a file descriptor to another process on this machine, over a Unix socket."""
     socket.send_fds(sock, [_LENT], [fd])
 
 
 def borrow(sock: socket.socket) -> int:
-    """A file descriptor that the other end lent; OSError if none came."""
+    """Receive a file descriptor that the other end lent; OSError if none came."""
     _, fds, _, _ = socket.recv_fds(sock, len(_LENT), 1)
     if not fds:
         raise OSError("no file descriptor came")

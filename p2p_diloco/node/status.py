@@ -1,8 +1,8 @@
-"""What a peer says of itself: one dataclass, from the node that writes it to the `--json` that shows it.
+"""The status of a peer: one dataclass, from the node that writes it to the `--json` that shows it.
 
 Law: the names are the same everywhere: in the DHT record, in `p2p-diloco status --json` and in its views. A new field
 is one line here with a default, one in `node.reporting`, which fills it in, and one in `observe.view`. Records come
-from strangers: a field of another type is read as its default, and text is cut and freed of control characters.
+from strangers: a field of another type is read as its default, and text is cut and stripped of control characters.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from p2p_diloco.node.plain import Record, Unfit, read_float, read_int, read_text
 
 AGGREGATES_MAX, EVENTS_MAX, EVENT_LETTERS_MAX, ADDRESSES_MAX = 16, 3, 80, 4
 TEXT_MAX = 256
-"""Longer text of a stranger is cut; an address over a relay is about 150 letters long."""
+"""The most letters of a stranger's text that are kept; an address over a relay has about 150."""
 
 
 @dataclass(frozen=True, slots=True)
 class LastRound:
-    """Where the time of a peer's last round went: six shares of it that add up to 1, pauses left out."""
+    """The shares of a peer's last round's time: six shares that add up to 1, without pauses."""
 
     inner: float
     encode: float
@@ -41,13 +41,13 @@ class LastRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundProgress:
-    """How far the averaging of a fragment has come."""
+    """The progress of a fragment's averaging."""
 
     fragment: int
     got: int
     """Contributions that have arrived."""
     want: int
-    """Contributions that are waited for, at least 1."""
+    """Contributions that the round waits for, at least 1."""
 
     def __post_init__(self) -> None:
         if self.want < 1:
@@ -56,30 +56,30 @@ class RoundProgress:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """To how many of the live peers the newest payload went each way."""
+    """The number of live peers whose latest payload took each path."""
 
     direct: int
     libp2p: int
     relayed: int
-    """Over libp2p, and passed on by a third peer."""
+    """Over libp2p through a relay, which is a third peer."""
 
     @classmethod
     def counted(cls, ways: Iterable[str]) -> Ways:
-        """From each peer's way."""
+        """Count the paths of all peers."""
         ways = list(ways)
         return cls(*(ways.count(name) for name in cls.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
 class Submissions:
-    """What became of a peer's submissions, in asynchronous mode."""
+    """The outcome of a peer's submissions, in asynchronous mode."""
 
     counted: int
     refused: int
-    """Not counted, in part or in whole: too stale, or of a lineage that was left."""
+    """Submissions that were not fully counted: too stale, or of a lineage that lost."""
     staleness: tuple[int, ...]
-    """How many of the counted ones were as many epochs behind as each bin of `submissions.STALENESS_FROM` says; empty
-    bins at the end are left out."""
+    """The number of counted submissions in each bin of `submissions.STALENESS_FROM`, by epochs behind; empty bins at
+    the end are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStatus:
-    """What one peer says of itself. None: it doesn't know, or doesn't tell."""
+    """The status of one peer, as it publishes it. None: unknown, or not published."""
 
     name: str = ""
     peer_id: str
@@ -110,55 +110,54 @@ class PeerStatus:
     state: str = ""
     """joining, training, waiting, paused, idle, leaving or finished."""
     time: float = 0.0
-    """When this was written, in seconds since 1970."""
+    """The time at which this was written, in seconds since 1970."""
     incarnation: int | None = None
-    """Distinguishes this start of the peer from any other. Later starts have greater ones, as clocks go."""
+    """Identifies this start of the peer. Later starts have greater numbers if the clock is right."""
     epoch: int | None = None
-    """Outer steps, the lowest over its shards; None while it holds no state."""
+    """The lowest number of outer steps over the peer's shards; None while it holds no state."""
     step: int | None = None
-    """Inner steps since it started."""
+    """Inner steps since the peer's start."""
     steps_per_second: float | None = None
     loss: float | None = None
     samples: int | None = None
     bytes_sent: int | None = None
     bytes_received: int | None = None
     revision: int | None = None
-    """The lowest over its shards."""
+    """The lowest revision over the peer's shards."""
     outer_lr: float | None = None
     """The outer learning rate of that revision."""
     outer_momentum: float | None = None
-    """Its outer momentum."""
+    """The outer momentum of that revision."""
     revision_known: int | None = None
-    """The highest revision that it has heard of: each shard adopts it with its next commit."""
+    """The highest revision that the peer knows of: each shard adopts it with its next commit."""
     waiting_s: float | None = None
-    """Seconds that its training has stood still for exchanges, in all."""
+    """Total seconds for which training has stood still for exchanges."""
     last_round: LastRound | None = None
-    """None before it has made one."""
+    """The shares of the last round's time; None before the first round is over."""
     bandwidth: int | None = None
-    """Bytes a second that its link carries, the slower direction."""
+    """Bandwidth of the peer's link in bytes a second, in the slower direction."""
     ways: Ways | None = None
     aggregates: tuple[int, ...] = ()
-    """Shards that it aggregates now, at most `AGGREGATES_MAX` of them."""
+    """The shards that the peer aggregates now, at most `AGGREGATES_MAX` of them."""
     aggregates_count: int = 0
-    """All of the shards that it aggregates now."""
+    """The number of shards that the peer aggregates now."""
     round: RoundProgress | None = None
-    """Of a round that it aggregates."""
+    """The progress of a round that the peer aggregates."""
     sync_every: int | None = None
-    """Inner steps between two of its exchanges of the whole model; with dylu or pace="time" its own number, as it
-    last made them."""
+    """Inner steps between two of the peer's exchanges of the whole model; with dylu or pace="time" the peer's own
+    latest number."""
     submissions: Submissions | None = None
     """None in synchronous mode."""
     buffered: Buffered | None = None
     """None without Delayed Nesterov, and for a peer that aggregates nothing."""
     addresses: tuple[str, ...] = ()
-    """Where others may dial it."""
+    """The addresses at which other peers may dial this one."""
     events: tuple[Event, ...] = ()
-    """The newest lines of its event log, oldest first."""
+    """The newest lines of the peer's event log, oldest first."""
 
     def pack(self) -> bytes:
-        """The record's bytes, at most VALUE_BYTES_MAX. What doesn't fit is left out: events first, then addresses, then
-        shards.
-        """
+        """Encode the record in at most VALUE_BYTES_MAX bytes. To make it fit, events are left out first, then
+        addresses, then shards."""
         events = self.events[-EVENTS_MAX:]
         fitting = dataclasses.replace(
             self,
@@ -174,7 +173,7 @@ class PeerStatus:
 
     @classmethod
     def unpack(cls, value: bytes) -> PeerStatus:
-        """What `pack` wrote, in this version or another. Raises ValueError for anything else."""
+        """Decode a record that `pack` encoded, in this version or another. Raises ValueError for anything else."""
         try:
             return _RECORD.read(msgpack.unpackb(value))
         except (ValueError, msgpack.UnpackException, Unfit) as error:
@@ -182,7 +181,7 @@ class PeerStatus:
 
 
 def clean(text: str) -> str:
-    """Text that can't move a cursor or fill a screen."""
+    """The text without control characters, cut to `TEXT_MAX` letters."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:TEXT_MAX])
 
 

@@ -1,6 +1,6 @@
-"""What became of this peer's submissions, and how many inner steps it makes until the next: asynchronous mode.
+"""Asynchronous mode: the outcome of this peer's submissions, and its inner steps until the next one.
 
-Law: counts and arithmetic on what others told; nothing is sent or received here.
+Law: counts and arithmetic; nothing is sent or received here.
 """
 
 from __future__ import annotations
@@ -14,42 +14,40 @@ from p2p_diloco.core.submitting import ENDED
 from p2p_diloco.node.status import Submissions
 
 STALENESS_FROM = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
-"""Where the bins of a staleness histogram begin, in epochs; the last one has no end."""
+"""The lower bounds of a staleness histogram's bins, in epochs; the last bin has no upper bound."""
 
 
 class SubmissionLog:
-    """One peer's, since it started."""
+    """The submissions of one peer since its start."""
 
     def __init__(self, config: RunConfig) -> None:
         self._pace = Pace(config.sync_every) if config.dylu else None
         self._base = config.sync_every
         self.counted = 0
-        """Those of which every shard was counted."""
+        """The number of submissions that were counted in every shard."""
         self.refused = 0
-        """Those of which some shard was not: too stale, or of a lineage that was left. What came after the run's end is
-        neither.
-        """
+        """The number of submissions that were not counted in some shard: too stale, or of a lineage that lost. Those
+        after the run's end are in neither number."""
         self.staleness = 0
-        """Of the last one that was counted, its shards' greatest; in epochs."""
+        """The greatest staleness of a shard of the last counted submission, in epochs."""
         self.histogram = [0] * len(STALENESS_FROM)
-        """How many were counted with a staleness in each bin of `STALENESS_FROM`."""
+        """The number of counted submissions with a staleness in each bin of `STALENESS_FROM`."""
 
     @property
     def steps(self) -> int:
-        """H of this peer: inner steps between two of its exchanges of the whole model."""
+        """This peer's H: inner steps between two of its exchanges of the whole model."""
         return self._base if self._pace is None else self._pace.steps
 
     @property
     def told(self) -> Submissions:
-        """For the peer's status: the histogram without the empty bins at its end."""
+        """The figures for the peer's status; the histogram is without the empty bins at its end."""
         filled = [index for index, count in enumerate(self.histogram) if count]
         bins = self.histogram[: filled[-1] + 1] if filled else []
         return Submissions(self.counted, self.refused, tuple(bins))
 
     def ended(self, behind: Sequence[int | None], why: Sequence[str] = ()) -> str:
-        """A submission was answered for: the staleness of each of its shards, or None where it was not counted, and why
-        it wasn't. One sentence on it.
-        """
+        """Record the outcome of a submission; returns it as one sentence. `behind`: the staleness of each shard, None
+        if the shard was not counted; `why`: the reasons for the latter."""
         known = [epochs for epochs in behind if epochs is not None]
         if len(known) < len(behind):
             self.refused += list(why) != [ENDED]
@@ -62,9 +60,8 @@ class SubmissionLog:
         return f"submission {self.counted} was counted, {spread or self.staleness} epochs behind"
 
     def adjust(self, speed: float, others: Mapping[str, float]) -> str:
-        """At an exchange: this peer's number of steps by its own speed and others', in inner steps a second. One
-        sentence, if it has changed.
-        """
+        """At an exchange, adjust this peer's number of inner steps by its own and the others' speeds, in inner steps a
+        second; returns a sentence if it has changed."""
         if self._pace is None:
             return ""
         before, now = self._pace.steps, self._pace.adjust(speed, others.values())

@@ -1,7 +1,7 @@
 """The core's effects on tensors: means, outer steps, fetched states.
 
-Law: proposals change nothing; only `accept` changes the outer state. If a result can't be computed from what others
-sent, its digest is NO_DIGEST, and the core treats it as any wrong digest.
+Law: proposals change nothing; only `accept` changes the outer state. If a result can't be computed from received data,
+its digest is NO_DIGEST, and the core treats it as any wrong digest.
 """
 
 from __future__ import annotations
@@ -34,32 +34,31 @@ log = logging.getLogger(__name__)
 
 
 class TensorWork:
-    """The outer state of one replica, and the proposals for its future."""
+    """The outer state of one replica, and the proposals for its next state."""
 
     def __init__(self, run: Run, theta: Tensor, base: Tensor | None = None) -> None:
-        """`theta` [numel] fp32, kept where it is. `base` [numel] fp32: memory for the bases of a trainer that reads
-        θ; without a trainer nothing is ever written there.
-        """
+        """`theta` [numel] fp32, used in place. `base` [numel] fp32: memory for the bases of a trainer that reads θ;
+        without a trainer nothing is ever written there."""
         self._run = run
         self.bases = Bases(run.layout, theta, theta if base is None else base)
         self.store = ShardStore(run.layout, run.outer, theta)
         self._proposals: dict[tuple[int, str], Proposal] = {}
-        self._feedback: dict[int, Feedback] = {}  # by shard, where something was sent that needs it
+        self._feedback: dict[int, Feedback] = {}  # by shard, once a contribution was sent that needs it
 
     # -- what the core asks for
 
     def average(self, effect: Average) -> Averaged | Damaged:
-        """The weighted mean, rounded to the wire, and the outer step on exactly those bytes."""
+        """Compute the weighted mean, encode it for the wire, and take the outer step on exactly these bytes."""
         if effect.held is not None and self.store.digest(effect.shard, effect.held) != effect.base.digest:
             return Damaged(effect.shard, effect.base)
         try:
             return self._averaged(effect, effect.contributions)
         except ValueError as error:
-            log.error("the contributions to shard %d can't be averaged, and count as none: %s", effect.shard, error)
+            log.error("the contributions to shard %d can't be averaged, and are ignored: %s", effect.shard, error)
         try:
             return self._averaged(effect, ())
         except ValueError as error:
-            mend = "start it again from a checkpoint, with a lower outer_lr"
+            mend = "start the run again from a checkpoint, with a lower outer_lr"
             raise P2PDilocoError(f"the run has diverged: {error}", mend=mend) from None
 
     def _averaged(self, effect: Average, contributions: Sequence[tuple[str, Contribution]]) -> Averaged:
@@ -68,18 +67,18 @@ class TensorWork:
         dtype = codecs.written_in(codec, "nearest")
         mean = weighted_mean(parts, self._run.config.codec, numel, dtype) if parts else torch.zeros(numel)
         payload = codecs.encode(mean, codec)
-        submissions = len(effect.contributions)  # as the log counts them, be it as nothing
+        submissions = len(effect.contributions)  # the number in the log, even if they are ignored
         digest = self._proposed(shard, payload, submissions, effect.meta, effect.buffered, effect.revision)
         return Averaged(shard, effect.base, digest, payload)
 
     def _proposed(
         self, shard: int, payload: memoryview, submissions: int, meta: bytes, buffered: int, revision: Revision
     ) -> str:
-        """The digest of what a commit leads to, which is proposed. Without contributions that is another version of the
-        same tensors: there is no outer step.
+        """Propose a commit's next state; returns its digest. Without contributions there is no outer step, only another
+        version of the same tensors.
 
         Raises:
-            ValueError: it would hold values that are not finite.
+            ValueError: the state would have values that are not finite.
         """
         if submissions:
             codec, rates = self._run.reply_codec, revision.rates
@@ -90,11 +89,11 @@ class TensorWork:
         return proposal.digest
 
     def damaged(self, state: State) -> bool:
-        """Whether a present state's tensors are not what its version says."""
+        """Whether a present state's tensors don't have the digest of its version."""
         return self.store.digest(state.shard, meta_of(state)) != state.version.digest
 
     def apply(self, effect: Apply) -> Applied:
-        """The outer step of a commit that another peer made."""
+        """Propose the outer step of a commit that another peer made."""
         commit = effect.commit
         shard, submissions, digest = commit.shard, len(commit.contributions), NO_DIGEST
         try:
@@ -104,7 +103,7 @@ class TensorWork:
         return Applied(shard, commit.base, digest)
 
     def fill(self, effect: Fill) -> Filled:
-        """A state that was fetched."""
+        """Propose a state that was fetched."""
         state = effect.state
         try:
             proposal = self.store.load(state.shard, state.payload, effect.meta)
@@ -115,7 +114,7 @@ class TensorWork:
         return Filled(state.shard, state.version, proposal.digest)
 
     def accept(self, proposals: Iterable[tuple[int, str]]) -> None:
-        """Make proposals (shard, digest) the present state; the shard's others are void."""
+        """Make proposals (shard, digest) the present state; other proposals for these shards are dropped."""
         for shard, digest in proposals:
             proposal = self._proposals[shard, digest]
             was, present = self.store.accepted_theta(shard), partial(self.store.present_theta, shard)
@@ -127,7 +126,7 @@ class TensorWork:
     # -- payloads
 
     def nbytes(self, message: Message) -> int:
-        """How long a message's payload is; 0: it has none."""
+        """The length of a message's payload in bytes; 0: it has none."""
         match message:
             case Contribution(shard=shard):
                 return codecs.nbytes(self._run.config.codec, self._numel(shard))
@@ -139,9 +138,8 @@ class TensorWork:
                 return 0
 
     def objection(self, message: Message, payload: memoryview) -> str:
-        """Why a payload can't be taken, or nothing: a value in it is not finite, or so large for a contribution
-        that sums of it won't be.
-        """
+        """The reason for refusing a payload, or an empty text: a value is not finite, or is too large for a
+        contribution, so that sums might not be finite."""
         match message:
             case Contribution(shard=shard):
                 return _unfit(payload, self._run.config.codec, self._numel(shard), MAGNITUDE_MAX)
@@ -151,15 +149,15 @@ class TensorWork:
                 return _unfit(payload, "fp32", payload.nbytes // 4)
 
     def export(self, shard: int) -> memoryview:
-        """The payload of a shard's state that leaves now."""
+        """The payload of a shard's present state."""
         return memoryview(b"".join(self.store.export(shard)))
 
     def encode(self, shard: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
-        """A shard's pseudo-gradient out of `delta` [numel], as it travels under `id`: that memory itself, if it is
-        written so already.
+        """Encode a shard's pseudo-gradient from `delta` [numel], for contribution `id`. The result is that memory
+        itself if it has the codec's form already.
 
-        What a codec of few bits loses is added to the next contribution, unless this one weighs nothing. Values that
-        every peer would refuse are sent as zeros: refused, they would be sent again for ever.
+        The error of a codec of few bits is added to the next contribution, unless this one has no weight. Values that
+        every peer would refuse are sent as zeros, because a refused contribution would be sent again for ever.
         """
         place, codec, numel = self._run.layout.shards[shard], self._run.config.codec, self._numel(shard)
         values, feedback = delta[place.start : place.stop], None
@@ -179,12 +177,13 @@ class TensorWork:
         return payload
 
     def merge(self, shard: int, carry: Carry, counted: ContributionId | None) -> None:
-        """The trainer merges a shard with this `carry`; `counted` is its last contribution in a commit."""
+        """Update the error feedback: the trainer merges a shard with this `carry`; `counted` is its last contribution
+        in a commit."""
         if (feedback := self._feedback.get(shard)) is not None:
             feedback.merge(carry, counted)
 
     def _encoded(self, values: Tensor, shard: int, id: ContributionId) -> memoryview:
-        """In the run's codec and rounding. The id of a contribution is unique, and seeds its random rounding."""
+        """Encode values with the run's codec and rounding. A contribution's unique id seeds its random rounding."""
         config = self._run.config
         if config.rounding == "nearest":
             return codecs.encode(values, config.codec)
@@ -196,10 +195,10 @@ class TensorWork:
 
 
 def _unfit(payload: memoryview, codec: str, numel: int, magnitude_max: float = FINITE_MAX) -> str:
-    """Why the values in a payload can't be used, or nothing."""
+    """The reason why the values in a payload can't be used, or an empty text."""
     try:
         if codecs.peak(payload, codec, numel) <= magnitude_max:  # NaN compares as false
             return ""
     except ValueError as error:
-        return f"its payload means nothing: {error}"
-    return "its payload holds values that are not finite, or huge"
+        return f"its payload can't be decoded: {error}"
+    return "its payload has values that are not finite or too large"

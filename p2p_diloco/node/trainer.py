@@ -1,7 +1,7 @@
-"""The trainer's side of a node: its requests, the answers, and what it should know.
+"""The trainer's side of a node: the trainer's requests, their answers, and reports to the trainer.
 
 Law: the only part that writes to the channel once training runs. A trainer has one request of a kind open at a time,
-numbered `n`; the answer carries the number, so a late answer is not taken for that of a newer request.
+numbered `n`; the answer has the same number, so that a late answer is not taken for that of a newer request.
 """
 
 from __future__ import annotations
@@ -25,47 +25,47 @@ from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.mean import WEIGHT_MIN
 
 PROGRESS_EVERY_S = 0.25
-"""How often the trainer's progress is looked at."""
+"""Seconds between two looks at the trainer's progress."""
 
 TELL_EVERY_S = 1.0
-"""A trainer that has waited for so long is told what for, and again after as long."""
+"""Seconds after which a waiting trainer is told the reason, and between two such reports."""
 
 MEND_TIMEOUTS, MEND_S_MAX = 2.0, 30.0
-"""How long a trainer waits until a shard that was changed in memory is mended: so many `heartbeat_timeout`, and so many
-seconds at most. If no other peer has the shard, the run goes on with it as it is."""
+"""The longest wait for the repair of a shard that was corrupted in memory: MEND_TIMEOUTS · heartbeat_timeout, at most
+MEND_S_MAX seconds. If no other peer has the shard, the run goes on with the corrupted one."""
 MEND_EVERY_S = 0.02
-"""How often to look whether it is mended."""
+"""Seconds between two checks whether the shard is repaired."""
 
 log = logging.getLogger(__name__)
 
 
 class TrainerSide:
-    """The trainer of one replica."""
+    """Serves the trainer of one replica."""
 
     def __init__(self, common: Common, channel: NodeEnd) -> None:
         run, work = common.run, common.work
         self.submissions = SubmissionLog(run.config)
-        """Asynchronous: what became of them, and this peer's number of inner steps."""
+        """Asynchronous mode: the outcome of this peer's submissions, and its number of inner steps."""
         self.sync_every = run.config.sync_every
-        """Inner steps between two exchanges of the whole model, as they were last made."""
+        """The latest number of inner steps between two exchanges of the whole model."""
         self._run, self._replica, self._work, self._bases = run, common.replica, work, work.bases
         self._shared, self._channel, self._outbox = common.shared, channel, common.outbox
         self._events, self._event_log, self._ledger = common.events, common.event_log, common.ledger
         self._asynchronous, self._by_time = run.rules.asynchronous, run.config.pace == "time"
         self.ready_at: float | None = None
         self.paused = False
-        self._held = True  # until `let_go`: training waits, though the state may be there
+        self._held = True  # until `let_go` training waits, even if the state is there
         self._held_for = ""
         self._came_ready = False
-        self._whole = -1, ""  # epoch and digest of the newest state of one epoch that was held; -1: none yet
-        self._merging: Message | None = None  # the request; None: the trainer no longer waits for its answer
+        self._whole = -1, ""  # epoch and digest of the newest state that had one epoch in all shards; -1: none yet
+        self._merging: Message | None = None  # the open request; None: the trainer doesn't wait for its answer
         self._progress = LocalProgress(run.config, run.layout, work.bases)
         self._not_reading = asyncio.Event()
         self._not_reading.set()
 
     @property
     def _commits(self) -> int:
-        """Commits of the whole run, summed over fragments."""
+        """The number of the run's commits, summed over fragments."""
         return sum(self._replica.roster.mine.epochs)
 
     @property
@@ -105,9 +105,8 @@ class TrainerSide:
                     self._nudge_others(goal)
 
     async def _mended(self) -> None:
-        """Check the bases that the trainer is about to measure from; have those that were changed in memory mended, and
-        wait for that, in bounded time.
-        """
+        """Check the bases of the next pseudo-gradients, and wait, in bounded time, until those that were corrupted in
+        memory are repaired."""
         bases, replica = self._bases, self._replica
         for shard in bases.read & set(replica.own.due()):
             store, version = self._work.store, replica.logs.look_at(shard).version
@@ -115,14 +114,14 @@ class TrainerSide:
             if was and was != store.present_theta(shard) and version is not None:
                 bases.damaged.add(shard)
                 self._events.post(Damaged(shard, version))
-            await asyncio.sleep(0)  # of a large model this takes a second, in which others ask whether this peer lives
+            await asyncio.sleep(0)  # for a large model this takes a second; probes must be answered meanwhile
         within_s = min(MEND_S_MAX, MEND_TIMEOUTS * self._run.config.heartbeat_timeout)
         give_up_at = time.monotonic() + within_s
         while bases.damaged and time.monotonic() < give_up_at:
             await asyncio.sleep(MEND_EVERY_S)
         if bases.damaged:
             shards = ", ".join(map(str, sorted(bases.damaged)))
-            what = "shards %s were changed in memory, and not mended in %g s: going on with them"
+            what = "shards %s were corrupted in memory, and not repaired within %g s: going on with them"
             log.warning(what, shards, within_s)
         bases.damaged.clear()
 
@@ -132,7 +131,7 @@ class TrainerSide:
         shards, replica, config = tuple(message["shards"]), self._replica, self._run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
         self._progress.send(message["n"], shards, message["samples"])
-        if message["stands"] and not self._asynchronous:  # there a shard may stay unmerged when the trainer goes on
+        if message["stands"] and not self._asynchronous:  # there a shard may stay unmerged while training goes on
             self._bases.stand(shards)
         id, weighs = replica.own.next_id, message["weight"] > WEIGHT_MIN
         payloads = []
@@ -159,7 +158,7 @@ class TrainerSide:
     # -- what others tell
 
     def nudged(self, goal: int) -> None:
-        """A peer asks for an exchange of the whole model: once, and not of what lies far ahead."""
+        """Pass on a peer's request to exchange the whole model, only once, and not if its goal is far ahead."""
         if goal <= self._commits + 2 * len(self._run.layout.fragments):
             self._shared.goal = max(goal, self._shared.goal)
 
@@ -170,18 +169,17 @@ class TrainerSide:
     # -- what the loop tells
 
     def departs(self) -> None:
-        """The trainer reads no more, whatever it said last."""
+        """Record that the trainer no longer reads θ, because it departs."""
         self._not_reading.set()
 
     async def not_reading(self) -> None:
-        """Return once the trainer reads θ no more. The next reading may begin before the caller's turn."""
+        """Wait until the trainer doesn't read θ. Its next reading may begin before the caller runs again."""
         while not self._not_reading.is_set():
             await self._not_reading.wait()
 
     def load(self, effect: Load) -> None:
-        """The answer to a merge. Until the trainer says that it has read, θ stays as it is. A trainer that was
-        interrupted during its wait reads nothing, and loads everything when it asks again.
-        """
+        """Answer a merge. θ doesn't change until the trainer says that it has read it. A trainer that was interrupted
+        during its wait reads nothing, and loads everything at its next request."""
         if (asked := self._merging) is None:
             return
         self._not_reading.clear()
@@ -216,14 +214,14 @@ class TrainerSide:
         )
 
     def release(self, effect: Release) -> None:
-        """An exchange is over."""
+        """Tell the trainer that an exchange is over."""
         self._progress.released(sent=effect.sent)
         outcome = self._submitted() if self._asynchronous and effect.sent else {}
         spent = {"stood": self._ledger.stood, "hidden": self._ledger.hidden}
         self._channel.send("release", n=self._progress.exchange.n, sent=effect.sent, **spent, **outcome)
 
     def _submitted(self) -> dict[str, int]:
-        """A submission was answered for: note it, and look how many inner steps this peer makes until the next."""
+        """Record the outcome of a submission, and adjust this peer's number of inner steps until the next one."""
         submissions, replica, shards = self.submissions, self._replica, self._progress.exchange.shards
         log.info("%s", submissions.ended(replica.own.behind(shards), replica.own.uncounted(shards)))
         if text := submissions.adjust(replica.roster.mine.speed, speeds(replica.roster.summaries())):
@@ -231,7 +229,7 @@ class TrainerSide:
         return {"steps": submissions.steps, "staleness": submissions.staleness, "refused": submissions.refused}
 
     def ready(self) -> None:
-        """The state is there: training may start, unless it is held."""
+        """Record that the state is there: training may start, unless it is held."""
         self._came_ready = True
         self._publish()
         if not self._held:
@@ -239,17 +237,17 @@ class TrainerSide:
             self._channel.send("ready")
 
     def hold_for(self, text: str) -> None:
-        """Tell what training waits for until `let_go`."""
+        """Set the reason for which training waits until `let_go`."""
         self._held_for = text
 
     def let_go(self) -> None:
-        """Training may start once the state is there."""
+        """Let training start once the state is there."""
         self._held, self._held_for = False, ""
         if self._came_ready and self.ready_at is None:
             self.ready()
 
     def changed(self) -> None:
-        """Some shard's state has changed. In asynchronous mode it is merged with the next answer."""
+        """Record that some shard's state has changed. In asynchronous mode it is merged with the next answer."""
         self._publish()
         replica = self._replica
         if self._asynchronous and not (replica.finished or replica.own.left_behind):
@@ -257,14 +255,14 @@ class TrainerSide:
         self._shared.changed = self._shared.changed + 1
 
     def finished(self) -> None:
-        """The run has ended."""
+        """Tell the trainer that the run has ended."""
         self._publish()
         self._shared.finished = 1
 
     # -- what goes on meanwhile
 
     async def watch_progress(self) -> None:
-        """Tell the replica of the trainer's progress, and the trainer of the run's, until cancelled."""
+        """Until cancelled, report the trainer's progress to the replica and the run's progress to the trainer."""
         seen = -1
         while True:
             steps, step_time_s = self._shared.steps, self._shared.step_time_s
@@ -275,7 +273,7 @@ class TrainerSide:
             await asyncio.sleep(PROGRESS_EVERY_S)
 
     async def tell_waiting(self) -> None:
-        """While the trainer waits, tell it what for; short waits are not told."""
+        """Tell a waiting trainer the reason of its wait; short waits are not reported."""
         while True:
             await asyncio.sleep(TELL_EVERY_S)
             if self.ready_at is None or self._stands_long():

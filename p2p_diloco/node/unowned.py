@@ -1,6 +1,7 @@
 """Records in the DHT that no peer owns: each is named by its content, so every peer can keep it alive.
 
-Law: a record says [protocol, fields of a dataclass]. What isn't named by its content, or can't be read, is left out.
+Law: a record is [protocol, fields of a dataclass]. A record that isn't named by its content, or can't be read, is left
+out.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.wire import PROTOCOL
 
 TRIED_MAX = 16
-"""Records of one look whose signatures are checked, from the highest down: strangers may leave some."""
+"""The most records of one look whose signatures are checked, from the highest down: strangers may have stored some."""
 
 T = TypeVar("T")
 
 
 def name_of(value: bytes) -> str:
-    """The subkey under which a record is kept: the hash of its content."""
+    """The subkey of a record: the hash of its content."""
     return blake2b(value, digest_size=16).hexdigest()
 
 
 def pack(said: object) -> bytes:
-    """A dataclass as a record."""
+    """Encode a dataclass as a record."""
     return bytes(msgpack.packb([PROTOCOL, to_plain(said)]))
 
 
 async def store(transport: Transport, key: str, value: bytes, ttl_s: float) -> bool:
-    """Leave a record, or keep it there. False if it wasn't taken."""
+    """Store or renew a record. False if it wasn't stored."""
     return await transport.store(key, name_of(value), value, ttl_s, owned=False)
 
 
@@ -46,7 +47,7 @@ async def fetch(transport: Transport, key: str) -> dict[str, bytes]:
 
 
 async def read(transport: Transport, key: str, kind: type[T]) -> list[T]:
-    """What `pack` made of dataclasses of this kind and `store` left under a key.
+    """The dataclasses of this kind in the records under a key.
 
     Raises:
         Unreachable: the DHT doesn't answer.

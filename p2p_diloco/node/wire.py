@@ -1,7 +1,7 @@
-"""Messages as header bytes, and back: msgpack of [protocol, token, kind, fields].
+"""Encodes messages as header bytes, and decodes them: msgpack of [protocol, token, kind, fields].
 
-Law: bytes in, a message or a `Refusal` out, whatever comes. Payloads go beside the header, and are not read here. What
-a field may be is read off the dataclasses of `core.messages` (`plain`).
+Law: any bytes give a message or a `Refusal`. Payloads go beside the header, and are not read here. The dataclasses of
+`core.messages` say which field values are valid (`plain`).
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node.plain import Reader, Unfit, reader, to_plain
 
 PROTOCOL = 4
-"""Version of what is described here. Peers of another one are refused, by name."""
+"""The version of the protocol. Peers of another version are refused with both numbers."""
 
 TOKEN_BYTES = 16
-"""Length of the token that stands for a run, its settings and its model."""
+"""Length of the token that identifies a run, its settings and its model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """What model does the run train? Asked by a peer whose model differs, or that brings none."""
+    """A request for the description of the run's model, from a peer whose model differs or that has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The answer. payload: the layout's wire form, as msgpack."""
+    """The answer to `Describe`. payload: the layout's wire form, as msgpack."""
 
     nbytes: int
     payload: Any = field(compare=False, repr=False, default=None)
@@ -37,24 +37,24 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Nudge:
-    """Contribute at each next inner step until the run has made `goal` commits, summed over fragments."""
+    """A request to contribute at each next inner step, until the run has made `goal` commits over all fragments."""
 
     goal: int
 
 
 NodeMessage = Describe | Description | Nudge
-"""What nodes say to each other beside their replicas."""
+"""Messages between nodes that are not for their replicas."""
 
 AnyMessage = messages.Message | NodeMessage
 
 
 def pack(message: AnyMessage, token: bytes) -> bytes:
-    """The header of a message. Its payload, if it has one, goes beside it."""
+    """Encode a message's header. Its payload, if it has one, goes beside it."""
     return bytes(msgpack.packb([PROTOCOL, token, type(message).__name__, to_plain(message)]))
 
 
 def unpack(header: bytes, token: bytes) -> AnyMessage:
-    """The message of a header, without its payload.
+    """Decode the message of a header, without its payload.
 
     Raises:
         Refusal: another protocol, another run (settings, model), an unknown kind, or unfit fields.
@@ -62,7 +62,7 @@ def unpack(header: bytes, token: bytes) -> AnyMessage:
     try:
         match msgpack.unpackb(header):
             case [int(protocol), *_] if protocol != PROTOCOL:
-                raise Refusal(f"this peer speaks protocol {PROTOCOL}, the message protocol {protocol}")
+                raise Refusal(f"this peer uses protocol {PROTOCOL}, the message protocol {protocol}")
             case [int(), bytes(theirs), str(kind), list(fields)]:
                 pass
             case _:
@@ -72,7 +72,7 @@ def unpack(header: bytes, token: bytes) -> AnyMessage:
     if theirs != token:
         raise Refusal("wrong run token: run id, settings or model differ")
     if (read := _READERS.get(kind)) is None:
-        raise Refusal(f"the message is of the unknown kind {kind[:40]!r}")
+        raise Refusal(f"the message has the unknown kind {kind[:40]!r}")
     try:
         message: AnyMessage = read(fields)
     except Unfit as error:

@@ -1,24 +1,24 @@
-"""What training code sees: `Peer`.
+"""The API for training code: `Peer`, and the trainer's side of a peer.
 
-Law: the model's parameters are touched here alone, by the thread that trains, inside the optimizer's hook;
-whatever concerns the swarm is the node's, in a process of its own.
+Law: only this package changes the model's parameters, in the training thread, inside the optimizer's hook; the node, in
+a process of its own, does everything that concerns other peers.
 
-    peer         the public surface
-    session      a peer in its run: everything is started, in order
-    hook         what happens at `optimizer.step()`
+    peer         the public API
+    session      starts all parts of a peer in its run, in order
+    hook         the work at each `optimizer.step()`
     rhythm       when the next exchange is due
-    merging      newer global values into the model
-    times        where the time goes; `metrics`: all counters
+    merging      merges newer global values into the model
+    times        sums of time by part; `metrics`: all counters
     local        the model's parameters beside the global ones: load, carry, pseudo-gradient
     extents      which part of each parameter this process holds
-    staging      how its values get from a device to the host and back
-    ranks        several processes that are one peer: found out, and joined
+    staging      copies values from a device to the host and back
+    ranks        detects and connects several processes that are one peer
     rank0        rank 0 of them
     rank_n       another rank; `rank_link` is between the two
     inner        the inner optimizers' state on disk
-    node_client  the conversation with the node
-    process      the node's process: started and ended
-    absent       the same surface when no run is named
+    node_client  requests to the node and its answers
+    process      starts and ends the node's process
+    absent       the same API when no run is named
 """
 
 from __future__ import annotations

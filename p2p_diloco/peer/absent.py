@@ -1,7 +1,6 @@
-"""A peer outside any run: the same methods, which only count steps.
+"""A peer in no run: it has the methods of `Peer`, which only count steps.
 
-Law: a script that asks for its run by `Peer.from_env` behaves, when none is named, as if these lines
-weren't there.
+Law: if no run is named, a script that uses `Peer.from_env` behaves as if it did not use this package.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from p2p_diloco.tensors.layout import FragmentPlan
 
 
 class AbsentPeer:
-    """What `Peer.from_env` gives outside a run. Steps are counted; the global parameters are the model's
-    own.
-    """
+    """`Peer.from_env`'s result if no run is named. Steps are counted; the global parameters are the model's own."""
 
     peer_id = ""
     peers: tuple[str, ...] = ()
@@ -38,7 +35,7 @@ class AbsentPeer:
 
     @property
     def plan(self) -> FragmentPlan | None:
-        """Everything in one fragment; None without a model."""
+        """The plan with all parameters in one fragment; None without a model."""
         return None if self._model is None else FragmentPlan(self._model)
 
     @property
@@ -61,7 +58,7 @@ class AbsentPeer:
         return {"local_step": self.global_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the count of steps."""
+        """Go on counting steps from `state`."""
         self.global_step = int(state["local_step"])
 
     def global_state_dict(self) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
-"""Which part of each parameter this process holds, and where it lies in the flat vector.
+"""The part of each parameter that this process holds, and its place in the flat vector.
 
-Law: names, places and views; nothing is computed here, and nothing is asked of another process. A process that trains
-alone holds all of every parameter. One rank of a group holds its own rows of a sharded one (a DTensor), which are one
-range of the flat vector, and all of what is not sharded; of that, rank 0 speaks for all.
+Law: names, places and views; no computation and no communication. A process that trains alone holds all of every
+parameter. One rank of a group holds its own rows of a sharded parameter (a DTensor), which are one range of the flat
+vector, and all of an unsharded one, which only rank 0 sends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2p_diloco.tensors.layout import Layout, trainable
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Which of how many processes of one peer this is."""
+    """The rank of this process among the processes of one peer."""
 
     index: int = 0
     count: int = 1
@@ -33,9 +33,9 @@ ALONE = Rank()
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Elements [start, start + numel) of the flat vector, which are this process's part of a parameter.
+    """Elements [start, start + numel) of the flat vector: this process's part of a parameter.
 
-    `speaks`: whether it is this process that writes them for the peer.
+    `speaks`: whether this process writes them for the peer.
     """
 
     name: str
@@ -46,22 +46,22 @@ class Extent:
 
     @property
     def stop(self) -> int:
-        """Where they end in the flat vector."""
+        """The end of the elements in the flat vector."""
         return self.start + self.numel
 
     def values(self) -> Tensor:
-        """The parameter's own memory, as it is at this moment: a wrapper may move it when training begins."""
+        """The parameter's present memory; a wrapper may move it when training begins."""
         return local_part(self.param)
 
     def like(self, flat: Tensor) -> Tensor:
-        """A copy of these values [numel] in the parameter's shape, dtype and place; sharded as it is."""
+        """A copy of `flat` [numel] with the parameter's shape, dtype, device and sharding."""
         mine = self.values()
         values = flat.view(mine.shape).to(device=mine.device, dtype=mine.dtype, copy=True)
         return sharded_as(self.param, values) if is_sharded(self.param) else values
 
 
 def extents_of(model: nn.Module, layout: Layout, rank: Rank = ALONE) -> list[Extent]:
-    """What this process holds of the model's trainable parameters, in the order of the flat vector."""
+    """The extents of the model's trainable parameters in this process, in the order of the flat vector."""
     named = trainable(model)
     found: list[Extent] = []
     for index in (index for fragment in layout.fragments for index in fragment):
@@ -72,7 +72,7 @@ def extents_of(model: nn.Module, layout: Layout, rank: Rank = ALONE) -> list[Ext
 
 
 def _share(name: str, param: nn.Parameter, rank: Rank) -> tuple[int, int, bool]:
-    """Elements before this rank's part and in it, and whether the others hold the rest."""
+    """The number of elements before this rank's part and in it, and whether other ranks hold the rest."""
     if not is_sharded(param) or not _is_cut(param):
         return 0, param.numel(), False
     rows, width = param.shape[0], math.prod(param.shape[1:])
@@ -88,32 +88,32 @@ def _share(name: str, param: nn.Parameter, rank: Rank) -> tuple[int, int, bool]:
 # -- DTensor
 
 _HOMES = ("torch.distributed.tensor", "torch.distributed._tensor")
-"""Where torch has it: from 2.5 on, and before."""
+"""The modules of DTensor: from torch 2.5 on, and before."""
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor. Where their module is not imported there are none."""
+    """Whether a tensor is a DTensor. If their module is not imported, there are none."""
     kinds = (getattr(sys.modules.get(name), "DTensor", None) for name in _HOMES)
     return any(kind is not None and isinstance(tensor, kind) for kind in kinds)
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """The memory that this process holds of a tensor."""
+    """The part of a tensor that is in this process's memory."""
     if is_sharded(tensor):
         distributed: Any = tensor
-        with torch.no_grad():  # else it is a copy in a graph
+        with torch.no_grad():  # with gradients it would be a copy in autograd's graph
             tensor = distributed.to_local()
     return tensor.detach()
 
 
 def sharded_as(param: Tensor, local: Tensor) -> Tensor:
-    """A DTensor of this rank's values, cut as the parameter is."""
+    """A DTensor of this rank's values, sharded like the parameter."""
     distributed: Any = param
     made: Tensor = type(distributed.detach()).from_local(
         local,
         distributed.device_mesh,
         distributed.placements,
-        run_check=False,  # it would gather
+        run_check=False,  # the check would communicate
         shape=param.shape,
         stride=param.stride(),
     )
@@ -126,11 +126,10 @@ def _is_cut(param: nn.Parameter) -> bool:
 
 
 def reshard(model: nn.Module) -> None:
-    """Give up the whole parameters that a forward pass of fully_shard may have left behind: what is read and loaded
-    are the shards, and the next pass is to gather them anew.
-    """
+    """Free the unsharded parameters that a forward pass of fully_shard may have left: only the shards are read and
+    written here, and the next pass must gather them again."""
     for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):  # torch 2.6 and later, and before
         kind: Any = getattr(sys.modules.get(name), "FSDPModule", None)
         for module in model.modules() if kind is not None else ():
             if isinstance(module, kind):
-                module.reshard()  # nothing, where it was done already
+                module.reshard()  # has no effect if it was done already

@@ -1,8 +1,8 @@
-"""What happens at `optimizer.step()`: count, merge what has changed, and when a fragment is due exchange it.
+"""The work at each `optimizer.step()`: count it, merge changed shards, and exchange a fragment when it is due.
 
-Law: the one path from the optimizer to the run and back. The node's replica decides which fragment is due and who
-averages it. An exchange is sent, and lands (its result is merged) `overlap_steps` later; training goes on meanwhile.
-One is under way at a time.
+Law: the only path from the optimizer to the run and back. The node's replica decides which fragment is due and which
+peer averages it. An exchange is sent, and its result is merged (it "lands") `overlap_steps` later; training goes on in
+between. At most one exchange is under way.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ log = logging.getLogger("p2p_diloco")
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An exchange under way: the request, after which inner step it was sent, how many steps after the sending before
-    it, and how long training stood still for it."""
+    """An exchange under way: its request, the inner step after which it was sent, the steps since the sending before
+    it, and the time for which training stood still for it."""
 
     request: int
     at_step: int
@@ -43,7 +43,7 @@ class Flight:
 
 
 class Hook:
-    """One trainer's steps and exchanges."""
+    """Carries out one trainer's steps and exchanges."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Hook:
         wait_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wait_timeout_s`: how long the peers are waited for that a run starts with."""
+        """`wait_timeout_s`: the longest wait for the `start_peers` of a run."""
         self._node, self._memory, self._local = node, node.memory, local
         self._memory.loss = math.nan
         self._config, self._layout, self._wait_timeout_s = config, layout, wait_timeout_s
@@ -64,12 +64,12 @@ class Hook:
         self._merger = Merger(node, local, self._times, self._rhythm)
         self._staleness = self._refused = 0
         self._flight: Flight | None = None
-        self._diverged = False  # the last progress was given up, for it was not finite
+        self._diverged = False  # the last progress was dropped because it was not finite
         self._before: Mapping[str, float] = {}
 
     @property
     def standing(self) -> Standing:
-        """Where this trainer stands at this moment."""
+        """The present position of this trainer."""
         memory, merger = self._memory, self._merger
         totals: dict[str, Any] = {
             "sync_count": merger.counted,
@@ -95,9 +95,8 @@ class Hook:
         )
 
     def _global_step(self) -> int:
-        """Inner steps of the run: those that lead to its commits and to the exchange under way, and this peer's own
-        since its last sending. Asynchronous: of those that lead to its commits a live peer's share.
-        """
+        """Inner steps of the run: those that lead to its commits and to the exchange under way, plus this peer's own
+        since its last sending. In asynchronous mode the steps that lead to commits are divided by the live peers."""
         memory, merger, since = self._memory, self._merger, self._rhythm.steps
         if not self._asynchronous:
             return self._rhythm.interval * (merger.commits + (self._flight is not None)) + since
@@ -106,13 +105,13 @@ class Hook:
         return round(merger.trained / a_step / merger.workers) + under_way + since
 
     def count_on(self, totals: Mapping[str, float]) -> None:
-        """Add what was counted before a restart (`Metrics.totals`)."""
+        """Add the counters from before a restart (`Metrics.totals`)."""
         self._before = dict(totals)
 
     # -- what the trainer does
 
     def report(self, loss: float | None, samples: int | None) -> None:
-        """Note the loss and the samples of the step that is about to be made."""
+        """Record the loss and the samples of the next step."""
         if loss is not None:
             self._memory.loss = float(loss)
         if samples is not None:
@@ -121,7 +120,7 @@ class Hook:
             self._memory.samples += samples
 
     def step(self) -> None:
-        """After each inner step."""
+        """Called after each inner step: count, merge, exchange."""
         self._rhythm.step(first=not self._memory.steps)
         self._memory.steps += 1
         asked_for = self._asked_for()
@@ -137,24 +136,23 @@ class Hook:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """While this lasts no inner step is made; the node is told."""
+        """A block in which no inner step is made; the node is told."""
         self._node.tell("pause", on=True)
         self._rhythm.rest()
         try:
             with self.beside():
                 yield
         finally:
-            with suppress(P2PDilocoError):  # without a node the next step fails, not the end of a pause
+            with suppress(P2PDilocoError):  # if the node has ended, the next step fails, not the end of a pause
                 self._node.tell("pause", on=False)
 
     def beside(self) -> AbstractContextManager[None]:
-        """What happens meanwhile is neither training nor an exchange."""
+        """A block whose time counts neither as training nor as an exchange."""
         return self._times.part(PAUSED)
 
     def synchronise(self) -> None:
-        """Exchange the whole model now, and have the others do the same at their next step; in asynchronous mode they
-        are not asked.
-        """
+        """Exchange the whole model now, and ask the other peers to do the same at their next step (not in asynchronous
+        mode)."""
         if self._flight is not None:
             self._land(self._flight)
         if self._asynchronous:
@@ -177,19 +175,20 @@ class Hook:
             self._node.tell("have read", loaded=[], torn=False)
 
     def merge(self) -> None:
-        """Merge whatever has changed into the model."""
+        """Merge all changed shards into the model."""
         with self._merger.merged():
             pass
 
     # -- exchanges
 
     def _asked_for(self) -> bool:
-        """Whether a peer asks all to exchange now."""
+        """Whether a peer has asked all others to exchange now."""
         ahead = self._memory.goal > self._merger.commits + (self._flight is not None)
         return ahead and not self._asynchronous
 
     def _exchange(self, *, at_once: bool = False) -> bool:
-        """Contribute what is due; without overlap, or `at_once`, wait for its commits. False if nothing is due."""
+        """Contribute the fragment that is due; without overlap, or `at_once`, wait for its commits. False if none is
+        due."""
         while True:
             began = self._times.waiting_s
             with self._merger.merged(measures=True) as due, self._times.part(PSEUDO_GRADIENT):
@@ -209,21 +208,21 @@ class Hook:
                 return True
 
     def _send(self, due: Due, began: float, *, stands: bool) -> Flight:
-        """Send the pseudo-gradient of what is due, which is written; `began`: the waiting time before. `stands`:
-        nothing is trained until its result was merged.
+        """Send the pseudo-gradient that was written for `due`. `began`: the waiting time up to now. `stands`: training
+        stands still until the result is merged.
 
         Raises:
-            ConfigError: it is to be weighed by samples, and none were reported.
+            ConfigError: samples are the weight, and none were reported.
         """
         if due.weight is None:
             mend = "call peer.report(samples=...) before optimizer.step()"
-            raise ConfigError("needs to be told the samples of each step", key="weighting", value="samples", mend=mend)
+            raise ConfigError("needs the number of samples of each step", key="weighting", value="samples", mend=mend)
         values = {"weight": due.weight, "samples": due.samples, "stands": stands, "every": self._rhythm.planned()}
         request = self._node.request("contribute", shards=due.shards, **values)
         return Flight(request, self._memory.steps, self._rhythm.sent(), self._times.waiting_s - began)
 
     def _land(self, flight: Flight) -> bool:
-        """Wait until the exchange is over, and merge its result; False: it never began, and all is as before it."""
+        """Wait until the exchange is over, and merge its result. False: it never began, and nothing has changed."""
         began = self._times.waiting_s
         hidden_s, self._flight = self._wait_for_commits(flight), None
         if hidden_s is None:
@@ -238,15 +237,14 @@ class Hook:
         return True
 
     def _wait_for_commits(self, flight: Flight) -> float | None:
-        """Wait for the others, however long they take; for those that a run starts with `wait_timeout_s`. How many
-        seconds of the exchange training went on for; None: it never began.
-        """
+        """Wait for the other peers without a deadline, but for a run's `start_peers` at most `wait_timeout_s`. Returns
+        the seconds of the exchange that were hidden behind training; None: it never began."""
         starting = self._config.start_peers > 1 and self._memory.epoch == 0
         timeout_s = self._wait_timeout_s if starting else math.inf
         before = self._times.group_s
         if not self._memory.stands_since:
             self._memory.stands_since = self._clock()
-        with self._times.part(GROUP):  # until the node has told what else it was
+        with self._times.part(GROUP):  # the node later says which part of it was something else
             self._memory.stands = 1
             try:
                 release = self._node.wait_for("release", n=flight.request, timeout_s=timeout_s)
@@ -255,7 +253,7 @@ class Hook:
                 self._memory.stands_since = 0.0
         if release is None:
             raise GaveUpWaiting(
-                f"has passed, and fewer than start_peers={self._config.start_peers} peers have come",
+                f"has passed, and fewer than start_peers={self._config.start_peers} peers take part",
                 key="wait_timeout",
                 value=self._wait_timeout_s,
                 mend="start the others, or lower start_peers",
@@ -270,18 +268,18 @@ class Hook:
         return hidden_s
 
     def _give_up_progress(self) -> None:
-        """Begin again from the global parameters: what was trained since can't be averaged. The next step's progress
-        is contributed at once, so that no peer waits for long.
+        """Load the global parameters and drop the local progress, which can't be averaged. The next step's progress is
+        contributed at once, so that no peer waits for long.
 
         Raises:
-            P2PDilocoError: the same happened at the attempt before.
+            P2PDilocoError: the previous progress was dropped too.
         """
         if self._diverged:
-            mend = "lower the learning rate, clip gradients or look at the data, and start this peer again"
+            mend = "lower the learning rate, clip gradients or check the data, and start this peer again"
             raise P2PDilocoError(
-                "training has diverged: twice in a row the model's parameters were not finite, or huge", mend=mend
+                "training has diverged: twice in a row the model's parameters were not finite or too large", mend=mend
             )
-        log.warning("this round's local progress is not finite, or huge: it is dropped, the global model is loaded")
+        log.warning("this round's local progress is not finite or too large: it is dropped, the global model loaded")
         self._diverged = True
         with self._merger.merged(afresh=True):
             pass

@@ -1,8 +1,8 @@
-"""What a peer keeps on disk of its own: the inner optimizers, torch's random numbers, its counters.
+"""A peer's own checkpoints: the inner optimizers, torch's random states and the counters.
 
-Law: beside the outer state's checkpoints (`<checkpoint_dir>/inner/checkpoint-<epoch>`), at the step that comes after
-the node has begun one, by the thread that trains; of a group, each rank its part. It is this peer's alone, and a run
-goes on without it: what can't be saved or read is logged.
+Law: saved beside the outer state's checkpoints (`<checkpoint_dir>/inner/checkpoint-<epoch>`), by the training thread,
+at the first step after the node has begun one; each rank of a group saves its part. Only this peer needs it, so a
+failure to save or read it is logged, and training goes on.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from p2p_diloco.tensors import checkpoint
 
 FOLDER = "inner"
 ROWS = "rows of this rank"
-"""Marks, in what is saved, this rank's part of a sharded tensor."""
+"""Marks this rank's part of a sharded tensor in a saved state."""
 
 log = logging.getLogger("p2p_diloco")
 
 
 class InnerState:
-    """Saved once for each checkpoint of the outer state."""
+    """Saves the inner state once for each checkpoint of the outer state."""
 
     def __init__(self, optimizers: Sequence[Optimizer], root: Path, keep: int, rank: Rank = ALONE) -> None:
         self._optimizers = optimizers
@@ -35,9 +35,8 @@ class InnerState:
         self._saved = 0
 
     def is_due(self, epoch: int) -> bool:
-        """After a step: whether the outer state's newest checkpoint, of this epoch (0: there is none), is a new one.
-        True once for each.
-        """
+        """Whether the outer state's newest checkpoint, of this epoch (0: there is none), is new since the last call.
+        Ask after each step."""
         before, self._saved = self._saved, epoch
         return epoch not in (0, before)
 
@@ -52,7 +51,8 @@ class InnerState:
 
 
 def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) -> Mapping[str, Any]:
-    """Load what was saved beside an outer checkpoint, or last before it, if it exists and fits; its counters."""
+    """Load the inner state saved beside an outer checkpoint, or last before it, if it exists and fits; returns its
+    counters."""
     try:
         path = _beside(outer, _folder(outer.parent, rank))
         tensors, manifest = checkpoint.load(path)
@@ -72,7 +72,7 @@ def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) ->
                 return done
         raise CheckpointError("is not of this program", key="checkpoint", value=path)
     except (CheckpointError, KeyError, ValueError) as error:
-        log.warning("the inner optimizer starts anew: %s", error)
+        log.warning("the inner optimizer starts without a saved state: %s", error)
         return {}
 
 
@@ -86,27 +86,26 @@ def _state(optimizers: Sequence[Optimizer], counters: Mapping[str, Any]) -> dict
 
 
 def _beside(outer: Path, root: Path) -> Path:
-    """The folder with an outer checkpoint's name, or else the last one before: others' commits may cause a checkpoint
-    during a step of this peer, and it may be killed in that step.
-    """
+    """The folder with an outer checkpoint's name, or else the last one before it: commits may cause a checkpoint during
+    a step of this peer, which may be killed in that step."""
     beside, number = root / outer.name, checkpoint.epoch_of(outer)
     if beside.is_dir():
         return beside
     for path in checkpoint.whole(root):  # newest first
         if (epoch := checkpoint.epoch_of(path)) < number:
-            log.info("the inner optimizer is as it was at epoch %d: nothing was saved beside %s", epoch, outer)
+            log.info("the inner optimizer's state is that of epoch %d: none was saved beside %s", epoch, outer)
             return path
-    raise CheckpointError("has nothing of the inner optimizer beside it", key="checkpoint", value=outer)
+    raise CheckpointError("has no state of the inner optimizer beside it", key="checkpoint", value=outer)
 
 
 def _folder(root: Path, rank: Rank) -> Path:
-    """Each rank of a group has its own, in which another number of ranks finds nothing."""
+    """The folder for one rank. Its name contains the number of ranks, so that a group of another size finds none."""
     folder = root / FOLDER
     return folder if rank == ALONE else folder / f"rank-{rank.index}-of-{rank.count}"
 
 
 def _own_parts(state: Any) -> Any:
-    """An optimizer's state with this rank's part of what is sharded."""
+    """An optimizer's state with this rank's part in place of each sharded tensor."""
     match state:
         case dict():
             return {key: _own_parts(value) for key, value in state.items()}
@@ -119,7 +118,7 @@ def _own_parts(state: Any) -> Any:
 
 
 def _sharded_again(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """The reverse: each part as a tensor that is sharded like its parameter."""
+    """The inverse of `_own_parts`: each part becomes a tensor that is sharded like its parameter."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for index, entry in state["state"].items():
         for key, value in entry.items():
@@ -127,7 +126,7 @@ def _sharded_again(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any
                 case dict() if ROWS in value:
                     rows, param = value[ROWS], params[index]
                     if not is_sharded(param) or rows.shape != local_part(param).shape:
-                        raise CheckpointError("is of a model that was sharded otherwise", key="checkpoint")
+                        raise CheckpointError("is of a model that was sharded in another way", key="checkpoint")
                     entry[key] = sharded_as(param, rows.to(local_part(param).device))
     return state
 

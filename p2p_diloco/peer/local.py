@@ -1,8 +1,8 @@
 """The model's parameters beside the global ones: loading, carrying progress over, pseudo-gradients.
 
-Law: plain arithmetic on host memory, in fp32, of what this process holds and no more; only the thread that trains may
-call it. θ is read, never written, and only while the node lets it be read. How values get here from a device, `staging`
-knows; which values are this process's, `extents`.
+Law: plain arithmetic on host memory, in fp32, only on the values that this process holds and only in the training
+thread. θ is never written, and read only while the node allows it. `staging` copies values from a device; `extents`
+says which values this process holds.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 MERGED_AT_ONCE = 1 << 18
-"""Elements that are merged at a time: their progress takes memory beside them, which malloc never returns."""
+"""The most elements merged at a time. Merging needs as much extra memory, which malloc never returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where some of a parameter's values lie: of which shard, and in the flat vector."""
+    """The place of some of a parameter's values: their shard, and their range in the flat vector."""
 
     shard: int
     place: slice
     speaks: bool
 
     def pieces(self, values: Tensor) -> Iterator[tuple[Tensor, Span]]:
-        """The same in pieces of `MERGED_AT_ONCE`."""
+        """The values with their spans, in pieces of `MERGED_AT_ONCE`."""
         for start in range(0, len(values), MERGED_AT_ONCE):
             piece = values[start : start + MERGED_AT_ONCE]
             first = self.place.start + start
@@ -43,10 +43,10 @@ class Span:
 
 
 class Local(Protocol):
-    """What an exchange does to parameters, whichever process holds them."""
+    """The operations of an exchange on the parameters, which may be in several processes."""
 
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """See `LocalModel`, as for the others."""
+        """As `LocalModel.merge`; so are the methods below."""
 
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None: ...
 
@@ -56,11 +56,11 @@ class Local(Protocol):
 
 
 class LocalModel:
-    """A model's trainable parameters, as far as this process holds them, in the flat order of a layout.
+    """A model's trainable parameters, in the flat order of a layout: the part that this process holds.
 
-    `theta`, `base`, `delta`: [layout.numel] fp32; the global parameters, what they were when they were loaded, and the
-    pseudo-gradients that were last sent. Of shards whose θ is still what was loaded `base` is not read; the node tells
-    which shards are `kept` there (`node.bases`).
+    `theta`, `base`, `delta`: [layout.numel] fp32; the global parameters, the older ones that were loaded, and the
+    pseudo-gradients that were last sent. `base` is read only for the shards that the node has `kept` there
+    (`node.bases`); for all others θ is still the loaded one.
     """
 
     def __init__(
@@ -76,20 +76,20 @@ class LocalModel:
         self._layout, self._theta, self._base, self._delta = layout, theta, base, delta
         self._local_share = local_share
         self._all = extents_of(model, layout, rank)
-        self._held = [extent for extent in self._all if extent.numel]  # of a small parameter a rank may have no row
+        self._held = [extent for extent in self._all if extent.numel]  # a rank may hold no row of a small parameter
         self._starts = [extent.start for extent in self._held]
         self._sharded = model if any(is_sharded(extent.param) for extent in self._all) else None
         self._stagings: dict[torch.device, Staging] = {}
 
     @torch.no_grad()
     def write_theta(self) -> None:
-        """Offer the model's parameters as the global ones, before the run begins; nothing is trained yet."""
+        """Write the model's parameters to θ, as the first global ones, before the run begins."""
         for values, span in self._through(range(len(self._layout.shards)), fetch=True, spoken=True):
             self._theta[span.place].copy_(values)
 
     @torch.no_grad()
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """Load shards of θ, and carry over what was trained on top of the old ones, as each one's `Take` says."""
+        """Load shards of θ, and carry over the progress since the old ones, by each shard's `Take`."""
         if self._sharded is not None:
             reshard(self._sharded)
         forgotten = [self._layout.shards[shard] for shard, take in takes.items() if take is Take.FORGET]
@@ -105,7 +105,7 @@ class LocalModel:
             values.copy_(local)
 
     def _take(self, local: Tensor, dtype: torch.dtype, span: Span, take: Take, kept: Collection[int]) -> None:
-        """Turn local values into those that the take makes of them; `dtype`: theirs in the model."""
+        """Replace local values by the result of the take; `dtype`: that of the model's parameter."""
         theta, delta = self._theta[span.place], self._delta[span.place]
         if take is Take.MIX:  # Streaming DiLoCo, arXiv 2501.18512
             torch.lerp(theta, local, self._local_share, out=local)
@@ -113,7 +113,7 @@ class LocalModel:
         if take is Take.SENT:
             torch.neg(delta.to(torch.float32), out=local)
         else:
-            local.sub_(self._anchor(span, kept).to(dtype))  # as it was loaded
+            local.sub_(self._anchor(span, kept).to(dtype))  # in the dtype in which it was loaded
         match take:
             case Take.SUBTRACT:
                 local.add_(delta)
@@ -127,12 +127,12 @@ class LocalModel:
 
     @torch.no_grad()
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None:
-        """Write these shards' pseudo-gradients, base − local, where the node reads them; of a rank, its part."""
+        """Write these shards' pseudo-gradients, base − local, into the shared memory; a rank writes its part."""
         for values, span in self._through(shards, fetch=True, spoken=True):
             pseudo_gradient(self._anchor(span, kept), values, self._delta[span.place])
 
     def may_be_sent(self, shards: Collection[int]) -> bool:
-        """Whether these shards' pseudo-gradients, as last written here, are finite and within `MAGNITUDE_MAX`."""
+        """Whether these shards' last written pseudo-gradients are finite and within `MAGNITUDE_MAX`."""
         for extent, pieces in self._touched(shards):
             for _, start, stop in pieces if extent.speaks else ():
                 low, high = torch.aminmax(self._delta[start:stop])
@@ -141,13 +141,12 @@ class LocalModel:
         return True
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
-        """A copy of the global parameters by name, each in its parameter's shape, dtype and place, and sharded as it
-        is. `kept`: the shards that are read as they were loaded last, though θ has gone on.
-        """
+        """A copy of the global parameters by name, each with its parameter's shape, dtype, device and sharding. `kept`:
+        shards whose last loaded values are read, because θ is newer."""
         return {extent.name: extent.like(self._loaded(extent.start, extent.stop, kept)) for extent in self._all}
 
     def _loaded(self, start: int, stop: int, kept: Collection[int]) -> Tensor:
-        """A range of the global parameters, [stop − start]; those of the `kept` shards as they were loaded last."""
+        """A range of the last loaded global parameters, [stop − start]; those of the `kept` shards come from `base`."""
         values = self._theta[start:stop]
         places = [self._layout.shards[shard] for shard in kept]
         overlaps = [(max(start, p.start), min(stop, p.stop)) for p in places if p.start < stop and start < p.stop]
@@ -162,10 +161,9 @@ class LocalModel:
     def _through(
         self, shards: Collection[int], *, fetch: bool = False, store: bool = False, spoken: bool = False
     ) -> Iterator[tuple[Tensor, Span]]:
-        """What these shards hold of this process's parameters, piece by piece: flat values in host memory, of the
-        parameter's dtype, and where they belong. `fetch`, `store`: as `InPlace.through`. `spoken`: only what this
-        process writes for the peer.
-        """
+        """This process's values in these shards, piece by piece: flat values in host memory, of the parameter's dtype,
+        with their spans. `fetch`, `store`: as `InPlace.through`. `spoken`: only the values that this process writes for
+        the peer."""
         devices: dict[torch.device, list[tuple[Extent, list[tuple[int, int, int]]]]] = {}
         for extent, pieces in self._touched(shards):
             if extent.speaks or not spoken:
@@ -189,7 +187,7 @@ class LocalModel:
             while position < len(self._held) and self._starts[position] < shard.stop:
                 extent = self._held[position]
                 a, b = max(extent.start, shard.start), min(extent.stop, shard.stop)
-                if a < b:  # between two extents there may be other ranks' elements
+                if a < b:  # other ranks' elements may lie between two extents
                     pieces.setdefault(position, []).append((index, a, b))
                 position += 1
         for position, found in pieces.items():
@@ -199,9 +197,8 @@ class LocalModel:
 def _chunks(
     touched: list[tuple[Extent, list[tuple[int, int, int]]]], strided: list[tuple[Tensor, Tensor]]
 ) -> Iterator[tuple[Tensor, Span]]:
-    """These pieces as flat views of the parameters' memory, none longer than CHUNK_BYTES. A parameter that isn't
-    contiguous is copied into a dense tensor first: `strided` gets both.
-    """
+    """The pieces in `touched` as flat views of the parameters' memory, none longer than CHUNK_BYTES. A parameter that
+    isn't contiguous is copied into a dense tensor first: `strided` gets both."""
     for extent, pieces in touched:
         values = extent.values()
         dense = values.contiguous()
@@ -215,9 +212,7 @@ def _chunks(
 
 
 def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model's state_dict with these parameters in place of its own (under each of a tied one's names),
-    as copies.
-    """
+    """A copy of the model's state_dict with these parameters in place of its own, a tied one under all its names."""
     by_identity = {id(parameter): values[name] for name, parameter in model.named_parameters() if name in values}
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():

@@ -1,6 +1,6 @@
-"""Merging newer global values into the model.
+"""Merges newer global values into the model.
 
-Law: the node says what becomes of each shard, and what is due; `local` carries it out.
+Law: the node decides what to do with each shard and which shards are due; `local` carries it out.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from p2p_diloco.peer.times import Times
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The shards that are to be sent next, perhaps none; those whose base is kept beside θ; the weight of what is sent,
-    and its samples. No weight: it goes by samples, and none were reported."""
+    """The shards to send next, perhaps none; the shards whose base is kept beside θ; the weight and the samples of the
+    contribution. The weight is None if samples are the weight and none were reported."""
 
     shards: Sequence[int]
     kept: Collection[int]
@@ -29,18 +29,18 @@ class Due:
 
 
 class Merger:
-    """One trainer's merges. `epoch`, `digest`, `commits` (over all fragments): of what was merged last."""
+    """Carries out one trainer's merges. `epoch`, `digest`, `commits` (over all fragments): those of the last merge."""
 
     def __init__(self, node: NodeClient, local: Local, times: Times, rhythm: Rhythm) -> None:
         self._node, self._memory, self._local = node, node.memory, local
         self._times, self._rhythm = times, rhythm
         self.epoch, self.digest, self.commits = 0, "", 0
         self.counted = self.dropped_samples = 0
-        """Exchanges that were counted in every shard; samples whose progress was given up."""
+        """The number of exchanges counted in every shard, and of samples whose progress was given up."""
         self.trained, self.workers = 0, 1
-        """Samples counted in what is merged; live peers that train."""
+        """The samples counted in the merged state, and the number of live peers that train."""
         self._seen = -1
-        self._ended = False  # the run has, and the model is the run's
+        self._ended = False  # the run has ended, and the model has its last state
 
     @property
     def over(self) -> bool:
@@ -54,18 +54,19 @@ class Merger:
 
     @property
     def is_due(self) -> bool:
-        """Whether some shard has changed, or the run has ended and what is local is still in the model."""
+        """Whether a merge is due: some shard has changed, or the run has ended and the model has local progress."""
         return self._memory.changed != self._seen or (self.over and not self._ended)
 
     @contextmanager
     def merged(self, *, afresh: bool = False, landing: bool = False, measures: bool = False) -> Iterator[Due]:
-        """Merge whatever has changed; what is due next. Meanwhile the node leaves θ and the bases as they are.
+        """Merge all changed shards; yields the shards that are due next. During the block the node doesn't change θ and
+        the bases.
 
-        `afresh`: load all of the global parameters, and keep nothing of the local ones. `landing`: this is the result
-        of an exchange. `measures`: a pseudo-gradient is to be measured from the bases.
+        `afresh`: load all global parameters, and drop all local progress. `landing`: this merge has the result of an
+        exchange. `measures`: pseudo-gradients will be computed from the bases.
         """
         loaded: set[int] = set()
-        torn = True  # until this is through
+        torn = True  # until this merge is complete
         try:
             with self._times.part(MERGE):
                 self._seen = self._memory.changed
@@ -75,7 +76,7 @@ class Merger:
                 loaded.update(takes)
                 torn = False
             if load["commits"] != self.commits and not landing:
-                self._rhythm.next_round()  # the round that is over was one without this peer
+                self._rhythm.next_round()  # a round closed without this peer
             self.epoch, self.digest, self.commits = load["epoch"], load["digest"], load["commits"]
             self.counted, self.dropped_samples = load["counted"], load["dropped_samples"]
             self.trained, self.workers, self._ended = load["trained"], load["workers"], load["ended"]

@@ -1,4 +1,4 @@
-"""A peer's counters at one moment, and where its trainer stands.
+"""A peer's counters at one moment, and its trainer's position in the run.
 
 Law: values with their units in their names; nothing is measured here.
 """
@@ -11,46 +11,47 @@ from typing import Any
 
 
 def _total(zero: float = 0) -> Any:
-    """A counter that goes on after a restart."""
+    """A field whose count goes on after a restart."""
     return field(default=zero, metadata={"total": True})
 
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """Since this peer entered the run (or since what `load_state_dict` brought back)."""
+    """A peer's counters since it entered the run. `load_state_dict` adds those from before a restart."""
 
     sync_count: int = _total()
-    """Exchanges of this peer that were counted: every shard that it sent is in a commit."""
+    """Exchanges of this peer that were counted: a commit has every shard that it sent."""
     sent_count: int = _total()
-    """Exchanges that this peer made. What was not counted in one is sent again with the next."""
+    """Exchanges that this peer made. Progress that one of them did not get counted is sent again with the next."""
     local_step: int = _total()
     """Inner steps."""
     sync_every: int = 0
     """H of the run; with `dylu` or `pace="time"` this peer's own."""
     last_sync_time_s: float = 0.0
-    """What the last exchange took, merge included."""
+    """Duration of the last exchange, its merge included."""
     total_sync_time_s: float = _total(0.0)
-    """What all of them took."""
+    """Duration of all exchanges together."""
     waiting_time_s: float = _total(0.0)
     """How long training stood still: pseudo-gradient, codec, group, transfer, outer step and merge, below."""
     hidden_time_s: float = _total(0.0)
     """How long training went on while an exchange was under way: the four hidden times, below."""
     inner_time_s: float = _total(0.0)
-    """Everything between exchanges: inner steps, data, logs. This, the waiting time and the pauses are all there is."""
+    """All time between exchanges: inner steps, data, logs. With the waiting time and the pauses it makes up the whole.
+    """
     pseudo_gradient_time_s: float = _total(0.0)
-    """Base − local, and the look at whether it may be sent."""
+    """Computing base − local, and checking that it may be sent."""
     codec_time_s: float = _total(0.0)
-    """Writing values in the wire's precision, and checking those that come."""
+    """Encoding values for the wire, and checking received ones."""
     group_time_s: float = _total(0.0)
-    """None of the other parts: waiting for the averaging group."""
+    """Waiting for the averaging group, which is all waiting time that is in no other part."""
     transfer_time_s: float = _total(0.0)
-    """Payloads on their way out, until they are taken, or on their way in."""
+    """Sending payloads until they are accepted, and receiving them."""
     outer_step_time_s: float = _total(0.0)
-    """Means, outer steps, digests."""
+    """Computing means, outer steps and digests."""
     merge_time_s: float = _total(0.0)
-    """Newer global values into the model."""
+    """Merging newer global values into the model."""
     paused_time_s: float = _total(0.0)
-    """In `pause()`, and while this peer's own state was saved."""
+    """Time in `pause()`, and while this peer's own state was saved."""
     hidden_codec_time_s: float = _total(0.0)
     hidden_group_time_s: float = _total(0.0)
     hidden_transfer_time_s: float = _total(0.0)
@@ -58,11 +59,11 @@ class Metrics:
     bytes_sent: int = 0
     bytes_received: int = 0
     revision: int = 0
-    """The lowest over the shards of what `p2p-diloco set` has changed the outer rates to; 0: as the run was founded."""
+    """The lowest revision of the outer rates (`p2p-diloco set`) over the shards; 0: the rates at the founding."""
     outer_lr: float = 0.0
     """The outer learning rate of that revision; 0 before the state is there."""
     outer_momentum: float = 0.0
-    """Its outer momentum."""
+    """The outer momentum of that revision."""
     steps_per_second: float = 0.0
     """Inner steps a second while training; 0 until known."""
     peers: int = 1
@@ -70,14 +71,14 @@ class Metrics:
     staleness: int = 0
     """Epochs between the last contribution's base and the commit that counts it; 0 in synchronous mode."""
     refused_submissions: int = 0
-    """Submissions that were not counted, in part or in whole: too stale, or of a lineage that was left."""
+    """Submissions that were not fully counted: too stale, or of a lineage that lost."""
     retries: int = 0
     """Messages that could not be delivered at once."""
     reconnections: int = 0
     """Links that broke."""
     dropped_samples: int = _total()
-    """Samples whose progress was given up: it could not be told from what is counted, or was sent again for too
-    long."""
+    """Samples whose progress was given up: it could not be separated from counted progress, or was sent again too
+    often."""
 
     @property
     def encode_time_s(self) -> float:
@@ -98,7 +99,7 @@ TOTALS = tuple(counter.name for counter in fields(Metrics) if counter.metadata.g
 OF_NODE = (
     "peers", "bytes_sent", "bytes_received", "retries", "reconnections", "revision", "outer_lr", "outer_momentum",
 )  # fmt: skip
-"""What the node writes into the shared memory, under the same names."""
+"""The counters that the node writes into the shared memory, under the same names."""
 
 
 def of_node(memory: object) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def of_node(memory: object) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a trainer stands between two of its steps; the same on all ranks of a peer."""
+    """A trainer's position in the run between two of its steps; the same on all ranks of a peer."""
 
     epoch: int = 0
     digest: str = ""
@@ -118,5 +119,5 @@ class Standing:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Standing:
-        """What `dataclasses.asdict` made of one."""
+        """Read a position from the result of `dataclasses.asdict`."""
         return cls(**{**wire, "metrics": Metrics(**wire["metrics"])})

@@ -1,7 +1,7 @@
-"""The trainer's conversation with its node: requests, answers, and what the node waits for.
+"""The trainer's requests to its node, the answers, and the node's reports of what it waits for.
 
-Law: requests have numbers; an answer that comes while another one is waited for is kept. No call waits for ever, except
-for an answer that depends on other peers, and that wait ends with the node.
+Law: requests have numbers; an answer that comes during the wait for another one is kept. Every wait has a deadline,
+unless the answer depends on other peers; even that wait ends when the node ends.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
 from p2p_diloco.node.shared import SharedMemory
 
 REPEAT_S = 10.0
-"""How often a wait for the same thing is logged again."""
+"""Seconds after which a wait with the same reason is logged again."""
 ANSWER_S = 60.0
-"""How long the node may take for an answer that needs no other peer."""
+"""Deadline for an answer of the node that needs no other peer."""
 
 log = logging.getLogger("p2p_diloco")
 
 
 class NodeClient:
-    """The channel to a node and the memory shared with it. `how_it_ended` describes a node that is gone."""
+    """The trainer's end of the channel to a node, and the memory shared with it. `how_it_ended` describes the end of a
+    node."""
 
     def __init__(self, channel: TrainerEnd, memory: SharedMemory, how_it_ended: Callable[[], str]) -> None:
         self.memory = memory
         self._channel, self._how_it_ended = channel, how_it_ended
         self._n = 0
         self._told, self._told_at = "", 0.0
-        self._kept: dict[int, Message] = {}  # answers, by request, that came before they were waited for
+        self._kept: dict[int, Message] = {}  # answers by request that came before a call waited for them
 
     def tell(self, kind: str, **values: object) -> None:
         """Send a message that has no answer.
@@ -57,20 +58,20 @@ class NodeClient:
         return self._n
 
     def ask(self, kind: str, answer: str, **values: Any) -> Message:
-        """Send a request that the node answers by itself, or not much later, and wait for that.
+        """Send a request that the node answers soon, without other peers, and wait for the answer.
 
         Raises:
             P2PDilocoError: the node has ended, or doesn't answer.
         """
         message = self.wait_for(answer, n=self.request(kind, **values), timeout_s=ANSWER_S)
         if message is None:
-            raise NodeDied(f"the node doesn't answer {kind!r} in {ANSWER_S:g} s", mend="see its log above")
+            raise NodeDied(f"the node did not answer {kind!r} within {ANSWER_S:g} s", mend="see its log above")
         return message
 
     def wait_for(self, kind: str, *, n: int | None = None, timeout_s: float) -> Message | None:
         """The next message of a kind (and of request `n`), or None if none comes in time.
 
-        What the node waits for meanwhile is logged.
+        The node's reports of what it waits for are logged.
 
         Raises:
             P2PDilocoError: the node has ended; says why.
@@ -103,7 +104,7 @@ class NodeClient:
             self._told, self._told_at = text, now
 
     def _why_it_ended(self) -> P2PDilocoError:
-        """The reason that the node left behind, or that there is none."""
+        """The error that the node sent before its end, or an error that says how its process ended."""
         with contextlib.suppress(ChannelClosed):
             while (message := self._channel.receive(1.0)) is not None:
                 if message["kind"] == "error":

@@ -1,7 +1,7 @@
-"""`Peer`: what training code sees of a run.
+"""`Peer`: the public API for training code.
 
-Law: the surface alone. Entering makes a `session`, which leaving ends whatever happens. Of several processes that are
-one peer, each has this surface.
+Law: only the API. Entering makes a `session`, and leaving always ends it. Each process of a peer with several ranks
+uses this API.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ OptimizerOrWrapper = Any
 class Peer:
     """One peer of a run: a context manager around a training loop.
 
-    Entering joins the run (or founds it), loads the global parameters into the model and hooks the
-    optimizer: from then on exchanges happen inside `optimizer.step()`. Leaving leaves the run, also on an
-    exception. With model and optimizer None the peer trains nothing, and aggregates for the others.
+    Entering joins the run (or founds it), loads the global parameters into the model and hooks the optimizer: from then
+    on exchanges happen inside `optimizer.step()`. Leaving the context leaves the run, also on an exception. With model
+    and optimizer None the peer trains nothing, and aggregates for the others.
 
     A model that `fully_shard` has sharded over torch.distributed, or DistributedDataParallel copied, is one peer of all
-    its ranks: each makes a `Peer`, and the same calls of it. Each exchanges its own rows through memory that the ranks
-    share, and rank 0 speaks.
+    its ranks: each makes a `Peer`, and the same calls to it. Each rank exchanges its own rows through shared memory,
+    and only rank 0 communicates with the run.
 
     Raises:
         ConfigError, UsageError: a setting or an argument is wrong.
-        NoBootstrapReached: on entering: no initial peer answers.
-        ConfigMismatch, ModelMismatch, Refused: on entering: this peer doesn't fit into the run.
-        GaveUpWaiting: no other peer came in `wait_timeout`.
+        NoBootstrapReached: on entering: no initial peer answers. ConfigMismatch, ModelMismatch, Refused: on entering:
+            this peer doesn't fit into the run.
+        GaveUpWaiting: a wait for other peers lasted longer than `wait_timeout`.
         NodeDied: in `optimizer.step()`: the node's process has ended. No other peer is harmed.
-        RankDied: likewise: another rank of this peer has ended, or makes other calls than this one.
+        RankDied: in any call: another rank of this peer has ended, or makes other calls than this one.
     """
 
     def __init__(
@@ -62,10 +62,8 @@ class Peer:
         config: RunConfig | Mapping[str, Any] | None = None,
         local: PeerConfig | None = None,
     ) -> None:
-        """`optimizer`: of several, the last one's step counts as an inner step. `config`: only what is
-        given binds this peer; the rest is read from the run. `run_id`, `initial_peers`: in place of those
-        in `local`.
-        """
+        """`optimizer`: of several, the last one's step counts as an inner step. `config`: only the given settings must
+        match the run's; the rest is read from the run. `run_id`, `initial_peers`: in place of those in `local`."""
         given = {} if local is None else local.given
         if run_id is not None:
             given["run_id"] = run_id
@@ -84,17 +82,15 @@ class Peer:
         self._optimizers = [] if optimizer is None else _unwrapped(optimizer)
         self._owner = os.getpid()
         self._session: Session | None = None
-        self._stack = ExitStack()  # ends what entering has begun
+        self._stack = ExitStack()  # ends everything that entering has started
         self.peer_id = ""
-        """What tells this peer from all others; known once entered."""
+        """The id of this peer, different from all others; known once entered."""
         self.addresses: tuple[str, ...] = ()
-        """Where others reach it; known once entered."""
+        """The addresses at which other peers reach this one; known once entered."""
 
     @classmethod
     def from_env(cls, model: nn.Module | None, optimizer: OptimizerOrWrapper) -> Peer | AbsentPeer:
-        """The peer that the `P2P_DILOCO_*` variables describe; one that does nothing when they name no
-        run.
-        """
+        """The peer that the `P2P_DILOCO_*` variables describe; if they name no run, a peer that only counts steps."""
         settings = from_environment()
         if settings is None:
             return AbsentPeer(bare(model), None if optimizer is None else _unwrapped(optimizer)[-1])
@@ -131,27 +127,25 @@ class Peer:
     def close(self) -> None:
         """Leave the run, and end the node's process. Entering again takes a new Peer."""
         self._session = None
-        if os.getpid() == self._owner:  # a forked process inherits the object, not the duty
+        if os.getpid() == self._owner:  # a forked process inherits the object, but must not end the node
             atexit.unregister(self.close)
             self._stack.close()
 
     # -- while training
 
     def report(self, *, loss: float | None = None, samples: int | None = None) -> None:
-        """Tell the loss and the samples of the step that is about to be made."""
+        """Report the loss and the samples of the next step. Call this before `optimizer.step()`."""
         self._hook.report(loss, samples)
 
     def force_sync(self) -> None:
-        """Exchange the whole model now, between two steps; the others contribute what they have at their
-        next step.
-        """
+        """Exchange the whole model now, between two steps; the other peers contribute their progress at their next
+        step."""
         self._hook.synchronise()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """While this lasts (an evaluation, say) no inner step is made. In synchronous mode the others wait for this
-        peer, for `pause_timeout` at most.
-        """
+        """A block without inner steps, such as an evaluation. In synchronous mode the other peers wait for this one,
+        for at most `pause_timeout`."""
         with self._hook.pause():
             yield
 
@@ -165,13 +159,11 @@ class Peer:
         return with_global_values(self._model, values)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters of this peer, to go on counting after a restart. What the run holds is no part of
-        it.
-        """
+        """The counters of this peer, to go on counting after a restart. The run's state is not included."""
         return self._hook.standing.metrics.totals()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from what `state_dict` gave."""
+        """Go on counting from a `state_dict`."""
         self._hook.count_on(state)
 
     # -- what there is to know
@@ -189,16 +181,14 @@ class Peer:
     @property
     def epoch(self) -> int:
         """Outer steps that every part of the model has made. In synchronous mode this, `digest` and
-        `global_state_dict()` are of one state of the run, the one that was merged last: they change inside
-        `optimizer.step()` alone.
-        """
+        `global_state_dict()` belong to one state of the run, the one merged last: they change only inside
+        `optimizer.step()`."""
         return self._standing.epoch
 
     @property
     def global_step(self) -> int:
-        """Inner steps of the run, by one peer's share: `sync_every` for each epoch, and this peer's own
-        since; in asynchronous mode the inner steps that are counted by the live peers that train, in place of the
-        first.
+        """Inner steps of the run, per peer: `sync_every` for each epoch, plus this peer's own since the last exchange.
+        In asynchronous mode the first part is the number of counted inner steps divided by the live peers that train.
         """
         return self._hook.standing.global_step
 
@@ -212,17 +202,16 @@ class Peer:
 
     @property
     def digest(self) -> str:
-        """The digest of the shards' digests, in order: equal where the whole outer state is. With one fragment two
-        peers at one `epoch` have the same; with several, if the same of them are ahead. Empty in the rare case that
-        what was merged last is of no single epoch: one shard's commit stayed out for two heartbeats.
-        """
+        """A hash of all shards' digests, equal on two peers if their whole outer states are equal. With one fragment
+        that is so at equal `epoch`; with several, if also the same fragments are ahead. Empty in the rare case that the
+        last merge mixed epochs, because one shard's commit was two heartbeats late."""
         if self._entered.hook is None or self.config.mode == "async":
             return str(self._running.client.ask("ask", "told")["digest"])
         return self._standing.digest
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """The ids of the live peers as this one sees them, this one included."""
+        """The ids of the live peers known to this one, this one included."""
         return tuple(sorted(self._running.client.ask("ask", "told")["peers"]))
 
     @property
@@ -240,7 +229,7 @@ class Peer:
     def _running(self) -> NodeProcess:
         node = self._entered.node
         if node is None:
-            raise UsageError("only rank 0 speaks with the run, and knows this", mend="ask for it on rank 0")
+            raise UsageError("only rank 0 communicates with the run, and knows this", mend="ask for it on rank 0")
         return node
 
     @property
@@ -252,7 +241,7 @@ class Peer:
 
     @property
     def _standing(self) -> Standing:
-        """Without a trainer, as the node tells."""
+        """The position in the run; of a peer without a model, from the node's memory."""
         if self._entered.hook is not None:
             return self._entered.hook.standing
         memory = self._entered.memory
@@ -261,7 +250,7 @@ class Peer:
 
 
 def _unwrapped(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> list[Optimizer]:
-    """The torch optimizers, out of their wrappers; the last one's steps count."""
+    """The torch optimizers without their wrappers; the last one's steps count."""
     found = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not found:
         raise UsageError("no optimizer is given", key="optimizer", value="[]", mend="give at least one")

@@ -1,7 +1,6 @@
-"""The node's process, as its peer sees it: started and ended.
+"""Starts and ends the node's process, from the peer's side.
 
-Law: whatever becomes of this process, the node's ends; whatever becomes of the node, no call here waits for
-ever.
+Law: the node's process always ends when this process ends; if the node hangs or dies, no call here waits for ever.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ log = logging.getLogger("p2p_diloco")
 
 
 class NodeProcess:
-    """A node that was started from here."""
+    """A node's process that this process has started."""
 
     def __init__(self, setup: Setup, sharers: Sequence[socket.socket] = ()) -> None:
         """`sharers`: Unix sockets to the processes that share the memory."""
@@ -38,7 +37,7 @@ class NodeProcess:
                 _command(theirs.fileno(), fd),
                 pass_fds=(theirs.fileno(), fd),
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,  # data is the trainer's; logs go to the common stderr
+                stdout=subprocess.DEVNULL,  # stdout is for the trainer's data; logs go to the common stderr
                 env=_environment(),
                 start_new_session=True,  # the terminal's ^C is for the trainer, which then tells the node
             )
@@ -50,29 +49,27 @@ class NodeProcess:
             os.close(fd)
         self._channel = TrainerEnd(ours)
         self.client = NodeClient(self._channel, memory, self.how_it_ended)
-        """Requests and answers."""
+        """The channel for requests and answers."""
         self.client.tell("setup", setup=setup.to_wire())
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """Whether the process runs."""
         return self._process.poll() is None
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._process.pid
 
     def end(self, timeout_s: float) -> None:
-        """Let the node leave the run, and end it: by force if it takes longer than that, or on a second
-        ^C.
-        """
+        """Let the node leave the run and end; kill it after `timeout_s` or at a second ^C."""
         with contextlib.suppress(ChannelClosed):
             self._channel.send({"kind": "depart"}, timeout_s=1.0)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            log.warning("the node took longer than %g s to leave, and is ended", timeout_s)
+            log.warning("the node took longer than %g s to leave the run, and is killed", timeout_s)
         finally:
             self._channel.close()
             if self.alive:
@@ -80,7 +77,7 @@ class NodeProcess:
                 self._process.wait(5.0)
 
     def how_it_ended(self) -> str:
-        """What became of the process, as a sentence."""
+        """The way in which the process ended, as a sentence."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         match self._process.returncode:
@@ -105,8 +102,6 @@ def _command(channel_fd: int, memory_fd: int) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Our environment, with our import path: the node must find the same packages in the same
-    places.
-    """
+    """This process's environment with its import path, so that the node imports the same packages."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

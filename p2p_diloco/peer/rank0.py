@@ -1,8 +1,8 @@
-"""Rank 0 of a group that is one peer: it decides, and the other ranks do the same with their part.
+"""Rank 0 of a group that is one peer: it decides, and the other ranks follow with their parts of the model.
 
-Law: what happens at a step is `hook`'s alone, and is worked out once, here. Each call of the trainer (a step, say) is
-made by every rank; the others then carry out what they are told until they are told to go on. A rank that has ended,
-or that makes another call, ends this peer, and no other.
+Law: `hook` decides what a step does, and runs only here. Every rank makes the same calls (a step, for example); the
+other ranks then carry out rank 0's commands until it tells them to go on. A rank that ends, or makes another call, ends
+this peer and no other.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.rank_link import RankLink
 
 RANK_S = 600.0
-"""How long a rank may take to make the call that the others have made; torch's collectives wait as long."""
+"""Deadline for a rank to make the call that the others have made; the same as that of torch's collectives."""
 TELL_EVERY_S = 30.0
-"""How often the log says which rank is waited for."""
+"""Seconds between two log lines that name the rank that rank 0 waits for."""
 
 log = logging.getLogger("p2p_diloco")
 
@@ -39,7 +39,7 @@ class OtherRanks:
         self._links = [RankLink(f"rank {rank} of this peer", sock) for rank, sock in enumerate(sockets, start=1)]
 
     def tell(self, kind: str, **values: object) -> None:
-        """A message to all.
+        """Send a message to all other ranks.
 
         Raises:
             RankDied: one of them has ended.
@@ -48,11 +48,11 @@ class OtherRanks:
             link.send(kind, **values)
 
     def answers(self) -> list[Message]:
-        """The next message of each.
+        """Receive the next message of each other rank.
 
         Raises:
-            RankDied: one of them has ended, or says nothing.
-            P2PDilocoError: what one of them failed with.
+            RankDied: one of them has ended, or sends nothing.
+            P2PDilocoError: the error with which one of them failed.
         """
         return [self._answer(rank, link) for rank, link in enumerate(self._links, start=1)]
 
@@ -66,14 +66,14 @@ class OtherRanks:
         raise RankDied(f"rank {rank} has not come to rank 0's call in {RANK_S:g} s", mend=mend)
 
     def together(self, kind: str, own: Callable[[], None], **values: object) -> list[Message]:
-        """Have all ranks do something, this one too; the answers of the others."""
+        """Have all ranks, this one included, carry out a command; returns the answers of the others."""
         self.tell(kind, **values)
         own()
         return self.answers()
 
     @contextmanager
     def call(self, name: str, standing: Callable[[], Standing]) -> Iterator[list[Message]]:
-        """A call that every rank makes; yields the messages of the others. At the end all go on.
+        """A call that every rank makes; yields the other ranks' messages. At the block's end all go on.
 
         Raises:
             RankDied: a rank has ended, or makes another call.
@@ -91,7 +91,7 @@ class OtherRanks:
 
     @contextmanager
     def told_of_errors(self) -> Iterator[None]:
-        """An error of this rank ends the call of the others with the same error."""
+        """A block in which an error of this rank ends the other ranks' call with the same error."""
         try:
             yield
         except P2PDilocoError as error:
@@ -100,13 +100,13 @@ class OtherRanks:
             raise
 
     def close(self) -> None:
-        """The others notice at their next call."""
+        """Close the connections; the other ranks notice at their next call."""
         for link in self._links:
             link.close()
 
 
 class Rank0Model:
-    """The parameters of all ranks as one model's: each rank does its part. See `LocalModel`."""
+    """The parameters of all ranks as one model: each rank carries out its part. See `LocalModel`."""
 
     def __init__(self, own: LocalModel, ranks: OtherRanks) -> None:
         self._own, self._ranks = own, ranks
@@ -127,7 +127,7 @@ class Rank0Model:
         self._ranks.together("write delta", lambda: self._own.write_delta(shards, kept), **told)
 
     def may_be_sent(self, shards: Collection[int]) -> bool:
-        """As `LocalModel.may_be_sent`: of every rank's part."""
+        """As `LocalModel.may_be_sent`, for every rank's part."""
         own: list[bool] = []
         looked = self._ranks.together(
             "look at delta", lambda: own.append(self._own.may_be_sent(shards)), shards=list(shards)
@@ -142,20 +142,19 @@ class Rank0Model:
 
 
 class Rank0Hook:
-    """A hook whose calls every rank makes. Between two of them all ranks are told the same of where they stand, though
-    the run goes on meanwhile: a loop that ends when the run has ended must end at the same step everywhere. `after`
-    follows each step, before all go on.
-    """
+    """A hook whose calls every rank makes. Between two calls all ranks see the same position in the run, because a loop
+    that ends with the run must end at the same step on all ranks. `after`: called after each step, before all ranks go
+    on."""
 
     def __init__(self, hook: Hook, ranks: OtherRanks, after: Callable[[], None]) -> None:
         self._hook, self._ranks, self._after = hook, ranks, after
         self._loss: float | None = None
         self._samples: int | None = None
         self.standing = hook.standing
-        """Where all ranks stood when the last call ended."""
+        """The position of all ranks in the run at the end of the last call."""
 
     def report(self, loss: float | None, samples: int | None) -> None:
-        """As `Hook.report`, of this rank's share of the step; the peer's is the sum of samples, and the mean loss."""
+        """As `Hook.report`, for this rank's share of the step; the peer reports all samples and the mean loss."""
         self._loss = loss if loss is not None else self._loss
         self._samples = samples if samples is not None else self._samples
 

@@ -1,6 +1,6 @@
 """The connection between rank 0 of a peer and one of its other ranks.
 
-Law: a message or an error either way. The end of the connection is the end of this peer.
+Law: messages and errors, in both directions. The end of the connection ends this peer.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
 
 
 class RankLink:
-    """One end of it; `who` is at the other one."""
+    """One end of the connection; `who` names the rank at the other end."""
 
     def __init__(self, who: str, sock: socket.socket) -> None:
         self._who, self._connection = who, TrainerEnd(sock)
 
     def send(self, kind: str, **values: object) -> None:
-        """A message.
+        """Send a message.
 
         Raises:
             RankDied: the other rank has ended.
@@ -35,7 +35,7 @@ class RankLink:
 
         Raises:
             RankDied: the other rank has ended.
-            P2PDilocoError: what it has failed with.
+            P2PDilocoError: the error with which it failed.
         """
         try:
             message = self._connection.receive(timeout_s)
@@ -46,14 +46,14 @@ class RankLink:
         return message
 
     def fail(self, error: P2PDilocoError) -> None:
-        """The error that this rank has failed with, if the other one still listens."""
+        """Send the error with which this rank failed, if the other rank still listens."""
         with suppress(ChannelClosed):
             self._connection.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
 
     def died(self) -> RankDied:
-        """The other rank has ended."""
+        """The error for the end of the other rank."""
         return RankDied(f"{self._who} has ended", mend="see its log, and start the group again")
 
     def close(self) -> None:
-        """The other rank notices at its next call."""
+        """Close the connection; the other rank notices at its next call."""
         self._connection.close()

@@ -1,7 +1,7 @@
-"""A rank other than 0: it does with its part of the model what rank 0 says, and decides nothing.
+"""A rank other than 0: it carries out rank 0's commands on its part of the model, and decides nothing.
 
-Law: it speaks to rank 0 alone. Each call of the trainer is announced there; then what comes back is carried out until
-it is to go on. The end of the connection is the end of this peer.
+Law: it communicates only with rank 0. It announces each call of the trainer there, and then carries out commands until
+rank 0 tells it to go on. The end of the connection ends this peer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from p2p_diloco.peer.metrics import Standing
 from p2p_diloco.peer.rank_link import RankLink
 
 WAIT_S = 60.0
-"""Rank 0 is waited for as long as it takes, in waits of so long each."""
+"""Seconds of each wait for rank 0. Waits are repeated without a limit, because rank 0 may wait for other peers."""
 
 
 class Rank0Client(RankLink):
@@ -34,7 +34,7 @@ class Rank0Client(RankLink):
         self._rank, self._socket = rank, sock
 
     def memory(self, numel: int) -> SharedMemory:
-        """What rank 0 and its node share; the first that comes over the connection.
+        """Receive the memory that rank 0 shares with its node; it comes first on the connection.
 
         Raises:
             RankDied: it has ended.
@@ -49,53 +49,53 @@ class Rank0Client(RankLink):
             os.close(fd)
 
     def next(self) -> Message:
-        """Its next message, whenever it comes: rank 0 may wait for other peers.
+        """Wait for rank 0's next message, without a deadline, because rank 0 may wait for other peers.
 
         Raises:
             RankDied: it has ended.
-            P2PDilocoError: what it ended its call with.
+            P2PDilocoError: the error with which rank 0 ended the call.
         """
         while (message := self.receive(WAIT_S)) is None:
             pass
         return message
 
     def failed(self, error: BaseException) -> None:
-        """Tell that this rank can't go on, if rank 0 still listens."""
+        """Tell rank 0 that this rank can't go on, if rank 0 still listens."""
         if not isinstance(error, P2PDilocoError):
             error = P2PDilocoError(f"rank {self._rank} failed: {error!r}", mend="see its log")
         self.fail(error)
 
 
 class RankNHook:
-    """What `Peer` asks of the hook, answered from what rank 0 told last. `save` is `InnerState.save`,
-    if this peer keeps checkpoints."""
+    """The hook of a rank other than 0: it has the methods of `Hook`, and rank 0's last report. `save`:
+    `InnerState.save`, if this peer keeps checkpoints."""
 
     def __init__(self, rank0: Rank0Client, local: LocalModel, save: Callable[..., None] | None) -> None:
         self._rank0, self._local, self._save = rank0, local, save
         self._loss: float | None = None
         self._samples: int | None = None
         self.standing = Standing()
-        """Where all ranks stood when the last call ended."""
+        """The position of all ranks in the run at the end of the last call."""
 
     def report(self, loss: float | None, samples: int | None) -> None:
-        """Note this rank's share of the step that is about to be made."""
+        """Record this rank's share of the next step."""
         if samples is not None and samples < 0:
             raise ConfigError("must be 0 or more", key="samples", value=samples, mend="report what was trained on")
         self._loss = float(loss) if loss is not None else self._loss
         self._samples = int(samples) if samples is not None else self._samples
 
     def step(self) -> None:
-        """After each inner step."""
+        """Called after each inner step."""
         loss, self._loss = self._loss, None
         samples, self._samples = self._samples, None
         self._call("optimizer.step()", loss=loss, samples=samples)
 
     def pause(self) -> AbstractContextManager[None]:
-        """Rank 0 tells the node."""
+        """As `Hook.pause`; rank 0 tells the node."""
         return nullcontext()
 
     def count_on(self, totals: Mapping[str, float]) -> None:
-        """Rank 0 counts."""
+        """Ignored: rank 0 counts."""
 
     def synchronise(self) -> None:
         """As `Hook.synchronise`."""
@@ -108,7 +108,7 @@ class RankNHook:
         return read
 
     def serve(self, into: dict[str, Tensor] | None = None) -> None:
-        """Do what rank 0 says until all go on; what is read goes into `into`."""
+        """Carry out rank 0's commands until all go on; global values that are read go into `into`."""
         while (message := self._rank0.next())["kind"] != "go on":
             try:
                 answer = self._carried_out(message, into)

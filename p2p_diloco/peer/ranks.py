@@ -1,8 +1,7 @@
-"""The processes that are one peer: found out from the model, and joined by a socket each.
+"""Detects from the model which processes are one peer, and connects each of them to rank 0 by a socket.
 
-Law: torch.distributed carries two small messages when a peer begins, and never again: where rank 0 listens, and which
-ranks could not connect. No parameter crosses here. The socket's place in the file system is gone as soon as all have
-come.
+Law: torch.distributed carries only two small messages, when a peer starts: where rank 0 listens, and which ranks could
+not connect. No parameter is sent here. The socket's path is deleted as soon as all ranks have connected.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ from p2p_diloco.peer.extents import Rank, is_sharded, reshard
 from p2p_diloco.tensors.layout import trainable
 
 PATH_BYTES = 256
-"""Bytes for the path that rank 0 listens at; the system allows about a hundred."""
+"""Bytes of the message with the path on which rank 0 listens; the system allows paths of about a hundred."""
 COME_S = 60.0
-"""How long a rank may take to connect."""
+"""Deadline for a rank to connect."""
 _HELLO_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The processes of one peer, as one of them sees them. `process_group`: torch's, for small tensors on `device`."""
+    """The group of one peer's processes, in one of them. `process_group`: torch's, for small tensors on `device`."""
 
     rank: Rank
     process_group: Any
@@ -42,15 +41,15 @@ class Group:
 
 
 def bare(model: nn.Module | None) -> nn.Module | None:
-    """The model itself, out of DistributedDataParallel: its parameters have the names that they have elsewhere."""
+    """The model without DistributedDataParallel, so that its parameters have the same names as on other peers."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def group_of(model: nn.Module | None) -> Group | None:
-    """The group that a model's parameters are sharded over, or copied to; None: it is one process's.
+    """The group over which a model's parameters are sharded or copied; None: the model is in one process.
 
     Raises:
-        ConfigError: it is sharded in a way that is not supported.
+        ConfigError: the model is sharded in an unsupported way.
     """
     if isinstance(model, DistributedDataParallel):
         return _whole_world(model.process_group, next(model.parameters()).device, type(model).__name__)
@@ -69,7 +68,7 @@ def group_of(model: nn.Module | None) -> Group | None:
 
 
 def _whole_world(process_group: Any, device: torch.device, what: str) -> Group:
-    """The group, if all of torch.distributed's processes are in it. `what` is spread over it."""
+    """The group, which must contain all of torch.distributed's processes. `what` is spread over it."""
     rank, count = (ask(process_group) for ask in (torch.distributed.get_rank, torch.distributed.get_world_size))
     world = torch.distributed.get_world_size()
     if count != world:
@@ -85,7 +84,7 @@ def _whole_world(process_group: Any, device: torch.device, what: str) -> Group:
 
 
 def _mesh(name: str, param: nn.Parameter) -> Any:
-    """The parameter's mesh, if it is sharded as it may be."""
+    """The mesh of a sharded parameter. Unsupported sharding is refused."""
     distributed: Any = param
     mesh, placements = distributed.device_mesh, distributed.placements
     if mesh.ndim != 1:
@@ -111,12 +110,12 @@ def _mesh(name: str, param: nn.Parameter) -> Any:
 
 @contextmanager
 def meeting(group: Group | None) -> Iterator[list[socket.socket]]:
-    """Every process of the group, if there is one, enters at the same time; the sockets: rank 0's to each other rank
-    in order, another rank's one to rank 0. They are closed if what follows fails.
+    """Connect the processes of the group, if there is one; all of them enter at the same time. Yields the sockets: on
+    rank 0 one to each other rank in order, elsewhere the one to rank 0. They are closed if the block fails.
 
     Raises:
         ConfigError: some of them are on another host than rank 0.
-        RankDied: not all of them came.
+        RankDied: not all of them connected.
     """
     if group is None or group.rank.count == 1:
         yield []
@@ -131,7 +130,7 @@ def meeting(group: Group | None) -> Iterator[list[socket.socket]]:
 
 
 def _opened(group: Group) -> list[socket.socket]:
-    """Rank 0's sockets."""
+    """Rank 0's sockets to the other ranks."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="p2p-diloco-")
     except OSError as error:
@@ -141,7 +140,7 @@ def _opened(group: Group) -> list[socket.socket]:
         try:
             listener.bind(place)
             listener.listen(group.rank.count)
-        except OSError as error:  # the name is too long, say
+        except OSError as error:  # for example a path that is too long
             raise _no_socket(group, name, error) from None
         _broadcast(group, place)
         _all_have_come(group, True)
@@ -155,7 +154,7 @@ def _no_socket(group: Group, folder: str, error: OSError) -> ConfigError:
 
 
 def _to_rank_0(group: Group) -> socket.socket:
-    """Another rank's socket."""
+    """Another rank's socket to rank 0."""
     place = _broadcast(group, "")
     if not place:
         raise RankDied("rank 0 can't be joined", mend="see its log")
@@ -168,7 +167,7 @@ def _to_rank_0(group: Group) -> socket.socket:
 
 
 def _accepted(listener: socket.socket, count: int) -> list[socket.socket]:
-    """A socket for each rank but 0, in order."""
+    """Accept a connection of each other rank; returns their sockets in order."""
     found: dict[int, socket.socket] = {}
     give_up_at = time.monotonic() + COME_S
     try:
@@ -185,7 +184,7 @@ def _accepted(listener: socket.socket, count: int) -> list[socket.socket]:
 
 
 def _reached(place: str) -> socket.socket | None:
-    """A socket to rank 0, if it listens on this machine."""
+    """Connect to rank 0; None if it doesn't listen on this machine."""
     sock = socket.socket(socket.AF_UNIX)
     with contextlib.suppress(OSError):
         sock.connect(place)
@@ -195,7 +194,7 @@ def _reached(place: str) -> socket.socket | None:
 
 
 def _broadcast(group: Group, text: str) -> str:
-    """Rank 0's text, at every rank."""
+    """Send rank 0's text to every rank."""
     message = torch.tensor(list(text.encode().ljust(PATH_BYTES, b"\0")), dtype=torch.uint8).to(group.device)
     source = torch.distributed.get_global_rank(group.process_group, 0)
     torch.distributed.broadcast(message, src=source, group=group.process_group)
@@ -203,7 +202,7 @@ def _broadcast(group: Group, text: str) -> str:
 
 
 def _all_have_come(group: Group, here: bool) -> None:
-    """Every rank learns which ranks could not reach rank 0, so that all end with the same error."""
+    """Tell every rank which ranks could not reach rank 0, so that all end with the same error."""
     missing = torch.zeros(group.rank.count, dtype=torch.int32)
     missing[group.rank.index] = int(not here)
     missing = missing.to(group.device)
@@ -211,7 +210,7 @@ def _all_have_come(group: Group, here: bool) -> None:
     away = [rank for rank, gone in enumerate(missing.tolist()) if gone]
     if away:
         raise ConfigError(
-            "can't reach rank 0 on this machine: the ranks of one peer share its memory, so all are on one host",
+            "can't reach rank 0 on this machine: the ranks of one peer share memory, so all must be on one host",
             key="rank",
             value=away,
             mend="start a group on each host, each a peer of its own",

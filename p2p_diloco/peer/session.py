@@ -1,7 +1,7 @@
-"""A peer that is in its run: made on entering, as rank 0 or alone with a node of its own, or as another rank.
+"""The session of a peer in its run: made on entering, with a node of its own (alone or as rank 0) or as another rank.
 
-Law: starts everything in order, and each part is complete when it is made. What has begun is ended by the caller's
-`ExitStack`, in reverse order, also if a later step fails.
+Law: starts all parts in order, and each is complete when it is made. The caller's `ExitStack` ends them in reverse
+order, also if a later step fails.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from p2p_diloco.tensors.codec import written_in
 from p2p_diloco.tensors.layout import FragmentPlan, Layout, specs_of
 
 START_S = 90.0
-"""How long a node may take to start, beside what it waits for others."""
+"""Deadline for the start of a node, without its waits for other peers."""
 LEAVE_S = 5.0
-"""How long a node may take to leave, beside what it says itself and a checkpoint."""
+"""Deadline for a node to leave the run, without the time that it announces itself and a checkpoint's."""
 RUN_KEYS = ("config", "layout", "checkpoint", "peer_id", "addresses")
-"""What the other ranks are told of the run."""
+"""The facts about the run that rank 0 sends to the other ranks."""
 
 log = logging.getLogger("p2p_diloco")
 
 
 @dataclass(frozen=True)
 class Trainee:
-    """What a peer brings: its settings, and a model with its optimizers or neither."""
+    """The arguments of a peer: its settings, and a model with its optimizers or neither."""
 
     asked: RunConfig
     local: PeerConfig
@@ -57,12 +57,12 @@ class Trainee:
 
 
 AnyHook = Hook | Rank0Hook | RankNHook
-"""They have the same methods, whichever process they speak for."""
+"""The kinds of hooks, which all have the same methods."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """What exists while a peer is in its run. `node`: None on other ranks than 0. `hook`: None without a model."""
+    """The parts of a peer while it is in its run. `node`: None on ranks other than 0. `hook`: None without a model."""
 
     peer_id: str
     addresses: tuple[str, ...]
@@ -74,7 +74,7 @@ class Session:
 
 
 def enter_with_node(trainee: Trainee, sockets: Sequence[socket.socket], stack: ExitStack) -> Session:
-    """As the one process of this peer, or as its rank 0 with `sockets` to the other ranks.
+    """Enter the run as this peer's only process, or as its rank 0 with `sockets` to the other ranks.
 
     Raises:
         P2PDilocoError: this peer can't take part.
@@ -95,7 +95,7 @@ def enter_with_node(trainee: Trainee, sockets: Sequence[socket.socket], stack: E
 
 
 def enter_through_rank0(trainee: Trainee, sock: socket.socket, stack: ExitStack) -> Session:
-    """As another rank of a peer, with a socket to its rank 0.
+    """Enter the run as another rank of a peer, with a socket to its rank 0.
 
     Raises:
         RankDied, P2PDilocoError: rank 0 can't go on.
@@ -139,7 +139,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
     hook.count_on(counters)
 
     def save_inner() -> None:
-        """Where the node has begun a checkpoint, save beside it what is this peer's own, on all ranks."""
+        """Save this peer's own state, on all ranks, beside a checkpoint that the node has begun."""
         if inner is None or not inner.is_due(epoch := memory.saved):
             return
         with hook.beside():
@@ -167,7 +167,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
 def _awaited(node: NodeProcess, kind: str, within_s: float) -> Message:
     message = node.client.wait_for(kind, timeout_s=within_s)
     if message is None:
-        raise NodeDied(f"the node (process {node.pid}) did not start in {within_s:g} s", mend="see its log above")
+        raise NodeDied(f"the node (process {node.pid}) did not start within {within_s:g} s", mend="see its log above")
     return message
 
 
@@ -181,9 +181,8 @@ def _parameters(model: nn.Module, rank: Rank, config: RunConfig, layout: Layout,
 
 
 def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], InnerState | None]:
-    """Restore the optimizers from the checkpoint that the peer starts from; the counters in it, and where the
-    optimizers' state is kept from now on, if it is.
-    """
+    """Restore the optimizers from the checkpoint that the peer starts from. Returns the saved counters, and the object
+    that saves the optimizers' state from now on, if checkpoints are kept."""
     checkpoint, local = run["checkpoint"], trainee.local
     counters = {} if checkpoint is None else restore(trainee.optimizers, Path(checkpoint), trainee.rank)
     if local.checkpoint_dir is None:
@@ -192,7 +191,7 @@ def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], Inne
 
 
 def _hook_up(trainee: Trainee, step: Callable[[], object], stack: ExitStack) -> None:
-    """From now on the last optimizer's steps are this peer's, in this process: a fork makes none."""
+    """Call `step` after each step of the last optimizer in this process; a forked process is ignored."""
     owner = os.getpid()
 
     def stepped(*_: object) -> None:

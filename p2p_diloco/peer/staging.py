@@ -1,7 +1,7 @@
-"""Between the devices that hold parameters and host memory: some megabytes at a time, there and back.
+"""Copies parameter values between devices and host memory, some megabytes at a time, in both directions.
 
-Law: copies alone; the caller works on the values. Parameters in host memory are handed out where they are. A device
-has two buffers of bounded size: while the caller works on one, the other is filled.
+Law: only copies; the caller works on the values. Parameters in host memory are used in place. A device has two buffers
+of bounded size: while the caller works on one, the other is filled.
 """
 
 from __future__ import annotations
@@ -13,55 +13,54 @@ import torch
 from torch import Tensor
 
 CHUNK_BYTES = 8 << 20
-"""The largest piece that is copied at a time, and a buffer's size: long enough for a bus, short beside a model."""
+"""The largest piece that is copied at a time, and a buffer's size: large enough to use the bus well, small beside a
+model."""
 SLOTS = 2
-"""Buffers of a device."""
+"""The number of buffers of a device."""
 
 T = TypeVar("T")
 
 
 class InPlace:
-    """Parameters in host memory: they are worked on where they are."""
+    """Staging for parameters in host memory, which are used in place."""
 
     def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
-        """For each chunk (flat, dense, at most `CHUNK_BYTES`, wherever it is) its values in host memory, until the
-        next is asked for, with what came along with it. `fetch`: they are the chunk's; else they are anything.
-        `store`: what the caller leaves there becomes the chunk's, at the latest when the iteration has ended.
-        """
+        """Yield each chunk's values in host memory, valid until the next chunk, with the chunk's tag. A chunk is flat,
+        dense, at most `CHUNK_BYTES` long, and on any device. `fetch`: copy the chunk's values into host memory first;
+        otherwise the memory's content is undefined. `store`: copy the values that the caller has left there back into
+        the chunk, at the latest by the iteration's end."""
         del fetch, store
         yield from chunks
 
 
 class Copies:
-    """How values are copied between a device and a buffer, of which `slot` tells which. These copies are over when the
-    call returns: so on any device that torch knows.
-    """
+    """Copies between a device and a buffer in host memory; `slot` is the buffer's number. These copies are complete
+    when the call returns, which works on any device of torch."""
 
     pinned = False
     """Whether buffers are page-locked."""
 
     def begin(self) -> None:
-        """What was computed so far is to be seen."""
+        """Make all earlier computations visible to the copies."""
 
     def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Begin to copy into the buffer."""
+        """Start to copy the chunk into the buffer."""
         host.copy_(chunk)
 
     def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """Begin to copy out of it."""
+        """Start to copy the buffer into the chunk."""
         chunk.copy_(host)
 
     def wait(self, slot: int) -> None:
-        """Until the copies of this buffer are over."""
+        """Wait until this buffer's copies are complete."""
 
     def end(self) -> None:
-        """What is computed from now on is to see what was stored."""
+        """Make the stored values visible to all later computations."""
 
 
 class CudaCopies(Copies):
-    """Copies on a stream beside the one that trains, from and to page-locked memory, so that host and bus work at the
-    same time. One stream for both ways: a buffer is filled again only after it was emptied.
-    """
+    """Copies on a CUDA stream of their own, from and to page-locked memory, so that host and bus work at the same time.
+    Both directions use one stream, so a buffer is filled again only after it was emptied."""
 
     pinned = True
 
@@ -71,7 +70,7 @@ class CudaCopies(Copies):
         self._copied = [torch.cuda.Event() for _ in range(SLOTS)]  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        """The stream waits for the kernels that the trainer has launched; the trainer does not."""
+        """Let the copies' stream wait for the trainer's launched kernels, without blocking the host."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
@@ -87,18 +86,17 @@ class CudaCopies(Copies):
         self._copied[slot].record(self._stream)
 
     def wait(self, slot: int) -> None:
-        """The host stands until then."""
+        """Block the host until this buffer's copies are complete."""
         self._copied[slot].synchronize()
 
     def end(self) -> None:
-        """The trainer's next kernels wait for the copies, the host does not."""
+        """Let the trainer's next kernels wait for the copies, without blocking the host."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 class DeviceStaging:
-    """Parameters on a device, through two buffers in turns: the copy of the next chunk is under way while the host
-    works on this one.
-    """
+    """Staging for parameters on a device, through two buffers in turns: the next chunk is copied while the host works
+    on the present one."""
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
@@ -130,11 +128,11 @@ class DeviceStaging:
 
 
 Staging = InPlace | DeviceStaging
-"""Brings flat values into host memory, and back once they were worked on."""
+"""Copies flat values to host memory, and back after the caller has worked on them."""
 
 
 def staging_for(device: torch.device) -> Staging:
-    """How values are staged between host memory and a device."""
+    """The staging between host memory and a device."""
     match device.type:
         case "cpu":
             return InPlace()

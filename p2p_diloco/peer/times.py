@@ -1,6 +1,6 @@
-"""Where a trainer's time goes: in all, in the last exchange and in the last round.
+"""Sums a trainer's time by part: in total, in the last exchange and in the last round.
 
-Law: reads the clock and adds up; it decides nothing.
+Law: reads the clock and adds; decides nothing.
 """
 
 from __future__ import annotations
@@ -14,48 +14,49 @@ from p2p_diloco.node.ledger import GROUP, INNER, OF_EXCHANGE, OF_TRAINING, PAUSE
 from p2p_diloco.node.shared import SharedMemory
 
 TOLD_EVERY_S = 60.0
-"""How often the log tells where the time of a round went."""
+"""Seconds between two log lines with the shares of a round's time."""
 
 log = logging.getLogger("p2p_diloco")
 
 
 class Times:
-    """One trainer's, since it started. Those of the last round are written into the shared memory."""
+    """The times of one trainer since its start. Those of the last round are written into the shared memory."""
 
     def __init__(self, memory: SharedMemory, clock: Callable[[], float]) -> None:
         self._memory, self._clock = memory, clock
         self._ledger = Ledger(OF_TRAINING, clock)
         self._hidden = dict.fromkeys(OF_EXCHANGE, 0.0)
         self.exchanges = 0
-        """Exchanges that were merged."""
+        """The number of exchanges that were merged."""
         self.last_sync_time_s = self._total_s = 0.0
         self._round_began, self._told_at = self._ledger.stood, -math.inf
 
     def part(self, name: str) -> AbstractContextManager[None]:
-        """What happens meanwhile is of this part."""
+        """Count the time of the block for this part."""
         return self._ledger.part(name)
 
     @property
     def waiting_s(self) -> float:
-        """How long training has stood still: all but inner steps and pauses."""
+        """Seconds for which training has stood still: all time except inner steps and pauses."""
         return sum(seconds for part, seconds in self._ledger.stood.items() if part not in (INNER, PAUSED))
 
     @property
     def group_s(self) -> float:
-        """How long training has waited for its group."""
+        """Seconds for which training has waited for its averaging group."""
         return self._ledger.stood[GROUP]
 
     def exchanged(self, waited_since: float, stood: Mapping[str, float], hidden: Mapping[str, float]) -> float:
-        """An exchange is over, for which training waited since `group_s` was `waited_since`. The node tells what it did
-        while training stood still, and while it was hidden behind training; the sum of the latter, in seconds.
-        """
+        """Split the time of an exchange that is over, for which training has waited since `group_s` was `waited_since`.
+        `stood`, `hidden`: the node's seconds by part while training stood still and while it went on. Returns the sum
+        of the latter."""
         self._ledger.split(GROUP, waited_since, stood)
         for part, seconds in hidden.items():
             self._hidden[part] += seconds
         return float(sum(hidden.values()))
 
     def landed(self, took_s: float, hidden_s: float) -> None:
-        """An exchange is merged, and with it the round is over; it took so long, hidden time included."""
+        """Record that an exchange is merged, which ends the round. `took_s`: the exchange's duration, hidden time
+        included."""
         self.exchanges += 1
         self.last_sync_time_s = took_s
         self._total_s += took_s
@@ -69,7 +70,7 @@ class Times:
             log.info("round %d took %.2f s: %s", self.exchanges, all_s, told(last))
 
     def totals(self) -> dict[str, float]:
-        """Seconds in all, by their names in `Metrics`."""
+        """Total seconds by part, under their names in `Metrics`."""
         return {
             "total_sync_time_s": self._total_s,
             "waiting_time_s": self.waiting_s,

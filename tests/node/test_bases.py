@@ -188,4 +188,4 @@ def test_a_base_that_is_not_mended_in_time_is_gone_on_with_aloud(
         await peer.stop()
 
     asyncio.run(asyncio.wait_for(story(), 60))
-    assert "shards 0 were changed in memory, and not mended in 0.05 s" in caplog.text
+    assert "shards 0 were corrupted in memory, and not repaired within 0.05 s" in caplog.text

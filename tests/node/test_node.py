@@ -221,7 +221,7 @@ def test_what_cant_be_written_is_a_failed_send(caplog: pytest.LogCaptureFixture)
         assert table.wires.sent == []
 
     at_table(test)
-    assert "can't be written" in caplog.text
+    assert "can't be encoded" in caplog.text
 
 
 def test_a_wakeup_that_waits_for_its_turn_is_not_doubled() -> None:

@@ -125,7 +125,7 @@ def test_a_damaged_state_is_not_saved(tmp_path: Path, caplog: pytest.LogCaptureF
 
     assert [(damaged.shard, damaged.base.epoch) for damaged in asyncio.run(life())] == [(0, 2), (0, 3)]
     assert saved_in(tmp_path) == ["checkpoint-4"]
-    assert caplog.text.count("shards 0 were changed in memory") == 1
+    assert caplog.text.count("shards 0 are corrupted in memory") == 1
 
 
 def test_an_end_that_was_damaged_is_saved_once_it_is_mended(tmp_path: Path) -> None:

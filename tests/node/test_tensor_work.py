@@ -173,7 +173,7 @@ def test_a_states_values_need_only_be_finite() -> None:
     commit = Commit(0, V, V, 0, "a", (), state.plan)
     contribution = Contribution(0, V, ID, ID, 1.0, 1)
     assert made.objection(state, large) == made.objection(commit, large[:16]) == ""
-    assert "huge" in made.objection(contribution, large[:16])
+    assert "too large" in made.objection(contribution, large[:16])
     for message in (state, commit, replace(contribution, weight=2.0)):
         assert "not finite" in made.objection(message, payload(torch.tensor([1.0, 1.0, 1.0, float("nan")])))
 
