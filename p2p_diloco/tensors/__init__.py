@@ -1,19 +1,19 @@
 """Tensor work: layout, flat copies, wire codecs, mean, outer step, digests, checkpoints.
 
-Law: pure arithmetic and plain files; no peer, message, clock or socket. Versions and plans of the layers above come in
-as plain integers, strings and bytes.
+Law: pure arithmetic and plain files; no peer, message, clock or socket. Versions and plans of the layers above are
+passed as plain integers, strings and bytes.
 
     layout, partition   parameters, fragments and shards: offsets in the flat vector
     flat                pieces of flat vectors, and the pseudo-gradient
     codec               table of wire codecs; implemented in cast, blockwise and topk
     stochastic          unbiased rounding to bf16
-    feedback            error feedback: what a lossy codec drops goes into the next contribution
+    feedback            error feedback: a lossy codec's error is added to the next contribution
     raw                 a tensor's bytes, without a copy
     mean                weighted mean of the contributions to a shard
     outer, delayed      outer optimizer and Delayed Nesterov, one shard at a time
     digest              hash of a shard's outer state
     store               outer state of all shards of a replica
-    checkpoint, packing the same on disk
+    checkpoint, packing the outer state, and nested state dicts, on disk
 
 Give torch one thread (OMP_NUM_THREADS=1) in a process beside a trainer: on busy cores, waiting threads cost more than
 they gain.

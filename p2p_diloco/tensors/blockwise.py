@@ -1,4 +1,4 @@
-"""Codecs of 4 or 8 bits: blocks of elements share a peak, and each element has a code.
+"""Codecs of 4 or 8 bits: the elements of a block share a peak, and each element has a code.
 
 Law: first the peaks of all blocks, then all codes; the last block may be shorter. A block's peak is the largest
 magnitude in it as bf16, rounded up, so that no element exceeds it; a code stands for a fraction of the peak. A decoded
@@ -31,8 +31,8 @@ _ONE_BELOW = 1 - 2.0**-22
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """Integers from -levels to levels. The lowest two's complement is never written, and read as -levels, so that no
-    value exceeds its peak."""
+    """Integers from -levels to levels. The lowest two's complement number is never written; it is read as -levels, so
+    that no value exceeds its peak."""
 
     bits: int
     """4 or 8. A code is a uint8; its lower `bits` count."""
@@ -94,7 +94,7 @@ class Blockwise:
 
     @property
     def feeds_back(self) -> bool:
-        """So few bits lose small elements altogether."""
+        """Always: codes of so few bits round small elements to zero."""
         return True
 
     def nbytes(self, numel: int) -> int:
@@ -102,7 +102,7 @@ class Blockwise:
         return PEAK_BYTES * _blocks(numel) + (numel * self.shares.bits + 7) // 8
 
     def encode(self, flat: Tensor) -> memoryview:
-        """As `codec.Codec.encode`. The peaks of all blocks are computed together: there are few of them."""
+        """As `codec.Codec.encode`. The peaks of all blocks are computed at once, because there are few."""
         numel = flat.numel()
         raw = torch.empty(self.nbytes(numel), dtype=torch.uint8, device=flat.device)
         peaks, codes = self._parts(raw, numel)

@@ -17,13 +17,13 @@ from p2p_diloco.tensors.raw import all_finite, as_bytes, magnitude
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Each element rounded to `dtype`."""
+    """A codec that rounds each element to `dtype`."""
 
     dtype: torch.dtype
 
     @property
     def feeds_back(self) -> bool:
-        """A cast loses too little to feed back."""
+        """Never: a cast's error is too small to need feedback."""
         return False
 
     def nbytes(self, numel: int) -> int:

@@ -55,10 +55,11 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-"""The names that safetensors uses."""
+"""The names of dtypes in safetensors."""
 
 Age = tuple[int, int, int, bool]
-"""Generation, samples (-1: unknown) and epoch, as versions compare; at last whether it is not `.replaced`."""
+"""Generation, samples (-1: unknown) and epoch, in the order in which versions compare; then whether the folder is not a
+`.replaced` one."""
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +140,7 @@ def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, object]]:
 
 
 def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> dict[str, object]:
-    """One safetensors file, streamed from the tensors; the file's length and hash.
+    """Write one safetensors file, streamed from the tensors; returns the file's length and hash.
 
     The library's writer refuses slices of one flat vector, and hashing would read every byte again. Layout:
     https://huggingface.co/docs/safetensors (8 bytes of header length, a JSON header, then the data; wide types first,
@@ -192,18 +193,19 @@ def _put_in_place(unfinished: Path, final: Path) -> None:
 
 
 def _prune(root: Path, newest: Path, keep: int) -> None:
-    """Remove all checkpoints but `newest` and the `keep` - 1 newest others; unreadable folders are left alone."""
+    """Remove all checkpoints except `newest` and the `keep` - 1 newest others; unreadable folders stay."""
     others = [folder for folder, _ in _manifests(root, lambda error: None) if folder != newest]
     for folder in others[keep - 1 :]:
         try:
-            gone = folder.rename(root / _UNFINISHED)  # a half-removed one must not look broken
+            gone = folder.rename(root / _UNFINISHED)  # a partly removed checkpoint must not look like a broken one
             shutil.rmtree(gone)
         except OSError as error:
             _log.warning("the old checkpoint %s could not be removed: %s", folder, error)
 
 
 def _manifests(root: Path, broken: Callable[[CheckpointError], None]) -> list[tuple[Path, dict[str, object]]]:
-    """The checkpoints under `root` that have a manifest, and that, newest first. `broken` is told of the others."""
+    """The checkpoints under `root` with their manifests, newest first. `broken` is called with the error of each
+    checkpoint whose manifest can't be read."""
     found: list[tuple[Path, dict[str, object]]] = []
     for folder in root.iterdir() if root.is_dir() else ():
         if _FOLDER.fullmatch(folder.name) and folder.is_dir():

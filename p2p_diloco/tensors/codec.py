@@ -1,8 +1,8 @@
 """Wire codecs: flat fp32 vectors to bytes and back.
 
-Law: a codec is one row of a table, and callers name it. Its length in bytes depends on the number of elements alone.
-Bytes are little-endian, in host memory, and the same for the same values. Received buffers are checked for their length
-and for invalid bytes, and never written to; refusing values that are not finite, or huge, is up to the caller (`peak`).
+Law: a codec is one row of a table, chosen by name. The length of encoded bytes depends only on the number of elements.
+Bytes are little-endian, in host memory, and equal for equal values. Received buffers are checked for their length and
+for invalid bytes, and never written to; the caller refuses values that are not finite or too large (`peak`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Codec(Protocol):
 
     @property
     def feeds_back(self) -> bool:
-        """Whether the sender adds what is lost to its next contribution (`feedback`)."""
+        """Whether the sender adds the codec's error to its next contribution (`feedback`)."""
 
     def nbytes(self, numel: int) -> int:
         """Bytes of `numel` elements."""
@@ -57,8 +57,8 @@ CODECS: dict[str, Codec] = {
 
 
 def written_in(codec: str, rounding: str) -> torch.dtype:
-    """The dtype that a pseudo-gradient is computed into. bf16 is what its codec would make of it; fp16 is not, since
-    its codec clamps."""
+    """The dtype into which a pseudo-gradient is computed: bf16 if the codec would give the same bytes, else fp32.
+    fp16's codec clamps, so it gives other ones."""
     return torch.bfloat16 if codec == "bf16" and rounding == "nearest" else torch.float32
 
 

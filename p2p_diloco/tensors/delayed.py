@@ -1,7 +1,8 @@
 """Delayed Nesterov: the outer step of the asynchronous mode, spread over N submissions. Pure functions of one shard.
 
 Law: as in `outer`: no update in place, and each line below is one operation on fp32, rounded by itself, so that
-replicas on different machines agree to the bit. The buffer is state; the log counts how full it is and passes that in.
+replicas on different machines agree to the bit. The buffer is state; the log counts the submissions in it, and passes
+their number in.
 
 A commit adds k submissions with mean ḡ (k = 1, or a grace window) to a buffer B of size N that holds f; f + k ≤ N.
 Scalars are computed in double and rounded to fp32 first.

@@ -1,4 +1,4 @@
-"""One hash over a shard's outer state.
+"""The digest of a shard's outer state.
 
 Law: replicas with equal digests hold the same bits: θ, every tensor of the outer optimizer's state, and `meta`, the
 state that the layer above keeps (counts, tables, revisions). It detects faults, not forgery: xxh3 is fast, not
@@ -28,14 +28,14 @@ class Look:
         self._lengths: dict[str, int] = {}
 
     def __call__(self, name: str, block: Array, *, follows: bool = False) -> None:
-        """Take the next block of a tensor: contiguous, read in place. `follows`: its values can only be infinite or NaN
-        if a block shown earlier was, so that check is skipped."""
+        """Add the next block of a tensor, which is contiguous and read in place. `follows`: the block can only have
+        infinite or NaN values if an earlier block had them, so this check is skipped."""
         self.hash(name, block)
         if block.size and not follows:
             self.finite &= math.isfinite(block.max()) and math.isfinite(block.min())
 
     def hash(self, name: str, block: Array) -> None:
-        """The same without the check for finite values."""
+        """Add the next block of a tensor, without the check for finite values."""
         if name not in self._hashers:
             self._hashers[name], self._lengths[name] = xxhash.xxh3_128(), 0
         self._lengths[name] += block.nbytes
@@ -56,7 +56,7 @@ class Look:
 
 
 def look(theta: Tensor, state: Mapping[str, Tensor]) -> Look:
-    """One pass over a whole outer state."""
+    """Compute digest and finiteness in one pass over a whole outer state."""
     seen = Look()
     for name, values in _named(theta, state):
         for (block,) in blocks(values):

@@ -1,6 +1,6 @@
-"""Work on flat vectors in host memory, piece by piece; the pseudo-gradient.
+"""Iteration over flat vectors in host memory, piece by piece; the pseudo-gradient.
 
-Law: views and one subtraction; nothing here knows what a vector's elements belong to.
+Law: views and one subtraction, independent of the meaning of a vector's elements.
 
 Element-wise work on flat vectors goes block by block, and through numpy: a torch call costs four times as much, which
 is a third of the work on a block. Both round the same.
@@ -19,11 +19,11 @@ Array: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.float32]]"
 """Flat fp32 in host memory."""
 
 BLOCK = 1 << 17
-"""Elements per block of work: some blocks of fp32 fit into the last-level cache. Half as many cost a tenth more time,
-eight times as many half as much again."""
+"""Elements of a block of work, chosen so that several fp32 blocks fit into the last-level cache. Blocks of half the
+size take 10 % more time, of eight times the size 50 % more."""
 UNDIVIDED = 1 << 15
-"""The same where torch may have threads: it doesn't split so few elements among them. On busy cores, waiting threads
-cost many times the work."""
+"""Elements of a block where torch may have several threads: it doesn't split so few elements among them. On busy cores,
+waiting for threads costs many times the work."""
 
 
 def blocks(*tensors: Tensor, size: int | None = None) -> Iterator[tuple[Tensor, ...]]:
@@ -45,7 +45,7 @@ def arrays(first: Iterable[Tensor], *others: Tensor) -> Iterator[tuple[Array, ..
 
 
 unheeded = np.errstate(over="ignore", invalid="ignore")
-"""Decorates work that may meet values that are not finite, which are detected elsewhere."""
+"""Decorator for work on values that may not be finite, which are detected elsewhere."""
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Where each parameter lies in the flat vector; fragments and shards.
+"""The layout: each parameter's place in the flat vector, the fragments and the shards.
 
 Law: names, shapes and offsets only; no tensor is read or written here. The flat vector lists the trainable parameters
 fragment by fragment, so that a fragment is one contiguous range. Shards are slices of a fragment, cut once, when the
@@ -28,10 +28,10 @@ T = TypeVar("T")
 FragmentLayout = Literal["contiguous", "strided"]
 
 SHARD_ELEMENTS = 1 << 20
-"""Most elements of a shard: 2 MiB of bf16, small enough to spread over peers, large enough to stream."""
+"""The most elements of a shard: 2 MiB of bf16, small enough to spread over peers, large enough to stream."""
 
 _LONGEST_NAME = 4096
-"""Most characters of a parameter's name in a layout from the wire."""
+"""The most characters of a parameter's name in a layout from the wire."""
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -150,7 +150,7 @@ class Layout:
         return self._ranges[-1][1]
 
     def offset(self, param_index: int) -> int:
-        """Where the parameter begins in the flat vector."""
+        """The parameter's first index in the flat vector."""
         return self._offsets[param_index]
 
     def shards_of(self, fragment: int) -> tuple[Shard, ...]:
@@ -158,7 +158,7 @@ class Layout:
         return tuple(shard for shard in self.shards if shard.fragment == fragment)
 
     def arrange(self, named: Mapping[str, T]) -> list[T]:
-        """`named` values (parameters, say) in flat order."""
+        """Sort values by name, such as parameters, into flat order."""
         return [named[self.params[index].name] for fragment in self.fragments for index in fragment]
 
     def fingerprint(self) -> str:
@@ -188,7 +188,7 @@ class Layout:
         return lines
 
     def to_wire(self) -> dict[str, object]:
-        """The layout as lists, integers and strings; `from_wire` gives it back."""
+        """Encode the layout as lists, integers and strings; `from_wire` decodes it."""
         return {
             "params": [[spec.name, list(spec.shape), spec.dtype] for spec in self.params],
             "fragments": [list(fragment) for fragment in self.fragments],
@@ -197,7 +197,7 @@ class Layout:
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, object]) -> Layout:
-        """The layout that `to_wire` wrote. Raises ValueError for anything else."""
+        """Decode a layout that `to_wire` encoded. Raises ValueError for anything else."""
         try:
             params = tuple(
                 ParamSpec(_text(name), tuple(_size(n) for n in _items(shape)), _text(dtype))
@@ -225,7 +225,7 @@ class Layout:
 
 
 class FragmentPlan:
-    """Which parameters are sent together, and at which inner step. In a run, `peer.plan` is its plan."""
+    """The plan of fragments: which parameters are sent together, and at which inner step. A run's is `peer.plan`."""
 
     def __init__(
         self,

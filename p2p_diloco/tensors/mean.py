@@ -68,7 +68,7 @@ def weighted_mean(
 
 @unheeded
 def _beside_the_first(weights: Sequence[float]) -> list[np.float32]:
-    """Each weight, as fp32 rounds it, divided by the first."""
+    """Each weight, rounded to fp32, divided by the first one."""
     rounded = [np.float32(weight) for weight in weights]
     for weight, value in zip(weights, rounded, strict=True):
         if not (math.isfinite(value) and value > 0):

@@ -1,6 +1,6 @@
 """The outer optimizer: one step on one shard, as a pure function.
 
-Law: no update in place; a step returns new tensors, which the caller adopts or drops. Shards are flat slices, so only
+Law: no update in place; a step returns new tensors, which the caller accepts or drops. Shards are flat slices, so only
 element-wise optimizers work. State is fp32 tensors: as long as the shard, or of one element (Adam's `step`). Their
 names and lengths depend on the optimizer and its options, never on lr or momentum, which may change during a run.
 
@@ -37,7 +37,7 @@ from p2p_diloco.tensors.flat import arrays, unheeded
 
 State = dict[str, Tensor]
 Like = Callable[[Tensor], Tensor]
-"""Gives uninitialised memory of a tensor's length."""
+"""A function that returns uninitialised memory of a tensor's length."""
 
 SGD = "sgd"
 
@@ -97,7 +97,7 @@ class OuterOptimizer:
         return self.name.lower() == SGD
 
     def revised(self, lr: float, momentum: float) -> OuterOptimizer:
-        """The same with other rates, for the same state. Raises `ConfigError` for invalid rates."""
+        """The optimizer with other rates, for the same state. Raises `ConfigError` for invalid rates."""
         return replace(self, lr=lr, momentum=momentum)
 
     def state_lengths(self, numel: int) -> dict[str, int]:

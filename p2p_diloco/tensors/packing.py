@@ -1,4 +1,4 @@
-"""Nested state dicts as tensors and JSON, and back, without pickle.
+"""Splits nested state dicts into tensors and JSON, and joins them again, without pickle.
 
 Law: only plain data (dictionaries, lists, tuples, tensors, numbers, strings, booleans, None). Anything else is refused
 by name when it is saved, never when it is loaded. Types survive: integer keys, tuples, floats to the bit.

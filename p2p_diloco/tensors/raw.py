@@ -53,7 +53,7 @@ def magnitude(values: Tensor) -> float:
 
 
 class _Lent:
-    """Another object's bytes, declared writable.
+    """Another object's bytes, declared writable for numpy.
 
     `torch.frombuffer` warns about read-only memory. These tensors are never written to, so the flag is dropped. numpy
     keeps this object alive, and it keeps the bytes.

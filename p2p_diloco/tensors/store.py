@@ -49,7 +49,7 @@ class ShardStore:
         self._revised: tuple[tuple[float, float] | None, OuterOptimizer | DelayedNesterov] = None, outer
         self._states: list[State] = [outer.init_state(shard.numel) for shard in layout.shards]
         self._spare: list[Tensor] = []
-        self._digests = [""] * len(layout.shards)  # of θ alone, when it was accepted
+        self._digests = [""] * len(layout.shards)  # of θ alone, at its acceptance
 
     def theta(self, shard: int) -> Tensor:
         """The shard's part of θ [numel], a view."""
@@ -69,7 +69,7 @@ class ShardStore:
         return self._digests[shard]
 
     def present_theta(self, shard: int) -> str:
-        """The same of θ as it is now. They differ if memory was corrupted."""
+        """The digest of θ alone as it is now. It differs from `accepted_theta` if memory was corrupted."""
         there = Look()
         there.hash("theta", self.theta(shard).numpy())
         return there.of("theta")
@@ -84,7 +84,7 @@ class ShardStore:
         buffered: int = 0,
         rates: tuple[float, float] | None = None,
     ) -> Proposal:
-        """The outer step on the mean pseudo-gradient in `mean`, encoded by `codec`; nothing changes.
+        """Propose the outer step on the mean pseudo-gradient in `mean`, encoded by `codec`; nothing changes.
 
         With Delayed Nesterov: the mean of `submissions`, on a buffer that holds `buffered`. `rates` are (lr, momentum)
         if the run has revised them. `meta` is the rest of the resulting state, for the digest. Raises ValueError for a
@@ -100,7 +100,7 @@ class ShardStore:
         return _proposal(theta, state, seen, meta)
 
     def _at(self, rates: tuple[float, float] | None) -> OuterOptimizer | DelayedNesterov:
-        """The outer optimizer with these rates; the last one is kept."""
+        """The outer optimizer with these rates. The last result is cached."""
         if rates != self._revised[0]:
             self._revised = rates, self.outer if rates is None else self.outer.revised(*rates)
         return self._revised[1]
@@ -116,12 +116,12 @@ class ShardStore:
         self.theta(shard).copy_(proposal.theta)
         self._digests[shard] = proposal.theta_digest
         before, self._states[shard] = self._states[shard], proposal.state
-        void = [old for name, old in before.items() if old is not proposal.state[name]]  # `restate` keeps them
+        void = [old for name, old in before.items() if old is not proposal.state[name]]  # `restate` keeps its tensors
         self._spare = [*self._spare, proposal.theta, *void][-SPARE:]
 
     def _like(self, tensor: Tensor) -> Tensor:
-        """Memory of a tensor's length, from an earlier proposal if one fits: fresh memory each time would fragment the
-        heap to twice its size."""
+        """Memory of a tensor's length, reused from an earlier proposal if one fits: new memory each time would fragment
+        the heap to twice its size."""
         fitting = [index for index, spare in enumerate(self._spare) if spare.numel() == tensor.numel()]
         return self._spare.pop(fitting[-1]) if fitting else torch.empty_like(tensor)
 

@@ -1,4 +1,4 @@
-"""A sparse codec: of each chunk it sends the elements of the largest magnitude.
+"""A sparse codec: it sends the elements of the largest magnitude in each chunk.
 
 Law: every chunk sends 1 of 64 of its elements (rounded up), so that the length is known beforehand. First the places of
 all elements, little-endian uint16, rising within a chunk; then their values, bf16. Of equal magnitudes the first ones
@@ -28,7 +28,7 @@ class TopK:
 
     @property
     def feeds_back(self) -> bool:
-        """Elements that are not sent must be sent later."""
+        """Always: elements that are not sent must be sent later."""
         return True
 
     def nbytes(self, numel: int) -> int:
