@@ -108,7 +108,7 @@ class Child:
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
     def ask_to_end(self) -> None:
-        """Close its input if it listens, else send SIGTERM."""
+        """Ask the process to end: close its stdin if it listens, else send SIGTERM."""
         if self.process.stdin is None:
             self.process.terminate()
         else:

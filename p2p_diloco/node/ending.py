@@ -103,7 +103,7 @@ class Ending:
         try:
             return await ends.read(self._transport, self._founding, self._replica.rules)
         except Unreachable as error:
-            log.debug("no answer about the run's end: %s", error)
+            log.debug("the DHT gave no answer about the run's end: %s", error)
             return None
 
     def _gave_up(self, end: End, wait_s: float) -> GaveUpWaiting:

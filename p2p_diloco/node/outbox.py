@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 class _Count:
-    """Counts things under way, and lets tasks wait until there are none."""
+    """Counts messages under way, and lets tasks wait until there are none."""
 
     def __init__(self) -> None:
         self._count = 0

@@ -104,7 +104,7 @@ class Record(Generic[T]):
         self._defaults = {name: default for name, default in fields.items() if default is not dataclasses.MISSING}
 
     def write(self, value: T) -> dict[str, Any]:
-        """The fields that don't have their defaults."""
+        """Encode a value as a map of the fields that don't have their defaults."""
         fields = {name: getattr(value, name) for name in self._readers}
         return {
             name: field if isinstance(field, Mapping) else to_plain(field)  # a map in a map stays one

@@ -182,7 +182,7 @@ def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
         path = named if (named / checkpoint.MANIFEST).is_file() else checkpoint.latest(named)
         if path is None:
             mend = "name a folder that holds a checkpoint, or leave from_checkpoint out"
-            raise CheckpointError("holds no whole checkpoint", key="from_checkpoint", value=named, mend=mend)
+            raise CheckpointError("holds no complete checkpoint", key="from_checkpoint", value=named, mend=mend)
         return Checkpoint(path)
     for path in checkpoint.whole(local.checkpoint_dir) if local.checkpoint_dir is not None else ():
         try:

@@ -40,7 +40,7 @@ class AbsentPeer:
 
     @property
     def metrics(self) -> Metrics:
-        """Steps alone."""
+        """The count of steps; all other counters are zero."""
         return Metrics(local_step=self.global_step)
 
     def report(self, *, loss: float | None = None, samples: int | None = None) -> None:
@@ -54,7 +54,7 @@ class AbsentPeer:
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """Steps alone."""
+        """The count of steps, to go on counting after a restart."""
         return {"local_step": self.global_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

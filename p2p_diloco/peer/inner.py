@@ -41,7 +41,7 @@ class InnerState:
         return epoch not in (0, before)
 
     def save(self, epoch: int, generation: int, samples: int, counters: Mapping[str, Any]) -> None:
-        """Save beside the outer state's checkpoint of this epoch and version."""
+        """Save the inner state beside the outer state's checkpoint of this epoch and version."""
         try:
             tensors, structure = checkpoint.pack(_state(self._optimizers, counters))
             manifest = {"structure": structure, "generation": generation, "samples": samples}
@@ -70,7 +70,7 @@ def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) ->
                 if len(cuda) == _devices():
                     torch.cuda.set_rng_state_all(cuda)
                 return done
-        raise CheckpointError("is not of this program", key="checkpoint", value=path)
+        raise CheckpointError("was not written by p2p_diloco", key="checkpoint", value=path)
     except (CheckpointError, KeyError, ValueError) as error:
         log.warning("the inner optimizer starts without a saved state: %s", error)
         return {}

@@ -150,7 +150,7 @@ def _opened(group: Group) -> list[socket.socket]:
 def _no_socket(group: Group, folder: str, error: OSError) -> ConfigError:
     _broadcast(group, "")
     mend = "name a folder with a short path that can be written to"
-    return ConfigError(f"takes no socket in {folder} ({error})", key="TMPDIR", mend=mend)
+    return ConfigError(f"allows no socket in {folder} ({error})", key="TMPDIR", mend=mend)
 
 
 def _to_rank_0(group: Group) -> socket.socket:

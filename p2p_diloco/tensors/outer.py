@@ -189,7 +189,8 @@ def _torch_class(name: str) -> type[torch.optim.Optimizer]:
 
 
 def _probe(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
-    """(name, whether it is as long as the shard) of each state tensor, sorted: from one step on a probe."""
+    """Find the optimizer's state tensors by one step on a probe; returns (name, whether it is as long as the shard),
+    sorted."""
     param = torch.nn.Parameter(torch.zeros(_PROBE))
     param.grad = torch.ones(_PROBE)
     try:

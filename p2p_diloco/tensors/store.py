@@ -126,7 +126,7 @@ class ShardStore:
         return self._spare.pop(fitting[-1]) if fitting else torch.empty_like(tensor)
 
     def state_nbytes(self, shard: int) -> int:
-        """Bytes of `export`."""
+        """The length of `export` in bytes."""
         numel = self.layout.shards[shard].numel
         return 4 * (numel + sum(self.outer.state_lengths(numel).values()))
 
