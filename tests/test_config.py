@@ -128,7 +128,7 @@ def test_the_asynchronous_mode_accepts_its_settings(values: dict[str, Any]) -> N
     assert RunConfig.from_wire(config.to_wire()) == config
 
 
-def test_given_tells_what_was_set() -> None:
+def test_given_has_the_fields_that_were_set() -> None:
     """A default that was written out counts as given; one that was not written does not."""
     assert RunConfig().given == {}
     assert RunConfig(sync_every=500, nesterov=False).given == {"sync_every": 500, "nesterov": False}

@@ -81,7 +81,7 @@ def test_a_flag_that_cannot_be_used_is_named(
 
 
 def test_the_codec_is_the_runs() -> None:
-    """What the settings don't take, nothing measures."""
+    """A codec that the settings refuse can't be measured."""
     with pytest.raises(ConfigError, match="codec=morse"):
         plan_of(2, "1k", "morse")
 
@@ -93,7 +93,7 @@ def test_a_plan_says_how_much_a_peer_sends() -> None:
     assert four.reduced_bytes("gloo", "bf16") == 2 * 1000 * 2 * 3 // 4
 
 
-def test_others_send_what_they_can_send() -> None:
+def test_other_methods_use_their_own_formats() -> None:
     """gloo both widths; Hivemind half of fp32, or with codec=fp32 all of it; raw streams have no numbers."""
     bf16, fp32 = plan_of(2, "1k"), plan_of(2, "1k", "fp32")
     assert [list(plan.wires("averager")) for plan in (bf16, fp32)] == [["fp16"], ["fp32"]]
@@ -102,7 +102,7 @@ def test_others_send_what_they_can_send() -> None:
 
 
 def test_links_are_alike_or_each_its_own() -> None:
-    """One speed is everybody's; else the first peer has the first."""
+    """One speed is for all peers; of several the first is the first peer's."""
     assert plan_of(3, "1k", link="1gbit").links_mbit == (1000.0,) * 3
     assert plan_of(3, "1k", link="100mbit, 100mbit, 20mbit").links_mbit == (100.0, 100.0, 20.0)
     assert plan_of(3, "1k").links_mbit == ()
@@ -138,7 +138,7 @@ def test_a_round_of_inner_steps_is_a_round_of_the_run() -> None:
 
 @pytest.mark.parametrize("direct", [True, False])
 def test_a_peer_is_told_whether_payloads_go_directly(direct: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the flag says, and the headline too."""
+    """A peer's settings and the headline follow the flag."""
     plan, told = plan_of(2, "1k", direct=direct), []
     peer = SimpleNamespace(addresses=())
     monkeypatch.setattr(ours, "Peer", lambda *_, local, **__: told.append(local) or nullcontext(peer))
@@ -229,7 +229,7 @@ def test_processor_time_is_for_each_byte_that_any_peer_sends() -> None:
     assert FIGURES["cpu_s_per_gb"] == {"node": 4.0 / 6, "p2pd": 3.0 / 6}
 
 
-def test_memory_is_what_the_model_takes() -> None:
+def test_memory_is_the_models_share() -> None:
     """Over the idle processes; memory that two of them share is counted once."""
     assert FIGURES["memory_over_idle_bytes"] == 5 * 10**8
 
@@ -244,7 +244,7 @@ def test_a_round_is_its_slowest_peers() -> None:
     assert round_of([{"took_s": 2.0, "parts": {}}], {}).waiting_s == 2.0
 
 
-def test_memory_is_what_the_system_tells(tmp_path: Path) -> None:
+def test_memory_is_read_from_the_system(tmp_path: Path) -> None:
     """Of a process that held 64 MB and gave it back, the peak still tells."""
     program = "import sys\nx = bytearray(64 << 20)\ndel x\nprint('{}', flush=True)\nsys.stdin.read()"
     child = Child("x", [sys.executable, "-c", program], tmp_path, listens=True)
@@ -493,6 +493,6 @@ def test_an_interrupt_leaves_nothing(tmp_path: Path, after: str) -> None:
         ({"codec": "int4", "reply_codec": "int4"}, 1.03125),
     ],
 )
-def test_bytes_are_those_of_what_is_sent_and_of_what_comes_back(settings: dict[str, Any], nbytes: float) -> None:
+def test_bytes_are_those_of_contributions_and_commits(settings: dict[str, Any], nbytes: float) -> None:
     """The mean's codec is the run's own choice where none is asked for."""
     assert wire_bytes(RunConfig(**settings), 1280) == 1280 * nbytes

@@ -22,7 +22,7 @@ LOOPBACK, PRIVATE, PUBLIC = (f"/ip4/{ip}/tcp/1/p2p/{ID}" for ip in ("127.0.0.1",
 
 
 def test_the_join_line_has_the_public_address_first_and_loopback_apart() -> None:
-    """What is printed can be pasted as it stands; who pastes elsewhere doesn't paste loopback."""
+    """The printed line can be pasted as it is; the line for other machines has no loopback address."""
     assert announcement([LOOPBACK, PRIVATE, PUBLIC], as_json=False).splitlines() == [
         "# from other machines:",
         f"p2p-diloco join --initial-peers {PUBLIC} {PRIVATE}",

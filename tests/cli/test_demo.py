@@ -65,14 +65,14 @@ def test_commits_are_seen_by_the_change_of_epoch() -> None:
 
 
 def test_the_next_commit_is_the_last_survivors() -> None:
-    """It isn't there before all of them have it, and a commit of before doesn't count."""
+    """The time is known only once all survivors have a commit; an earlier commit doesn't count."""
     fast, slow = rows((1.0, 1, 1), (2.0, 2, 2), (9.0, 3, 3)), rows((1.0, 1, 2), (9.5, 2, 3))
     assert next_commit_s([fast, slow], 2, since=8.0) == 1.5
     assert next_commit_s([fast, slow[:1]], 2, since=8.0) is None
 
 
 def test_the_founders_first_round_is_a_wait_for_others() -> None:
-    """It is told apart from the waiting of a run that goes on; a peer that came later has none."""
+    """The founder's wait is reported separately from later waiting; a peer that joins later has none."""
     assert start_wait_s(rows((1.0, 19, 0), (8.5, 20, 1), (9.0, 21, 1)), 20) == 7.5
     assert start_wait_s(rows((1.0, 1, 3), (8.5, 2, 4)), 20) == 0.0
 
@@ -148,7 +148,7 @@ def test_only_whole_lines_are_read(tmp_path: Path) -> None:
 
 
 def test_a_kill_takes_the_whole_family(children: Children) -> None:
-    """As a power cut would: nothing that the process has started is left."""
+    """As after a power cut, no process that the killed one has started is left."""
     child = started(children, PARENT)
     wait_until(lambda: child.printed.new())
     family = [psutil.Process(child.process.pid), *psutil.Process(child.process.pid).children(recursive=True)]
@@ -159,7 +159,7 @@ def test_a_kill_takes_the_whole_family(children: Children) -> None:
 
 
 def test_nothing_is_left_when_the_demo_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a process that ignores being asked, nor what it has started."""
+    """Neither a process that ignores SIGTERM nor its children are left."""
     monkeypatch.setattr(processes_module, "LEAVE_S", 0.2)
     with Children(tmp_path) as children:
         child = started(children, PARENT)

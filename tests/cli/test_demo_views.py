@@ -1,4 +1,4 @@
-"""What the demo shows: while it goes on, and in the end."""
+"""The demo's output: during the run and at its end."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_the_report_hides_no_failure() -> None:
     ],
 )
 def test_the_cost_of_joining_is_said_in_plain_words(cost: JoinCost | None, told: str) -> None:
-    """Also if there is none, if it lasted to the end, and if it is unknown; nothing if no peer joined."""
+    """The cost is shown also if it is zero, lasts to the end or is unknown; it is not shown if no peer joined."""
     assert told in "\n".join(report(replace(OUTCOME, join_cost=cost), [], 110))
     unjoined = replace(OUTCOME, join_cost=None, newcomer=NewcomerOutcome("dave", None, None, 0))
     assert "cost of joining" not in "\n".join(report(unjoined, [], 110))

@@ -30,13 +30,13 @@ def received() -> Iterator[list[int]]:
 
 
 def handlers() -> list[object]:
-    """What the signals do now."""
+    """The present handlers of the signals."""
     return [signal.getsignal(number) for number in ENDING]
 
 
 @pytest.mark.parametrize("number", ENDING)
 def test_a_signal_breaks_no_callback_off(received: list[int], number: signal.Signals) -> None:
-    """It comes while another task runs, which is not touched; the work closes what it holds, then it takes effect."""
+    """A signal leaves other tasks alone; the work closes its resources, then the signal takes effect."""
     done: list[str] = []
     before = handlers()
 

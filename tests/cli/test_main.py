@@ -220,7 +220,7 @@ def test_debug_shows_where(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 def test_version_and_help_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    """What was asked for is data, and comes with code 0."""
+    """Requested output is data on stdout, with exit code 0."""
     assert carry_out(["--version"]) == 0
     assert capsys.readouterr().out == f"p2p-diloco {__version__}\n"
     for arguments in ([], ["--help"], ["join", "--help"], ["status", "-h"]):

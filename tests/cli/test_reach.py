@@ -1,4 +1,4 @@
-"""What plain sockets can tell before anything heavy is loaded."""
+"""Checks with plain sockets before libp2p is loaded."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_free_port_passes_and_stays_free(port: int) -> None:
 
 @pytest.mark.parametrize("key", ["--host-maddrs", None])
 def test_an_address_that_cannot_be_had_names_its_setting(port: int, key: str | None) -> None:
-    """A user who gave --port reads of --port; one who gave an address, of the address."""
+    """The error names --port if it was given, or else the address that was given."""
     taken, foreign = f"/ip4/127.0.0.1/tcp/{port}", "/ip4/203.0.113.7/tcp/0"
     with pytest.raises(ConfigError) as caught:
         check_free(taken, key=key)

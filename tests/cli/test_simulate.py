@@ -22,7 +22,7 @@ def play(seed: int, **flags: Any) -> int:
 
 
 def test_worlds_that_hold(capsys: pytest.CaptureFixture[str]) -> None:
-    """What was tried is told: how many worlds of which kinds, what befell them, and what became of every inner step."""
+    """The report counts the worlds of each kind, their faults, and the fates of all inner steps."""
     assert simulate(12, 40, None, None, 2, trace=False) == 0
     told = capsys.readouterr().out
     assert "12 worlds" in told

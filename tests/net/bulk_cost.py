@@ -1,4 +1,4 @@
-"""What payloads cost on each way: `python tests/net/bulk_cost.py`.
+"""Measures the cost of payloads on each path: `python tests/net/bulk_cost.py`.
 
 Two peers in processes of their own on this machine. Turn by turn the same payload goes over a bare stream of libp2p,
 over our exchange on such a stream, and over our exchange on a direct connection, in one piece and in many. MB a second,

@@ -37,7 +37,8 @@ class ByHand:
             await asyncio.sleep(0)
 
     async def passes(self, seconds: float) -> None:
-        """So much time at once, after what needs none; what is due by then happens, and what follows from it."""
+        """Advance the clock at once, after all work that needs no time; timers that are due then fire, with their
+        consequences."""
         for advance_s in (0.0, seconds):
             self.now += advance_s
             for _ in range(20):

@@ -1,4 +1,4 @@
-"""What all tests of this folder share."""
+"""Fixtures of all tests in this folder."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def serving(peer: Peer) -> int:
 
 
 async def all_that_comes(pipe: Pipe) -> bytes:
-    """What of a payload has come once no more comes."""
+    """The bytes of a payload that have arrived once no more arrive."""
     come = -1
     while come < pipe.filled_bytes:
         come = pipe.filled_bytes

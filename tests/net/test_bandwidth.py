@@ -1,4 +1,4 @@
-"""What a link carries, found out from payloads on their way; the clock is turned by hand."""
+"""A link's bandwidth, measured from payloads under way; the test advances the clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_steady_payload_gives_its_rate() -> None:
 
 
 def test_one_reading_is_not_enough() -> None:
-    """It may be a fluke."""
+    """A single reading may be an outlier."""
     meter = Meter()
     send(meter, 0.0, 1.9 * WINDOW_S, 1 * MB)
     assert meter.rate == 0.0
@@ -132,7 +132,7 @@ def test_the_slower_direction_counts() -> None:
 
 
 def test_the_told_bandwidth_ignores_small_changes() -> None:
-    """It is told as soon as it is known, then only when it is clearly different."""
+    """The bandwidth is announced once it is known, and later only if it clearly differs."""
     assert steady(0.0, 1234567.0) == 1.23e6
     assert steady(0.0, 0.0) == 0.0
     assert steady(1e6, 1.2e6) == 1e6

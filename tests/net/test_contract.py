@@ -1,4 +1,4 @@
-"""What every transport promises the node, asked of each of them in the same words."""
+"""The contract between transport and node: the same tests for every transport."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_a_peer_that_listens_on_ipv6_alone_is_reached() -> None:
 
 
 def test_a_listener_with_another_certificate_receives_nothing() -> None:
-    """It sees neither ticket nor payload."""
+    """The listener gets neither the ticket nor a payload."""
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
@@ -114,7 +114,7 @@ def test_a_peer_that_does_not_listen_dials_back() -> None:
 
 
 def test_a_peer_that_cannot_be_reached_dials_back() -> None:
-    """It listens at a port that nobody can dial."""
+    """A peer that listens on an unreachable port gets its payloads on connections that it dials."""
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")

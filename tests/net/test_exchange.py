@@ -456,7 +456,7 @@ def test_payloads_under_way_are_limited_in_number() -> None:
 
 
 def test_closing_ends_everything_in_bounded_time() -> None:
-    """What waits becomes unreachable, also a message whose inbox never returns; no task is left."""
+    """Waiting sends raise `Unreachable`, also if the inbox never returns; no task is left."""
 
     async def test() -> None:
         rig = Rig()

@@ -1,4 +1,4 @@
-"""What a transport counts."""
+"""The counters of a transport."""
 
 from __future__ import annotations
 

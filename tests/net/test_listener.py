@@ -21,7 +21,7 @@ from tests.net.gates import answers
 
 
 async def welcomed(offer: Offer, ticket: bytes, role: bytes = I_SEND) -> bool:
-    """Whether the listener lets in who shows this ticket."""
+    """Whether the listener accepts a connection with this ticket."""
     reader, writer = await connect("127.0.0.1", offer.ports[0][1], socket.AF_INET, offer.certificate)
     try:
         writer.write(ticket + role)

@@ -1,4 +1,4 @@
-"""What a test can do to a swarm in memory."""
+"""Faults that a test can cause in a swarm in memory."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Box:
 
 
 def test_a_cut_is_silent_and_heals() -> None:
-    """Between two cut peers nothing passes and nobody is told, even of a death; others don't notice; healing
-    undoes it."""
+    """Two cut peers exchange nothing and get no report, even of a death; other peers notice nothing; healing ends the
+    cut."""
 
     async def test() -> None:
         network = MemoryNetwork()

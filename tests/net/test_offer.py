@@ -1,4 +1,4 @@
-"""What is told before a direct connection, and the tickets for it."""
+"""Offers of direct connections, and their tickets."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_other_bytes_are_an_offer_error(data: bytes) -> None:
 
 
 def test_a_ticket_names_its_peer_once() -> None:
-    """It gives the peer for which it was drawn; presented again it gives none."""
+    """A ticket's first use returns the peer for which it was drawn; a second use returns none."""
     tickets = Tickets(Clock())
     a, b = tickets.draw("a"), tickets.draw("b")
     assert tickets.redeem(b) == "b"

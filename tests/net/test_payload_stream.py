@@ -104,7 +104,7 @@ def test_an_ended_stream_is_not_fit() -> None:
 
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_stream_is_fresh_until_its_first_payload(ended: bool) -> None:
-    """Also if it has ended unused: the first payload finds out."""
+    """A stream is fresh even if it has ended unused; the first send then fails."""
 
     async def test(stream: PayloadStream, far: FrameStream) -> None:
         if ended:

@@ -323,7 +323,8 @@ def test_a_written_payload_arrives_unchanged() -> None:
 
 
 def test_a_stream_is_kept_for_its_life_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it ends at both ends, used or not. Sends that wait get their answers, and later payloads dial anew."""
+    """After its life time a stream ends at both ends, used or not. Waiting sends get answers; later payloads dial
+    again."""
     monkeypatch.setattr("p2p_diloco.net.sending.STREAM_LIFE_S", 0.3)
 
     async def test(start: Start) -> None:

@@ -1,4 +1,4 @@
-"""Several payloads on one direct connection: each answer finds its payload, whatever becomes of the others."""
+"""Several payloads on one direct connection: each gets its own answer, even if other sends fail."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_half_sent_payload_ends_the_connection_after_the_earlier_answers() -> 
 
 
 def test_the_memory_of_a_cancelled_send_may_change_at_once() -> None:
-    """What isn't sent of it by then never is, though the connection stays open for earlier payloads."""
+    """Unsent bytes of a cancelled payload are never sent, though the connection stays open for earlier payloads."""
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")
@@ -166,7 +166,7 @@ def test_closing_ends_retired_connections(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_new_limits_apply_to_later_sends() -> None:
-    """Also on a connection that was made before."""
+    """New limits apply also on a connection that was made before."""
 
     async def test(start: Start) -> None:
         a, b = start("a"), start("b")

@@ -1,4 +1,4 @@
-"""Signatures that anybody can check: the peer's own, of exactly what it said."""
+"""Signatures that any peer can check: of one peer, on exactly one statement."""
 
 from __future__ import annotations
 

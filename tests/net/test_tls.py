@@ -208,7 +208,7 @@ def test_sent_memory_is_released() -> None:
 
 
 def test_memory_given_up_midway_is_released() -> None:
-    """Also while the connection lives on."""
+    """The memory is released even while the connection stays open."""
 
     async def test() -> None:
         async with ends() as (near, _):
@@ -275,7 +275,7 @@ def test_closing_sends_what_was_written() -> None:
 
 
 def test_closing_does_not_wait_for_a_reader_that_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What isn't read is given up in the end, and the socket is closed."""
+    """Bytes that the other end doesn't read are dropped after the deadline, and the socket is closed."""
     monkeypatch.setattr("p2p_diloco.net.pipe.CLOSE_S", 0.2)
 
     async def test() -> None:

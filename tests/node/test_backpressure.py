@@ -30,7 +30,7 @@ class Table:
         self.tasks: list[asyncio.Task[None]] = []
 
     async def come(self, *shards: int) -> list[int]:
-        """These come; who has been let in so far."""
+        """Contributions arrive; returns those that were let in so far."""
 
         async def one(shard: int) -> None:
             await self.room.wait(shard)
@@ -40,13 +40,13 @@ class Table:
         return await self.now()
 
     async def hold(self, collected: int) -> list[int]:
-        """After an event the replica holds so much; who has been let in so far."""
+        """After an event the replica holds this many payloads; returns those let in so far."""
         self.replica.collected = collected
         self.room.look()
         return await self.now()
 
     async def wait(self, seconds: float) -> list[int]:
-        """Time passes; who has been let in so far."""
+        """Time passes; returns the contributions let in so far."""
         self.time += seconds
         return await self.now()
 
@@ -67,8 +67,9 @@ def at_table(test: Callable[[Table], Awaitable[None]]) -> None:
     asyncio.run(life())
 
 
-def test_who_finds_room_does_not_wait() -> None:
-    """Nor who is for the shard that makes room; the others wait until it is made, and in vain while more is held."""
+def test_a_contribution_with_room_does_not_wait() -> None:
+    """Nor does a contribution to the shard that makes room. Others wait until room is made, and keep waiting while more
+    is held."""
 
     async def test(table: Table) -> None:
         assert await table.come(1, 0, 2) == [0]
@@ -98,7 +99,7 @@ def test_patience_ends_for_all_until_there_is_room_again() -> None:
 
 
 def test_patience_counts_from_when_room_was_made_last() -> None:
-    """As long as rounds end, what waits goes on waiting for its turn; other events are no reason to."""
+    """While rounds end, contributions go on waiting for their turn; other events don't extend the wait."""
 
     async def test(table: Table) -> None:
         await table.hold(100)

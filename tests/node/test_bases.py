@@ -1,4 +1,4 @@
-"""What a trainer's progress is measured from, once θ has gone on."""
+"""The bases of pseudo-gradients after θ has changed."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_what_was_loaded_is_kept_before_it_changes() -> None:
     assert made._base.tolist() == [-1.0, -1.0, 12.0, 13.0]
 
 
-def test_nothing_is_kept_of_what_a_trainer_that_stands_has_sent() -> None:
-    """Its progress is what was sent; of what it hasn't sent, and once it has gone on, it is as ever."""
+def test_a_trainer_that_stands_still_needs_no_copy_of_its_base() -> None:
+    """Its progress is the sent one. For shards that it hasn't sent, and once it goes on, bases are kept as usual."""
     made = bases()
     made.stand([0])
     made.before(0, "old", "new", lambda: "old")
@@ -72,8 +72,8 @@ def test_before_anything_is_loaded_nothing_is_kept() -> None:
 
 @pytest.mark.parametrize(("becomes", "lost"), [("old", False), ("flipped", False), ("newer", True)])
 def test_what_was_changed_in_memory_is_no_base(becomes: str, lost: bool) -> None:
-    """Mended, θ is the base again; so it is where nobody has anything better. In place of a newer one there is none,
-    and what was changed is not kept as if it were."""
+    """After a repair, or if no peer has a better copy, θ is the base again. If a newer θ replaces the corrupted one
+    there is no base: the corrupted values are not kept."""
     made = bases()
     made.damaged = {0, 1}
     made.before(0, "old", becomes, lambda: "flipped")
@@ -92,8 +92,8 @@ def test_what_is_mended_while_its_trainer_stands_is_its_base_again() -> None:
 
 @pytest.mark.parametrize("stands", [True, False])
 def test_a_trainer_hears_where_its_base_is(memory_peer: Any, quick: dict[str, Any], stands: bool) -> None:
-    """Who stands still until its exchange is over takes no more memory than θ; who trains meanwhile finds the old one
-    beside it, once."""
+    """A trainer that stands still during its exchange needs no memory beside θ; one that trains finds the old base in
+    `base`, once."""
 
     async def story() -> None:
         peer = memory_peer(MemoryNetwork(), "a", quick, sizes=(2,))
@@ -113,7 +113,7 @@ def test_a_trainer_hears_where_its_base_is(memory_peer: Any, quick: dict[str, An
     asyncio.run(asyncio.wait_for(story(), 60))
 
 
-def test_whoever_only_reads_has_loaded_nothing(memory_peer: Any, quick: dict[str, Any]) -> None:
+def test_reading_theta_does_not_count_as_loading(memory_peer: Any, quick: dict[str, Any]) -> None:
     """A look at the global values moves no base."""
 
     async def story() -> None:
@@ -128,7 +128,7 @@ def test_whoever_only_reads_has_loaded_nothing(memory_peer: Any, quick: dict[str
 
 
 def test_a_base_that_was_changed_in_memory_is_mended_first(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """Before a pseudo-gradient is measured from it: whoever trains finds the true one, and loses nothing."""
+    """The base is repaired before a pseudo-gradient is computed from it, so no progress is lost."""
 
     async def story() -> None:
         network = MemoryNetwork()
@@ -171,10 +171,10 @@ def test_a_changed_base_is_not_kept_when_others_pass_its_trainer_by(memory_peer:
     asyncio.run(asyncio.wait_for(story(), 60))
 
 
-def test_a_base_that_is_not_mended_in_time_is_gone_on_with_aloud(
+def test_an_unrepaired_base_is_used_after_a_bounded_wait_and_logged(
     memory_peer: Any, quick: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing waits for ever for what nobody may have, and the log says which shards."""
+    """The wait for a repair is bounded, because no peer may have the shard; the log names the shards."""
     monkeypatch.setattr(trainer, "MEND_S_MAX", 0.05)
     post = EventQueue.post
     monkeypatch.setattr(EventQueue, "post", lambda self, event: isinstance(event, Damaged) or post(self, event))

@@ -1,5 +1,4 @@
-"""A run that has ended stays so: nobody who starts afterwards trains on to another state, and nobody can end one that
-goes on."""
+"""An ended run stays ended: a later peer doesn't train on, and no record ends a run that goes on."""
 
 from __future__ import annotations
 
@@ -146,7 +145,7 @@ def test_who_leaves_at_once_leaves_the_record(
 
 
 def test_the_record_is_there_while_the_last_peers_are(memory_peer: Any, quick: dict[str, Any]) -> None:
-    """Also of a peer that stays for long after the end, to evaluate say."""
+    """A peer that stays for long after the end, for example to evaluate, keeps the record too."""
 
     async def life() -> None:
         network = MemoryNetwork()
@@ -163,9 +162,7 @@ def test_the_record_is_there_while_the_last_peers_are(memory_peer: Any, quick: d
 # -- who starts afterwards
 
 
-def test_late_peers_take_the_last_state_from_whoever_holds_it(
-    memory_peer: Any, quick: dict[str, Any], tmp_path: Path
-) -> None:
+def test_late_peers_fetch_the_last_state(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     """Of three, two come back with an older checkpoint, before the one that holds the last: neither trains, and all end
     with the same state."""
 
@@ -183,10 +180,10 @@ def test_late_peers_take_the_last_state_from_whoever_holds_it(
     asyncio.run(life())
 
 
-def test_who_can_have_the_last_state_from_nobody_ends_in_an_error(
+def test_a_peer_that_can_not_get_the_last_state_ends_with_an_error(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
-    """All checkpoints of the end are lost: nobody trains on, whoever is there, and the sentence says what to do."""
+    """If all checkpoints of the end are lost, no peer trains on, and the error says what to do."""
 
     async def life() -> list[str]:
         await to_the_end(memory_peer, quick, tmp_path)
@@ -207,8 +204,8 @@ def test_who_can_have_the_last_state_from_nobody_ends_in_an_error(
 def test_one_peer_that_knows_of_the_end_tells_the_others(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Who was away when the run ended, and finds nobody's record on its own disk, is bound by what another one keeps in
-    the DHT, though it is another peer's word; and keeps no stranger's word on its disk."""
+    """A peer that was absent at the end, and has no record on its disk, is bound by a record that another peer keeps in
+    the DHT; it doesn't write that record to its own disk."""
 
     async def life() -> None:
         await to_the_end(memory_peer, quick, tmp_path)
@@ -228,8 +225,8 @@ def test_one_peer_that_knows_of_the_end_tells_the_others(
 def test_a_newcomer_does_not_found_a_run_that_has_ended(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path
 ) -> None:
-    """The run's record is still there and nobody holds its state: founding it anew would be another line. Nor does it
-    train on from the older state of one that waits."""
+    """The run's record is there, but no peer holds its state: founding again would start another lineage. The newcomer
+    doesn't train on from a waiting peer's older state either."""
 
     async def life() -> None:
         network = MemoryNetwork()
@@ -325,7 +322,7 @@ def test_who_has_the_last_state_waits_for_those_that_lack_it(
     assert (asyncio.run(wait()) < 0.4) == through
 
 
-def test_a_greater_end_is_signed_in_place_of_what_was_known(tmp_path: Path) -> None:
+def test_a_greater_end_replaces_the_known_one(tmp_path: Path) -> None:
     """Who has taken the last state of another lineage leaves word of that one, in the DHT and on disk."""
 
     async def life() -> None:
@@ -481,7 +478,7 @@ def test_what_is_no_end_of_this_run_is_left_out(bad: End, tmp_path: Path) -> Non
     asyncio.run(look())
 
 
-def test_junk_under_the_key_harms_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_records_under_the_key_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Whatever bytes stand in the DHT or in the file, nothing is found and nothing is raised."""
 
     async def look() -> None:
@@ -538,7 +535,9 @@ def test_a_record_that_cant_be_written_is_logged(tmp_path: Path, caplog: pytest.
         (ModelVersion(0, 4, 2, "x"), ModelVersion(1, 0, 0, "y"), False),
     ],
 )
-def test_an_end_binds_who_holds_less(mine: ModelVersion, theirs: ModelVersion | None, *, binds: bool) -> None:
+def test_an_end_binds_a_peer_with_a_lesser_state(
+    mine: ModelVersion, theirs: ModelVersion | None, *, binds: bool
+) -> None:
     """And nobody that holds as much, or has a peer beside it that holds more and has not ended."""
 
     async def look() -> bool:

@@ -70,7 +70,7 @@ def test_what_was_trained_since_is_carried_as_the_log_says(carry: Carry) -> None
 @pytest.mark.parametrize(
     ("carry", "take"), [(Carry.SUBTRACT, Take.DROP), (Carry.KEEP, Take.KEEP), (Carry.RESTORE, Take.RESTORE)]
 )
-def test_without_a_step_since_the_sending_what_is_counted_leaves_nothing(carry: Carry, take: Take) -> None:
+def test_counted_progress_leaves_nothing_without_a_step_since_the_sending(carry: Carry, take: Take) -> None:
     """The global value is loaded to the bit; the two others are as ever."""
     story = Story(merge="rebase")
     story.trains(4)
@@ -80,7 +80,7 @@ def test_without_a_step_since_the_sending_what_is_counted_leaves_nothing(carry: 
 
 
 @pytest.mark.parametrize(("merge_alpha", "take", "dropped"), [(0.25, Take.MIX, 3), (0.0, Take.DROP, 4)])
-def test_mix_is_for_what_an_exchange_has_counted(merge_alpha: float, take: Take, dropped: int) -> None:
+def test_mix_applies_to_counted_exchanges(merge_alpha: float, take: Take, dropped: int) -> None:
     """The share of the local values that is not kept is dropped. What is not counted, or is counted by no exchange of
     this moment, is carried."""
     story = Story(merge="mix", merge_alpha=merge_alpha, overlap_steps=2, sync_every=4)
@@ -98,7 +98,7 @@ def test_mix_is_for_what_an_exchange_has_counted(merge_alpha: float, take: Take,
 
 @pytest.mark.parametrize(("carry", "take"), [(Carry.KEEP, Take.SENT), (Carry.SUBTRACT, Take.DROP)])
 @pytest.mark.parametrize("since", [0, 3])
-def test_without_a_base_only_what_was_sent_is_known(carry: Carry, take: Take, since: int) -> None:
+def test_without_a_base_only_sent_progress_is_known(carry: Carry, take: Take, since: int) -> None:
     """A trainer that stood still has no other progress; one that broke its wait off and went on loses the rest."""
     story = Story(merge="rebase")
     story.trains(4)

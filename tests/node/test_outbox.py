@@ -130,7 +130,7 @@ def test_a_state_gives_way_to_rounds() -> None:
     played(test)
 
 
-def test_of_what_waits_the_newer_takes_the_place_of_the_older() -> None:
+def test_a_newer_queued_message_replaces_an_older_one() -> None:
     """Under one key one waits, the newest, behind what came before it; who put the older is told."""
 
     async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
@@ -237,7 +237,7 @@ def test_what_has_to_be_held_waits_for_no_other_payload() -> None:
     played(life)
 
 
-def test_where_there_are_no_rounds_a_state_gives_way_to_nobody() -> None:
+def test_without_rounds_a_state_does_not_wait_for_payloads() -> None:
     """In asynchronous mode it is an answer that somebody's training waits for."""
 
     async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:

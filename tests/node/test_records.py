@@ -80,7 +80,7 @@ def test_records_are_read_from_all_buckets_and_forgeries_left_out() -> None:
     asyncio.run(life())
 
 
-def test_nodes_publish_what_they_do(memory_peer: Any, quick: dict[str, Any]) -> None:
+def test_nodes_publish_their_status(memory_peer: Any, quick: dict[str, Any]) -> None:
     """A node's record is there soon, tells its state, and says at the end that it left."""
 
     async def life() -> None:
@@ -131,7 +131,7 @@ def test_a_cut_heals_though_both_sides_have_forgotten_each_other(
     asyncio.run(life())
 
 
-def test_everybody_is_reported_at_every_look_and_introduced_when_its_addresses_change(
+def test_every_peer_is_reported_at_every_look_and_introduced_when_its_addresses_change(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """This peer itself is neither."""

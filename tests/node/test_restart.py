@@ -139,7 +139,7 @@ async def waited(training: list[dict[str, float]], monkeypatch: pytest.MonkeyPat
         ([{"c": 5.0}, {"c": 7.0}, {"c": 9.0}], True),  # its author can't be reached
     ],
 )
-def test_only_who_is_seen_to_train_shows_that_the_run_never_stopped(
+def test_only_a_training_peer_shows_that_the_run_never_stopped(
     training: list[dict[str, float]], still: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record from before a power cut is as good as none, though its author lives again: one counts once it has been

@@ -98,7 +98,9 @@ def test_the_rates_of_a_run_change_while_it_goes_on(memory_peer: Any, quick: dic
     asyncio.run(life())
 
 
-def test_nobody_elses_word_counts(memory_peer: Any, quick: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_founders_signature_counts(
+    memory_peer: Any, quick: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     """What another peer signs, or the founder for another founding, is refused in the log, and the run goes on."""
 
     async def life() -> None:

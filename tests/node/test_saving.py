@@ -176,7 +176,7 @@ def test_a_new_generation_starts_from_an_old_state(memory_peer: Any, quick: dict
 
 def test_what_does_not_fit_is_refused(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
     """An empty folder, one of another run: each an error that says so."""
-    with pytest.raises(CheckpointError, match="holds no whole checkpoint"):
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
         run_for(memory_peer, quick, 0, from_checkpoint=tmp_path)
     run_for(memory_peer, quick, 1, checkpoint_dir=tmp_path, save_every=1)
     path = checkpoint.latest(tmp_path)
@@ -188,7 +188,7 @@ def test_what_does_not_fit_is_refused(memory_peer: Any, quick: dict[str, Any], t
         run_for(memory_peer, quick, 0, checkpoint_dir=tmp_path)
 
 
-def test_one_that_is_not_what_its_digests_say_is_passed_over(
+def test_a_checkpoint_with_wrong_digests_is_skipped(
     memory_peer: Any, quick: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Saved whole by a machine whose memory was at fault, say. A peer starts from the one before; not if it names this

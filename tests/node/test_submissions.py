@@ -45,7 +45,7 @@ async def stopped(peers: Iterable[Any]) -> None:
     ("count", "each"),
     [(3, 20), pytest.param(10, 1000, marks=[pytest.mark.chaos, pytest.mark.timeout(900)])],
 )
-def test_what_is_applied_is_what_was_submitted(memory_peer: type[Any], count: int, each: int) -> None:
+def test_a_submission_is_applied_unchanged(memory_peer: type[Any], count: int, each: int) -> None:
     """η = 1, no momentum, whole numbers: θ is minus the sum of all submissions, to the last one, on every shard."""
 
     async def scenario() -> None:

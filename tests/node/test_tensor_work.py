@@ -57,7 +57,7 @@ def test_a_state_that_can_make_no_step_is_a_sentence() -> None:
 
 @pytest.mark.parametrize("codec", sorted(set(CODECS) - {"fp16"}))
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -(2.0**31)])
-def test_what_nobody_would_take_does_not_leave(codec: str, value: float) -> None:
+def test_values_that_every_peer_would_refuse_are_not_sent(codec: str, value: float) -> None:
     """A pseudo-gradient that the others would refuse goes out as zeros; the largest that they take as it is."""
     made = work(codec)
     message = Contribution(0, V, ID, ID, 1.0, 1)
@@ -85,7 +85,7 @@ def test_garbage_is_objected_to_or_averaged(codec: str, raw: bytes) -> None:
         assert torch.equal(made.store.theta(0), 1 - decode(payload, codec, 4))
 
 
-def test_fp16_sends_its_largest_for_what_is_larger() -> None:
+def test_fp16_clamps_larger_values() -> None:
     """Which the others take; a value that is not finite stays one."""
     made = work("fp16")
     sent = made.encode(0, torch.tensor([1.0, 1e9, -1e9, 0.5]), ID)
@@ -197,7 +197,7 @@ def test_a_flipped_bit_is_found_before_the_next_commit(what: str, bit: int) -> N
     assert isinstance(made.average(replace(effect, held=None)), Averaged)
 
 
-def test_what_nobody_contributed_to_is_no_outer_step() -> None:
+def test_a_commit_without_contributions_is_no_outer_step() -> None:
     """A commit of no contributions moves neither θ nor the momentum, where it is made and where it is applied."""
     author, replica = work(outer_momentum=0.9), work(outer_momentum=0.9)
     for made in (author, replica):

@@ -39,7 +39,7 @@ ALICE = PeerStatus(
 RUN = RunRecord(RunConfig(sync_every=10).to_wire(), "model", "cut", 3, 100, 4, "alice-id", 0.0)
 
 
-def test_what_peers_publish_is_what_is_seen() -> None:
+def test_an_observer_sees_what_peers_publish() -> None:
     """The records of the node, as it writes them, give a full snapshot; those of other runs don't show."""
 
     async def test() -> None:

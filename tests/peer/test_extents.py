@@ -151,7 +151,7 @@ def test_the_ranks_are_one_model_to_the_bit(
                 assert torch.equal(local_part(own), p[rows_of(len(p), rank)] if is_sharded(own) else p)
 
 
-def test_rank_0_speaks_for_what_all_hold() -> None:
+def test_rank_0_writes_unsharded_parameters() -> None:
     """Should copies of what is not sharded have drifted apart, rank 0's is offered and sent; all load the same."""
     layout = Layout.build(specs_of(alone({"w": torch.zeros(2)})))
     theta, old, delta = torch.zeros(2), torch.zeros(2), torch.zeros(2)
@@ -170,7 +170,7 @@ def test_rank_0_speaks_for_what_all_hold() -> None:
     assert [model.get_parameter("w").tolist() for model in models] == [[0.0, 0.0]] * 3
 
 
-def test_what_may_not_be_sent_is_found_by_who_holds_it() -> None:
+def test_invalid_values_are_found_on_the_rank_that_holds_them() -> None:
     """A rank looks at its own rows alone, and a NaN among them is not missed."""
     values = {"w": torch.zeros(4, 2)}
     layout = Layout.build(specs_of(alone(values)))

@@ -68,7 +68,7 @@ def test_the_node_may_write_again_whatever_becomes_of_a_merge(monkeypatch: pytes
 
 
 def test_theta_stays_until_the_pseudo_gradient_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is measured from θ itself; then it is let go of, whatever becomes of that."""
+    """The pseudo-gradient is computed from θ itself; θ is then released, even if computing it fails."""
     hook, node, model = hooked()
 
     def look(*_: object) -> None:
@@ -82,7 +82,7 @@ def test_theta_stays_until_the_pseudo_gradient_is_written(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("overlap_steps", [0, 1])
-def test_only_who_trains_meanwhile_needs_the_old_values(overlap_steps: int) -> None:
+def test_old_values_are_kept_only_during_training(overlap_steps: int) -> None:
     """Of a trainer that stands still nothing is kept beside θ, of another what it was trained on."""
     hook, node, model = hooked(theta=3.0, overlap_steps=overlap_steps, merge="rebase")
     step(hook, model, 4 + overlap_steps)
@@ -162,8 +162,8 @@ def test_after_a_merge_that_was_broken_off_all_is_loaded(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("merge", "carry", "value"), [("mix", "subtract", 4.0), ("rebase", "subtract", 4.0), ("rebase", "keep", 8.0)]
 )
-def test_a_wait_that_was_broken_off_leaves_what_was_sent(merge: str, carry: str, value: float) -> None:
-    """What was trained since can't be told from the rest: it is dropped, and counted as such, once."""
+def test_an_interrupted_wait_keeps_the_sent_progress(merge: str, carry: str, value: float) -> None:
+    """Progress made since can't be separated from the rest: it is dropped, and counted as dropped once."""
     hook, node, model = hooked(merge=merge)
     wait_for = node.wait_for
 

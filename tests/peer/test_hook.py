@@ -1,4 +1,4 @@
-"""What happens at a step, with a node that a script plays."""
+"""The hook's work at a step, with a scripted node."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_with_mix_the_steps_made_meanwhile_are_counted_as_dropped() -> None:
     assert hook.standing.metrics.dropped_samples == 3
 
 
-def test_by_default_half_of_what_was_trained_meanwhile_stays() -> None:
+def test_by_default_half_of_the_progress_during_an_exchange_stays() -> None:
     """With overlap; a result that is merged at once is taken as it is."""
     hook, _, model = hooked(overlap_steps=2)
     step(hook, model, 6)
@@ -178,7 +178,7 @@ def test_asynchronously_the_runs_step_is_a_live_peers_share() -> None:
     assert hook.standing.global_step == (24 + 4) // 4 + 2
 
 
-def test_asynchronously_nobody_is_asked_to_exchange() -> None:
+def test_in_asynchronous_mode_no_peer_is_asked_to_exchange() -> None:
     """force_sync submits each fragment once; and where others ask, nothing is done."""
     hook, node, model = hooked(fragments=2, mode="async")
     node.asynchronous = {"steps": 4, "staleness": 0, "refused": 0}
@@ -238,8 +238,8 @@ def test_nothing_of_its_own_is_left_in_the_model_of_a_finished_run() -> None:
 
 
 @pytest.mark.parametrize("merge_alpha", [None, 0.0, 0.25])
-def test_the_end_of_the_run_lands_what_is_under_way(merge_alpha: float | None) -> None:
-    """The model of a finished run is the run's, however long the overlap, and whatever is mixed before."""
+def test_the_end_of_the_run_merges_the_exchange_under_way(merge_alpha: float | None) -> None:
+    """At the end the model has exactly the run's last state, with any overlap and any mixing before."""
     hook, node, model = hooked(overlap_steps=4, merge="mix", merge_alpha=merge_alpha)
     step(hook, model, 5)
     node.memory.finished = 1

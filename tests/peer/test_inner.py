@@ -72,8 +72,8 @@ def test_it_is_saved_at_the_epochs_of_the_outer_state(tmp_path: Path) -> None:
 
 
 def test_the_last_one_before_is_taken_where_there_is_none_beside(tmp_path: Path) -> None:
-    """Others' commits may bring on a checkpoint while this peer makes a step, in which it dies. What was saved later
-    is of no use to who goes back."""
+    """Commits may cause a checkpoint during a step in which this peer dies. State that was saved later than the
+    checkpoint is not used."""
     _, optimizer = trained(1)
     inner = InnerState([optimizer], tmp_path, 3)
     for epoch in (4, 8, 12):

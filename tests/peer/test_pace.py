@@ -86,7 +86,7 @@ def test_what_slows_a_peer_down_shortens_that_very_round() -> None:
 
 
 def test_the_fastest_ends_in_time_as_well() -> None:
-    """It makes fewer than H when it is slowed down."""
+    """If the fastest peer slows down, it makes fewer than H steps."""
     peer = Paced(1.0)
     peer.step(10)
     peer.step_s = 4.0
@@ -94,19 +94,19 @@ def test_the_fastest_ends_in_time_as_well() -> None:
 
 
 def test_at_least_one_step() -> None:
-    """However slow the peer is, and however little time its link leaves."""
+    """Even a very slow peer, or one whose link leaves no time, makes one step."""
     assert [Paced(100.0).round() for _ in range(3)] == [1, 1, 1]
     assert Paced(1.0, planned_s=-5.0).round() == 1
 
 
 def test_never_more_than_h() -> None:
-    """Not with more time than these take, nor while nothing is known of the speeds."""
+    """H is the maximum with more time than H steps take, and while speeds are unknown."""
     assert Paced(1.0, planned_s=1000.0).round() == H
     assert Paced(1.0, planned_s=math.inf).round() == H
 
 
 def test_by_steps_the_plan_is_not_looked_at() -> None:
-    """pace=steps, the default: H steps, however long they take."""
+    """With pace=steps, the default, a round has H steps of any length."""
     assert Paced(5.0, pace="steps").round() == H
 
 
@@ -189,7 +189,7 @@ def test_overlap_is_a_share_of_the_rounds_time(step_s: float) -> None:
     assert peer.clock.now == 4 * ROUND_S
 
 
-def test_with_overlap_who_waits_begins_its_round_later() -> None:
+def test_with_overlap_a_waiting_peer_begins_its_round_later() -> None:
     """A commit that is late makes the whole round late here, so that peers don't drift apart."""
     peer = Paced(2.0, overlap_steps=5, merge="rebase")
     peer.waiting(lambda: 6.0)

@@ -1,4 +1,4 @@
-"""Rank 0 and another rank, each in a thread, over a socket: who says what, and what becomes of the other's end."""
+"""Rank 0 and another rank, each in a thread, over a socket: their messages, and the effect of one's end."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_reports_are_the_sum_of_all_ranks(pair: Pair) -> None:
 
 
 def test_every_rank_does_its_part_of_an_exchange(pair: Pair) -> None:
-    """What the hook asks of the parameters happens on each rank, before the hook goes on."""
+    """Each rank carries out the hook's operations on its parameters before the hook goes on."""
 
     def exchange() -> None:
         pair.led.write_theta()
@@ -169,7 +169,7 @@ def test_one_ranks_doubt_is_enough(pair: Pair) -> None:
 
 
 def test_all_ranks_save_at_one_step(pair: Pair) -> None:
-    """What rank 0 keeps after a step the others keep too, before any goes on."""
+    """If rank 0 saves its state after a step, the other ranks save theirs before any of them goes on."""
     pair.then = lambda: pair.ranks.together("save", lambda: None, epoch=2) and None
     step = pair.other(pair.rank_n.step)
     pair.leading.step()
@@ -210,7 +210,7 @@ def test_what_ends_rank_0_ends_the_others_alike(pair: Pair) -> None:
 
 
 def test_what_ends_another_rank_ends_rank_0(pair: Pair) -> None:
-    """It is told why."""
+    """Rank 0 ends with the other rank's error."""
 
     def fail() -> None:
         raise MemoryError("no room")
@@ -243,7 +243,7 @@ def test_rank_0s_end_is_noticed(pair: Pair) -> None:
 
 
 def test_lent_memory_is_the_same_memory() -> None:
-    """What one writes the other reads, and it outlives the lender's descriptor."""
+    """Both processes see each other's writes, and the memory outlives the lender's descriptor."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         fd = shared.create(3)

@@ -77,7 +77,7 @@ def test_nothing_is_left_behind_by_a_trainer_killed_early(
     assert trainee.left_behind() == []
 
 
-def test_one_that_diverges_once_harms_nobody(swarm: Any, run_config: dict[str, Any]) -> None:
+def test_a_peer_that_diverges_once_harms_no_other(swarm: Any, run_config: dict[str, Any]) -> None:
     """A NaN in one trainer is that peer's loss alone: the others go on at their pace, and it takes part again."""
     config = {**run_config, "start_peers": 3, "round_timeout": 60.0, "heartbeat_timeout": 40.0}
     a = swarm.start("a", 1.0, config=config, step_s=0.05)

@@ -79,7 +79,7 @@ def test_what_goes_through_comes_back_changed(kind: str, chunks: int) -> None:
 
 @pytest.mark.parametrize("kind", STAGINGS)
 def test_without_store_a_device_keeps_its_values(kind: str) -> None:
-    """What is only read stays as it is; what is only written need not be fetched."""
+    """Values that are only read don't change on the device; values that are only written need not be fetched."""
     vector = torch.arange(12.0)
     listed = zip(vector.split(4), range(3), strict=True)
     for values, number in STAGINGS[kind]().through(listed, fetch=False, store=True):
@@ -104,8 +104,8 @@ def test_the_next_chunk_is_on_its_way_before_the_host_works_on_this_one() -> Non
 
 
 @pytest.mark.parametrize(("fetch", "store"), [(True, False), (False, True)])
-def test_nothing_travels_that_nobody_asked_for(fetch: bool, store: bool) -> None:
-    """What is loaded is not read from the device before, and what is read is not written back."""
+def test_only_requested_copies_are_made(fetch: bool, store: bool) -> None:
+    """Loaded values are not fetched from the device first, and values that are only read are not written back."""
     copies = LateCopies()
     list(DeviceStaging(copies).through([(torch.zeros(4), n) for n in range(3)], fetch=fetch, store=store))
     travelled = {line.split()[0] for line in copies.log} - {"begin", "wait", "end"}

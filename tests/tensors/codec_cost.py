@@ -1,4 +1,4 @@
-"""What codecs cost and lose: `python tests/tensors/codec_cost.py`.
+"""Measures the time and the error of codecs: `python tests/tensors/codec_cost.py`.
 
 Of 25 million normally distributed elements in shards of the default size, on one thread: bytes by element, how many
 times fewer than bf16 has, ns of processor time by element to encode, to decode, and to send (to encode and to keep what

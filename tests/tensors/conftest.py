@@ -1,4 +1,4 @@
-"""What the tests of this folder share."""
+"""Fixtures of the tests in this folder."""
 
 from __future__ import annotations
 

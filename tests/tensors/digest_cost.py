@@ -1,4 +1,4 @@
-"""What digests cost: `python tests/tensors/digest_cost.py`.
+"""Measures the time of digests: `python tests/tensors/digest_cost.py`.
 
 An aggregator hashes its base before it averages, and every peer hashes the outer state that a commit leads to. Of a
 model of 25 million parameters in bf16, in one process: the outer step of all shards with the two digests, and the

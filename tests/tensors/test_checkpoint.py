@@ -256,7 +256,7 @@ def test_nothing_there_is_none(tmp_path):
         checkpoint.load(tmp_path / "nowhere")
 
 
-def test_a_full_disk_is_said_and_leaves_what_was_there(tmp_path):
+def test_a_full_disk_is_reported_and_keeps_older_checkpoints(tmp_path):
     """A write that fails half-way, as the kernel fails it: the older one is whole, no rest is left."""
     older = save(tmp_path, 1)
     large = {"theta": {"all": torch.zeros(1 << 16)}}

@@ -1,4 +1,4 @@
-"""What travels: its length, its rounding, and what is refused."""
+"""Encoded bytes: their length, their rounding, and the refusal of invalid ones."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_bytes_are_views_where_nothing_is_cast():
 
 @pytest.fixture
 def every_warning():
-    """By itself torch tells some only to whoever comes first in a process."""
+    """Makes torch repeat warnings that it otherwise shows only once in a process."""
     torch.set_warn_always(True)
     yield
     torch.set_warn_always(False)

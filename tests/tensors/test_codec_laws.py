@@ -1,4 +1,4 @@
-"""What every codec owes, whatever it is given: values of all magnitudes side by side, of any number, none included."""
+"""The laws of every codec, for vectors of any length, the empty one included, with values of all magnitudes."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_what_stands_before_and_behind_changes_nothing(name: str, flat: Tensor, 
 @settings(deadline=None, max_examples=150)
 @given(st.sampled_from(LOSSY), lengths, st.lists(st.integers(0, 10**6), min_size=1, max_size=6), exponents)
 @example("e3m0", 0, [1, 2], (0, 1))
-def test_a_residual_is_what_the_bytes_do_not_say(
+def test_a_residual_is_the_error_of_the_encoded_bytes(
     name: str, length: int, seeds: list[int], exponents: tuple[int, int]
 ) -> None:
     """After each that is counted, to the bit: (Δ + r) − q, and no more than the codec may lose of Δ + r."""

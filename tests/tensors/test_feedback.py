@@ -1,4 +1,4 @@
-"""What codecs of few bits lose: nothing of it, whatever becomes of the contributions, and none of it is sent twice."""
+"""Error feedback for codecs of few bits: no progress is lost or sent twice, for every fate of the contributions."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def given_up(codec: str) -> tuple[Feedback, Tensor, Tensor]:
 
 @pytest.mark.parametrize("codec", LOSSY)
 @pytest.mark.parametrize("counted", [id(2), id(3)])
-def test_a_residual_does_not_go_out_again_when_what_was_given_up_is_counted_after_all(
+def test_a_residual_is_not_sent_again_when_a_given_up_contribution_is_counted(
     codec: str, counted: ContributionId
 ) -> None:
     """A lineage that counts it wins: what is left of it takes the residual's place, until another lineage wins."""
@@ -212,7 +212,7 @@ def test_a_residual_does_not_go_out_again_when_what_was_given_up_is_counted_afte
 
 
 @pytest.mark.parametrize("when", ["before it is counted", "after it was counted"])
-def test_what_was_given_up_is_settled_with_what_was_sent_since(when: str) -> None:
+def test_given_up_contributions_are_settled_with_later_ones(when: str) -> None:
     """Both the next contribution and the one that was given up took the residual along: counted both, they leave what
     each lost, less what one of them sent once too often.
     """
@@ -248,7 +248,7 @@ def test_what_was_sent_without_the_residual_took_none_along() -> None:
     assert torch.equal(feedback.residual, before + delta - decoded)
 
 
-def test_what_went_alone_first_is_told_from_what_took_the_residual_later() -> None:
+def test_contributions_with_and_without_the_residual_are_distinguished() -> None:
     """An older contribution is counted that took none along: the residual stays to be sent."""
     feedback = Feedback(NUMEL)
     sent(feedback, torch.randn(NUMEL), "e3m0", id(1))

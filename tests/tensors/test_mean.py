@@ -1,4 +1,4 @@
-"""The mean is a function of who contributed what, to the bit."""
+"""The mean is a function of the peers' contributions, bit by bit."""
 
 from __future__ import annotations
 

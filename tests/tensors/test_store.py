@@ -76,7 +76,7 @@ def test_exported_state_goes_on_elsewhere_to_the_bit(outer):
     assert taker.propose(1, mean(7), "bf16", b"").digest == giver.propose(1, mean(7), "bf16", b"").digest
 
 
-def test_what_was_replaced_is_memory_for_what_comes_next(monkeypatch):
+def test_replaced_tensors_are_reused_for_later_proposals(monkeypatch):
     """Many steps, fetched states and restatements take no more of it than the first few; a proposal that is dropped
     takes its own along, and nothing is spoilt."""
     fresh = []
@@ -110,7 +110,7 @@ def test_what_was_loaded_lives_without_its_buffer():
 
 
 @pytest.mark.parametrize("bit", [0, 8 * 4 * NUMEL - 1, 8 * 4 * NUMEL, 8 * 4 * 2 * NUMEL - 9])
-def test_a_flipped_bit_in_what_arrives_shows_in_the_digest(bit):
+def test_a_flipped_bit_in_a_received_state_changes_the_digest(bit):
     giver = store()
     raw = bytearray(b"".join(giver.export(1)))
     raw[bit // 8] ^= 1 << bit % 8

@@ -1,4 +1,4 @@
-"""What the trainer can be told."""
+"""The trainer's settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(values: dict[str, object],
     assert str(refused.value) == sentence
 
 
-def test_every_setting_says_what_it_is() -> None:
+def test_every_setting_has_a_description() -> None:
     """Flags and their help are made from the fields."""
     assert all(field.description for field in TrainerConfig.model_fields.values())
 

@@ -85,7 +85,7 @@ def test_the_table_compares_runs_of_the_same_seed(
 
 
 def test_a_peer_that_ends_early_fails_its_run(parity: ModuleType) -> None:
-    """Nobody waits for what it would have said."""
+    """The run fails at once, without waiting for that peer's result."""
     command = [sys.executable, "-c", f"print({json.dumps(json.dumps({'addresses': []}))}); raise SystemExit(3)"]
     with parity.subprocess.Popen(command, stdout=parity.subprocess.PIPE, text=True) as process:
         lines = parity.said(process)

@@ -125,8 +125,8 @@ def test_too_little_text_is_the_users_error(tmp_path: Path, content: bytes) -> N
         ([".git/a", "b.bin", "c.bin", "d.txt"], "too little (hidden files and 2 files that look binary skipped);"),
     ],
 )
-def test_too_little_text_names_what_was_skipped(tmp_path: Path, names: list[str], skipped: str) -> None:
-    """Who sees files in the folder is told why they don't count."""
+def test_too_little_text_names_the_skipped_files(tmp_path: Path, names: list[str], skipped: str) -> None:
+    """The error names the skipped files, so that a user who sees files in the folder knows the reason."""
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"\0" if name.endswith(".bin") else b"short")

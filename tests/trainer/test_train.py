@@ -154,7 +154,7 @@ def test_training_stops_when_the_run_is_finished() -> None:
 
 
 def test_training_stops_after_its_own_steps() -> None:
-    """Whoever joins late makes as many of its own all the same."""
+    """A peer that joins late makes the same number of its own steps."""
     at = _train({"joined_at": 1000}, TINY.model_copy(update={"steps": 7}), sync_every=4)
     assert at.stopped == "steps"
     assert at.progress.steps == 7
@@ -319,7 +319,7 @@ def test_a_signal_leaves_the_run(
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_the_summary_tells_what_the_run_cost(
+def test_the_summary_has_the_runs_costs(
     fake_network: SimpleNamespace, text_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run's counters and last digest are in the summary, beside the number of parameters, tied ones once."""
@@ -388,8 +388,8 @@ def test_every_peer_and_every_part_of_the_text_trains_otherwise(
 def test_a_peer_trains_on_its_own_third_unless_told_otherwise(
     tmp_path: Path, fake_network: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By default a third of the blocks, by who it is; a fixed split gives everybody the same; alone it is the whole.
-    The warm start never depends on who a peer is."""
+    """By default a peer trains on a third of the blocks, chosen by its identity; with a fixed split all peers with one
+    index have the same; alone it trains on all. The warm start never depends on the identity."""
     for number in range(40):
         (tmp_path / f"{number}.txt").write_bytes(PROSE[2000 * number :][:2000])
     drawn: dict[str, bytes] = {}
