@@ -122,7 +122,7 @@ def _is_multiaddr(text: str) -> bool:
 
     try:
         Multiaddr(text)
-    except Exception:  # each parser raises other exceptions
+    except Exception:  # the parsers raise exceptions of many kinds
         return False
     return True
 

@@ -29,10 +29,11 @@ def exit_code(interrupt: KeyboardInterrupt) -> int:
 
 
 class Interrupts:
-    """A context in which a signal of `ENDING` raises `KeyboardInterrupt` in the main thread, with its number as the
-    argument. Ignored signals stay ignored. In any other thread the context has no effect.
+    """A context in which a signal of `ENDING` raises `KeyboardInterrupt` in the main thread, with the signal's number
+    as the argument. Ignored signals stay ignored. In any other thread the context has no effect.
 
-    `holds_nothing`: a signal that comes during an import ends the process at once, with 128 and its number.
+    `holds_nothing`: a signal that comes during an import ends the process at once, with status 128 + the signal's
+    number.
     """
 
     def __init__(self, *, holds_nothing: bool = False) -> None:
@@ -71,7 +72,7 @@ class Interrupts:
             raise KeyboardInterrupt(number)
 
     def _is_loading(self, frame: FrameType | None) -> bool:
-        """Whether that frame is inside an import or an `exec` that began after this was entered."""
+        """Whether the frame is inside an import or an `exec` that began after this context was entered."""
         while frame is not None and frame is not self._base:
             code = frame.f_code
             if code.co_filename.startswith("<frozen importlib") or (code.co_filename, code.co_name) == EXECUTED:

@@ -105,7 +105,7 @@ def refuse_further_ranks(environment: Mapping[str, str]) -> None:
             key="RANK",
             value=rank,
             mend="give the Peer a model after fully_shard or in DistributedDataParallel, or start each peer without "
-            "torchrun; p2p-diloco join comes before torchrun",
+            "torchrun; with p2p-diloco join, write torchrun after the --",
         )
 
 

@@ -76,4 +76,4 @@ async def _ask(peer: PeerConfig, asker: SigningKey, rates: Mapping[str, float], 
     if not outcome.news:
         log.info("the run has these rates already: nothing was changed")
     elif not outcome.adopted_by:
-        log.info("each shard of the run adopts it with its next commit")
+        log.info("each shard of the run adopts the new rates with its next commit")

@@ -21,7 +21,7 @@ _WATCHER = "import psutil, sys; watched = psutil.Process(int(sys.argv[1])); sys.
 def tied(command: Sequence[str], *, by_kernel: bool | None = None, **options: Any) -> subprocess.Popen[bytes]:
     """Start a command that is killed when this process ends; `options` are those of `subprocess.Popen`.
 
-    `by_kernel`: whether the kernel kills it or a watcher; None: by platform.
+    `by_kernel`: whether the kernel kills the command, or else a watcher; None: the kernel does on Linux.
     """
     by_kernel = sys.platform == "linux" if by_kernel is None else by_kernel
     process = subprocess.Popen(command, preexec_fn=_die_with_parent() if by_kernel else None, **options)
@@ -44,7 +44,8 @@ def _die_with_parent() -> Callable[[], None]:
 
 
 def _watch(pid: int) -> None:
-    """Start the watcher. Its stdin ends when this process ends, because the other end is never closed earlier."""
+    """Start the watcher. The watcher's stdin ends when this process ends, because this process never closes the other
+    end of that pipe."""
     ours_ends, _held = os.pipe()
     subprocess.Popen(
         [sys.executable, "-c", _WATCHER, str(pid)],

@@ -261,9 +261,10 @@ class RunConfig(Settings):
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
     def difference(self, other: RunConfig, keys: Collection[str] | None = None) -> list[tuple[str, object, object]]:
-        """List (key, the other's value, this one's) for each setting, except `LIVE_KEYS`, in which two configs differ.
+        """List the settings in which two configs differ, except `LIVE_KEYS`, as (key, the other's value, this one's).
 
-        A joiner asks for its given `keys` alone: ``mine.difference(runs, mine.given)``; None compares all.
+        `keys`: the settings to compare; None: all. A joiner compares those that it was given:
+        ``mine.difference(runs, mine.given)``.
         """
         theirs, mine = other.to_wire(), self.to_wire()
         asked = [key for key in mine if key not in LIVE_KEYS and (keys is None or key in keys)]

@@ -1,8 +1,8 @@
 """The bandwidth of this peer's network link, measured from the payloads that it sends and receives anyway.
 
 Law: pure; time is an argument. Each measurement is a lower bound: bytes come more slowly than the link could carry them
-when a partner is slow, a round ends or a sender awaits an answer; they never come faster. So the best of many windows
-of time counts.
+when a partner is slow, a round ends or a sender awaits an answer; they never come faster. So one of the highest
+readings counts, not their mean (`Meter.rate`).
 
 Only time with two or more partners counts. With a single partner, the partner's link often sets the speed: two peers
 that fetch a state from the same peer would each measure half of its link, would therefore be given less to aggregate,
@@ -30,8 +30,8 @@ each fluctuation."""
 @dataclass(slots=True)
 class Meter:
     """The bandwidth meter of one direction. Its clock runs while payloads with two or more partners are under way. The
-    new bytes of a payload are spread evenly over the time since its last report. A window becomes a reading once all
-    payloads in it have reported."""
+    new bytes of a payload are spread evenly over the time since its last report. Each `WINDOW_S` of this clock makes a
+    reading, once all payloads in it have reported."""
 
     _readings: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
     _under_way: list[Payload] = field(default_factory=list)

@@ -123,7 +123,7 @@ class Daemon:
         for address in list(addresses)[:ADDRESSES_PER_PEER_MAX]:
             host, _, named = address.rpartition("/p2p/")
             if named == peer and host:
-                with contextlib.suppress(Exception):  # each parser of Multiaddr raises other exceptions
+                with contextlib.suppress(Exception):  # Multiaddr's parsers raise exceptions of many kinds
                     known.append(Multiaddr(host))
         if known:
             self._known[peer] = tuple(known)

@@ -23,7 +23,7 @@ PLACES_MAX = 8
 
 
 async def dial(offer: Offer, addresses: Iterable[str], role: bytes, timeout_s: float) -> Pipe:
-    """Connect to the peer that made the offer, at one of these multiaddrs, and show the ticket in it.
+    """Connect to the peer that made the offer, at one of these multiaddrs, and show that peer the offer's ticket.
 
     Raises:
         OSError: no address accepted the connection; the error is that of the last one.
@@ -31,7 +31,7 @@ async def dial(offer: Offer, addresses: Iterable[str], role: bytes, timeout_s: f
     """
     places = places_of(offer.ports, addresses)
     if not places:
-        raise OSError("no direct address of it is known here")
+        raise OSError("no direct address of that peer is known here")
 
     async def attempt(host: str, port: int, family: int) -> Pipe:
         return await present(await connect(host, port, family, offer.certificate), offer.ticket, role)

@@ -153,7 +153,8 @@ class DirectChannel:
         way.failures, way.retry_at = 0, 0.0
 
     def failed(self, peer: str, why: str) -> None:
-        """Use no direct connection to this peer for a while, because one broke or stalled during a payload."""
+        """Use no direct connection to this peer for a while, because a connection broke or stalled while a payload was
+        sent on it."""
         way = self._way(peer)
         way.drop()
         self._note_failure(peer, way, why)

@@ -29,8 +29,8 @@ class FrameStream:
         self.pipe.write(data)
 
     async def read(self, *, idle_s: float | None, frame_s: float) -> Frame | None:
-        """The next frame, or None at the end of the stream. It must begin within `idle_s` and be complete `frame_s`
-        later.
+        """The next frame, or None at the end of the stream. The frame must begin within `idle_s`, and be complete
+        `frame_s` after its beginning.
 
         Raises:
             FrameError: the bytes are no frame, or the stream ended within one.

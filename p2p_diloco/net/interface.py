@@ -249,7 +249,9 @@ def check_announced(limits: Limits, payload_bytes: int, admitted_bytes: int) -> 
     """
     allowed = min(admitted_bytes, limits.payload_bytes_max)
     if payload_bytes > allowed:
-        raise Refusal(f"a payload of {payload_bytes} bytes is announced, at most {allowed} may come with it")
+        raise Refusal(
+            f"a payload of {payload_bytes} bytes is announced, at most {allowed} are allowed with this header"
+        )
 
 
 def check_record(key: str, subkey: str, value: bytes, ttl_s: float) -> None:

@@ -45,7 +45,8 @@ class Link:
             raise Unreachable(f"{self._frames.peer}: {why}") from None
 
     async def read_answers(self) -> str:
-        """Read answers and hand each to its message until the link ends; returns the reason of the end."""
+        """Read answers until the link ends, and give each to the `send` that waits for it; returns the reason of the
+        end."""
         frame_s = self._limits.read_timeout_s
         try:
             while (frame := await self._frames.read(idle_s=None, frame_s=frame_s)) is not None:

@@ -1,8 +1,8 @@
 """The listening end of direct connections: sockets, the certificate that diallers pin, the tickets that they must show.
 
 Law: a connection costs next to nothing before it has shown a ticket. While no ticket is valid, every connection is
-closed at once. The number and the length of handshakes are limited. Of a connection without a ticket 41 bytes are read,
-and none is parsed.
+closed at once. The number and the length of handshakes are limited. From a connection that has not shown a ticket, only
+41 bytes are read, and they are not parsed.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Listener:
         return tuple((4 if s.family == socket.AF_INET else 6, int(s.getsockname()[1])) for s in self._sockets)
 
     def offer(self, peer: str) -> Offer | None:
-        """Make an offer for one connection from this peer; None if this end doesn't listen."""
+        """Make an offer with which `peer` may open one connection to this end; None if this end doesn't listen."""
         if not self._sockets:
             return None
         return Offer(self.ports, self._certificate.der, self._tickets.draw(peer))
@@ -114,7 +114,7 @@ class Listener:
             pipe.abort()
 
     async def ended(self) -> None:
-        """Wait until no connection is being greeted."""
+        """Wait until no connection is in its handshake any more."""
         await asyncio.gather(*self._greeting, return_exceptions=True)
 
     # -- inside
@@ -140,7 +140,7 @@ class Listener:
             self._loop.add_reader(listening, self._accept, listening)
 
     async def _greet(self, sock: socket.socket) -> None:
-        """Wait for a connection to show its ticket, and hand it on."""
+        """Wait until a new connection has shown its ticket; then send or receive payloads on the connection."""
         try:
             sock.setblocking(False)
             peer, role, pipe = await asyncio.wait_for(self._proved(sock), HANDSHAKE_S)

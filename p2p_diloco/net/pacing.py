@@ -21,8 +21,8 @@ TICK_S = 0.1
 FULL = 0.9
 """The network limits a connection's rate in a tick if it delays the connection for this part of the tick."""
 FILLING, SPAN = 5, 10
-"""Of such ticks in a row, the first FILLING only fill the buffers on the way; each SPAN after them make a reading of
-the link."""
+"""Of several such ticks in a row, the first FILLING only fill the buffers on the way. After them, every SPAN ticks make
+a reading of the link."""
 READINGS = 20
 """How many readings are kept: a link that becomes slow is noticed after this many readings."""
 ROOM, LOOK, LEAP = 1.03, 1.1, 1.3
@@ -130,7 +130,7 @@ class Pacer:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, peer: str, connection: Paced) -> None:
-        """A payload is being written to a peer, until `over`."""
+        """Record that a payload is being written to a peer, until `over` is called."""
         one = self._writing.get(peer)
         if one is None or one.connection is not connection:
             one = self._writing[peer] = _Writing(connection, connection.took())
@@ -140,7 +140,7 @@ class Pacer:
             self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def over(self, peer: str) -> None:
-        """Stop pacing after the next tick: the payload is written."""
+        """Record that the payload is written: after the next tick its connection is no longer measured and paced."""
         if (one := self._writing.get(peer)) is not None:
             one.over = True
 

@@ -34,7 +34,8 @@ class PayloadStream:
 
     @property
     def fit(self) -> bool:
-        """Whether another payload may be written. Not if unexpected bytes came: they would be read as its answer."""
+        """Whether another payload may be written. False if bytes came while no answer was awaited: they would be read
+        as the next payload's answer."""
         if self._retired or self.ended:
             return False
         return bool(self._may_take_s) or self.frames.pipe.quiet
@@ -65,8 +66,9 @@ class PayloadStream:
         over: Callable[[asyncio.Future[None]], None],
         reached: Callable[[int], None],
     ) -> Verdict:
-        """Write a message with its payload, and wait for its answer. `over` is called with the finished writing as soon
-        as the next payload may be written; `reached`, now and then, with the number of bytes that have arrived.
+        """Write a message with its payload, and wait for its answer. `over` is called with the future of the writing as
+        soon as the next payload may be written. `reached` is called now and then with the number of bytes that have
+        arrived.
 
         A cancelled send does not affect other payloads' answers.
 
@@ -102,7 +104,8 @@ class PayloadStream:
         """The answer to the `place`th payload written on the stream. The receiver must report progress until it
         answers.
 
-        Cancelled payloads before it must arrive first, so the time that they may take is added.
+        Payloads written before this one must arrive first, even if their sends were cancelled; so the deadline includes
+        the time that they may take.
         """
         received_bytes, clock = -1, asyncio.get_running_loop().time
         total_s = sum(islice(self._may_take_s, place - self._answered + 1))

@@ -1,7 +1,7 @@
 """One object for each peer, such as its link or payload stream, opened on first use and kept.
 
-Law: the objects are opaque to it. Callers that ask while an object is being opened wait for it, and fail if opening
-fails; the next call tries again.
+Law: nothing here looks into the objects. Callers that ask while an object is being opened wait for it, and fail if
+opening fails; the next call tries again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class OnePerPeer(Generic[T]):
         opening = self._opening.get(peer)
         if opening is None:
             opening = self._opening[peer] = asyncio.create_task(self._open_to(peer))
-            opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # all callers may have left
+            opening.add_done_callback(lambda task: task.cancelled() or task.exception())  # even if no caller waits
         try:
             return await asyncio.shield(opening)
         except asyncio.CancelledError:

@@ -26,7 +26,7 @@ _MEANINGS = {
     "no addresses": _UNKNOWN,
     "connection reset by peer": _CLOSED,
     "security protocol: EOF": _CLOSED,
-    "negotiate security protocol": "something else answers there, no p2p-diloco",  # last: others come with it
+    "negotiate security protocol": "something else answers there, no p2p-diloco",  # last: others say more
 }
 """Phrase -> meaning. The first phrase found in a message decides."""
 

@@ -66,8 +66,8 @@ class Receiver:
 
     @contextlib.asynccontextmanager
     async def _served(self, peer: str, pipe: Pipe) -> AsyncIterator[FrameStream]:
-        """The frames on a pipe from a peer, for the length of the block. A protocol error in it is answered with a
-        refusal; in the end the stream is closed."""
+        """The frames on a pipe from a peer, for the length of the block. A protocol error in the block is answered with
+        a refusal. At the block's end the stream is closed."""
         task = asyncio.current_task()
         assert task is not None
         self._streams.tasks.add(task)
@@ -113,7 +113,8 @@ class Receiver:
     # -- payloads
 
     async def _serve_payloads(self, frames: FrameStream, frame: Frame | None, following: Following) -> None:
-        """Receive payloads, one while the inbox takes the one before. The answers keep the order of the payloads."""
+        """Receive payloads one after the other: while the inbox takes one, the next one is received already. The
+        answers keep the order of the payloads."""
         before: asyncio.Task[None] | None = None
         try:
             while frame is not None:
@@ -148,8 +149,8 @@ class Receiver:
 
     async def _payload(self, frames: FrameStream, bulk: Bulk, before: asyncio.Task[None] | None) -> memoryview | None:
         """Receive one payload, or refuse it unread and return None. Memory is allocated only once the header and the
-        size are accepted and the payload has a turn. Nothing is answered before the payload before this one is
-        answered."""
+        size are accepted and the payload has a turn. This payload is answered only after the previous one
+        (`before`)."""
         reason = self._objection(frames.peer, bulk.header, bulk.payload_bytes)
         if reason is None and not await self._granted():
             reason = f"busy: {self._streams.limits.streams_max} payloads are under way"

@@ -46,7 +46,7 @@ class SigningKey:
         try:
             self.der = _data_of(content)
             key = serialization.load_der_private_key(self.der, password=None)
-        except Exception:  # each parser raises other exceptions
+        except Exception:  # the parsers raise exceptions of many kinds
             key = None
         if not isinstance(key, RSAPrivateKey):
             mend = "name the file that --identity-path made"

@@ -54,7 +54,7 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("p2p_diloco").setLevel(options.log_level)
     threading.Thread(target=_end_with, args=(options.parent_pid,), daemon=True).start()
-    gc.disable()  # while modules are loaded, which leaves no garbage
+    gc.disable()  # while modules are loaded: there is no garbage to collect yet
     import torch  # here, because it takes seconds in which the trainer may end
 
     torch.set_num_threads(1)  # the other cores are for the trainer
@@ -66,8 +66,8 @@ def main() -> int:
 def _keep_freed_memory() -> None:
     """Make glibc reuse the memory of one shard's tensor work for the next shard's.
 
-    By default it returns large pieces to the kernel and gets them back page by page, which takes longer than the work.
-    Without glibc this has no effect.
+    By default glibc returns large pieces of memory to the kernel and gets them back page by page, which takes longer
+    than the work. Without glibc this has no effect.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -112,7 +112,8 @@ async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
 async def _until_left_alone(
     channel: NodeEnd, messages: asyncio.Queue[Message], asked: asyncio.Event, parent_pid: int
 ) -> None:
-    """Queue the trainer's messages until its process has ended; `asked` is set when it asks the node to depart.
+    """Queue the trainer's messages until its process has ended; `asked` is set when the trainer asks the node to
+    depart.
 
     A process that the trainer forked may keep the channel open after the trainer's end, so the trainer's process id is
     watched too.
@@ -131,12 +132,12 @@ async def _until_left_alone(
 
 
 async def _explain(running: asyncio.Task[None], channel: NodeEnd) -> int:
-    """Tell the trainer why the node ended, unless it asked for that; returns the exit status."""
+    """Tell the trainer the error with which the node ended, if there is one; returns the exit status."""
     error = None if not running.done() or running.cancelled() else running.exception()
     if error is None:
         return 0
     if isinstance(error, P2PDilocoError):
-        log.debug("ends: %s", error)
+        log.debug("the node ends: %s", error)
         reason = error
     else:
         log.error("the node failed", exc_info=error)

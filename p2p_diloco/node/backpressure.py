@@ -16,8 +16,8 @@ from p2p_diloco.core.replica import Replica
 
 
 class Backpressure:
-    """Makes contributions wait for room. Call `look` after each event. `patience_s`: the longest wait without any room
-    made."""
+    """Makes contributions wait for room. Call `look` after each event. `patience_s`: the longest wait in which no room
+    is made."""
 
     def __init__(self, replica: Replica, patience_s: float) -> None:
         self._replica, self._patience_s = replica, patience_s

@@ -40,8 +40,9 @@ class Bases:
         self._sent = frozenset(shards)
 
     def before(self, shard: int, was: str, becomes: str, present: Callable[[], str]) -> None:
-        """Keep a shard's base before its θ changes. `was`: the digest of θ when it was accepted; `becomes`: that of the
-        new θ, the same one for a repair; `present` computes the digest of θ as it is in memory, perhaps corrupted."""
+        """Keep a shard's base before its θ changes. `was`: the digest of θ when it was accepted; `becomes`: the digest
+        of the new θ, equal to `was` if θ is only repaired; `present` computes the digest of θ as it is in memory,
+        perhaps corrupted."""
         self.damaged.discard(shard)
         if shard not in self.read or becomes == was:
             return

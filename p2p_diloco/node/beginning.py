@@ -21,7 +21,7 @@ from p2p_diloco.node.trainer import TrainerSide
 
 
 class Beginning:
-    """The state to start with: a checkpoint's, that of this peer's model if it founds the run, or none."""
+    """The state that this peer starts with: a checkpoint's; or its model's, if it founds the run; or none."""
 
     def __init__(self, common: Common, joined: Joined, saved: Checkpoint | None) -> None:
         """Load the checkpoint's tensors.
@@ -55,7 +55,8 @@ class Beginning:
         return Found(generation, tuple(common.work.store.digest(shard.index, meta) for shard in shards))
 
     async def find_state(self, ending: Ending) -> None:
-        """Found the run if no other peer has its state. Returns only by an error."""
+        """Found the run if no other peer has its state. Then wait for ever: only an error or a cancellation ends this
+        call."""
         common = self._common
         await found_if_nobody_has(
             common.replica,
@@ -68,9 +69,9 @@ class Beginning:
         await asyncio.Event().wait()
 
     async def wait_to_train(self, trainer: TrainerSide, ending: Ending, goes_on: GoesOn) -> None:
-        """Let the trainer start: after a start from a checkpoint once the other peers are back (`restart`), and if the
-        run has ended once this peer has the last state (`ending`). A peer that sets the run back doesn't wait. Returns
-        only by an error."""
+        """Let the trainer start. In a run that has ended, this peer first fetches the last state, or waits until the
+        others have it (`ending`). After a start from a checkpoint it waits until the other peers are back (`restart`).
+        A peer that sets the run back doesn't wait. Only an error or a cancellation ends this call."""
         local, replica, group = self._common.local, self._common.replica, self._last_group
         if self._has_the_end:
             await until_the_others_have_it(replica, group, local.restart_wait, trainer.hold_for)

@@ -26,7 +26,7 @@ class ChannelClosed(Exception):
 
 
 def _unpacker() -> msgpack.Unpacker:
-    """A decoder of messages from a stream in pieces, with a length limit that no message reaches."""
+    """A decoder for messages that arrive in pieces. Its length limit is higher than any message's length."""
     return msgpack.Unpacker(strict_map_key=False, max_buffer_size=0)
 
 

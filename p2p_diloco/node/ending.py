@@ -52,7 +52,7 @@ class Ending:
     # -- a peer that starts
 
     async def begin(self, within_s: float) -> None:
-        """Publish the end that is on this disk, before another peer sees this one and trains on with it."""
+        """Publish the end that is on this disk, before other peers see this peer and go on training with it."""
         if self._on_disk is not None:
             await self._try(ends.store(self._transport, self._founding, self._on_disk), within_s)
 
@@ -68,7 +68,7 @@ class Ending:
                 log.warning(
                     "ignored a record that the run has ended at %s, because the run goes on", self._named(self.known)
                 )
-            self._ignored, self.known = self.known, None  # and no longer kept in the DHT
+            self._ignored, self.known = self.known, None  # this peer no longer renews it in the DHT
             return False
         self._something.set()
         return True
@@ -174,8 +174,8 @@ class Ending:
 async def until_the_others_have_it(
     replica: Replica, group: Collection[str], wait_s: float, tell: Callable[[str], None]
 ) -> None:
-    """Serve the last state, for at most `wait_s`, until as many peers as the last round's `group` had have it or have
-    left again, and no live peer lacks it."""
+    """Wait, for at most `wait_s`, while the other peers fetch the last state from this one: until no live peer lacks
+    it, and as many peers as the last round's `group` had either have it or have left again."""
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + wait_s
     while clock() < give_up_at:

@@ -67,8 +67,8 @@ class EventQueue:
 
 
 class EventLog:
-    """Writes the replica's notes to the process's log and keeps them for the peer's status, with peers' names for their
-    ids."""
+    """Writes the replica's notes to the process's log and keeps them for the peer's status, with each peer's id
+    replaced by its name."""
 
     def __init__(self, me: str) -> None:
         self._me = me

@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A run that was found or founded, and its record. `founder`: this peer has just founded it, and its model is epoch
-    0."""
+    """A run that was found or founded, and its record. `founder`: whether this peer has just founded the run, so that
+    this peer's model is epoch 0."""
 
     run: Run
     record: bytes
@@ -57,7 +57,7 @@ class Joining:
     async def find_run(self, founding: RunConfig, founded: tuple[str, float] | None = None) -> Joined:
         """Find the run, or found it with the settings `founding` if this peer has a model and there is no run yet.
 
-        `founded`: the founder and the time of the founding, if the run comes back from a disk; it keeps them.
+        `founded`: a run that comes back from a checkpoint keeps this founder and this time of its founding.
 
         Raises:
             GaveUpWaiting: no peer founded it in time.
@@ -180,7 +180,8 @@ async def keep_record(transport: Transport, joined: Joined) -> None:
 
 
 async def store_record(transport: Transport, run_id: str, value: bytes) -> None:
-    """Store a run's record in the DHT. It makes no difference if an older copy with a later expiration stays."""
+    """Store a run's record in the DHT. If an older copy expires later, the DHT keeps that copy, which has the same
+    content."""
     await unowned.store(transport, f"{run_id}/config", value, RECORD_TTL_S)
 
 

@@ -28,7 +28,8 @@ Seconds = dict[str, float]
 
 
 class Ledger:
-    """Sums seconds by part in two columns: `hidden`, while training went on, until `stands_since()`; then `stood`.
+    """Sums seconds by part in two columns: `hidden` for the time in which training went on, which is up to
+    `stands_since()`; `stood` for the time after that.
 
     `clock` and `stands_since` use the same clock, which another process may use too.
     """
@@ -61,7 +62,8 @@ class Ledger:
             self._under_way[name] -= 1
 
     def split(self, name: str, before: float, seconds: Mapping[str, float]) -> None:
-        """Move seconds of a part to others, at most as many as it has gained since it had `before`."""
+        """Move `seconds` of the part `name` to other parts: in all at most what was added to `name` since it stood at
+        `before` seconds."""
         for other, share in seconds.items():
             if other != name:
                 moved = min(share, self._stood[name] - before)

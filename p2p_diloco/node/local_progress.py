@@ -21,7 +21,8 @@ from p2p_diloco.tensors.mean import WEIGHT_MIN
 class Take(Enum):
     """What a trainer's process does with one shard when it merges.
 
-    θ: the shard's new global values. base: those that were loaded before. Δ: the pseudo-gradient that was last sent.
+    θ: the shard's new global values. base: the global values that were loaded before them. Δ: the pseudo-gradient that
+    was last sent.
     """
 
     KEEP = "keep"  # local ← θ + (local − base)
@@ -35,8 +36,8 @@ class Take(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The trainer's latest exchange. `n`: the number of its request. `before`: the (steps, samples) of each shard that
-    had been sent before it."""
+    """The trainer's latest exchange. `n`: the number of its request. `before`: by shard, the (steps, samples) that had
+    been sent or given up before this exchange."""
 
     n: int
     shards: tuple[int, ...]
@@ -96,7 +97,8 @@ class LocalProgress:
             self._uncounted[shard] += samples
 
     def released(self, *, sent: bool) -> None:
-        """Record that the exchange is over: the next merge has its result if it was `sent`; else it never began."""
+        """Record that the exchange is over. If it was `sent`, the next merge has its result; otherwise it never began,
+        and its progress still has to be sent."""
         exchange = self.exchange
         if sent:
             self._landing = exchange.shards
@@ -157,17 +159,17 @@ class LocalProgress:
             self._uncounted[shard] = 0
 
     def _lose(self, shard: int, share: float) -> None:
-        """Count this share of the progress since the shard's last sending as dropped."""
+        """Count as dropped: this share of a shard's progress since its last sending."""
         steps, samples = self._sent[shard]
         self._dropped += self._parts[shard] * share * (self._trained[1] - samples or self._trained[0] - steps)
 
     def _lose_all(self, shard: int) -> None:
-        """Count all progress since the shard's last sending as dropped."""
+        """Count as dropped: all of a shard's progress since its last sending."""
         self._lose(shard, 1.0)
         self._sent[shard] = self._trained
 
     def _give_up(self, shards: Iterable[int]) -> None:
-        """Count all progress of these shards that no commit counts as dropped."""
+        """Count as dropped: all progress of these shards that no commit has counted."""
         for shard in shards:
             self._settle(shard, Carry.DROP)
             self._lose_all(shard)

@@ -49,7 +49,7 @@ _LIMITS: dict[type, dict[str, int]] = {
     **{kind: {"term": _COUNT_MAX} for kind in (Commit, TakeOver, Promise, Outdated)},
     State: {"term": _COUNT_MAX, "buffered": _COUNT_MAX},
 }
-"""The largest numbers in messages. A replica's results from them, sums over shards included, must still fit into a
+"""The largest numbers in messages. What a replica computes from them, such as sums over shards, must still fit into a
 message."""
 
 _SIMPLE = {int, float, str, bool, NoneType}
@@ -57,7 +57,8 @@ _SIMPLE = {int, float, str, bool, NoneType}
 
 
 def misfit(message: Message, shards: int, fragments: int) -> str:
-    """The reason why a well-formed message can't be of a run with so many shards and fragments; empty if it can."""
+    """The reason why a well-formed message can't belong to a run with this many shards and fragments; empty if it
+    can."""
     match message:
         case Contribution() | Commit() | State() | TakeOver() | Promise() | Outdated() | Want() | Held() | Stale():
             if not 0 <= message.shard < shards:

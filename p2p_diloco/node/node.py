@@ -90,7 +90,7 @@ class Node:
         self._events.post(Moving(peer))
 
     async def consume(self) -> None:
-        """Feed events until cancelled."""
+        """Feed queued events to the replica, and carry out their effects, until cancelled."""
         current: Fed | None = None
         try:
             self._arm()
@@ -199,14 +199,14 @@ class Node:
             if outcome is None:
                 self._events.post(Delivered(to, message))
                 return
-            log.debug("%s to %s failed: %s", type(message).__name__, to, outcome)
+            log.debug("sending a %s to %s failed: %s", type(message).__name__, to, outcome)
             # The transport itself reports a broken link, and a passed deadline proves nothing.
             gone = isinstance(outcome, Unreachable) and outcome.refused
             self._events.post(SendFailed(to, message, gone))
 
         match message:
             case State(shard=shard) if (to, shard) in self._states:
-                self._events.post(SendFailed(to, message, gone=False))  # queued messages are made when they leave
+                self._events.post(SendFailed(to, message, gone=False))  # the queued message will have the newest state
                 return
             case State(shard=shard):
                 self._states.add((to, shard))
@@ -242,7 +242,8 @@ class Node:
         return plan.names(to) or (self._under_way[to] < room and to in self._replica.roster.workers())
 
     async def _present(self, to: str, shard: int) -> tuple[bytes, memoryview]:
-        """Encode a shard's state when its turn to leave has come; it may be newer than the one that was asked for.
+        """Encode a shard's present state at the moment when it can be sent. It may be newer than the state that was
+        asked for.
 
         Raises:
             Refusal: the tensors don't have the digest of their version.

@@ -3,8 +3,8 @@
 Law: each message is accepted by its receiver, or the reason is reported to the sender; nothing is sent twice. Payloads
 to one peer leave in order, a few at a time, so a slow peer delays neither the payloads of others nor its own probes.
 Payloads of one `line` leave one at a time. An `urgent` payload, which its receiver must hold before another peer is
-answered, waits for no other. Messages for a peer that catches up wait for the payloads of rounds, leave one at a time,
-and are dropped when a newer one replaces them.
+answered, doesn't wait for payloads outside its line. Messages for a peer that catches up wait for the payloads of
+rounds, leave one at a time, and are dropped when a newer one replaces them.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 BULK_AT_ONCE = 4
 """The most payloads under way to one peer: the transport writes one while the earlier ones wait for their answers."""
 GIVE_WAY = 2.0
-"""The longest time that a message to a peer that catches up waits for rounds, as a multiple of the time that the last
-one took: a run whose rounds leave no gap must not shut newcomers out."""
+"""The longest time that a message to a peer that catches up waits for rounds, as a multiple of the time that sending
+the last such message took: a run whose rounds leave no gap must not shut newcomers out."""
 GIVE_WAY_S = 5.0
-"""The longest wait in seconds, which is also that of the first message."""
+"""The longest such wait in seconds. The first message to a peer may wait this long."""
 
 Outcome = Refusal | Unreachable | None
 """The reason why a message was not accepted; None: it was accepted."""
@@ -97,7 +97,7 @@ class Outbox:
         urgent: bool = False,
     ) -> None:
         """Send a message; `answer` gets the outcome. `key`: for `withdraw`. A payload leaves once the earlier ones in
-        the same `line` to the peer were answered; an `urgent` one waits for no others."""
+        the same `line` to the peer were answered; an `urgent` one doesn't wait for payloads outside its line."""
         if payload is None:
             self._start(self._send(to, header, answer))
             return

@@ -1,6 +1,7 @@
 """One peer's participation in a run: makes its node's parts and runs them concurrently until the peer leaves.
 
-Law: every part is complete when it is made. A part tells one that is made later through `EventQueue`.
+Law: every part is complete when it is made. A part that has news for a part made later posts an event to the
+`EventQueue`.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ class Participation:
                 f"is the identity of a peer that is in the run already, on the machine {record.host[:64]}",
                 key="identity_path",
                 value=self._common.local.identity_path,
-                mend="give each peer an identity of its own: a copied file is none",
+                mend="give each peer an identity file of its own, not a copy of another peer's",
             )
 
     async def _measure(self) -> None:

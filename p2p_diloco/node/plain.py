@@ -104,10 +104,10 @@ class Record(Generic[T]):
         self._defaults = {name: default for name, default in fields.items() if default is not dataclasses.MISSING}
 
     def write(self, value: T) -> dict[str, Any]:
-        """Encode a value as a map of the fields that don't have their defaults."""
+        """Encode a value as a map of those fields whose values differ from their defaults."""
         fields = {name: getattr(value, name) for name in self._readers}
         return {
-            name: field if isinstance(field, Mapping) else to_plain(field)  # a map in a map stays one
+            name: field if isinstance(field, Mapping) else to_plain(field)  # a field that is a map stays a map
             for name, field in fields.items()
             if name not in self._defaults or field != self._defaults[name]
         }

@@ -100,11 +100,12 @@ async def look_around(
     seen: Callable[[Sequence[str]], None] = lambda addresses: None,
     own: Callable[[PeerStatus], None] = lambda record: None,
 ) -> None:
-    """Report each peer that has a record, by id and name, at every look until cancelled, because the replica may have
-    forgotten it since the last look. New addresses are introduced to the transport first.
+    """Look at the records again and again, until cancelled. Each look reports every peer that has a record, by id and
+    name, because the replica may have forgotten the peer since the last look. New addresses are introduced to the
+    transport first.
 
-    `known` returns the number of live peers that this one knows; `seen` is called with new addresses, `own` with the
-    record under this peer's own id, and may raise.
+    `known` returns the number of live peers that this peer knows. `seen` is called with the new addresses of a peer.
+    `own` is called with the record under this peer's own id; an exception of `own` ends this call.
     """
     clock = asyncio.get_running_loop().time
     young_until = clock() + YOUNG_S

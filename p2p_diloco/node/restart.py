@@ -1,5 +1,5 @@
 """Restarting a run from its checkpoints: a peer waits until the others are back, so that the greatest version wins even
-if its disk comes late.
+if the peer that has it on disk starts late.
 
 Law: only delays the trainer. The replica runs in the meantime, and adopts a greater version.
 """
@@ -43,7 +43,8 @@ async def until_the_others_are_back(
     tell: Callable[[str], None],
 ) -> None:
     """Wait, for at most `wait_s`, until as many peers are here as the last round's `group` had, and until this peer has
-    a greater version if they have one. If the run has never stopped, wait only for the state of a newer generation.
+    the greatest version that any of them holds. If the run has never stopped, wait only for the state of a newer
+    generation.
 
     `tell` is called with the reason for the wait; the text stays the same while the reason does.
     """

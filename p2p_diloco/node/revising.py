@@ -75,7 +75,8 @@ async def store(transport: Transport, founding: Founding, revision: Revision) ->
 async def watch(
     transport: Transport, founding: Founding, known: Callable[[], Revision], heard: Callable[[Revision], None]
 ) -> None:
-    """Until cancelled, report a revision in the DHT higher than the `known` one, and renew the known one there."""
+    """Until cancelled, report each revision in the DHT that is higher than the `known` one, and keep the known one
+    stored there."""
     clock = asyncio.get_running_loop().time
     keep_at, told = 0.0, FOUNDED
     while True:

@@ -130,7 +130,8 @@ class Run:
 
 def reply_codec_of(config: RunConfig) -> str:
     """The codec of the averaged result: `reply_codec`, or else that of contributions. The default is never a codec with
-    error feedback, because each round may have another aggregator, which lacks the last one's errors."""
+    error feedback, because the next round may have another aggregator, which doesn't know the rounding errors of the
+    previous one."""
     return config.reply_codec or ("bf16" if codecs.feeds_back(config.codec) else config.codec)
 
 
@@ -140,8 +141,8 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run's DHT record, a msgpack map. `cut`: the hash of its layout with fragments and shards; `model`: without
-    these; `time`: the time of its founding, in seconds since 1970."""
+    """A run's DHT record, a msgpack map. `cut`: the hash of its layout with fragments and shards; `model`: the hash of
+    the parameters alone; `time`: the time of its founding, in seconds since 1970."""
 
     config: Config
     model: str
@@ -208,6 +209,6 @@ def token(run_id: str, settings: str, model: str) -> bytes:
 
 
 def cut_of(layout: Layout) -> str:
-    """32 hex digits, equal for two layouts if their parameters, fragments and shards are. Dtypes may differ."""
+    """32 hex digits, equal for two layouts that have the same parameters, fragments and shards. Dtypes may differ."""
     cut = {**layout.to_wire(), "params": [[spec.name, list(spec.shape)] for spec in layout.params]}
     return blake2b(msgpack.packb(cut), digest_size=16).hexdigest()

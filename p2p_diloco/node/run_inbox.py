@@ -71,7 +71,7 @@ class RunInbox(Handler):
             case Nudge(goal):
                 self._trainer.nudged(goal)
             case Description():
-                raise AssertionError("refused when it was read")
+                raise AssertionError("a Description is refused earlier, in `read`")
             case _:
                 await self._node.receive(sender, self._believed(sender, message))
 

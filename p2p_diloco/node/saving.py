@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 class Saving:
     """Writes a checkpoint every `save_every` epochs of the whole model, and at the run's end.
 
-    If the epoch falls, a greater lineage was adopted, and counting starts from its epoch.
+    The epoch falls if a greater lineage was adopted; epochs are then counted from the epoch of that lineage.
     """
 
     def __init__(self, common: Common) -> None:
@@ -92,11 +92,12 @@ class Saving:
         self._writing.add_done_callback(self._written)
 
     def _written(self, writing: asyncio.Future[Sequence[State]]) -> None:
-        """Report the shards that were not saved because they were damaged; logged once, because this may last."""
+        """Report the shards that were not saved because they were damaged; logged only once, because shards may stay
+        damaged for long."""
         damaged = writing.result()
         if damaged and not self._spoilt:
             shards = ", ".join(str(state.shard) for state in damaged)
-            log.error("not saved: shards %s are corrupted in memory; older checkpoints stay", shards)
+            log.error("no checkpoint was written: shards %s are corrupted in memory; older checkpoints stay", shards)
         self._spoilt = bool(damaged)
         for state in damaged:
             self._events.post(Damaged(state.shard, state.version))
@@ -104,7 +105,8 @@ class Saving:
     def _snapshot(self) -> _Snapshot:
         layout, store = self._run.layout, self._work.store
         states = (store.state(shard.index) for shard in layout.shards)
-        outer = [{name: tensor.clone() for name, tensor in state.items()} for state in states]  # copied: it changes
+        # copied, because the tensors change while the checkpoint is written
+        outer = [{name: tensor.clone() for name, tensor in state.items()} for state in states]
         theta = torch.cat([store.theta(shard.index) for shard in layout.shards])
         held = [self._replica.state(shard.index) for shard in layout.shards]
         return _Snapshot(self._run, theta, outer, held, self._founded)
@@ -154,7 +156,7 @@ def _write(root: Path, epoch: int, snapshot: _Snapshot, keep: int) -> Sequence[S
     except P2PDilocoError as error:
         log.error("%s", error)
     else:
-        log.info("saved %s", path)
+        log.info("saved the checkpoint %s", path)
     return ()
 
 
@@ -188,7 +190,7 @@ def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
         try:
             return Checkpoint(path)
         except CheckpointError as error:
-            log.warning("skipped: %s", error)
+            log.warning("a checkpoint is skipped: %s", error)
             unusable = unusable or error
     if unusable is not None:
         raise unusable
@@ -233,12 +235,12 @@ class Checkpoint:
 
     @property
     def run_config(self) -> RunConfig:
-        """The settings of the run that it was made in."""
+        """The settings of the run in which the checkpoint was made."""
         return RunConfig.from_wire(self.config)
 
     @property
     def revision(self) -> Revision:
-        """The highest of its shards."""
+        """The highest revision of outer rates in the checkpoint's shards."""
         return max((state.revision for state in self._states), default=FOUNDED)
 
     def config_for(self, run_id: str) -> dict[str, Any]:

@@ -5,8 +5,9 @@ Law: memory and nothing else. Which side may use it, and when:
     header   each slot has one writer (below); 8 bytes are read and written whole, so no lock is needed
     theta    the node writes, except while it lets the trainer read; before the start the trainer writes θ₀
     base     the node keeps the older θ here, if θ changes before the trainer has loaded the new one (`bases`)
-    delta    the trainer writes what is due, after it has merged; the node reads it from `contribute` on, and sends from
-             here, until it is about to answer a merge: then nothing of what is due may be on its way any more
+    delta    the trainer writes the pseudo-gradients of the due shards, after it has merged; the node reads them from
+             `contribute` on, and sends from this memory. Before the node answers a merge, it stops all sending of the
+             shards that are due next
 
 A trainer may be several processes, each with its part of the model. Then rank 0 writes the header, and tells the node
 when all of them have read or written.

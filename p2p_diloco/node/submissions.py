@@ -46,8 +46,8 @@ class SubmissionLog:
         return Submissions(self.counted, self.refused, tuple(bins))
 
     def ended(self, behind: Sequence[int | None], why: Sequence[str] = ()) -> str:
-        """Record the outcome of a submission; returns it as one sentence. `behind`: the staleness of each shard, None
-        if the shard was not counted; `why`: the reasons for the latter."""
+        """Record the outcome of a submission; returns it as one sentence. `behind`: the staleness of each shard; None:
+        the shard was not counted. `why`: the reasons why shards were not counted."""
         known = [epochs for epochs in behind if epochs is not None]
         if len(known) < len(behind):
             self.refused += list(why) != [ENDED]
@@ -60,8 +60,8 @@ class SubmissionLog:
         return f"submission {self.counted} was counted, {spread or self.staleness} epochs behind"
 
     def adjust(self, speed: float, others: Mapping[str, float]) -> str:
-        """At an exchange, adjust this peer's number of inner steps by its own and the others' speeds, in inner steps a
-        second; returns a sentence if it has changed."""
+        """At an exchange, adjust this peer's number of inner steps to its own speed and the other peers', in inner
+        steps a second. Returns a sentence if the number has changed."""
         if self._pace is None:
             return ""
         before, now = self._pace.steps, self._pace.adjust(speed, others.values())

@@ -67,7 +67,7 @@ class TensorWork:
         dtype = codecs.written_in(codec, "nearest")
         mean = weighted_mean(parts, self._run.config.codec, numel, dtype) if parts else torch.zeros(numel)
         payload = codecs.encode(mean, codec)
-        submissions = len(effect.contributions)  # the number in the log, even if they are ignored
+        submissions = len(effect.contributions)  # the commit lists them even if they are ignored
         digest = self._proposed(shard, payload, submissions, effect.meta, effect.buffered, effect.revision)
         return Averaged(shard, effect.base, digest, payload)
 
@@ -89,7 +89,7 @@ class TensorWork:
         return proposal.digest
 
     def damaged(self, state: State) -> bool:
-        """Whether a present state's tensors don't have the digest of its version."""
+        """Whether the present tensors of a shard have another digest than the shard's version names."""
         return self.store.digest(state.shard, meta_of(state)) != state.version.digest
 
     def apply(self, effect: Apply) -> Applied:
@@ -153,8 +153,8 @@ class TensorWork:
         return memoryview(b"".join(self.store.export(shard)))
 
     def encode(self, shard: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
-        """Encode a shard's pseudo-gradient from `delta` [numel], for contribution `id`. The result is that memory
-        itself if it has the codec's form already.
+        """Encode a shard's pseudo-gradient from `delta` [numel], for contribution `id`. If `delta` has the codec's form
+        already, the result is its memory, without a copy.
 
         The error of a codec of few bits is added to the next contribution, unless this one has no weight. Values that
         every peer would refuse are sent as zeros, because a refused contribution would be sent again for ever.
@@ -177,8 +177,8 @@ class TensorWork:
         return payload
 
     def merge(self, shard: int, carry: Carry, counted: ContributionId | None) -> None:
-        """Update the error feedback: the trainer merges a shard with this `carry`; `counted` is its last contribution
-        in a commit."""
+        """Update a shard's error feedback when the trainer merges the shard with this `carry`. `counted`: this peer's
+        last contribution to the shard that a commit counts."""
         if (feedback := self._feedback.get(shard)) is not None:
             feedback.merge(carry, counted)
 

@@ -131,7 +131,7 @@ class TrainerSide:
         shards, replica, config = tuple(message["shards"]), self._replica, self._run.config
         delta = self._shared.delta_in(written_in(config.codec, config.rounding))
         self._progress.send(message["n"], shards, message["samples"])
-        if message["stands"] and not self._asynchronous:  # there a shard may stay unmerged while training goes on
+        if message["stands"] and not self._asynchronous:  # in asynchronous mode shards may stay unmerged
             self._bases.stand(shards)
         id, weighs = replica.own.next_id, message["weight"] > WEIGHT_MIN
         payloads = []
@@ -247,7 +247,8 @@ class TrainerSide:
             self.ready()
 
     def changed(self) -> None:
-        """Record that some shard's state has changed. In asynchronous mode it is merged with the next answer."""
+        """Record that some shard's state has changed. In asynchronous mode the trainer is normally not told: its next
+        merge brings the new state."""
         self._publish()
         replica = self._replica
         if self._asynchronous and not (replica.finished or replica.own.left_behind):

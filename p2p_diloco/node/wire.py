@@ -37,7 +37,8 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Nudge:
-    """A request to contribute at each next inner step, until the run has made `goal` commits over all fragments."""
+    """A request to contribute after every inner step from now on, until the run has made `goal` commits, summed over
+    fragments."""
 
     goal: int
 

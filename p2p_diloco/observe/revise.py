@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The revision that the run is at or will adopt, and the names of the peers that know of it and that have adopted
-    it in all shards. `news`: whether this call asked for it."""
+    it in all shards. `news`: whether this call has made that revision; if not, the run had its rates already."""
 
     revision: Revision
     news: bool
@@ -144,7 +144,7 @@ async def _adopted(transport: Transport, founding: Founding, revision: Revision,
             return Outcome(revision, True, known, adopted)
         if clock() >= give_up_at:
             kept = f"{revising.RECORD_TTL_S / 60:.0f} minutes"
-            mend = f"check that its peers are up; the DHT keeps it for {kept}"
+            mend = f"check that its peers are up; the DHT keeps the revision for {kept}"
             wrong = f"no peer of the run {founding.run_id} has read {revision} within {within_s:g} s"
             raise GaveUpWaiting(wrong, mend=mend)
         await asyncio.sleep(LOOK_EVERY_S)

@@ -192,7 +192,7 @@ def _behind(peer: PeerStatus) -> str:
 
 
 def _buffered(peer: PeerStatus) -> str:
-    """How full the Delayed Nesterov buffers are, of the shards that the peer aggregates."""
+    """How full the Delayed Nesterov buffers are for the shards that the peer aggregates."""
     if (found := peer.buffered) is None:
         return UNKNOWN
     return str(found.least) if found.least == found.most else f"{found.least}–{found.most}"

@@ -35,7 +35,7 @@ ALONE = Rank()
 class Extent:
     """Elements [start, start + numel) of the flat vector: this process's part of a parameter.
 
-    `speaks`: whether this process writes them for the peer.
+    `speaks`: whether this process is the one that writes these elements into the peer's shared memory.
     """
 
     name: str
@@ -92,7 +92,7 @@ _HOMES = ("torch.distributed.tensor", "torch.distributed._tensor")
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor. If their module is not imported, there are none."""
+    """Whether a tensor is a DTensor. While the module of DTensor is not imported, no tensor is one."""
     kinds = (getattr(sys.modules.get(name), "DTensor", None) for name in _HOMES)
     return any(kind is not None and isinstance(tensor, kind) for kind in kinds)
 

@@ -33,8 +33,8 @@ log = logging.getLogger("p2p_diloco")
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An exchange under way: its request, the inner step after which it was sent, the steps since the sending before
-    it, and the time for which training stood still for it."""
+    """An exchange under way: the number of its request, the inner step after which it was sent, the inner steps since
+    the previous sending, and the time for which training has stood still for this exchange."""
 
     request: int
     at_step: int
@@ -95,8 +95,9 @@ class Hook:
         )
 
     def _global_step(self) -> int:
-        """Inner steps of the run: those that lead to its commits and to the exchange under way, plus this peer's own
-        since its last sending. In asynchronous mode the steps that lead to commits are divided by the live peers."""
+        """Inner steps of the run: those that led to its commits and to the exchange under way, plus this peer's own
+        since its last sending. In asynchronous mode the steps that led to commits are divided by the number of live
+        peers."""
         memory, merger, since = self._memory, self._merger, self._rhythm.steps
         if not self._asynchronous:
             return self._rhythm.interval * (merger.commits + (self._flight is not None)) + since
@@ -143,7 +144,7 @@ class Hook:
             with self.beside():
                 yield
         finally:
-            with suppress(P2PDilocoError):  # if the node has ended, the next step fails, not the end of a pause
+            with suppress(P2PDilocoError):  # if the node has ended, the next step reports that
                 self._node.tell("pause", on=False)
 
     def beside(self) -> AbstractContextManager[None]:
@@ -187,8 +188,8 @@ class Hook:
         return ahead and not self._asynchronous
 
     def _exchange(self, *, at_once: bool = False) -> bool:
-        """Contribute the fragment that is due; without overlap, or `at_once`, wait for its commits. False if none is
-        due."""
+        """Contribute the fragment that is due; without overlap, or `at_once`, wait for its commits. False if nothing
+        was contributed."""
         while True:
             began = self._times.waiting_s
             with self._merger.merged(measures=True) as due, self._times.part(PSEUDO_GRADIENT):
@@ -208,8 +209,8 @@ class Hook:
                 return True
 
     def _send(self, due: Due, began: float, *, stands: bool) -> Flight:
-        """Send the pseudo-gradient that was written for `due`. `began`: the waiting time up to now. `stands`: training
-        stands still until the result is merged.
+        """Send the pseudo-gradient that was written for `due`. `began`: the waiting time when this exchange began.
+        `stands`: training stands still until the result is merged.
 
         Raises:
             ConfigError: samples are the weight, and none were reported.
@@ -237,14 +238,14 @@ class Hook:
         return True
 
     def _wait_for_commits(self, flight: Flight) -> float | None:
-        """Wait for the other peers without a deadline, but for a run's `start_peers` at most `wait_timeout_s`. Returns
-        the seconds of the exchange that were hidden behind training; None: it never began."""
+        """Wait until an exchange is over: without a deadline, but for a run's `start_peers` at most `wait_timeout_s`.
+        Returns the seconds of the exchange that were hidden behind training; None: the exchange never began."""
         starting = self._config.start_peers > 1 and self._memory.epoch == 0
         timeout_s = self._wait_timeout_s if starting else math.inf
         before = self._times.group_s
         if not self._memory.stands_since:
             self._memory.stands_since = self._clock()
-        with self._times.part(GROUP):  # the node later says which part of it was something else
+        with self._times.part(GROUP):  # the node's answer moves some of this time to other parts
             self._memory.stands = 1
             try:
                 release = self._node.wait_for("release", n=flight.request, timeout_s=timeout_s)
@@ -279,7 +280,9 @@ class Hook:
             raise P2PDilocoError(
                 "training has diverged: twice in a row the model's parameters were not finite or too large", mend=mend
             )
-        log.warning("this round's local progress is not finite or too large: it is dropped, the global model loaded")
+        log.warning(
+            "this round's local progress is not finite or too large: it is dropped, and the global model is loaded"
+        )
         self._diverged = True
         with self._merger.merged(afresh=True):
             pass

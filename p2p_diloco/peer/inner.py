@@ -35,8 +35,8 @@ class InnerState:
         self._saved = 0
 
     def is_due(self, epoch: int) -> bool:
-        """Whether the outer state's newest checkpoint, of this epoch (0: there is none), is new since the last call.
-        Ask after each step."""
+        """Whether there is a new checkpoint of the outer state since the last call. `epoch`: the epoch of the newest
+        one; 0: there is none. Call this after each step."""
         before, self._saved = self._saved, epoch
         return epoch not in (0, before)
 
@@ -51,8 +51,8 @@ class InnerState:
 
 
 def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) -> Mapping[str, Any]:
-    """Load the inner state saved beside an outer checkpoint, or last before it, if it exists and fits; returns its
-    counters."""
+    """Load the inner state that was saved beside an outer checkpoint, or else the last one saved before it. Returns the
+    counters in it, or none if there is no inner state or it doesn't fit."""
     try:
         path = _beside(outer, _folder(outer.parent, rank))
         tensors, manifest = checkpoint.load(path)
@@ -86,8 +86,8 @@ def _state(optimizers: Sequence[Optimizer], counters: Mapping[str, Any]) -> dict
 
 
 def _beside(outer: Path, root: Path) -> Path:
-    """The folder with an outer checkpoint's name, or else the last one before it: commits may cause a checkpoint during
-    a step of this peer, which may be killed in that step."""
+    """The inner checkpoint with the outer checkpoint's name, or else the newest one before it: if this peer was killed
+    in the step in which the node made the outer one, there is no inner one of that name."""
     beside, number = root / outer.name, checkpoint.epoch_of(outer)
     if beside.is_dir():
         return beside

@@ -46,7 +46,7 @@ class Local(Protocol):
     """The operations of an exchange on the parameters, which may be in several processes."""
 
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """As `LocalModel.merge`; so are the methods below."""
+        """As `LocalModel.merge`. Each method below does the same as `LocalModel`'s of that name."""
 
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None: ...
 
@@ -89,7 +89,7 @@ class LocalModel:
 
     @torch.no_grad()
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """Load shards of θ, and carry over the progress since the old ones, by each shard's `Take`."""
+        """Load the new θ of these shards, and carry over the progress made since the old θ, by each shard's `Take`."""
         if self._sharded is not None:
             reshard(self._sharded)
         forgotten = [self._layout.shards[shard] for shard, take in takes.items() if take is Take.FORGET]
@@ -142,7 +142,7 @@ class LocalModel:
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
         """A copy of the global parameters by name, each with its parameter's shape, dtype, device and sharding. `kept`:
-        shards whose last loaded values are read, because θ is newer."""
+        shards that are read from `base`, because θ is newer than the values loaded last."""
         return {extent.name: extent.like(self._loaded(extent.start, extent.stop, kept)) for extent in self._all}
 
     def _loaded(self, start: int, stop: int, kept: Collection[int]) -> Tensor:
@@ -198,7 +198,7 @@ def _chunks(
     touched: list[tuple[Extent, list[tuple[int, int, int]]]], strided: list[tuple[Tensor, Tensor]]
 ) -> Iterator[tuple[Tensor, Span]]:
     """The pieces in `touched` as flat views of the parameters' memory, none longer than CHUNK_BYTES. A parameter that
-    isn't contiguous is copied into a dense tensor first: `strided` gets both."""
+    isn't contiguous is copied into a dense tensor first, and the pair of both is added to `strided`."""
     for extent, pieces in touched:
         values = extent.values()
         dense = values.contiguous()

@@ -20,9 +20,9 @@ class Metrics:
     """A peer's counters since it entered the run. `load_state_dict` adds those from before a restart."""
 
     sync_count: int = _total()
-    """Exchanges of this peer that were counted: a commit has every shard that it sent."""
+    """Exchanges of this peer that were counted: commits have counted every shard that was sent."""
     sent_count: int = _total()
-    """Exchanges that this peer made. Progress that one of them did not get counted is sent again with the next."""
+    """Exchanges that this peer made. Progress that no commit has counted is sent again with the next exchange."""
     local_step: int = _total()
     """Inner steps."""
     sync_every: int = 0
@@ -82,7 +82,7 @@ class Metrics:
 
     @property
     def encode_time_s(self) -> float:
-        """Pseudo-gradient and codec, while training stood still."""
+        """Seconds for pseudo-gradients and the codec, while training stood still."""
         return self.pseudo_gradient_time_s + self.codec_time_s
 
     @property

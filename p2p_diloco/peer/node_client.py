@@ -26,21 +26,21 @@ log = logging.getLogger("p2p_diloco")
 
 
 class NodeClient:
-    """The trainer's end of the channel to a node, and the memory shared with it. `how_it_ended` describes the end of a
-    node."""
+    """The trainer's end of the channel to a node, and the memory shared with it. `how_it_ended` returns a sentence
+    about how the node's process ended."""
 
     def __init__(self, channel: TrainerEnd, memory: SharedMemory, how_it_ended: Callable[[], str]) -> None:
         self.memory = memory
         self._channel, self._how_it_ended = channel, how_it_ended
         self._n = 0
         self._told, self._told_at = "", 0.0
-        self._kept: dict[int, Message] = {}  # answers by request that came before a call waited for them
+        self._kept: dict[int, Message] = {}  # answers that came before a call waited for them, by request
 
     def tell(self, kind: str, **values: object) -> None:
         """Send a message that has no answer.
 
         Raises:
-            P2PDilocoError: the node has ended; says why.
+            P2PDilocoError: the node has ended; the error says why.
         """
         try:
             self._channel.send({"kind": kind, **values})
@@ -51,7 +51,7 @@ class NodeClient:
         """Send a request; returns its number, which its answer carries.
 
         Raises:
-            P2PDilocoError: the node has ended; says why.
+            P2PDilocoError: the node has ended; the error says why.
         """
         self._n += 1
         self.tell(kind, n=self._n, **values)
@@ -74,7 +74,7 @@ class NodeClient:
         The node's reports of what it waits for are logged.
 
         Raises:
-            P2PDilocoError: the node has ended; says why.
+            P2PDilocoError: the node has ended; the error says why.
         """
         if n is not None and n in self._kept:
             return self._kept.pop(n)

@@ -202,9 +202,9 @@ class Peer:
 
     @property
     def digest(self) -> str:
-        """A hash of all shards' digests, equal on two peers if their whole outer states are equal. With one fragment
-        that is so at equal `epoch`; with several, if also the same fragments are ahead. Empty in the rare case that the
-        last merge mixed epochs, because one shard's commit was two heartbeats late."""
+        """A hash of all shards' digests, equal on two peers if their whole outer states are equal. With one fragment,
+        they are equal at the same `epoch`; with several, only if the same fragments are one outer step ahead. Empty in
+        the rare case that the last merge mixed epochs, because one shard's commit was two heartbeats late."""
         if self._entered.hook is None or self.config.mode == "async":
             return str(self._running.client.ask("ask", "told")["digest"])
         return self._standing.digest
@@ -229,7 +229,9 @@ class Peer:
     def _running(self) -> NodeProcess:
         node = self._entered.node
         if node is None:
-            raise UsageError("only rank 0 communicates with the run, and knows this", mend="ask for it on rank 0")
+            raise UsageError(
+                "only rank 0, which communicates with the run, knows this value", mend="ask for it on rank 0"
+            )
         return node
 
     @property

@@ -62,8 +62,8 @@ class OtherRanks:
             if (message := link.receive(TELL_EVERY_S)) is not None:
                 return message
             log.info("rank 0 waits for rank %d", rank)
-        mend = "every rank makes the same calls of the peer"
-        raise RankDied(f"rank {rank} has not come to rank 0's call in {RANK_S:g} s", mend=mend)
+        mend = "make the same calls of the peer on every rank"
+        raise RankDied(f"rank {rank} has sent nothing to rank 0 for {RANK_S:g} s", mend=mend)
 
     def together(self, kind: str, own: Callable[[], None], **values: object) -> list[Message]:
         """Have all ranks, this one included, carry out a command; returns the answers of the others."""
@@ -73,7 +73,7 @@ class OtherRanks:
 
     @contextmanager
     def call(self, name: str, standing: Callable[[], Standing]) -> Iterator[list[Message]]:
-        """A call that every rank makes; yields the other ranks' messages. At the block's end all go on.
+        """A call that every rank makes; yields the other ranks' messages. At the block's end all ranks go on.
 
         Raises:
             RankDied: a rank has ended, or makes another call.
@@ -84,7 +84,7 @@ class OtherRanks:
                 if message["call"] != name:
                     raise RankDied(
                         f"rank {rank} calls {message['call']} where rank 0 calls {name}",
-                        mend="every rank makes the same calls of the peer, in the same order",
+                        mend="make the same calls of the peer on every rank, in the same order",
                     )
             yield said
             self.tell("go on", standing=asdict(standing()))

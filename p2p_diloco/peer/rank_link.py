@@ -35,7 +35,7 @@ class RankLink:
 
         Raises:
             RankDied: the other rank has ended.
-            P2PDilocoError: the error with which it failed.
+            P2PDilocoError: the error with which the other rank failed.
         """
         try:
             message = self._connection.receive(timeout_s)

@@ -34,10 +34,10 @@ class Rank0Client(RankLink):
         self._rank, self._socket = rank, sock
 
     def memory(self, numel: int) -> SharedMemory:
-        """Receive the memory that rank 0 shares with its node; it comes first on the connection.
+        """Receive the memory that rank 0 shares with its node. Nothing else comes before it on the connection.
 
         Raises:
-            RankDied: it has ended.
+            RankDied: rank 0 has ended.
         """
         try:
             fd = borrow(self._socket)
@@ -52,7 +52,7 @@ class Rank0Client(RankLink):
         """Wait for rank 0's next message, without a deadline, because rank 0 may wait for other peers.
 
         Raises:
-            RankDied: it has ended.
+            RankDied: rank 0 has ended.
             P2PDilocoError: the error with which rank 0 ended the call.
         """
         while (message := self.receive(WAIT_S)) is None:
@@ -62,7 +62,7 @@ class Rank0Client(RankLink):
     def failed(self, error: BaseException) -> None:
         """Tell rank 0 that this rank can't go on, if rank 0 still listens."""
         if not isinstance(error, P2PDilocoError):
-            error = P2PDilocoError(f"rank {self._rank} failed: {error!r}", mend="see its log")
+            error = P2PDilocoError(f"rank {self._rank} failed: {error!r}", mend="see the log of that rank")
         self.fail(error)
 
 
@@ -108,7 +108,8 @@ class RankNHook:
         return read
 
     def serve(self, into: dict[str, Tensor] | None = None) -> None:
-        """Carry out rank 0's commands until all go on; global values that are read go into `into`."""
+        """Carry out rank 0's commands until it tells all ranks to go on. Global values that are read are put into
+        `into`."""
         while (message := self._rank0.next())["kind"] != "go on":
             try:
                 answer = self._carried_out(message, into)
@@ -133,11 +134,11 @@ class RankNHook:
             case {"kind": "look at delta", "shards": shards}:
                 return {"fine": self._local.may_be_sent(shards)}
             case {"kind": "read", "kept": kept}:
-                assert into is not None, "rank 0 has what to read only where all ranks ask for it"
+                assert into is not None, "ranks read global values only while all of them call global_state_dict()"
                 into.update(self._local.global_values(kept))
             case {"kind": "save", **values}:
                 if self._save is not None:
                     self._save(**values)
             case _:
-                raise AssertionError(f"rank 0 says {message}")
+                raise AssertionError(f"rank 0 sent an unknown command: {message}")
         return {}

@@ -33,7 +33,8 @@ _HELLO_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The group of one peer's processes, in one of them. `process_group`: torch's, for small tensors on `device`."""
+    """The group of one peer's processes, as one of them sees it. `rank`: that process's; `process_group`: torch's, for
+    small tensors on `device`."""
 
     rank: Rank
     process_group: Any
@@ -68,7 +69,8 @@ def group_of(model: nn.Module | None) -> Group | None:
 
 
 def _whole_world(process_group: Any, device: torch.device, what: str) -> Group:
-    """The group, which must contain all of torch.distributed's processes. `what` is spread over it."""
+    """The group, which must contain all of torch.distributed's processes. `what`: the name of the part of the model
+    that is spread over the group, for an error."""
     rank, count = (ask(process_group) for ask in (torch.distributed.get_rank, torch.distributed.get_world_size))
     world = torch.distributed.get_world_size()
     if count != world:
@@ -157,10 +159,10 @@ def _to_rank_0(group: Group) -> socket.socket:
     """Another rank's socket to rank 0."""
     place = _broadcast(group, "")
     if not place:
-        raise RankDied("rank 0 can't be joined", mend="see its log")
+        raise RankDied("rank 0 takes no connections", mend="see the log of rank 0")
     sock = _reached(place)
     _all_have_come(group, sock is not None)
-    assert sock is not None, "a rank that did not come has been told so"
+    assert sock is not None, "a rank that could not connect has got an error already"
     sock.settimeout(COME_S)
     sock.sendall(group.rank.index.to_bytes(_HELLO_BYTES, "big"))
     return sock
@@ -179,7 +181,7 @@ def _accepted(listener: socket.socket, count: int) -> list[socket.socket]:
     except OSError as error:
         for sock in found.values():
             sock.close()
-        raise RankDied(f"not all ranks came to rank 0 ({error})", mend="start the group again") from None
+        raise RankDied(f"not all ranks have connected to rank 0 ({error})", mend="start the group again") from None
     return [found[rank] for rank in range(1, count)]
 
 

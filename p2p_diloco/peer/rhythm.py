@@ -70,7 +70,8 @@ class Rhythm:
         return is_over(self._clock() - self._round_at, self.step_time_s, share * planned_s)
 
     def planned(self) -> int:
-        """The H to report with a contribution that is sent now; with pace="time" from the steps made."""
+        """The H to report with a contribution that is sent now; with pace="time" it follows from the steps made in this
+        round."""
         if self._by_time and self.steps:
             self.sync_every = self.steps * self._fragments
         return self.sync_every

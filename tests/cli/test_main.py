@@ -138,7 +138,7 @@ def test_further_ranks_of_torchrun_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("RANK", "2")
     assert carry_out([*TO, "--", "true"]) == 3
-    assert "join comes before torchrun" in capsys.readouterr().err
+    assert "write torchrun after the --" in capsys.readouterr().err
 
 
 class Misused(Exception):

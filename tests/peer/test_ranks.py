@@ -190,7 +190,7 @@ def test_ranks_out_of_step_are_told_so(pair: Pair) -> None:
 def test_a_rank_that_does_not_come_is_given_up(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank0, "RANK_S", 0.2)
     monkeypatch.setattr(rank0, "TELL_EVERY_S", 0.05)
-    with pytest.raises(RankDied, match="rank 1 has not come"):
+    with pytest.raises(RankDied, match="rank 1 has sent nothing"):
         pair.leading.step()
 
 

@@ -26,8 +26,8 @@ NODE_PROGRAM = "p2p_diloco.node"
 class Round:
     """One round of one group, in seconds. `took_s`: the time of the slowest peer, for which the others wait.
 
-    `parts`: those of the slowest peer. `cpu_s`: of all peers together, by kind of process. Waiting and hidden time: the
-    mean over peers.
+    `parts`: the slowest peer's times by part. `cpu_s`: processor time of all peers together, by kind of process.
+    `waiting_s`, `hidden_s`: the mean over peers.
     """
 
     took_s: float
@@ -39,7 +39,8 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of memory of one peer's processes, at most or at one moment. `shared`: bytes that two of them count."""
+    """Bytes of memory of one peer's processes, at their peak or at one moment. `shared`: bytes that are counted for two
+    of them."""
 
     by_role: Mapping[str, int]
     shared: int = 0
