@@ -56,6 +56,12 @@ def bootstrap(
         help="File that keeps its identity, and so its address, across restarts; unset: a new one.",
         metavar="PATH",
     ),
+    relay_mbit: float | None = Option(
+        None,
+        help="Mbit/s that it passes on between peers that can't reach each other; 0: none.",
+        metavar="X",
+        show_default="50",
+    ),
     as_json: bool = Option(False, "--json", help="Print the addresses as one JSON object."),
     logs: str = LOGS,
     debug: bool = DEBUG,
@@ -69,6 +75,7 @@ def bootstrap(
         "announce_maddrs": announce_maddrs,
         "initial_peers": initial_peers,
         "identity_path": identity_path,
+        "relay_mbit": relay_mbit,
     }
     serve(host, port, given(PeerConfig, flags), as_json=as_json)
 

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def serve(host: str, port: int, flags: Mapping[str, object], *, as_json: bool) -> None:
-    """Serve the DHT until a signal comes. `flags`: further settings of a peer that were given.
+    """Serve the DHT, and relay, until a signal comes. `flags`: further settings of a peer that were given.
 
     Raises:
         UsageError: a host or a port can't be read. AddressError: an address can't be read. ConfigError: the identity's
@@ -93,10 +93,15 @@ async def _serve(peer: PeerConfig, as_json: bool, of: type[DhtPeer]) -> None:
         identity_path=None if peer.identity_path is None else str(peer.identity_path),
         on_daemon_death=fail,
     )
+    from p2p_diloco.net.relay import Relay
+
+    relay = Relay(seed.daemon, peer.relay_mbit)
     try:
+        await relay.start()
         typer.echo(announcement(seed.daemon.addresses, as_json=as_json))
         if all(is_loopback(address) for address in seed.daemon.addresses):
             log.warning("listening on loopback alone: only this machine can join; --host 0.0.0.0 opens it to others")
         await died
     finally:
+        await relay.close()
         await seed.close()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from p2p_diloco.cli.loop import run
 from p2p_diloco.errors import ConfigError, reason
+from p2p_diloco.net.greeting import no_answer
 from p2p_diloco.net.reasons import none_reached
 
 PROBE_S = 5.0
@@ -24,7 +25,6 @@ _NOT_FREE = {
     errno.EACCES: ("needs an administrator", "choose a port from 1024 on"),
 }
 """The words and the mend for each system error on an address to listen on."""
-_GREETING = b"\x13/multistream/1.0.0\n"  # the first bytes that a libp2p listener sends over TCP
 
 
 def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> None:
@@ -67,29 +67,5 @@ async def _reason(address: str) -> str | None:
     """Check an initial peer's address: the reason why no peer can be there, or None if there may be one."""
     match address.rstrip("/").split("/"):
         case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, "p2p", _]:
-            asking = _greeted(host, int(port))
-        case _:
-            return None
-    try:
-        return await asyncio.wait_for(asking, PROBE_S)
-    except asyncio.TimeoutError:
-        return f"timed out after {PROBE_S:g} s: a firewall, or no such machine"
-    except ConnectionRefusedError:
-        return "connection refused: nothing listens there"
-    except socket.gaierror:
-        return "no machine of that name"
-    except OSError as error:
-        return reason(error)
-
-
-async def _greeted(host: str, port: int) -> str | None:
-    """Connect by TCP and read libp2p's greeting; returns what is wrong with the listener, or None."""
-    reader, writer = await asyncio.open_connection(host, port)
-    try:
-        said = await asyncio.wait_for(reader.read(len(_GREETING)), PROBE_S / 2)
-    except asyncio.TimeoutError:
-        return "something listens there but sends nothing: no p2p-diloco, or one that hangs"
-    finally:
-        writer.close()
-    greeted = said and _GREETING.startswith(said)
-    return None if greeted else "something else answers there, no p2p-diloco"
+            return await no_answer(host, int(port), PROBE_S)
+    return None

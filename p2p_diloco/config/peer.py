@@ -42,7 +42,7 @@ class PeerConfig(Settings):
         default=None, description="File that keeps this peer's identity across restarts; unset: a new one each time."
     )
     client_mode: bool = Field(
-        default=False, description="Take no incoming connections: such a peer contributes but never aggregates."
+        default=False, description="Listen nowhere: such a peer aggregates only while no other peer can be dialled."
     )
     direct: bool = Field(
         default=True,
@@ -50,6 +50,13 @@ class PeerConfig(Settings):
     )
     direct_port: int = Field(
         default=0, ge=0, le=65535, description="TCP port for direct connections; 0: the system chooses one."
+    )
+    relay_mbit: Annotated[float, Field(ge=0, allow_inf_nan=False)] = Field(
+        default=50.0,
+        description="Mbit/s that this peer passes on between peers that can't reach each other; 0: none.",
+    )
+    map_port: bool = Field(
+        default=False, description="Ask the router to forward a port to this peer (UPnP or NAT-PMP)."
     )
     checkpoint_dir: Path | None = Field(default=None, description="Folder for checkpoints; unset: none are kept.")
     save_every: int = Field(default=10, ge=1, description="Outer steps between two checkpoints.")

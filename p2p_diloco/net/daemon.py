@@ -52,8 +52,10 @@ class Daemon:
         client_mode: bool,
         timeout_s: float,
         on_death: Callable[[str], None] | None,
+        map_port: bool = False,
     ) -> Daemon:
-        """Start a daemon that listens at `host_maddrs`, or nowhere in client mode.
+        """Start a daemon that listens at `host_maddrs`, or nowhere in client mode. `map_port`: it asks the router to
+        forward its port, by UPnP or NAT-PMP.
 
         Raises:
             ConfigError: the daemon can't listen at these addresses, or can't announce the given ones.
@@ -67,7 +69,7 @@ class Daemon:
                 dht_mode="client" if client_mode else "server",
                 no_listen=client_mode,
                 use_relay=False,
-                nat_port_map=False,
+                nat_port_map=map_port,
                 auto_nat=False,
                 startup_timeout=timeout_s,
             )

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from p2p_diloco.errors import Refused
@@ -57,11 +57,16 @@ class DhtPeer:
         announce_maddrs: Sequence[str] = (),
         identity_path: str | None = None,
         client_mode: bool = False,
+        map_port: bool = False,
         startup_timeout_s: float = 60.0,
         on_daemon_death: Callable[[str], None] | None = None,
+        on_reached: Callable[[Daemon, Sequence[str]], Awaitable[bool]] | None = None,
     ) -> DhtPeer:
         """Start a daemon and join the DHT of the initial peers; at least one must answer. Without initial peers, found
         a DHT.
+
+        `on_reached`: called with the daemon and the initial peers that answer; returns whether other peers can dial
+        this one. If not, this peer serves no records, because requests for them would not reach it.
 
         Raises:
             as `HivemindTransport.create`.
@@ -76,17 +81,19 @@ class DhtPeer:
                 host_maddrs=host_maddrs,
                 announce_maddrs=announce_maddrs,
                 client_mode=client_mode,
+                map_port=map_port,
                 timeout_s=startup_timeout_s,
                 on_death=on_daemon_death,
             )
             made.push_async_callback(daemon.close)
             identity.forget_if_ephemeral()
             reached = await _greet(daemon, initial_peers)
+            serves = not client_mode and (on_reached is None or await on_reached(daemon, reached))
             records = SignedRecords.of(key)
             node = await DHTNode.create(
                 p2p=daemon.p2p,
                 initial_peers=reached or None,
-                client_mode=client_mode,
+                client_mode=not serves,
                 record_validator=records,
                 wait_timeout=RPC_S,
                 ensure_bootstrap_success=False,  # checked below, with errors of our own

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 
 from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.net.attempts import first
 from p2p_diloco.net.listener import present
 from p2p_diloco.net.offer import Offer
 from p2p_diloco.net.pipe import Pipe
@@ -36,7 +37,8 @@ async def dial(offer: Offer, addresses: Iterable[str], role: bytes, timeout_s: f
     async def attempt(host: str, port: int, family: int) -> Pipe:
         return await present(await connect(host, port, family, offer.certificate), offer.ticket, role)
 
-    return await asyncio.wait_for(_first([partial(attempt, *place) for place in places]), timeout_s)
+    attempts = [partial(attempt, *place) for place in places]
+    return await asyncio.wait_for(first(attempts, stagger_s=STAGGER_S, discard=Pipe.abort), timeout_s)
 
 
 def places_of(ports: Iterable[tuple[int, int]], addresses: Iterable[str]) -> list[tuple[str, int, int]]:
@@ -51,33 +53,3 @@ def places_of(ports: Iterable[tuple[int, int]], addresses: Iterable[str]) -> lis
                         family = socket.AF_INET if version == 4 else socket.AF_INET6
                         places[host, port, int(family)] = None
     return list(places)[:PLACES_MAX]
-
-
-async def _first(attempts: Sequence[Callable[[], Coroutine[object, object, Pipe]]]) -> Pipe:
-    """The result of the first attempt that succeeds. The next attempt begins when one has failed, or after `STAGGER_S`.
-
-    Raises:
-        OSError: every attempt failed; the error is that of the last one.
-    """
-    waiting, running = list(attempts), set[asyncio.Task[Pipe]]()
-    error: BaseException = OSError("no address")
-    try:
-        while waiting or running:
-            if waiting:
-                running.add(asyncio.create_task(waiting.pop(0)()))
-            timeout_s = STAGGER_S if waiting else None
-            done, _ = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                if (failure := task.exception()) is None:
-                    running.discard(task)
-                    return task.result()
-                error = failure
-            running -= done
-        raise error
-    finally:
-        for task in running:
-            task.cancel()
-        if running:
-            for outcome in await asyncio.gather(*running, return_exceptions=True):
-                if isinstance(outcome, Pipe):
-                    outcome.abort()

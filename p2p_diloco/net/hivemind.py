@@ -5,17 +5,26 @@ Law: connects the parts; decides nothing. Importing it loads torch, so import it
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from p2p_diloco.addresses import host
+from p2p_diloco.addresses import host, is_loopback
+from p2p_diloco.net.addresses import leads_over_a_relay, peer_of
+from p2p_diloco.net.circuits import Circuits
+from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.direct import DirectChannel, Opened
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import VERSION
-from p2p_diloco.net.interface import Inbox, Limits, Traffic
+from p2p_diloco.net.interface import Inbox, Limits, Reach, Traffic
+from p2p_diloco.net.paths import Paths
 from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.reach import DialBack, ReachFinder, ask_all, together
+from p2p_diloco.net.relay import RELAY_MBIT, Relay
 from p2p_diloco.net.signing import signer
+
+log = logging.getLogger(__name__)
 
 DIRECT = "/direct"
 """The suffix of the protocol by which peers ask for direct connections."""
@@ -24,11 +33,11 @@ DIRECT = "/direct"
 class HivemindTransport:
     """A `Transport` over libp2p, for one peer of a run. Made by `create`, ended by `close`."""
 
-    def __init__(self, dht: DhtPeer, exchange: Exchange, traffic: Traffic) -> None:
+    def __init__(self, dht: DhtPeer, exchange: Exchange, circuits: Circuits, finder: ReachFinder, relay: Relay) -> None:
         self.peer_id = dht.peer_id
-        self.traffic = traffic
-        self._dht = dht
-        self._exchange = exchange
+        self.traffic = exchange.streams.traffic
+        self._dht, self._exchange = dht, exchange
+        self._circuits, self._finder, self._relay = circuits, finder, relay
 
     @property
     def limits(self) -> Limits:
@@ -38,6 +47,11 @@ class HivemindTransport:
     @limits.setter
     def limits(self, limits: Limits) -> None:
         self._exchange.streams.limits = limits
+
+    @property
+    def reach(self) -> Reach:
+        """As `Transport.reach`."""
+        return self._finder.now
 
     @classmethod
     async def create(
@@ -50,15 +64,19 @@ class HivemindTransport:
         announce_maddrs: Sequence[str] = (),
         identity_path: str | None = None,
         client_mode: bool = False,
+        map_port: bool = False,
         direct: bool = True,
         direct_port: int = 0,
+        relay_mbit: float = RELAY_MBIT,
         limits: Limits | None = None,
         startup_timeout_s: float = 60.0,
         on_daemon_death: Callable[[str], None] | None = None,
+        on_reach: Callable[[Reach], None] = lambda reach: None,
     ) -> HivemindTransport:
         """Start a daemon, join the DHT of the initial peers (or found one), and listen for the run's messages.
 
-        `direct`: send payloads over direct connections wherever one can be made.
+        `direct`: send payloads over direct connections wherever one can be made. `map_port`: ask the router to forward
+        a port. `relay_mbit`: as for `Relay`. `on_reach` is called when `reach` changes.
 
         Raises:
             AddressError: an initial peer's address can't be read.
@@ -68,6 +86,7 @@ class HivemindTransport:
         """
         limits, traffic = limits or Limits(), Traffic()
         channel: DirectChannel | None = None
+        answers: dict[str, DialBack] = {}
 
         def daemon_died(why: str) -> None:
             """End the direct connections too: peers that still hold one would not notice that this peer can't be
@@ -77,25 +96,44 @@ class HivemindTransport:
             if on_daemon_death is not None:
                 on_daemon_death(why)
 
+        async def can_be_dialled(daemon: Daemon, reached: Sequence[str]) -> bool:
+            answers.update(await ask_all(daemon, [peer_of(address) for address in reached]))
+            return not together(daemon.addresses, answers.values()).private
+
         dht = await DhtPeer.create(
             initial_peers=initial_peers,
             host_maddrs=host_maddrs,
             announce_maddrs=announce_maddrs,
             identity_path=identity_path,
             client_mode=client_mode,
+            map_port=map_port,
             startup_timeout_s=startup_timeout_s,
             on_daemon_death=daemon_died,
+            on_reached=can_be_dialled,
         )
         daemon, protocol = dht.daemon, f"/p2p-diloco/{VERSION}/{run_id}"
 
         async def dial(peer: str, protocol: str = protocol) -> Opened:
-            return await daemon.open_stream(peer, protocol, timeout_s=exchange.streams.limits.connect_timeout_s)
+            return await paths.open(peer, protocol, timeout_s=exchange.streams.limits.connect_timeout_s)
 
         async def serve(peer: str, pipe: Pipe, seen_at: str) -> None:
             await exchange.receiver.serve(peer, pipe)
 
+        def linked() -> list[str]:
+            """The peers that this one is connected to."""
+            return [*map(peer_of, initial_peers), *exchange.sender.linked()]
+
+        def reach_changed(reach: Reach) -> None:
+            _tell(reach)
+            circuits.register(initial_peers if reach.private else ())
+            on_reach(reach)
+
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
-        transport = cls(dht, exchange, traffic)
+        circuits = Circuits(daemon, dht.sign)
+        paths = Paths(daemon, circuits, exchange.sender.linked)
+        relay = Relay(daemon, relay_mbit)
+        finder = ReachFinder(daemon, answers, linked, reach_changed)
+        transport = cls(dht, exchange, circuits, finder, relay)
         try:
             if direct:
                 channel = exchange.sender.direct = DirectChannel(
@@ -107,7 +145,12 @@ class HivemindTransport:
                     port=direct_port,
                 )
                 await daemon.serve_streams(protocol + DIRECT, channel.answer)
+                await circuits.serve(protocol + DIRECT, channel.answer)
             await daemon.serve_streams(protocol, serve)
+            await circuits.serve(protocol, serve)
+            await relay.start()
+            circuits.register(initial_peers if finder.now.private else ())
+            _tell(finder.now)
         except BaseException:
             await transport.close()
             raise
@@ -119,11 +162,15 @@ class HivemindTransport:
 
     def addresses(self) -> list[str]:
         """As `Transport.addresses`."""
-        return list(self._dht.daemon.addresses)
+        own = self._dht.daemon.addresses
+        if not self.reach.private:
+            return [*self._finder.mapped, *own]
+        return [*self._circuits.addresses, *(address for address in own if not is_loopback(address))]
 
     async def introduce(self, peer: str, addresses: Sequence[str]) -> None:
         """As `Transport.introduce`."""
-        self._dht.daemon.introduce(peer, addresses)
+        self._dht.daemon.introduce(peer, [a for a in addresses if not leads_over_a_relay(a)])
+        self._circuits.introduce(peer, addresses)
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
         """As `Transport.store`."""
@@ -143,5 +190,16 @@ class HivemindTransport:
 
     async def close(self) -> None:
         """As `Transport.close`."""
+        await self._finder.close()
+        await self._circuits.close()
         await self._exchange.close()
+        await self._relay.close()
         await self._dht.close()
+
+
+def _tell(reach: Reach) -> None:
+    if reach.private:
+        log.info("no other peer can dial this one: %s", reach.why)
+        log.info("it exchanges over connections that it dials, and through relays where the other peer is private too")
+    elif reach.kind != "unknown":
+        log.info("%s", reach.why)

@@ -167,6 +167,20 @@ class Traffic:
         return entry
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Whether other peers can dial this one, as far as they have told. `kind`: "public", at one of its own addresses;
+    "mapped", at a router's address that leads to it; "private", not at all; or "unknown"."""
+
+    kind: str = "unknown"
+    why: str = "no peer has told yet"
+
+    @property
+    def private(self) -> bool:
+        """Whether no other peer can dial this one, so that it shouldn't aggregate."""
+        return self.kind == "private"
+
+
 class Transport(Protocol):
     """A node's access to the network. `limits` bounds every call, and may be replaced: calls that begin later use the
     new ones. Every call may be cancelled."""
@@ -174,6 +188,11 @@ class Transport(Protocol):
     peer_id: str
     limits: Limits
     traffic: Traffic
+
+    @property
+    def reach(self) -> Reach:
+        """Whether other peers can dial this one."""
+        ...
 
     async def send(self, peer: str, header: bytes, payload: memoryview | None = None) -> None:
         """Send a message to a peer; returns once the peer's inbox has accepted it.

@@ -52,6 +52,10 @@ class OnePerPeer(Generic[T]):
         finally:
             del self._opening[peer]
 
+    def peers(self) -> list[str]:
+        """The peers that have an object."""
+        return list(self._opened)
+
     def drop(self, peer: str, one: T) -> None:
         """Remove this object, so that the next call of `to` opens another."""
         if self._opened.get(peer) is one:

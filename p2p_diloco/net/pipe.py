@@ -41,12 +41,13 @@ class Pipe(asyncio.BufferedProtocol):
 
     def __init__(self, transport: asyncio.Transport, *, keep: object = None) -> None:
         self._loop = asyncio.get_running_loop()
-        self._transport = transport
+        self.transport = transport
         self._keep = keep  # a StreamWriter closes its transport when it is garbage-collected, so keep it
         self._encrypts = transport.get_extra_info("sslcontext") is not None
         sock = transport.get_extra_info("socket")
-        self.paced: Paced | None = TcpSocket(sock) if self._encrypts else None
-        """Limits the connection's rate; None for a stream to the daemon."""
+        over_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
+        self.paced: Paced | None = TcpSocket(sock) if self._encrypts and over_tcp else None
+        """Limits the connection's rate; None for a stream to the daemon, also for an encrypted one."""
         if self._encrypts:
             transport.set_write_buffer_limits(high=1)
         else:
@@ -69,10 +70,11 @@ class Pipe(asyncio.BufferedProtocol):
         self._sent: asyncio.Future[None] | None = None
 
     @classmethod
-    async def adopt(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Pipe:
-        """Take over the stream of a reader and a writer, with the bytes that the reader already holds."""
+    async def adopt(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, below: Pipe | None = None) -> Pipe:
+        """Take over the stream of a reader and a writer, with the bytes that the reader already holds. `below`: the
+        pipe that carries the stream."""
         transport = cast(asyncio.Transport, writer.transport)
-        pipe = cls(transport, keep=writer)
+        pipe = cls(transport, keep=(writer, below))
         transport.set_protocol(pipe)
         ended = bool(getattr(reader, "_eof", False))  # StreamReader has no public way to ask this
         reader.feed_eof()
@@ -101,7 +103,7 @@ class Pipe(asyncio.BufferedProtocol):
         self.unread += self._scratch[:nbytes]
         if len(self.unread) >= _UNREAD_BYTES_MAX and not self._paused_reading:
             self._paused_reading = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         _wake(self._reader)
 
     def eof_received(self) -> None:
@@ -178,7 +180,7 @@ class Pipe(asyncio.BufferedProtocol):
     def write(self, data: bytes) -> None:
         """Queue bytes, in the order of the calls. If the stream has ended they are dropped; reading reports the end."""
         if self.ended is None:
-            self._transport.write(data)
+            self.transport.write(data)
 
     async def drain(self, timeout_s: float | None) -> None:
         """Wait until the transport's buffer has room.
@@ -214,7 +216,7 @@ class Pipe(asyncio.BufferedProtocol):
             return
         while self.ended is None and self._writable.is_set() and not sent.done():
             if (chunk := next(self._chunks, None)) is not None:
-                self._transport.write(chunk if self._encrypts else bytes(chunk))  # without TLS it may keep the chunk
+                self.transport.write(chunk if self._encrypts else bytes(chunk))  # without TLS it may keep the chunk
             else:
                 sent.set_result(None)
         if self.ended is not None and not sent.done():
@@ -234,13 +236,13 @@ class Pipe(asyncio.BufferedProtocol):
     def close(self) -> None:
         """Close once the written bytes have left, after `CLOSE_S` at the latest."""
         self._end("closed by this peer")
-        self._transport.close()
-        self._loop.call_later(CLOSE_S, self._transport.abort)
+        self.transport.close()
+        self._loop.call_later(CLOSE_S, self.transport.abort)
 
     def abort(self) -> None:
         """Close now, and drop the bytes not sent yet."""
         self._end("closed by this peer")
-        self._transport.abort()
+        self.transport.abort()
 
     def _end(self, why: str) -> None:
         if self.ended is None:
@@ -252,7 +254,7 @@ class Pipe(asyncio.BufferedProtocol):
     def _resume_reading(self) -> None:
         if self._paused_reading and self.ended is None:
             self._paused_reading = False
-            self._transport.resume_reading()
+            self.transport.resume_reading()
 
 
 def _wake(waiter: asyncio.Future[None] | None) -> None:

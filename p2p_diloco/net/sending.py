@@ -51,6 +51,10 @@ class Sender:
             async with self._sending:
                 await self._send_payload(peer, header, payload.cast("B"))
 
+    def linked(self) -> list[str]:
+        """The peers to which a link is open."""
+        return self._links.peers()
+
     def end(self) -> None:
         """Open no more streams."""
         self._links.end()

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from p2p_diloco.net import tcp
+from p2p_diloco.net.pipe import Pipe
 
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -48,7 +49,8 @@ class Certificate:
         self.context.num_tickets = 0  # sessions are never resumed
         plain = serialization.NoEncryption()
         secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
-        _load(self.context, secret + made.public_bytes(serialization.Encoding.PEM))
+        self._pem = secret + made.public_bytes(serialization.Encoding.PEM)
+        _load(self.context, self._pem)
 
     async def accept(self, sock: socket.socket) -> Connection:
         """Accept a connection and do the handshake as its listener. The caller sets the deadline, by cancelling.
@@ -61,6 +63,21 @@ class Certificate:
         tcp.set_up(sock)
         transport, _ = await loop.connect_accepted_socket(lambda: protocol, sock, ssl=self.context)
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+    def mutual(self, other: bytes, *, dials: bool) -> ssl.SSLContext:
+        """A context for a connection at which each end shows its certificate; `other` is that of the other end (DER).
+
+        Raises:
+            OSError: `other` can't be read.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if dials else ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(cadata=other)
+        _load(context, self._pem)
+        if not dials:
+            context.num_tickets = 0
+        return context
 
 
 def _load(context: ssl.SSLContext, pem: bytes) -> None:
@@ -93,3 +110,27 @@ async def connect(host: str, port: int, family: int, certificate: bytes) -> Conn
         writer.transport.abort()
         raise
     return reader, writer
+
+
+async def secured(pipe: Pipe, certificate: Certificate, other: bytes, *, dials: bool) -> Pipe:
+    """Encrypt a stream on which no bytes are on their way. `other`: the certificate that the other end must show (DER);
+    `dials`: whether this end speaks first. The caller sets the deadline, by cancelling.
+
+    Raises:
+        OSError: the handshake failed, or the other end holds another certificate.
+    """
+    context = certificate.mutual(other, dials=dials)
+    reader = asyncio.StreamReader()
+    loop, protocol = asyncio.get_running_loop(), asyncio.StreamReaderProtocol(reader)
+    transport = await loop.start_tls(
+        pipe.transport, protocol, context, server_side=not dials, server_hostname=_NAME if dials else None
+    )
+    if transport is None:
+        raise ConnectionResetError("the stream ended during the handshake")
+    try:
+        if transport.get_extra_info("ssl_object").getpeercert(True) != other:
+            raise PermissionError("the other end showed another certificate than the one that it signed")
+        return await Pipe.adopt(reader, asyncio.StreamWriter(transport, protocol, reader, loop), below=pipe)
+    except BaseException:
+        transport.abort()
+        raise

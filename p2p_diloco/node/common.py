@@ -60,7 +60,7 @@ class Common:
             transport.peer_id,
             run.rules,
             role=local.role,
-            eligible=not local.client_mode,
+            eligible=not transport.reach.private,
             incarnation=born,
             now=asyncio.get_running_loop().time(),
         )

@@ -81,6 +81,8 @@ async def _open_transport(
             announce_maddrs=local.announce_maddrs,
             identity_path=None if local.identity_path is None else str(local.identity_path),
             client_mode=local.client_mode,
+            map_port=local.map_port,
+            relay_mbit=local.relay_mbit,
             direct=local.direct,
             direct_port=local.direct_port,
             limits=LIMITS,

@@ -55,6 +55,7 @@ class Reporter:
             last_round=shared.last_round,
             bandwidth=int(replica.roster.mine.bandwidth) or None,
             ways=Ways.counted(way for peer, way in traffic.ways().items() if peer in alive),
+            reach=None if common.transport.reach.kind == "unknown" else common.transport.reach.kind,
             aggregates=aggregates,
             aggregates_count=len(aggregates),
             round=None if round_now is None or asynchronous else RoundProgress(*round_now),

@@ -137,6 +137,8 @@ class PeerStatus:
     bandwidth: int | None = None
     """Bandwidth of the peer's link in bytes a second, in the slower direction."""
     ways: Ways | None = None
+    reach: str | None = None
+    """Whether other peers can dial the peer: public, mapped (at its router's address) or private; None: unknown."""
     aggregates: tuple[int, ...] = ()
     """The shards that the peer aggregates now, at most `AGGREGATES_MAX` of them."""
     aggregates_count: int = 0

@@ -83,9 +83,16 @@ SECTIONS = (
             "waiting": lambda _, peer: _seconds(peer.waiting_s),
             "sent": lambda _, peer: bytes_of(peer.bytes_sent),
             "received": lambda _, peer: bytes_of(peer.bytes_received),
+            "aggregates": lambda _, peer: _aggregates(peer),
+        },
+    ),
+    Section(
+        "the network",
+        lambda peer: peer.bandwidth is not None or peer.ways is not None or peer.reach is not None,
+        {
+            "reach": lambda _, peer: peer.reach or UNKNOWN,
             "bandwidth": lambda _, peer: bytes_of(peer.bandwidth) + ("" if peer.bandwidth is None else "/s"),
             "direct": lambda _, peer: _direct(peer),
-            "aggregates": lambda _, peer: _aggregates(peer),
         },
     ),
     Section(

@@ -16,6 +16,7 @@ from hashlib import blake2b
 from p2p_diloco.net.interface import (
     Inbox,
     Limits,
+    Reach,
     Refusal,
     Traffic,
     Unreachable,
@@ -78,6 +79,7 @@ class MemoryTransport:
         self.peer_id = peer_id
         self.limits = limits
         self.traffic = Traffic()
+        self.reach = Reach()
         self._network = network
         self._inbox = inbox
         self._links: dict[str, MemoryTransport] = {}

@@ -27,7 +27,7 @@ def test_a_payload_on_a_broken_connection_goes_over_libp2p() -> None:
         sending = asyncio.create_task(a.send("b", bytes(48 << 20)))
         await until(lambda: any(p.filled_bytes > 1 << 20 for p in b.direct.listener._serving))
         for pipe in list(b.direct.listener._serving):
-            pipe._transport.abort()
+            pipe.transport.abort()
         await sending
         assert [len(payload) for _, _, payload in b.box.got] == [5, 48 << 20]
         assert (a.box.closed_peers, a.libp2p_streams) == (["b"], 1)
@@ -100,7 +100,7 @@ def test_a_frozen_receiver_costs_one_read_timeout() -> None:
         a, b = start("a"), start("b")
         await a.send("b", b"first")
         (pipe,) = b.direct.listener._serving
-        pipe._transport.pause_reading()  # type: ignore[attr-defined]
+        pipe.transport.pause_reading()  # type: ignore[attr-defined]
         with by_hand() as clock:
             sending = asyncio.create_task(a.send("b", bytes(48 << 20)))
             assert 0.9 * LIMITS.read_timeout_s < await clock.over(sending, step_s=0.5) < 2 * LIMITS.read_timeout_s

@@ -143,7 +143,7 @@ def test_the_systems_buffer_holds_a_whole_chunk() -> None:
     async def test(start: Start) -> None:
         usual, other = socket.socketpair()
         near, far = await pair()
-        sock = near._transport.get_extra_info("socket")
+        sock = near.transport.get_extra_info("socket")
         option = socket.SOL_SOCKET, socket.SO_SNDBUF
         assert sock.getsockopt(*option) > usual.getsockopt(*option)
         for end in (usual, other):
@@ -279,12 +279,12 @@ def test_a_half_sent_payload_ends_the_stream_after_the_earlier_answers() -> None
         memory = bytearray(b"o" * (48 << 20))
         half = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
         await until(lambda: pipe.filled_bytes > 1 << 20)
-        pipe._transport.pause_reading()
+        pipe.transport.pause_reading()
         await asyncio.sleep(0.1)  # until the system takes no more
         half.cancel()
         await asyncio.wait([half])
         memory[:] = b"n" * len(memory)
-        pipe._transport.resume_reading()
+        pipe.transport.resume_reading()
         assert b"n" not in await all_that_comes(pipe)
         after = sent(a, b"3")
         await until(lambda: gate.come == [b"1", b"3"])
@@ -304,7 +304,7 @@ def test_a_written_payload_arrives_unchanged() -> None:
         a, b = start("a"), start("b")
         await a.send("b", b"first")
         (pipe,) = served(b)
-        pipe._transport.pause_reading()
+        pipe.transport.pause_reading()
         memory = bytearray(b"o" * 300_000)
         sending = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
         await asyncio.sleep(0.05)
@@ -312,7 +312,7 @@ def test_a_written_payload_arrives_unchanged() -> None:
         sending.cancel()
         await asyncio.wait([sending])
         memory[:] = b"n" * len(memory)
-        pipe._transport.resume_reading()
+        pipe.transport.resume_reading()
         await a.send("b", b"last")
         assert [payload for _, _, payload in b.box.got] == [b"first", *written * [b"o" * 300_000], b"last"]
 
@@ -375,7 +375,7 @@ def test_unread_answers_end_the_stream() -> None:
         stranger.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await until(lambda: len(rig.exchange.streams.pipes) == 1)
         for pipe in rig.exchange.streams.pipes:
-            pipe._transport.set_write_buffer_limits(0)
+            pipe.transport.set_write_buffer_limits(0)
         count = 20_000
         stranger.write(encode(Bulk(b"1", 0)) * count)
         await asyncio.wait(rig.serving)

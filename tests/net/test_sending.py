@@ -96,12 +96,12 @@ def test_the_memory_of_a_cancelled_send_may_change_at_once() -> None:
         half = asyncio.create_task(a.exchange.send("b", b"2", memoryview(memory)))
         await until(lambda: serving(b) > 1 << 20)
         (pipe,) = b.direct.listener._serving
-        pipe._transport.pause_reading()  # type: ignore[attr-defined]
+        pipe.transport.pause_reading()  # type: ignore[attr-defined]
         await asyncio.sleep(0.1)  # until the system takes no more
         half.cancel()
         await asyncio.wait([half])
         memory[:] = b"n" * len(memory)
-        pipe._transport.resume_reading()  # type: ignore[attr-defined]
+        pipe.transport.resume_reading()  # type: ignore[attr-defined]
         assert b"n" not in await all_that_comes(pipe)
         gate.open.set()
         await asyncio.gather(*before)
@@ -136,7 +136,7 @@ def test_after_a_break_all_waiting_payloads_go_over_libp2p() -> None:
         sends = sent(a, b"1", b"2", b"3")
         await until(lambda: gate.come)
         for pipe in list(b.direct.listener._serving):
-            pipe._transport.abort()
+            pipe.transport.abort()
         gate.open.set()
         await asyncio.gather(*sends)
         assert {header for _, header, _ in b.box.got} == {b"1", b"2", b"3"}
@@ -259,7 +259,7 @@ def test_random_faults_never_mix_up_answers(monkeypatch: pytest.MonkeyPatch, see
             pipes = [pipe for peer in peers.values() for pipe in peer.direct.listener._serving]
             pipes += [stream.frames.pipe for peer in peers.values() for stream in peer.direct._connections]
             if carrying := pipes if way == "direct" else streams:
-                draw.choice(carrying)._transport.abort()
+                draw.choice(carrying).transport.abort()
 
         for peer in peers.values():
             peer.box.admit, peer.box.deliver = admit, deliver  # type: ignore[method-assign]

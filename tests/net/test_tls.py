@@ -347,7 +347,7 @@ def test_a_pace_is_within_what_the_kernel_accepts(rate: float | None, told: set[
         async with ends() as (near, _):
             for one in (1e6, rate):
                 paced_end(near).pace(one)
-            assert near._transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, 47) in told
+            assert near.transport.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, 47) in told
 
     run(test())
 

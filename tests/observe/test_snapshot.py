@@ -33,6 +33,7 @@ def record(name: str = "alice", **changes: Any) -> dict[str, Any]:
         "samples": 48800, "bytes_sent": 1000, "bytes_received": 2000, "revision": 1, "outer_lr": 0.5,
         "outer_momentum": 0.8, "revision_known": 2, "waiting_s": 12.5,
         "last_round": [0.9, 0.02, 0.04, 0.03, 0.008, 0.002, 0.25], "bandwidth": 11_900_000, "ways": [2, 0, 0],
+        "reach": "public",
         "aggregates": [0, 2], "aggregates_count": 2, "sync_every": 500, "addresses": ["/ip4/1.2.3.4/tcp/1"], **changes,
     }  # fmt: skip
 
@@ -70,6 +71,7 @@ def test_the_schema_is_the_documented_one() -> None:
                     "hidden": 0.25,
                 },
                 "bandwidth": 11_900_000, "ways": {"direct": 2, "libp2p": 0, "relayed": 0},
+                "reach": "public",
                 "aggregates": [0, 2], "aggregates_count": 2, "round": {"fragment": 1, "got": 2, "want": 3},
                 "events": [{"time": NOW - 10, "text": "carol has joined"}],
                 "sync_every": 500, "submissions": None, "buffered": None, "addresses": ["/ip4/1.2.3.4/tcp/1"],

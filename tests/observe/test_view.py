@@ -29,8 +29,8 @@ def seen() -> Snapshot:
     alice = named(
         "alice", host="box1", role="worker", state="training", epoch=12, step=6100, steps_per_second=3.5, loss=2.25,
         samples=48800, bytes_sent=1_500_000, bytes_received=999, waiting_s=700.0, bandwidth=11_900_000,
-        ways=Ways(4, 3, 0), aggregates=(0,), aggregates_count=1, sync_every=500, round=RoundProgress(0, 1, 2),
-        time=NOW - 2, events=(Event(NOW, "bob has [joined]"),),
+        ways=Ways(4, 3, 0), reach="private", aggregates=(0,), aggregates_count=1, sync_every=500,
+        round=RoundProgress(0, 1, 2), time=NOW - 2, events=(Event(NOW, "bob has [joined]"),),
     )  # fmt: skip
     bob = named("[red]bob", role="worker", state="joining")
     run = run_with(mode="sync", sync_every=500, pace="time", codec="bf16", stop_after_epochs=None, min_peers=2)
@@ -51,8 +51,10 @@ def test_the_tables_show_every_peer_and_the_round() -> None:
     rows = [line.split() for line in text.splitlines()]
     assert ["alice", "training", "worker", "box1", "12", "6,100", "3.50", "2.2500", "2s"] in rows
     assert ["[red]bob", "joining", "worker", *"-----", "0s"] in rows
-    assert ["peer", "samples", "waiting", "sent", "received", "bandwidth", "direct", "aggregates"] in rows
-    assert ["alice", "48,800", "12min", "1.5MB", "999B", "11.9MB/s", "4/7", "0"] in rows
+    assert ["peer", "samples", "waiting", "sent", "received", "aggregates"] in rows
+    assert ["alice", "48,800", "12min", "1.5MB", "999B", "0"] in rows
+    assert ["peer", "reach", "bandwidth", "direct"] in rows
+    assert ["alice", "private", "11.9MB/s", "4/7"] in rows
     assert "sync_every=500 pace=time codec=bf16 min_peers=2" in text
     assert "██████████░░░░░░░░░░ fragment 0: 1 of 2 contributions" in text
     assert "…" not in text
@@ -74,7 +76,8 @@ def test_lines_say_the_same() -> None:
     assert bob == "  [red]bob state=joining role=worker host=- epoch=- step=- steps/s=- loss=- seen=0s"
     assert alice == (
         "  alice state=training role=worker host=box1 epoch=12 step=6,100 steps/s=3.50 loss=2.2500 "
-        "seen=2s samples=48,800 waiting=12min sent=1.5MB received=999B bandwidth=11.9MB/s direct=4/7 aggregates=0"
+        "seen=2s samples=48,800 waiting=12min sent=1.5MB received=999B aggregates=0 reach=private bandwidth=11.9MB/s "
+        "direct=4/7"
     )
 
 
@@ -119,8 +122,14 @@ def test_where_the_last_round_went() -> None:
 )
 def test_ways_are_counted(ways: Ways | None, told: str) -> None:
     """How many of all peers get their payloads directly; what a third peer passes on is named."""
-    alice = named("alice", epoch=1, ways=ways)
-    assert f" direct={told} aggregates" in lines(snapshot("main", None, [alice], NOW))[1]
+    alice = named("alice", epoch=1, reach="public", ways=ways)
+    assert lines(snapshot("main", None, [alice], NOW))[1].endswith(f" direct={told}")
+
+
+def test_a_peer_of_an_older_version_has_no_reach() -> None:
+    """A peer that doesn't tell whether it can be dialled gets a dash."""
+    alice = named("alice", epoch=1, bandwidth=1000)
+    assert " reach=- " in lines(snapshot("main", None, [alice], NOW))[1]
 
 
 @pytest.mark.parametrize(("aggregates", "told"), [((), "-"), ((0, 2), "0,2"), (tuple(range(16)), "0,1,2,3… (40)")])

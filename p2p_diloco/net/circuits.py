@@ -1,0 +1,262 @@
+"""Streams to other peers through a relay, encrypted between the two peers.
+
+Law: the relay is not trusted. Each peer signs its certificate with its identity, and both ends of the TLS connection
+inside the relayed stream must hold the keys of these certificates; so the relay can only break the stream.
+
+    through the relay    A: MESSAGE, A's certificate and proof    B: MESSAGE, B's certificate and proof
+    inside TLS           A, which dials: MESSAGE, the protocol; from now on as on any stream
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+
+import msgpack
+
+from p2p_diloco.net.attempts import first
+from p2p_diloco.net.daemon import Daemon
+from p2p_diloco.net.frame_stream import FrameStream
+from p2p_diloco.net.framing import FrameError, Message, Refused
+from p2p_diloco.net.interface import Limits, Traffic, Unreachable
+from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
+from p2p_diloco.net.relay import GONE, PING_S, PONG_S, RELAY, RELAYED, unpacked
+from p2p_diloco.net.signing import signer
+from p2p_diloco.net.tls import Certificate, secured
+
+log = logging.getLogger(__name__)
+
+OPEN_S = 5.0
+"""Deadline for opening a stream through a relay, the handshake included."""
+STAGGER_S = 0.3
+"""Seconds after which the next relay is asked as well, while the present one has not answered."""
+RELAYS_MAX = 3
+"""The most relays that this peer registers at, and the most that are asked for one stream."""
+REGISTER_AGAIN_S = 1.0
+"""Seconds from the end of a registration to the next attempt; they double with each failure, up to `PING_S`."""
+ANSWERED_MAX = 64
+"""The most handshakes at a time with peers that open a stream to this one."""
+
+Opened = tuple[Pipe, str]
+Serve = Callable[[str, Pipe, str], Awaitable[None]]
+
+_FAILURES = (OSError, asyncio.TimeoutError, FrameError, PipeBroken, PipeStalled, Unreachable)
+
+
+class Circuits:
+    """Relayed streams of one peer, in both directions.
+
+    Args:
+        daemon: opens the streams to relays.
+        sign: signs a statement with this peer's identity.
+    """
+
+    def __init__(self, daemon: Daemon, sign: Callable[[bytes], str]) -> None:
+        self._daemon = daemon
+        self._certificate = Certificate()
+        proof = sign(_statement(self._certificate.der))
+        self._hello = bytes(msgpack.packb({"certificate": self._certificate.der, "proof": proof}))
+        self._protocols: dict[str, Serve] = {}
+        self._relays: dict[str, asyncio.Task[None]] = {}
+        self.registered: dict[str, str] = {}
+        """The relays that keep a connection to this peer, with their multiaddrs."""
+        self._relays_of: dict[str, tuple[str, ...]] = {}
+        self._answering = 0
+        self.traffic = Traffic()
+
+    async def serve(self, protocol: str, serve: Serve) -> None:
+        """Call `serve(peer id, pipe, address)` for every stream that a peer opens for the protocol through a relay."""
+        if not self._protocols:
+            await self._daemon.serve_streams(RELAYED, self._answer)
+        self._protocols[protocol] = serve
+
+    async def close(self) -> None:
+        """End the registrations."""
+        tasks = list(self._relays.values())
+        self.register(())
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # -- relays of this peer and of others
+
+    def register(self, relays: Iterable[str]) -> None:
+        """Stay connected to these relays, given by full multiaddrs, so that other peers reach this one through them.
+        Registrations at other relays end."""
+        wanted: dict[str, list[str]] = {}
+        for address in relays:
+            wanted.setdefault(address.rpartition("/p2p/")[2], []).append(address)
+        wanted.pop(self._daemon.peer_id, None)
+        for relay in self._relays.keys() - wanted.keys():
+            self._relays.pop(relay).cancel()
+        for relay, addresses in wanted.items():
+            if relay not in self._relays and len(self._relays) < RELAYS_MAX:
+                self._daemon.introduce(relay, addresses)
+                self._relays[relay] = asyncio.create_task(self._stay_registered(relay))
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses of this peer through its relays."""
+        me = self._daemon.peer_id
+        return [f"{address}/p2p/{relay}/p2p-circuit/p2p/{me}" for relay, address in self.registered.items()]
+
+    def introduce(self, peer: str, addresses: Sequence[str]) -> None:
+        """Remember the relays in a peer's addresses."""
+        relays: dict[str, None] = {}
+        for address in addresses:
+            way, circuit, named = address.partition("/p2p-circuit")
+            host, _, relay = way.rpartition("/p2p/")
+            if circuit and named == f"/p2p/{peer}" and relay and relay != self._daemon.peer_id:
+                if host and not self._daemon.known_at(relay):
+                    self._daemon.introduce(relay, [f"{host}/p2p/{relay}"])
+                relays[relay] = None
+        self._relays_of[peer] = tuple(relays)[:RELAYS_MAX]
+
+    def relays_of(self, peer: str) -> tuple[str, ...]:
+        """The relays through which a peer says that it is reached; empty for a peer that can be dialled."""
+        return self._relays_of.get(peer, ())
+
+    async def _stay_registered(self, relay: str) -> None:
+        """Register at a relay, again and again."""
+        failures = 0
+        while True:
+            try:
+                await self._registration(relay)
+                failures = 0
+            except _FAILURES as error:
+                failures += 1
+                log.debug("the registration at the relay %s failed: %s", relay, error)
+            finally:
+                self.registered.pop(relay, None)
+            await asyncio.sleep(min(REGISTER_AGAIN_S * 2**failures, PING_S))
+
+    async def _registration(self, relay: str) -> None:
+        """Register at a relay; returns when the relay ends it."""
+        pipe, found_at = await self._daemon.open_stream(relay, RELAY, timeout_s=OPEN_S)
+        frames = FrameStream(pipe, relay, Limits(), self.traffic)
+        try:
+            frames.write(Message(bytes(msgpack.packb({"register": True}))))
+            while isinstance(frame := await frames.read(idle_s=PONG_S, frame_s=PONG_S), Message):
+                self.registered[relay] = found_at
+                with contextlib.suppress(PipeStalled):  # nothing comes unless the relay ends the stream
+                    if not await pipe.more(PING_S):
+                        return
+                frames.write(Message(b""))
+            if isinstance(frame, Refused):
+                raise Unreachable(frame.reason)
+        finally:
+            pipe.abort()
+
+    # -- opening
+
+    def relays_to(self, peer: str, linked: Iterable[str]) -> list[str]:
+        """The relays to ask for a stream to a peer: its own, then this peer's, then the peers `linked` to this one."""
+        relays = dict.fromkeys((*self.relays_of(peer), *self._relays, *linked))
+        return [relay for relay in relays if relay not in (peer, self._daemon.peer_id)][:RELAYS_MAX]
+
+    async def open(self, peer: str, protocol: str, relays: Sequence[str]) -> Opened:
+        """Open a stream to a peer through the first of these relays that reaches it.
+
+        Raises:
+            Unreachable: no relay reaches the peer. `refused`: a relay has just lost its connection to it.
+        """
+        reasons: list[BaseException] = []
+        attempts = [partial(self._open_through, relay, peer, protocol) for relay in relays]
+        try:
+            return await first(attempts, stagger_s=STAGGER_S, discard=abort_stream, failed=reasons.append)
+        except Unreachable:
+            refused = any(isinstance(reason, Unreachable) and reason.refused for reason in reasons)
+            raise Unreachable("; ".join(map(str, reasons)), refused=refused) from None
+
+    async def _open_through(self, relay: str, peer: str, protocol: str) -> Opened:
+        try:
+            return await asyncio.wait_for(self._dialled(relay, peer, protocol), OPEN_S)
+        except asyncio.TimeoutError:
+            raise Unreachable(f"the relay {relay} took too long") from None
+        except Unreachable:
+            raise
+        except _FAILURES as error:
+            raise Unreachable(f"through the relay {relay}: {error}") from None
+
+    async def _dialled(self, relay: str, peer: str, protocol: str) -> Opened:
+        pipe, found_at = await self._daemon.open_stream(relay, RELAY, timeout_s=OPEN_S)
+        try:
+            frames = FrameStream(pipe, relay, Limits(), self.traffic)
+            frames.write(Message(bytes(msgpack.packb({"open": peer}))))
+            frames.write(Message(self._hello))
+            await _message(frames)  # the relay has reached the peer
+            theirs = _certificate_of(peer, await _message(frames))
+            inside = await secured(pipe, self._certificate, theirs, dials=True)
+        except BaseException:
+            pipe.abort()
+            raise
+        FrameStream(inside, peer, Limits(), self.traffic).write(Message(protocol.encode()))
+        return inside, f"{found_at}/p2p/{relay}/p2p-circuit"
+
+    # -- answering
+
+    async def _answer(self, relay: str, pipe: Pipe, seen_at: str) -> None:
+        """Serve a stream that a peer opens to this one through a relay."""
+        if self._answering >= ANSWERED_MAX:
+            pipe.abort()
+            return
+        self._answering += 1
+        try:
+            peer, protocol, inside = await asyncio.wait_for(self._accepted(relay, pipe), OPEN_S)
+        except _FAILURES as error:
+            log.debug("a stream through the relay %s failed: %r", relay, error)
+            pipe.abort()
+            return
+        finally:
+            self._answering -= 1
+        await self._protocols[protocol](peer, inside, f"{seen_at}/p2p/{relay}/p2p-circuit")
+
+    async def _accepted(self, relay: str, pipe: Pipe) -> tuple[str, str, Pipe]:
+        """Do the handshake; returns the other peer, its protocol and the encrypted pipe."""
+        frames = FrameStream(pipe, relay, Limits(), self.traffic)
+        match unpacked(await _message(frames)):
+            case {"from": str(peer)}:
+                theirs = _certificate_of(peer, await _message(frames))
+            case _:
+                raise FrameError("the relay doesn't say who opens the stream")
+        frames.write(Message(self._hello))
+        inside = await secured(pipe, self._certificate, theirs, dials=False)
+        try:
+            protocol = (await _message(FrameStream(inside, peer, Limits(), self.traffic))).decode("utf-8", "replace")
+            if protocol not in self._protocols:
+                raise FrameError(f"this peer doesn't serve {protocol}")
+        except BaseException:
+            inside.abort()
+            raise
+        return peer, protocol, inside
+
+
+def abort_stream(opened: Opened) -> None:
+    """End a stream that was opened too late."""
+    opened[0].abort()
+
+
+def _statement(certificate: bytes) -> bytes:
+    return b"certificate for relayed streams of p2p-diloco\0" + certificate
+
+
+def _certificate_of(peer: str, hello: bytes) -> bytes:
+    """The certificate in a hello, once its signature is checked."""
+    match unpacked(hello):
+        case {"certificate": bytes(certificate), "proof": str(proof)}:
+            if signer(_statement(certificate), proof) == peer:
+                return certificate
+    raise FrameError(f"no certificate that {peer} has signed")
+
+
+async def _message(frames: FrameStream) -> bytes:
+    """The next message's content. Raises Unreachable if a refusal comes, and FrameError for anything else."""
+    match await frames.read(idle_s=OPEN_S, frame_s=OPEN_S):
+        case Message(header):
+            return header
+        case Refused(reason):
+            raise Unreachable(reason, refused=reason == GONE)
+        case None:
+            raise FrameError("the stream ended during the handshake")
+    raise FrameError("no message")

@@ -1,0 +1,40 @@
+"""Whether a libp2p listener answers at a TCP address, asked by a plain socket.
+
+Law: one connection, a few seconds at most; neither Hivemind nor the daemon is needed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from p2p_diloco.errors import reason
+
+GREETING = b"\x13/multistream/1.0.0\n"
+"""The first bytes that a libp2p listener sends over TCP."""
+
+
+async def no_answer(host: str, port: int, within_s: float) -> str | None:
+    """The reason why no libp2p listener answers at an address; None: one does."""
+    try:
+        return await asyncio.wait_for(_greeted(host, port, within_s), within_s)
+    except asyncio.TimeoutError:
+        return f"timed out after {within_s:g} s: a firewall, or no such machine"
+    except ConnectionRefusedError:
+        return "connection refused: nothing listens there"
+    except socket.gaierror:
+        return "no machine of that name"
+    except OSError as error:
+        return reason(error)
+
+
+async def _greeted(host: str, port: int, within_s: float) -> str | None:
+    """Connect by TCP and read libp2p's greeting; returns what is wrong with the listener, or None."""
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        said = await asyncio.wait_for(reader.read(len(GREETING)), within_s / 2)
+    except asyncio.TimeoutError:
+        return "something listens there but sends nothing: no p2p-diloco, or one that hangs"
+    finally:
+        writer.close()
+    return None if said and GREETING.startswith(said) else "something else answers there, no p2p-diloco"

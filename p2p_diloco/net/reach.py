@@ -1,0 +1,158 @@
+"""Whether other peers can dial this one: asked of the initial peers and of peers of the run, again and again.
+
+Law: what is asked of others is only to dial back; this file decides what their answers mean. One peer that can't dial
+this one makes it private: a peer that aggregates must be reached by all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgpack
+
+from p2p_diloco.net.daemon import Daemon
+from p2p_diloco.net.dial_back import place_of
+from p2p_diloco.net.frame_stream import FrameStream
+from p2p_diloco.net.framing import FrameError, Message, Refused
+from p2p_diloco.net.interface import Limits, Reach, Traffic, Unreachable
+from p2p_diloco.net.pipe import PipeBroken, PipeStalled
+from p2p_diloco.net.relay import RELAY, unpacked
+
+log = logging.getLogger(__name__)
+
+ASK_S = 12.0
+"""Deadline for an answer: dialling back may need the start of a daemon."""
+ASKED_MAX = 3
+"""The most peers that are asked at a time."""
+LOOK_EVERY_S, ASK_EVERY_S = 2.0, 60.0
+"""Seconds between two looks whether something has changed, and between two questions without a change."""
+
+
+@dataclass(frozen=True, slots=True)
+class DialBack:
+    """A peer's answer. `seen`: the multiaddr at which it sees this peer; `reached`: for each address that it dialled
+    None, or the reason why it didn't reach this peer there."""
+
+    seen: str
+    reached: dict[str, str | None]
+
+
+async def ask(daemon: Daemon, peer: str) -> DialBack:
+    """Ask a peer to dial this one back at the addresses of `daemon`.
+
+    Raises:
+        Unreachable: the peer gives no answer, or serves no such requests.
+    """
+    pipe, _ = await daemon.open_stream(peer, RELAY, timeout_s=ASK_S)
+    frames = FrameStream(pipe, peer, Limits(), Traffic())
+    try:
+        frames.write(Message(bytes(msgpack.packb({"check": daemon.addresses}))))
+        match await frames.read(idle_s=ASK_S, frame_s=ASK_S):
+            case Message(answer):
+                match unpacked(answer):
+                    case {"seen": str(seen), "reached": dict(reached)}:
+                        told = {str(a): None if why is None else str(why)[:200] for a, why in reached.items()}
+                        return DialBack(seen, told)
+            case Refused(reason):
+                raise Unreachable(f"{peer}: {reason}")
+    except (FrameError, PipeBroken, PipeStalled) as error:
+        raise Unreachable(f"{peer}: {error}") from None
+    finally:
+        pipe.abort()
+    raise Unreachable(f"{peer}: its answer can't be read")
+
+
+def judged(own: Sequence[str], answer: DialBack) -> Reach:
+    """What a peer's answer says of this peer, which listens at the addresses `own`."""
+    seen = place_of(answer.seen)
+    if seen is None or not answer.reached:
+        return Reach()
+    here = {place[0] for place in map(place_of, own) if place is not None}
+    if reached := [address for address, why in answer.reached.items() if why is None]:
+        if reached[0] in own:
+            return Reach("public", f"other peers dial this one at {reached[0]}")
+        return Reach("mapped", f"other peers dial this one at {reached[0]}, which its router forwards")
+    where = f"it is seen at {seen[0]}"
+    if seen[0] not in here:
+        where += ", which is a router's address (NAT)"
+    dialled = {place[1]: why for a, why in answer.reached.items() if (place := place_of(a)) and place[0] == seen[0]}
+    port, why = next(iter(dialled.items()), (0, "no address of it lies there"))
+    return Reach("private", f"{where}; {f'port {port}: ' if port else ''}{why}")
+
+
+async def ask_all(daemon: Daemon, peers: Sequence[str]) -> dict[str, DialBack]:
+    """Ask these peers at once; those that don't answer are left out."""
+    outcomes = await asyncio.gather(*(ask(daemon, peer) for peer in peers), return_exceptions=True)
+    answers: dict[str, DialBack] = {}
+    for peer, outcome in zip(peers, outcomes, strict=True):
+        if isinstance(outcome, DialBack):
+            answers[peer] = outcome
+        elif isinstance(outcome, Unreachable):
+            log.debug("%s doesn't tell whether this peer can be dialled: %s", peer, outcome)
+        else:
+            raise outcome
+    return answers
+
+
+def together(own: Sequence[str], answers: Iterable[DialBack]) -> Reach:
+    """What these answers say together of a peer that listens at the addresses `own`."""
+    if not own:
+        return Reach("private", "it listens nowhere (client_mode)")
+    told = [reach for reach in (judged(own, answer) for answer in answers) if reach.kind != "unknown"]
+    return next((reach for reach in told if reach.private), told[0] if told else Reach())
+
+
+class ReachFinder:
+    """Finds out whether other peers can dial this one, until `close`.
+
+    Args:
+        daemon: this peer's daemon.
+        answers: those that came already, by peer.
+        linked: returns the peers that this one is connected to.
+        changed: called when `now` becomes of another kind.
+    """
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        answers: Mapping[str, DialBack],
+        linked: Callable[[], Iterable[str]],
+        changed: Callable[[Reach], None],
+    ) -> None:
+        self._daemon, self._linked, self._changed = daemon, linked, changed
+        self._answers = dict(answers)
+        self._asked = set(answers)
+        self.now = together(daemon.addresses, answers.values())
+        self._watching = asyncio.create_task(self._watch())
+
+    @property
+    def mapped(self) -> list[str]:
+        """Addresses at which other peers reach this one and that its daemon doesn't know."""
+        reached = {a for answer in self._answers.values() for a, why in answer.reached.items() if why is None}
+        return sorted(reached - set(self._daemon.addresses))
+
+    async def close(self) -> None:
+        """Ask no more."""
+        self._watching.cancel()
+        await asyncio.gather(self._watching, return_exceptions=True)
+
+    async def _watch(self) -> None:
+        """Ask each newly linked peer; all again when this peer's addresses have changed, and after a while."""
+        clock = asyncio.get_running_loop().time
+        began_at, addresses = clock(), list(self._daemon.addresses)
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            if again := clock() - began_at >= ASK_EVERY_S or self._daemon.addresses != addresses:
+                self._asked.clear()
+                began_at, addresses = clock(), list(self._daemon.addresses)
+            peers = [peer for peer in dict.fromkeys(self._linked()) if peer not in self._asked]
+            if peers := peers[: max(0, ASKED_MAX - len(self._asked))]:
+                self._asked.update(peers)
+                if answers := await ask_all(self._daemon, peers):
+                    self._answers = answers if again else {**self._answers, **answers}
+            before, self.now = self.now, together(self._daemon.addresses, self._answers.values())
+            if before.kind != self.now.kind:
+                self._changed(self.now)

@@ -1,0 +1,224 @@
+"""The relay that a bootstrap or a peer is for others: it joins two streams, and dials peers back that ask for it.
+
+Law: a relay can't read the bytes that it passes on: the two peers encrypt them end to end (`circuits`). It passes on
+only to peers that are connected to it or that it can dial, at no more than its rate, and knows no run.
+
+    peer to relay      MESSAGE {"register"}       stays open; the relay answers MESSAGE, empty, to it and to each ping
+                       MESSAGE {"open": peer}     MESSAGE, empty, and then the other peer's bytes; or REFUSED
+                       MESSAGE {"check": [...]}   MESSAGE {"seen": address, "reached": {address: None or the reason}}
+    relay to the other peer                       MESSAGE {"from": peer}, and then the first peer's bytes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+
+from p2p_diloco.net.daemon import Daemon
+from p2p_diloco.net.dial_back import dial_back
+from p2p_diloco.net.frame_stream import FrameStream
+from p2p_diloco.net.framing import VERSION, FrameError, Message, Refused
+from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Traffic, Unreachable
+from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
+from p2p_diloco.net.streams import start
+
+log = logging.getLogger(__name__)
+
+RELAY = f"/p2p-diloco/{VERSION}/relay"
+"""The protocol that a relay serves."""
+RELAYED = f"/p2p-diloco/{VERSION}/relayed"
+"""The protocol by which a relay reaches the second peer."""
+GONE = "this peer was connected to the relay until a moment ago, and isn't any more"
+"""The reason by which a relay tells that a registered peer's connection has ended: it has probably died."""
+
+RELAY_MBIT = 50.0
+"""The most that a relay passes on by default, in Mbit/s."""
+REQUEST_S = 5.0
+"""Deadline for a request."""
+OPEN_S = 3.0
+"""Deadline for reaching the second peer."""
+GONE_S = 60.0
+"""Seconds for which a relay remembers that a registered peer's connection has ended."""
+IDLE_S = 600.0
+"""A stream that passes on nothing for so long ends."""
+PING_S, PONG_S = 10.0, 10.0
+"""Seconds between two pings of a registered peer, and the deadline for their answers."""
+STREAMS_MAX, STREAMS_PER_PEER_MAX = 1024, 64
+"""The most pairs of streams that a relay joins, and the most that one peer opens."""
+CHECKS_MAX = 4
+"""The most peers that are dialled back at a time."""
+BURST_S = 0.1
+"""Seconds' worth of bytes that may pass at once."""
+
+_FAILURES = (OSError, FrameError, PipeBroken, PipeStalled, Unreachable, asyncio.TimeoutError)
+
+
+class Rate:
+    """Limits the sum of what passes to `bytes_per_s`."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._paid_until = 0.0
+
+    async def spend(self, count: int) -> None:
+        """Wait until `count` bytes may pass."""
+        now = asyncio.get_running_loop().time()
+        self._paid_until = max(self._paid_until, now - BURST_S) + count / self._bytes_per_s
+        if self._paid_until > now:
+            await asyncio.sleep(self._paid_until - now)
+
+
+class Relay:
+    """Serves one daemon's `RELAY` protocol until `close`. `mbit`: the most that it passes on, in Mbit/s; 0: it passes
+    on nothing, and only dials back."""
+
+    def __init__(self, daemon: Daemon, mbit: float) -> None:
+        self._daemon = daemon
+        self._rate = Rate(mbit * 125_000) if mbit else None
+        self._registered: dict[str, Pipe] = {}
+        self._gone: dict[str, float] = {}
+        self._joined: list[str] = []  # the peer that opened each pair of streams
+        self._checks = asyncio.Semaphore(CHECKS_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.traffic = Traffic()
+
+    async def start(self) -> None:
+        """Begin to serve."""
+        await self._daemon.serve_streams(RELAY, self.serve)
+
+    async def serve(self, peer: str, pipe: Pipe, seen_at: str) -> None:
+        """Answer the request on a stream that a peer opened."""
+        serving = start(self._serve(peer, pipe, seen_at), self._tasks)
+        await asyncio.wait({serving})  # `close` cancels it without an error for the caller
+
+    async def _serve(self, peer: str, pipe: Pipe, seen_at: str) -> None:
+        frames = FrameStream(pipe, peer, Limits(), self.traffic)
+        try:
+            match await _request(frames):
+                case {"register": _}:
+                    await self._register(peer, frames)
+                case {"open": str(other)}:
+                    await self._open(peer, other, frames)
+                case {"check": list(addresses)}:
+                    await self._check(peer, seen_at, addresses, frames)
+                case _:
+                    frames.write(Refused("this is no request to a relay"))
+        except _FAILURES as error:
+            log.debug("a request of %s to this relay failed: %r", peer, error)
+        finally:
+            pipe.close()
+
+    async def close(self) -> None:
+        """End every stream."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # -- registered peers
+
+    async def _register(self, peer: str, frames: FrameStream) -> None:
+        """Remember that the peer is connected for as long as its stream lasts."""
+        if self._rate is None or (len(self._registered) >= PEERS_COUNTED_MAX and peer not in self._registered):
+            frames.write(Refused("this peer is no relay" if self._rate is None else "this relay is full"))
+            return
+        if (older := self._registered.get(peer)) is not None:
+            older.abort()
+        self._registered[peer] = frames.pipe
+        self._gone.pop(peer, None)
+        try:
+            frame: object = Message(b"")
+            while isinstance(frame, Message):
+                frames.write(Message(b""))
+                frame = await frames.read(idle_s=PING_S + PONG_S, frame_s=REQUEST_S)
+        finally:
+            if self._registered.get(peer) is frames.pipe:
+                del self._registered[peer]
+                self._remember_gone(peer)
+
+    def _remember_gone(self, peer: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._gone = {other: when for other, when in self._gone.items() if now - when < GONE_S}
+        if len(self._gone) < PEERS_COUNTED_MAX:
+            self._gone[peer] = now
+
+    # -- passing on
+
+    async def _open(self, peer: str, other: str, frames: FrameStream) -> None:
+        """Open a stream to the other peer, and join it with this one."""
+        if self._rate is None:
+            frames.write(Refused("this peer is no relay"))
+            return
+        if len(self._joined) >= STREAMS_MAX or self._joined.count(peer) >= STREAMS_PER_PEER_MAX:
+            frames.write(Refused("this relay passes on too many streams already"))
+            return
+        self._joined.append(peer)
+        try:
+            try:
+                there, _ = await self._daemon.open_stream(other, RELAYED, timeout_s=OPEN_S)
+            except Unreachable as error:
+                self._refuse(other, error, frames)
+                return
+            try:
+                FrameStream(there, other, Limits(), self.traffic).write(Message(_packed({"from": peer})))
+                frames.write(Message(b""))
+                await self._join(frames.pipe, there)
+            finally:
+                there.close()
+        finally:
+            self._joined.remove(peer)
+
+    def _refuse(self, other: str, error: Unreachable, frames: FrameStream) -> None:
+        gone_for_s = asyncio.get_running_loop().time() - self._gone.get(other, float("-inf"))
+        gone = other not in self._registered and gone_for_s < GONE_S
+        frames.write(Refused(GONE if gone else f"the relay can't reach it either: {error}"))
+
+    async def _join(self, one: Pipe, other: Pipe) -> None:
+        """Pass bytes on in both directions until one of the streams ends."""
+        directions = [asyncio.create_task(self._pass_on(a, b)) for a, b in ((one, other), (other, one))]
+        try:
+            await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for direction in directions:
+                direction.cancel()
+            await asyncio.gather(*directions, return_exceptions=True)
+
+    async def _pass_on(self, source: Pipe, target: Pipe) -> None:
+        assert self._rate is not None
+        while True:
+            if not source.unread and not await source.more(IDLE_S):
+                return
+            data = bytes(source.unread)
+            del source.unread[:]
+            await self._rate.spend(len(data))
+            target.write(data)
+            await target.drain(IDLE_S)
+
+    # -- dialling back
+
+    async def _check(self, peer: str, seen_at: str, addresses: Sequence[object], frames: FrameStream) -> None:
+        async with self._checks:
+            reached = await dial_back(peer, seen_at, [a for a in addresses if isinstance(a, str)])
+        frames.write(Message(_packed({"seen": seen_at, "reached": reached})))
+
+
+def _packed(content: dict[str, Any]) -> bytes:
+    return bytes(msgpack.packb(content))
+
+
+async def _request(frames: FrameStream) -> object:
+    match await frames.read(idle_s=REQUEST_S, frame_s=REQUEST_S):
+        case Message(header):
+            return unpacked(header)
+    return None
+
+
+def unpacked(header: bytes) -> object:
+    """The content of a message between peer and relay; None if it can't be read."""
+    try:
+        return msgpack.unpackb(header)
+    except (ValueError, msgpack.UnpackException):
+        return None
