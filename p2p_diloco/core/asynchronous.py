@@ -34,6 +34,7 @@ class AsynchronousLog(ShardLog):
         self.arrived: dict[str, float] = {}  # when each contribution in the inbox arrived
         # submitters that are counted but not yet answered, each with the base of its submission
         self.owed: dict[str, Version] = {}
+        self.told: dict[str, Version] = {}  # by peer: its last commit that was answered with others in its place
         self.unheard: dict[str, Held] = {}  # Held messages that were sent but not delivered
         self.claims: dict[Version, tuple[int, str]] = {}  # claims on versions that this replica has not reached
         self.unproven = False  # the next version is a fetched one: other peers may already be further
@@ -264,6 +265,11 @@ class AsynchronousLog(ShardLog):
             effects.append(Send(sender, Fetch(have, shards=(self.shard,))))
         return effects
 
+    def insists(self, sender: str, commit: Commit) -> bool:
+        """Return whether the sender sends a commit again after it was told of others in its place. Two lineages that
+        answered each other's commits with their own would do so for ever."""
+        return self.told.get(sender) == commit.version
+
     def repeated(self, sender: str, commit: Commit) -> list[Effect]:
         """Handle a commit that this peer has already. If the commit's author sent it, answer, because this peer's Held
         was lost or the author is behind."""
@@ -271,7 +277,11 @@ class AsynchronousLog(ShardLog):
             return []
         if commit.version == self.version:
             return [Send(sender, Held(self.shard, commit.version))]
-        return self._answer(sender, commit.base) if self._names_me(commit) else []
+        if not self._names_me(commit):
+            return []
+        if self.relation(commit.version) == "fork":
+            self.told[sender] = commit.version
+        return self._answer(sender, commit.base)
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
         """Handle the computed outer step of another peer's commit. If a plan names this peer, tell the commit's author

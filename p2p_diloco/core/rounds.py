@@ -109,6 +109,8 @@ class Rounds:
         if commit.base == log.version:
             return log.committed(sender, commit)
         if log.relation(commit.base) != "ahead":
+            if log.insists(sender, commit):
+                return tell_versions(self.logs, sender)
             return log.repeated(sender, commit)
         log.incoming.keep(commit)
         self.catchup.lag.gap(log.shard, now)

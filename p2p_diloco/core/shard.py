@@ -232,6 +232,11 @@ class ShardLog(ABC):
         """Handle a commit on a version not reached here. ``have``: this replica's versions of all shards."""
         return []
 
+    def insists(self, sender: str, commit: Commit) -> bool:
+        """Return whether the sender sends a commit again after it was told of others in its place. Then it has appended
+        the commit, and is on another lineage. In synchronous mode it is not told."""
+        return False
+
     def repeated(self, sender: str, commit: Commit) -> list[Effect]:
         """Handle a commit on an earlier version or on another lineage."""
         return []

@@ -52,6 +52,9 @@ from .trace import tell
 from .trainers import Trainers
 from .witness import Witness
 
+STORM = 5_000
+"""The most events in a simulated second; twelve peers with four shards have about 800."""
+
 
 class World:
     """One simulated run. It feeds events to the replicas and carries out their effects, as nodes do in a real run."""
@@ -60,6 +63,7 @@ class World:
         self.seed, self.rng, self.settings = seed, Random(seed), settings
         self.lags, self.links = Random(f"lags {seed}"), Random(f"bandwidths {seed}")
         self.now, self.count = 0.0, 0
+        self.in_second = 0  # events since the present second began
         self.queue: list[tuple[float, int, Callable[[], None]]] = []
         self.lines: list[str] | None = [] if trace else None
         self.rules = settings.rules()
@@ -91,7 +95,10 @@ class World:
     def run(self, until: float, stop: Callable[[], bool] | None = None) -> None:
         """Let time pass until ``until``, or until ``stop()`` is true (asked after every event)."""
         while self.queue and self.queue[0][0] <= until:
+            before = int(self.now)
             self.now, _, action = heapq.heappop(self.queue)
+            self.in_second = 1 if int(self.now) > before else self.in_second + 1
+            require(self.in_second <= STORM, "n", f"more than {STORM} events in a second")
             action()
             if stop is not None and stop():
                 return

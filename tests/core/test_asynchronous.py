@@ -612,3 +612,16 @@ def test_an_aggregator_that_fetched_its_state_asks_for_promises_first(peer: Any)
     assert c.averages([*effects, *c.contribute()]) == []
     assert c.averages(c.hear("a", Promise(0, behind.version, 0))) == [], "b is named, and not met yet"
     assert c.averages(c.hear("b", Promise(0, behind.version, 0))) == [["c"]]
+
+
+def test_a_peer_that_sends_its_commit_again_after_the_answer_is_on_another_lineage(peer: Any) -> None:
+    """The first time it may only have proposed it, and is brought up to date. The second time it has appended it: an
+    answer with commits would get the same answer for ever, so the lineages are compared."""
+    c = running(peer)
+    accepted = submitted(c, "a")
+    theirs = next_commit(c, epoch=1, by="b")
+    theirs = replace(theirs, version=replace(theirs.version, digest="other"))
+    assert commits_to(c.hear("b", theirs), "b") == commits_to(accepted, "a")
+    (answer,) = c.hear("b", theirs)
+    assert isinstance(answer.message, Versions)
+    assert answer.message.forked
