@@ -1,0 +1,135 @@
+"""Peers behind routers that let no connection in, and pairs of peers that can't reach each other. Needs root and nft.
+
+All run on a small internet of network namespaces. No peer is told anything about it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+import pytest
+from internet import Internet, missing
+from swarm import Member, Swarm, agree, until
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]
+
+ROUNDS = 10
+CUT_S = 60.0
+CONFIG = {"sync_every": 4, "outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32", "heartbeat_timeout": 10.0}
+OPTIONS = {"config": CONFIG, "step_s": 0.05, "params": {"w": [3]}}
+
+
+@pytest.fixture
+def internet() -> Iterator[Internet]:
+    """An internet for one test."""
+    if (why := missing()) is not None:
+        pytest.skip(why)
+    made = Internet()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def seed(swarm: Swarm, internet: Internet) -> Member:
+    """A bootstrap on a public machine of its own."""
+    internet.public("seed")
+    return swarm.bootstrap("0.0.0.0", internet.at("seed"))
+
+
+def start(swarm: Swarm, internet: Internet, *names: str) -> list[Member]:
+    """A peer on each of these machines; the first one founds the run."""
+    members = []
+    for name in names:
+        members.append(swarm.start(name, on=internet.at(name), **OPTIONS))
+        members[0].wait_for("in")
+    return members
+
+
+def rounds(members: Sequence[Member], count: int = ROUNDS, within_s: float = 120.0) -> None:
+    """All members make so many more rounds with all others, with equal digests."""
+    since = time.time()
+    for member in members:
+        together = lambda m=member: [  # noqa: E731
+            line for line in m.lines("epoch", synced=True) if line["time"] > since and line["peers"] == len(members)
+        ]
+        until(lambda t=together: len(t()) >= count, within_s, f"{count} rounds of {member.name} with all others")
+    agree(members, since=since)
+
+
+def buried(members: Sequence[Member], but: str = "") -> list[str]:
+    """The log lines in which these members call a peer dead, but for the one of this name."""
+    lines = [line for member in members for line in member.log().splitlines()]
+    return [line for line in lines if " died: " in line and f"died: {but} " not in line]
+
+
+def test_two_private_peers_and_a_bootstrap_train(swarm: Swarm, internet: Internet) -> None:
+    """Neither can dial the other, and no other peer is there: they exchange through the bootstrap."""
+    seed(swarm, internet)
+    internet.private("one")
+    internet.private("two")
+    members = start(swarm, internet, "one", "two")
+    rounds(members)
+    assert all("no other peer can dial this one" in member.log() for member in members)
+    assert buried(members) == []
+
+
+def test_a_public_peer_among_private_ones_may_die_and_return(swarm: Swarm, internet: Internet) -> None:
+    """Two private peers and a public one train together. They go on through the bootstrap when the public one dies, and
+    with it when it is back. No live peer is called dead."""
+    seed(swarm, internet)
+    internet.public("pub")
+    internet.private("one")
+    internet.private("two")
+    pub, *private = start(swarm, internet, "pub", "one", "two")
+    rounds([pub, *private])
+    pub.die()
+    rounds(private)
+    (back,) = start(swarm, internet, "pub")
+    rounds([back, *private])
+    assert buried(private, "pub") == []
+
+
+@pytest.mark.chaos
+def test_four_peers_of_which_two_are_private_train(swarm: Swarm, internet: Internet) -> None:
+    """The public ones aggregate for all."""
+    seed(swarm, internet)
+    for name in ("ann", "bob"):
+        internet.public(name)
+    for name in ("one", "two"):
+        internet.private(name)
+    members = start(swarm, internet, "ann", "one", "two", "bob")
+    rounds(members)
+    assert buried(members) == []
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("both_ways", [True, False], ids=["a pair", "one way"])
+def test_a_cut_between_two_of_four_changes_nothing(swarm: Swarm, internet: Internet, both_ways: bool) -> None:
+    """For a minute two of four can't reach each other, or one can't reach the other. Rounds go on with all four, nobody
+    is called dead, and no lineage is left."""
+    seed(swarm, internet)
+    names = ["ann", "bob", "cem", "dan"]
+    places = {name: internet.public(name) for name in names}
+    members = start(swarm, internet, *names)
+    rounds(members)
+    internet.cut("ann", places["bob"])
+    if both_ways:
+        internet.cut("bob", places["ann"])
+    cut_at = time.time()
+    until(lambda: time.time() > cut_at + CUT_S, 2 * CUT_S, "the end of the cut")
+    longest = {m.name: longest_wait_s(m, cut_at) for m in members}
+    print(longest)
+    internet.heal("ann")
+    internet.heal("bob")
+    rounds(members)
+    assert buried(members) == []
+    assert not any("joined the lineage of" in member.log() for member in members)
+    assert all(member.last("epoch")["dropped"] == 0 for member in members)
+
+
+def longest_wait_s(member: Member, since: float) -> float:
+    """The longest time between two rounds of a member since a moment."""
+    times = [since, *(line["time"] for line in member.lines("epoch") if line["time"] > since), time.time()]
+    return max(later - earlier for earlier, later in zip(times, times[1:], strict=False))
