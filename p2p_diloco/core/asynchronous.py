@@ -87,9 +87,9 @@ class AsynchronousLog(ShardLog):
         return sorted(p for p in proposed.missing(self.state.plan, self.me) if self._can_hold(p))
 
     def _can_hold(self, peer: str) -> bool:
-        """Whether the peer can hold a commit: it holds a state and computes the same outer steps, or it is presumed to
-        because it has not sent a Summary yet. A peer without a state counts as dead here, because it must fetch the
-        whole model first."""
+        """Whether the peer can hold a commit: it holds a state and computes the same outer steps, or it is presumed
+        live and has not sent a Summary yet. A peer without a state counts as dead here, because it must fetch the whole
+        model first."""
         summary = self.roster.summary(peer)
         if summary is None:
             return self.roster.presumed(peer)
@@ -100,8 +100,8 @@ class AsynchronousLog(ShardLog):
         return {*watched, *self.unpromised(), *self.waited_for()}
 
     def donors(self) -> list[str]:
-        """Return the successors that may have undamaged tensors, or, if none may, all peers that may: peers outside the
-        succession are usually behind."""
+        """Return the peers in the succession that may have undamaged tensors. If there are none, return all peers that
+        may have them, though peers outside the succession are usually behind."""
         able = super().donors()
         return [p for p in able if self.state is not None and p in self.state.plan.succession] or able
 
@@ -114,7 +114,8 @@ class AsynchronousLog(ShardLog):
         return self.deadline if self.round.inbox and self._able() else None
 
     def _able(self) -> bool:
-        """Whether this peer may make a commit now; enough workers must be live, too."""
+        """Whether this peer may make a commit now. In addition to `ShardLog._able`, enough workers must be live, unless
+        the commit only makes a version for ``trusted`` tensors."""
         return super()._able() and (self.round.trusted or len(self._workers()) >= self.needed)
 
     def _workers(self) -> list[str]:
@@ -210,7 +211,8 @@ class AsynchronousLog(ShardLog):
 
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:
         """Append the commit and answer its submitters. If a successor died and the next commit names another one,
-        answer only after that one holds the state, so that what a submitter was told survives one more death."""
+        answer only after the new successor holds the state, so that what a submitter was told survives one more
+        death."""
         commit = proposed.commit
         counted = [(c.peer, self.round.inbox.pop(c.peer, None)) for c in commit.contributions]
         have_it = {self.me, *proposed.holding}
@@ -247,8 +249,9 @@ class AsynchronousLog(ShardLog):
     # -- others' commits and states
 
     def committed(self, sender: str, commit: Commit) -> list[Effect]:
-        """Handle another peer's commit: it replaces this peer's draft, unless the commit's claim is lower. A commit in
-        this peer's own name may come from an earlier incarnation of it; another peer may hold that commit."""
+        """Handle another peer's commit: it replaces this peer's draft, unless this peer's claim is greater than the
+        author's. A commit whose author is this peer itself always replaces the draft: an earlier incarnation made it,
+        and another peer may hold it."""
         round, lead = self.round, self.lead
         mine = round.proposed is not None and round.proposed.version == commit.version
         greater = (commit.term, commit.aggregator) > (lead.term, lead.holder) or commit.aggregator == self.me
@@ -316,8 +319,8 @@ class AsynchronousLog(ShardLog):
         self.recent = [*self.recent, commit][-kept:]
 
     def begin(self, now: float) -> list[Effect]:
-        """Begin the next round: keep the submissions that this peer must still count, and answer the authors of the
-        others."""
+        """Begin the next round: keep the submissions that this peer must still count, and answer the authors of all
+        other submissions."""
         inbox = self.round.inbox
         self.renew(now)
         self.round.inbox = inbox
@@ -328,7 +331,7 @@ class AsynchronousLog(ShardLog):
         effects = self.take_kept()
         stays = self.lead.target()[1] == self.me
         for peer, c in sorted(inbox.items()):
-            left = not grown_from(state, c.base)  # made on a lineage that was left: its author carries it
+            left = not grown_from(state, c.base)  # made on a lineage that was left: its author carries the progress
             if not stays or left or settled(c, state.counted.get(peer)):
                 del inbox[peer]
                 effects += [] if peer == self.me or left else self._answer(peer, c.base)

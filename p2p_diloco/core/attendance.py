@@ -4,11 +4,11 @@ Law: local knowledge only, from contributions, commits and Summaries. This modul
 commit decides. All shards of a fragment share one `Attendance`: a peer that is counted in one shard is expected in all
 of them, and a peer that is left out of one is soon left out of all.
 
-A commit names every worker that holds a state, until a round that named the peer closes without it. The peer is named
-again when it shows an epoch later than the one it missed: a peer announces each epoch that it reaches without being
-counted. A round waits until its deadline for a named peer that holds the round's base or was counted in the commit that
-made it. For any other named peer it waits only for a grace, which doubles with each miss in a row, because that peer
-may still be fetching a state while the round stalls.
+A commit names every worker that holds a state. A worker that was named, but without which the round closed, is named
+again only when it shows an epoch later than the one it missed: a peer announces each epoch that it reaches without
+being counted. A round waits until its deadline for a named peer that holds the round's base or was counted in the
+commit that made it. For any other named peer it waits only for a grace, which doubles with each miss in a row, because
+that peer may still be fetching a state while the round stalls.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ class Attendance:
         return peer in self._counted
 
     def is_near(self, peer: str, epoch: int) -> bool:
-        """Whether the peer is at most one epoch behind this epoch, or may be by now: its last Summary may be a
-        heartbeat old."""
+        """Whether the peer is at most one epoch behind this epoch, or may have come so near since it sent its last
+        Summary."""
         unheard = round(self.rules.settle / self._usual) if self._rounds and self._usual > 0 else 0
         return self._evidence(peer) >= epoch - 1 - unheard
 

@@ -206,7 +206,7 @@ class CatchUp:
                 return self.told(sender, message, now)
             case State():
                 return self.got(sender, message, now)
-        raise AssertionError(f"no such message: {message}")
+        raise AssertionError(f"catching up has no such message: {message}")
 
     # -- taking
 

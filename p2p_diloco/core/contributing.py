@@ -1,4 +1,4 @@
-"""What this peer's trainer has merged, what is in its exchange under way, and what it should contribute next.
+"""What this peer's trainer has merged, which shards its present exchange sends, and what it should contribute next.
 
 Law: one exchange is under way at a time, and a contribution is made on what was merged. `shard` decides what happens to
 a contribution in the log, `carry` what progress is kept for a later one.
@@ -30,8 +30,8 @@ class Contributing:
         self.incarnation, self.sequence = incarnation, 0
         self.carried = [Carried() for _ in logs]
         self.flight: dict[int, Version] | None = None  # the shards of the exchange under way, with their bases
-        self.to_land: deque[int] = deque()  # the same shards; those last found to be over are at the end
-        # by fragment: unlike epochs for which the trainer no longer waits
+        self.to_land: deque[int] = deque()  # the same shards as a queue; a shard whose wait is over goes to the end
+        # fragment → unlike epochs of its shards; the trainer no longer waits for these to become equal
         self.tolerated: dict[int, tuple[int, ...]] = {}
         self.turn = 0  # asynchronous: number of contributions so far; it selects the fragment that is due
         self.left = PerShard(logs, self._leaves_behind)
@@ -40,13 +40,13 @@ class Contributing:
 
     @property
     def next_id(self) -> ContributionId:
-        """The id of the next contribution, unless this peer's incarnation rises before it."""
+        """The id of the next contribution, unless this peer's incarnation is raised before then."""
         return ContributionId(self.incarnation, self.sequence + 1)
 
     @property
     def merged(self) -> tuple[int, str]:
         """(epoch, digest) of what the trainer has merged. The digest is empty if the shards of a fragment are at unlike
-        epochs, because that is no state of the run."""
+        epochs, because such a mixture is no state of the run."""
         bases = [carried.base for carried in self.carried]
         versions = [base for base in bases if base is not None]
         if not versions or len(versions) < len(bases):
@@ -149,8 +149,8 @@ class Contributing:
         return None if log.version is None or log.final else (log.fragment, log.version.epoch)
 
     def _due_in_turn(self) -> tuple[int, ...]:
-        """Asynchronous: return the shards of the fragment whose turn it is. Epochs do not tell which fragments a peer
-        has contributed to."""
+        """Asynchronous: return the shards of the fragment whose turn it is. Turns are counted, because epochs do not
+        tell which fragments this peer has contributed to."""
         count = len(self.rules.fragments)
         for fragment in range(self.turn, self.turn + count):
             if due := tuple(s for s in self.rules.fragments[fragment % count] if not self.logs[s].final):
@@ -192,7 +192,7 @@ class Contributing:
             oldest = carried.send(id)
             base = log.own.base_of(log.state, carried.base, carried.oldest_base)
             if base is not None:
-                bases[shard] = carried.oldest_base = base  # if it is refused, the next one keeps this base
+                bases[shard] = carried.oldest_base = base  # the next submission names this base if this one is refused
                 effects += log.contribute(Contribution(shard, base, id, oldest, 1.0, event.samples, payload), now)
         self._take_off(bases)
         return effects if bases else [Release(sent=False)]
@@ -212,7 +212,8 @@ class Contributing:
 
     def _flying(self, flight: dict[int, Version]) -> bool:
         """Whether the exchange still waits for a shard. After a fork the log may ask for another fragment. The trainer
-        then continues with that fragment; what it sent for the first one may still be counted, or is carried."""
+        then continues with that fragment; its contribution to the first fragment may still be counted; if not, the
+        progress is carried."""
         lowest = self._lowest()
         for _ in flight:
             log = self.logs[self.to_land[0]]

@@ -12,8 +12,9 @@ from .state import relation
 
 
 def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
-    """Return the messages that send the peer what is newer here. If the lineages differ, or may differ, send this
-    replica's versions instead."""
+    """Return the commits and states that the peer lacks. If the lineages differ and it did not ask for ``whole``
+    states, return this replica's versions instead. If it is ahead in a shard, or lacks nothing in the shards that it
+    named, return the versions, too."""
     mine = [log.state for log in logs if log.state is not None]
     if len(mine) < len(logs) or len(request.have) != len(logs):
         return []

@@ -31,7 +31,7 @@ class Pace:
         self.steps = self.base
 
     def adjust(self, speed: float, others: Iterable[float]) -> int:
-        """Add a reading of the table and return the number of inner steps from now on.
+        """Add a reading of this peer's and the other peers' speeds, and return the number of inner steps from now on.
 
         Speeds are in inner steps per second; ≤ 0: unknown. Readings are ordered by own speed / fastest speed, and the
         formula is applied to the median one (the lower of two). If this peer's speed is unknown, the readings are

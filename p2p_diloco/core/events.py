@@ -225,9 +225,9 @@ class Average:
     answer is Averaged.
 
     contributions: summed in the order given (sorted by peer id). meta: what the new digest covers besides the tensors.
-    held: the same for the digest of the base; if the tensors do not have that digest, the answer is Damaged instead.
-    With ``held`` None the tensors are used unchecked. buffered: submissions in the Delayed Nesterov buffer before this
-    step. revision: the rates of the step.
+    held: what the digest of the base covers besides the tensors; if the tensors do not have that digest, the answer is
+    Damaged instead. With ``held`` None the tensors are used unchecked. buffered: submissions in the Delayed Nesterov
+    buffer before this step. revision: the rates of the step.
     """
 
     shard: int
@@ -275,7 +275,7 @@ class Carry(Enum):
     KEEP = "keep"  # local ← new + (local − base)
     SUBTRACT = "subtract"  # local ← new + (local − base) + Δ: the contribution is counted in new
     RESTORE = "restore"  # local ← new + (local − base) − Δ: the contribution was in base, but new doesn't count it
-    DROP = "drop"  # local ← new: the uncounted progress can't be separated from the counted, or is too old
+    DROP = "drop"  # local ← new: the uncounted progress can't be separated from counted progress, or is too old
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class Gathering:
 
     def told_to_hold(self, donor: str, epochs: Sequence[int]) -> set[int]:
         """Return the shards of which this donor is known to hold the version in ``vector`` or a newer one. ``epochs``:
-        from its Summary, the lowest of each fragment, so it may hold more shards."""
+        the lowest epoch of each fragment, from its Summary, so the donor may hold more shards than these."""
         vector = self.vector
         if vector is None or not epochs:
             return set()

@@ -36,8 +36,8 @@ class Lag:
             self.missed[shard] = (at, now)
 
     def moved(self) -> None:
-        """Handle a change of this replica's versions: forget the greater model that was seen if this replica now holds
-        as much."""
+        """Handle a change of this replica's versions: forget the greater model that was seen if this replica's model is
+        now as great."""
         if self.ahead is not None and self.logs.model() >= self.ahead[0]:
             self.ahead = None
 
@@ -57,8 +57,8 @@ class Lag:
     def lasts(self, peer: str, theirs: ModelVersion, now: float) -> bool:
         """Whether this replica has been behind for so long that it should fetch from this peer, whose model is greater.
 
-        On a slow link the commits of one round arrive over some time. A state requested meanwhile would only arrive
-        after them, as a second copy.
+        On a slow link the commits of one round arrive over some time. A state requested meanwhile would arrive after
+        the commits and bring nothing new.
         """
         if self.ahead is None:
             self.ahead = (theirs, now, peer)

@@ -88,8 +88,8 @@ class Leadership:
         return True
 
     def is_overruled(self, sender: str, refusal: Outdated) -> bool:
-        """Whether a refusal names a greater claim, or comes from the holder and names another peer: the holder has then
-        forgotten its own claim."""
+        """Whether a refusal names a greater claim than the known one, or comes from the known holder but names another
+        peer: that holder has then forgotten its own claim."""
         if self.state is None or refusal.base != self.state.version:
             return False
         greater = (refusal.term, refusal.holder) > (self.term, self.holder)

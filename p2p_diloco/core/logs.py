@@ -1,8 +1,8 @@
 """The logs of all shards, and totals over them.
 
 Law: a log that was handed out (by index or in a loop) may change until the event ends. Only logs that were handed out
-are counted again, so an event on one shard costs the same for any number of shards. A loop over all logs costs all of
-them.
+are counted again, so an event on one shard costs the same for any number of shards. In a loop over all logs, every log
+counts as handed out.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Logs(Sequence[ShardLog]):
         return len(self._logs)
 
     def moved(self) -> list[int]:
-        """Return the shards whose version changed since the last call. Call this at the end of each event: it clears
-        the marks of the logs handed out during the event."""
+        """Return the shards whose version changed since the last call. Call this at the end of each event: afterwards
+        no log counts as handed out."""
         moved = [shard for shard in sorted(self._taken) if self._logs[shard].version != self._told[shard]]
         self._look()
         self._taken.clear()
@@ -137,7 +137,8 @@ class Logs(Sequence[ShardLog]):
         return self._model
 
     def _look(self) -> None:
-        """Update the totals for the logs handed out. These stay marked as changed until the event ends."""
+        """Update the totals for the logs that were handed out. Each call until the event ends does so again, because
+        these logs may still change."""
         for shard in self._taken:
             log = self._logs[shard]
             if (collected := log.collected) != self._collected[shard]:
@@ -172,7 +173,7 @@ class Logs(Sequence[ShardLog]):
         return self._watches[-1]
 
     def look_at(self, shard: int) -> ShardLog:
-        """Return a log for reading only: it is not marked as changed."""
+        """Return a log for reading only: it does not count as handed out."""
         return self._logs[shard]
 
 

@@ -1,7 +1,7 @@
 """Repair of shards whose tensors are wrong: they are fetched again, or used as they are if no peer has better ones.
 
 A shard is damaged if its tensors failed their checksum before use. A shard is doubted if a commit led to another digest
-here than its author's.
+here than the commit names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Mending:
         self.repairs = 0  # number of fetches for repair so far; each asks the next donor
 
     def doubt(self, shard: int, author: str, now: float) -> list[Effect]:
-        """Handle a commit that led to another digest than its author's: fetch the shard's whole state again, from the
+        """Handle a commit that led to another digest here than it names: fetch the shard's whole state again, from the
         author or, if the author is gone, from any peer that is ahead."""
         self.catchup.doubt([shard])
         if author == self.roster.me or not self.roster.live(author):

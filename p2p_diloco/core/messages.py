@@ -15,8 +15,8 @@ from .version import ContributionId, ModelVersion, Version
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The peers that take part in a shard's next epoch. A plan is part of the commit before it, or of the founding
-    state.
+    """The peers that take part in a shard's next outer step. Each commit has a plan for the outer step after it; the
+    founding state has one for the first step.
 
     The round waits for the peers of ``group``. The first peer of ``succession`` aggregates; the others follow in order.
     """
@@ -140,7 +140,7 @@ class Held:
 @dataclass(frozen=True, slots=True)
 class Stale:
     """Refusal of a submission: at ``version`` it is more than ``max_staleness`` epochs behind. The refusing peer also
-    sends what is newer."""
+    sends the commits since the submission's base, or the newest state."""
 
     shard: int
     id: ContributionId
@@ -186,10 +186,11 @@ class Outdated:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Request for all that is newer than ``have`` in these ``shards`` (None: all). With no shards: request for the
-    versions held.
+    """Request for the commits or states that are newer than ``have``, for these ``shards`` (None: for all). With an
+    empty ``shards``: request for the receiver's versions.
 
-    ``whole``: the sender knows of the fork and wants the states of all shards that differ, or of all these ``shards``.
+    ``whole``: the sender knows that the lineages differ and asks for whole states: of these ``shards``, or with None of
+    all shards that differ.
     """
 
     have: tuple[Version | None, ...]

@@ -1,5 +1,5 @@
-"""Counts commits that lead to another digest here than they name; after many in a row this replica asks for states
-instead."""
+"""Counts commits whose outer step gives another digest here than the commit names. After many such commits in a row,
+this replica asks for states instead of commits."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Mismatches:
         self.in_a_row = 0
 
     def found(self, text: str, now: float) -> list[Effect]:
-        """Record that a commit led to another digest, and log it, but not each commit of a lasting fault. After
+        """Record that a commit led to another digest than it names. Log it, unless such a line was logged lately. After
         ``astray_max`` such commits in a row, ask for states instead of commits. ``text``: what to log."""
         self.in_a_row += 1
         if self.in_a_row >= self.rules.astray_max and not self.roster.mine.unlike:
             self.roster.says(unlike=True)
             why = (
-                f"{text}, as did all of the last {self.in_a_row}: this machine computes the outer step unlike the "
-                "peers that make the commits. From now on it is sent whole states, several times the bytes, and it "
-                "aggregates only if every peer computes unlike the others. outer_optimizer=sgd gives the same result "
-                "on every machine; if it is set already, test the memory"
+                f"{text}, as did all of the last {self.in_a_row} commits: this machine computes the outer step unlike "
+                "the peers that make the commits. From now on they send it whole states, which take several times the "
+                "bytes of commits, and it aggregates only if all peers are such machines. outer_optimizer=sgd gives "
+                "the same result on every machine; if it is set already, test this machine's memory"
             )
             return [Note("mismatch", why)]
         if now < self.silent_until:

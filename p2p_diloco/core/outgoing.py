@@ -47,13 +47,14 @@ class Outgoing:
         self._let_go_if_held()
 
     def let_go(self) -> None:
-        """Drop the last commit to free its memory, unless its author may be gone: then no other peer might send it."""
+        """Drop the last commit to free its memory, unless its author may be gone, because then perhaps no other peer
+        can send it."""
         if self.last is not None and self.roster.sound(self.last.aggregator):
             self.last, self.lacking = None, set()
 
     def undelivered(self, to: str, message: Commit | State) -> None:
-        """Arrange that a message with the present version is sent again, because the round may wait for that peer.
-        Nothing is sent after ``resends`` times."""
+        """Arrange that a message with the present version is sent again, because the round may wait for that peer. This
+        is done ``resends`` times at most for each peer."""
         tries = self.resent.get(to, 0)
         if tries < self.rules.resends:
             self.resent[to], self.again[to] = tries + 1, message

@@ -27,7 +27,8 @@ LATE_MAX = 0.1
 steps should not shrink to three because the fourth would end slightly late."""
 
 STEPS_MIN, STEPS_MAX = 3, 31
-"""The lowest and the highest number of last inner steps whose median is the usual time."""
+"""The usual time of a step is the median of the last steps: of no fewer than STEPS_MIN once so many are known, and of
+no more than STEPS_MAX."""
 
 
 def speeds(summaries: Mapping[str, Summary]) -> dict[str, float]:
@@ -63,7 +64,8 @@ def is_over(trained_s: float, step_s: float, planned_s: float) -> bool:
 
 @dataclass(slots=True)
 class StepTimes:
-    """The usual time of an inner step: the median of the last steps, as many as a round has.
+    """The usual time of an inner step: the median of the last n steps, where n is the number of steps in a round
+    (within `STEPS_MIN` and `STEPS_MAX`).
 
     So one slow step (an evaluation, a compilation) or one quick step changes nothing, and a lasting change has its
     effect within about half a round.

@@ -1,4 +1,4 @@
-"""Peers that come, go and send their Summary: what the logs and `catchup` do then.
+"""Peers that come, leave, die or send their Summary: this module tells the logs and `catchup` of it.
 
 Law: the roster stores what is known of a peer. This peer probes all other peers at once if rounds depend on a change in
 its own Summary.
@@ -28,8 +28,8 @@ class Presence:
         return [Send(peer, Probe(self.roster.mine))]
 
     def tell_all(self, now: float) -> list[Effect]:
-        """Probe all peers, because rounds depend on the changed Summary; also peers that a plan names but that have not
-        sent a Summary yet."""
+        """Probe all live peers, and all peers that a plan names but that have not sent a Summary yet, because rounds
+        depend on what has changed in this peer's Summary."""
         return [effect for peer in self.roster.within_reach() for effect in self.probe(peer, now)]
 
     def leave(self) -> list[Effect]:

@@ -95,9 +95,11 @@ class Roster:
         return mine.role, bool(mine.epochs), others
 
     def elsewhere(self, theirs: Summary) -> bool:
-        """Whether a peer's Summary shows another lineage: as far in every shard as this peer, but with fewer samples.
+        """Whether a peer's Summary shows that it is on another lineage: its generation differs, or it has fewer samples
+        than this peer though none of its epochs is lower.
 
-        Decided only while the shards of each fragment are at one epoch here. False if either peer holds no state.
+        Samples are compared only while the shards of each fragment are at one epoch here. False if either peer holds no
+        state.
         """
         if not theirs.epochs or not self.mine.epochs:
             return False
@@ -167,8 +169,8 @@ class Roster:
         self.members.setdefault(peer, Member()).suspect = True
 
     def departed(self, peer: str, incarnation: int) -> bool:
-        """Record that an incarnation of the peer left. Returns False if another incarnation is known: the message came
-        late, or early."""
+        """Record that an incarnation of the peer left. Returns False, and records nothing, if the known Summary is of
+        another incarnation: the message came after the next incarnation's Summary, or before its own incarnation's."""
         member = self.members.setdefault(peer, Member())
         if member.summary is not None and member.summary.incarnation != incarnation:
             return False

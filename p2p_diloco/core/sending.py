@@ -1,4 +1,4 @@
-"""This peer's own contribution to one shard, from the trainer until a commit counts it or the log moves past it.
+"""This peer's own contribution to one shard: it is sent until a commit counts it or a new version rules it out.
 
 Law: a synchronous contribution counts on the version that it was made on, or not at all. The asynchronous mode is in
 `submitting`.
@@ -33,8 +33,8 @@ class Sending:
         return True
 
     def goes_on(self, state: State | None, base: Version, due: bool) -> bool:
-        """Whether the exchange of the contribution made on ``base`` continues. ``due``: the shard is still due by the
-        logs."""
+        """Whether the exchange of the contribution made on ``base`` continues. ``due``: by the epochs in the logs, the
+        shard is still to be contributed."""
         return state is not None and state.version == base and due
 
     # -- what happens to it
@@ -63,8 +63,9 @@ class Sending:
             self.handed = to
 
     def wanted(self) -> None:
-        """Handle an aggregator's request: the contribution is sent again, also to the peer that received it before. If
-        that peer has forgotten its claim, its answer shows this."""
+        """Handle an aggregator's request: let the contribution be sent again to the peer that this peer takes for the
+        aggregator, even if that peer has received it. If that peer has forgotten its claim to the term, it answers with
+        a refusal."""
         if self.handed != self.me:
             self.handed = None
 
@@ -79,8 +80,9 @@ class Sending:
             self.handed = None
 
     def stale(self, refusal: Stale, state: State | None) -> None:
-        """Handle a refusal because the contribution is too stale; in synchronous mode there is none."""
+        """Handle the refusal of a contribution that is too stale. In synchronous mode no contribution is refused for
+        this reason."""
 
     def settle(self, state: State) -> None:
-        """Handle a new version, which may count the contribution. In synchronous mode the version alone decides, so
-        nothing is done."""
+        """Handle a new version, which may count the contribution. In synchronous mode nothing is done here, because any
+        new version ends the exchange (see `goes_on`)."""

@@ -156,7 +156,7 @@ class ShardLog(ABC):
     @abstractmethod
     def close(self, now: float) -> list[Effect]:
         """Start the next commit if the round may close. If no peer can replace damaged tensors, a commit without
-        contributions makes a version that matches them."""
+        contributions makes a version that matches the damaged tensors."""
 
     def work(self, contributions: Contributions, now: float) -> list[Effect]:
         """Start to compute the next commit from these contributions."""
@@ -250,8 +250,8 @@ class ShardLog(ABC):
         return self.offer(now)
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
-        """Handle the computed outer step of another peer's commit: append the commit. Returns (commit, effects), where
-        the commit is None unless its digest differs."""
+        """Handle the computed outer step of another peer's commit: append the commit. Returns (commit, effects): the
+        commit if it names another digest, else None."""
         work = self.round.working
         if not isinstance(work, Apply) or work.commit.base != base:
             return None, []
@@ -358,7 +358,8 @@ class ShardLog(ABC):
         return self.close(now) if self.lead.promised(sender, promise) else []
 
     def outdated(self, sender: str, refusal: Outdated, now: float) -> list[Effect]:
-        """Handle a refusal that names a greater claim, or by which the holder shows that it forgot its own claim."""
+        """Handle a refusal. If it names a greater claim, or comes from a holder that has forgotten its own claim,
+        accept the holder that it names."""
         if not self.lead.is_overruled(sender, refusal):
             return []
         self.concede(refusal.term, refusal.holder)
@@ -371,8 +372,8 @@ class ShardLog(ABC):
     # -- damaged memory
 
     def found_damaged(self, base: Version, now: float) -> bool:
-        """Record that the tensors do not match this version; return True if that is new. A peer may hold the proposal
-        already, so the Average that made it is repeated after the repair."""
+        """Record that the tensors do not match this version; return True if the damage was not known. Another peer may
+        hold this peer's proposal already, so the Average that made the proposal is repeated after the repair."""
         round = self.round
         if base != self.version or round.damaged is not None or round.trusted or round.past_mending:
             return False
@@ -389,8 +390,8 @@ class ShardLog(ABC):
 
     def mended(self, now: float, *, trusted: bool = False) -> list[Effect]:
         """End the damage: the tensors match the version again, so an interrupted Average is repeated. ``trusted``: they
-        do not match, but no peer has better ones. Then this peer writes the next commit, even against a claim: a peer
-        that could promise would have had better tensors."""
+        do not match, but no peer has sent better ones. Then this peer writes the next commit, even if another peer has
+        claimed the term: any peer that could promise the term would have sent better tensors."""
         round = self.round
         average, round.interrupted = round.interrupted, None
         round.damaged = None

@@ -6,12 +6,13 @@ N peers take part, with P bytes of contributions each; peer i aggregates the sha
 sends its contributions to the other aggregators, (1 − s_i) P, and its commits to the N − 1 others, s_i P each; it
 receives as much. So its link of b_i bytes a second, each way, is busy for
     t_i = P · (1 + (N − 2) s_i) / b_i
-(the link of a peer that only aggregates, for no longer), and the round takes max t_i at best. No peer is done before
-P / b_i. If the other peers can do all the rest within that time, it is the optimum; else all links should be busy
-equally long:
+(a peer that only aggregates keeps its link busy no longer than that), and the round takes max t_i at best. No peer is
+done before P / b_i. If the other peers can do all the rest within that time, it is the optimum; else all links should
+be busy equally long:
     T / P = max(max 1 / b_i, (N − 2 + m) / Σ b_i)       the sum over the m peers that may aggregate
     0 ≤ s_i ≤ (T b_i / P − 1) / (N − 2)
-Within these limits the shares are as equal as possible. With two peers each sends P, whichever aggregates.
+Within these limits the shares are as equal as possible. With two peers, each sends P bytes, no matter
+which of them aggregates.
 """
 
 from __future__ import annotations
@@ -71,5 +72,5 @@ def _levelled(most: Mapping[str, Fraction]) -> dict[str, Fraction]:
     for number, peer in enumerate(waiting):
         found[peer] = min(most[peer], left / (len(waiting) - number))
         left -= found[peer]
-    assert left == 0, "the limits leave room for all"
+    assert left == 0, "the limits of all peers must add up to 1 or more"
     return found

@@ -15,8 +15,8 @@ from .state import final, grown_from
 from .version import ContributionId, Version
 
 ENDED = "the run has ended"
-TOO_OLD = "it was further behind than max_staleness"
-LEFT = "the lineage that it was made on was left"
+TOO_OLD = "the submission was further behind than max_staleness"
+LEFT = "this peer has left the lineage that the submission was made on"
 """Reasons why a submission is not counted."""
 
 
@@ -35,7 +35,7 @@ class Submitting(Sending):
     def __init__(self, me: str, rules: Rules) -> None:
         super().__init__(me, rules)
         self.refused: Version | None = None  # the version at which the submission was refused as too stale
-        self.over = False  # the exchange is over, and the trainer has not merged the result
+        self.over = False  # the exchange is over, but the trainer has not merged the result yet
         self.behind: int | None = 0  # staleness of the last submission; None: not counted
         self.uncounted = ""  # the reason why the last submission was not counted
 
@@ -55,8 +55,9 @@ class Submitting(Sending):
 
     def base_of(self, state: State | None, base: Version | None, oldest: Version | None) -> Version | None:
         """Return the base that a contribution names, so that old work can't pass as fresh: the base of its oldest
-        progress or the trainer's base, whichever is older. (The trainer's base may be older after a lineage was left
-        and came back.) None if its lineage was left or the run has ended."""
+        progress or the trainer's base, whichever is older. (The trainer's base may be the older one after this peer
+        left a lineage and returned to it.) None if the present state does not descend from the trainer's base, or the
+        run has ended."""
         if base is None or state is None or final(state.version, self.rules) or not grown_from(state, base):
             return None
         return min(base, oldest) if oldest is not None and grown_from(state, oldest) else base
@@ -71,7 +72,8 @@ class Submitting(Sending):
         return self.mine is not None
 
     def stale(self, refusal: Stale, state: State | None) -> None:
-        """Handle the aggregator's refusal. The exchange ends once the newer state has arrived, too."""
+        """Handle the aggregator's refusal. The exchange ends once this peer has reached the epoch at which the
+        submission was refused."""
         if self.mine is not None and refusal.id == self.mine.id:
             self.refused = refusal.version
             if state is not None:

@@ -13,8 +13,8 @@ from .messages import Plan
 
 
 def elected(run: str, shards: tuple[int, ...], members: tuple[str, ...]) -> Mapping[int, tuple[str, ...]]:
-    """Return, by shard, the peers that should hold it at any epoch; the first one aggregates. All have equal weight:
-    with measured weights, each new measurement would move whole shards."""
+    """Return for each shard the peers that should hold it, in order and the same at every epoch; the first one
+    aggregates. All have equal weight: with measured weights, each new measurement would move whole shards."""
     return assigned(run, 0, shards, tuple((peer, 1.0) for peer in members))
 
 

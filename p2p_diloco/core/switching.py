@@ -57,8 +57,8 @@ class Switching:
         return self.differing() - set(self.staged)
 
     def takes(self, peer: str, state: State) -> bool | None:
-        """Whether a state belongs to the lineage being taken. None if it shows that its donor has changed lineage
-        itself."""
+        """Whether a state belongs to the lineage being taken. None if the state shows that its donor has changed
+        lineage, too."""
         told = self.vector[state.shard]
         if peer not in (self.donor, *self.before) or came_late(state, told):
             return False

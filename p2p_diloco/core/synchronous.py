@@ -93,8 +93,8 @@ class SynchronousLog(ShardLog):
         return self.work(tuple(sorted(self.round.inbox.items())), now) if closes else []
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
-        """Return a plan whose group is every live worker that holds a state, unless it missed its last round, and whose
-        succession lists the peers that took part already."""
+        """Return a plan. Its group: the live workers that hold a state, except workers that missed their last round.
+        Its succession: peers that have taken part already, and peers that only aggregate."""
         assert self.state is not None
         epoch, present = self.state.version.epoch, self.state.plan
         group, members, unlike = dict[str, float](), dict[str, float](), dict[str, float]()

@@ -1,7 +1,7 @@
 """What this peer's trainer does, as its replica knows: it waits for a state, trains, merges, pauses, or is idle.
 
-Law: the trainer starts on the newest state available, and merges states of the run, not mixtures of two epochs. Both
-are delayed only for a bounded time, because other peers may wait for this trainer.
+Law: the trainer starts on the newest state available, and merges states of the run, not mixtures of two epochs. The
+start and the merges are delayed only for a bounded time, because other peers may wait for this trainer.
 """
 
 from __future__ import annotations

@@ -51,14 +51,14 @@ class ModelVersion:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ContributionId:
-    """The id of one contribution of a peer. Once a contribution is counted, none of this peer's contributions with a
+    """The id of one contribution of a peer. Once a contribution is counted, none of its author's contributions with a
     lower id can be counted any more."""
 
     incarnation: int
     sequence: int
 
     def __str__(self) -> str:
-        """Return a short form for logs; its first number tells a peer's incarnations apart as a rule."""
+        """Return a short form for logs; its first number usually differs between a peer's incarnations."""
         return f"#{self.incarnation % 10000:04d}.{self.sequence}"
 
 

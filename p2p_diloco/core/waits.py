@@ -47,8 +47,9 @@ class Waits:
         return rules.min_peers if self.epoch else max(rules.min_peers, rules.start_peers)
 
     def quorum(self, now: float) -> int:
-        """Return the lowest number of contributions while other peers take part: half of all peers that take part, and
-        at least two, because with one the outer momentum would carry the model towards one peer's data."""
+        """Return the lowest number of contributions with which the round may close: half of the peers that take part,
+        and two if several do, because after a step with one contribution the outer momentum would carry the model
+        towards one peer's data."""
         taking_part = len(self.round.inbox) + len(self._taking_part(now))
         return max(self.needed, min(taking_part, max(2, math.ceil(taking_part / 2))))
 

@@ -14,26 +14,28 @@ from .world import World
 
 CHAOS_S, HEAL_S, SETTLE_S = 40.0, 30.0, 12.0
 RESUMED_S = 15.0
-"""In the last so many seconds of the healing time every peer must see a commit: a bound on recovery."""
+"""In the last RESUMED_S seconds of the healing time every peer must see a commit: a bound on recovery."""
 SHORT_CHAOS_S = 10.0
-"""`CHAOS_S` for worlds in which a round takes less than `SHORT_S`: as many commits happen in the shorter time."""
+"""`CHAOS_S` for worlds in which a round takes less than `SHORT_S`: commits follow each other faster there, so a shorter
+time has enough of them."""
 SHORT_HEAL_S = 6.0
 """`HEAL_S` for these worlds."""
 ROUNDS, SHORT_S, LONG_S = 4.0, 0.5, 5.0
-"""All these times grow by so many rounds (`ROUNDS`) where a round takes longer than `LONG_S`."""
+"""The times above grow by `ROUNDS` rounds in worlds in which a round takes longer than `LONG_S`."""
 LAGS = 2.0
-"""All these times except `CHAOS_S` grow by so many transfers of a state: two may be needed, one after the other."""
+"""The times above, except `CHAOS_S`, grow by `LAGS` transfers of a state, because two may be needed, one after the
+other."""
 FOR_EVER = 1000.0
 """A round_timeout that never passes, so that only the protocol itself can end a wait."""
 KINDS = {
     "healed": "faults of all kinds; then all peers return",
-    "patient": "the same, with a round_timeout that never passes",
-    "bereaved": "as patient, and the dead stay dead",
-    "hesitant": "as bereaved, and bases change while pseudo-gradients are made",
+    "patient": "as healed, with a round_timeout that never passes",
+    "bereaved": "as patient, but dead peers stay dead",
+    "hesitant": "as bereaved, and bases change while pseudo-gradients are computed",
     "overlapped": "as healed, and training goes on while exchanges are under way",
     "joining": "no faults but pauses; peers join one after another; rounds far shorter or longer than a heartbeat",
     "crowded": "8 to 12 peers; faults of all kinds, and pauses; then all peers return",
-    "async": "asynchronous mode; at most as many deaths and damaged memories at a time as there are successors",
+    "async": "asynchronous mode; no more peers at a time die or have damaged memory than there are successors",
     "torn": "asynchronous mode; faults of all kinds, also cuts of the network",
 }
 _MIX = ("healed", "patient", "async", "bereaved", "joining", "torn", "overlapped", "hesitant", "healed", "joining")

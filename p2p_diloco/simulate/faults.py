@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 FREEZE_S = (0.5, 8.0)
 """How long a frozen process does nothing, in seconds: the shortest and the longest time."""
 PAUSE_S = (0.5, 12.0)
-"""How long a trainer pauses, in seconds: shorter or longer than other peers wait for it."""
+"""How long a trainer pauses, in seconds: some pauses are shorter, some longer than other peers wait for the trainer."""
 
 
 class Faults:

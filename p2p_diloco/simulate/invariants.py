@@ -85,8 +85,9 @@ def _at_work(world: World, peer: str, seen_by: str) -> bool:
 
 
 def lineage(world: World) -> set[tuple[Any, ...]]:
-    """Return the lineages of the live peers; one element means that there is no fork. Synchronous: their distinct
-    versions. Asynchronous: the newest versions, and those of peers that hold no ancestor of them."""
+    """Return the lineages of the live peers; one element means that there is no fork. Synchronous: the distinct
+    versions that they hold. Asynchronous: the newest version of each shard, and the versions of each peer that are not
+    ancestors of these."""
     if not world.rules.asynchronous:
         return {p.replica.versions for p in world.alive.values()}
     logs = [newest(world, shard).replica.logs[shard] for shard in range(world.rules.shards)]
@@ -109,11 +110,11 @@ def newest(world: World, shard: int) -> Process:
 
 
 def relied_upon(world: World) -> None:
-    """Check that every step that a trainer was told is counted is counted at the end, if no more holders died than
-    allowed (invariant g)."""
+    """Check at the end that every step that was reported to a trainer as counted is counted, if no more holders died
+    than allowed (invariant g)."""
     for shard, steps in enumerate(world.trainers.answered):
         lost = steps & ~newest(world, shard).store.present[shard].steps
-        require(not lost, "g", f"steps {bin(lost)} of shard {shard} were told to be counted, but are lost")
+        require(not lost, "g", f"steps {bin(lost)} of shard {shard} were reported as counted, but are lost")
 
 
 def intact(world: World) -> None:
@@ -149,7 +150,7 @@ def account(world: World) -> Counter[str]:
     """Check that every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule
     (invariant f).
 
-    Returns how many steps became what, summed over all shards.
+    Returns the number of steps by what became of them, summed over all shards.
     """
     for process in world.alive.values():
         process.blocked = process.blocked and not process.released

@@ -1,5 +1,5 @@
-"""Which peers are counted, checked in every synchronous run: (l) no peer starves, (m) no peer takes an outer step
-alone.
+"""Which peers are counted, checked in every synchronous run: (l) no working peer goes uncounted for long, (m) no peer
+takes an outer step alone.
 
 Law: this module sees what trainers send and merge and what aggregators average, and changes nothing. It judges only
 what happens after a quiet time: no death, cut, frozen process, stuck trainer or lost message. Peers that start and

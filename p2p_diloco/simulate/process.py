@@ -31,7 +31,8 @@ class Process:
         self.stalled_until = self.frozen_until = 0.0
         self.paused: float | None = None  # since when the trainer pauses
         self.training = self.changed = False
-        self.blocked = self.released = False  # an exchange is not merged yet; it is over, so its result can be merged
+        # blocked: an exchange is not merged yet; released: that exchange is over, so its result can be merged
+        self.blocked = self.released = False
         self.flown = 0  # inner steps since the last contribution
         self.waiting_for: dict[str, float] = {}  # unable peer → since when a round here waits for it
         self.best = ModelVersion()  # the greatest model version so far

@@ -70,7 +70,7 @@ from p2p_diloco.core.version import Version
 CARRIED = {
     Carry.KEEP: "keeps its progress",
     Carry.SUBTRACT: "its contribution is counted",
-    Carry.RESTORE: "its contribution is not counted there: carried",
+    Carry.RESTORE: "its contribution is no longer counted and is carried again",
     Carry.DROP: "drops its progress",
 }
 

@@ -22,7 +22,7 @@ class Trainers:
     def __init__(self, world: World) -> None:
         self.world = world
         self.all: list[tuple[str, Trainer]] = []  # (peer, trainer) of all incarnations
-        self.answered = [0] * world.rules.shards  # per shard: the steps that some trainer was told are counted
+        self.answered = [0] * world.rules.shards  # per shard: the steps that were reported to a trainer as counted
         self.training = True  # False at the end, when the world settles
         self.steps = 0  # number of inner steps so far; each is one bit
 

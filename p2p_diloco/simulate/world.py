@@ -225,7 +225,7 @@ class World:
         self.at(delay, lambda: self.feed_alive(process, event))
 
     def feed_alive(self, process: Process, event: Event) -> None:
-        """Feed an event to the process if it still lives; if it is frozen, once it is no longer."""
+        """Feed an event to the process if it still lives. A frozen process gets the event when its freeze ends."""
         if self.alive.get(process.name) is not process:
             return
         if process.frozen_until > self.now:
@@ -249,7 +249,7 @@ class World:
             self.at(max(0.001, wakeup - self.now), lambda: self._wake(process))
 
     def _wake(self, process: Process) -> None:
-        """Feed Wakeup, unless the time for it has moved."""
+        """Feed Wakeup, unless the process's next wakeup is later than now."""
         if process.woken_for <= self.now + 1e-9:
             process.woken_for = float("-inf")
             self.feed_alive(process, Wakeup())
@@ -271,7 +271,8 @@ class World:
                 present = store.present[commit.shard]
                 digest = store.propose(commit.shard, present.rated(commit.revision).step(commit.payload), meta)
                 same = digest == commit.version.digest or self._excused(process, commit)
-                require(same, "a", f"{process.name}: shard {commit.shard} epoch {commit.version.epoch}: {digest}")
+                which = f"{process.name}: the commit of shard {commit.shard} epoch {commit.version.epoch}"
+                require(same, "a", f"{which} leads to digest {digest}, but names {commit.version.digest}")
                 self.witness.applies(effect)
                 self.later(process, rng.uniform(0, work), Applied(commit.shard, commit.base, digest))
             case Fill(state, meta):
@@ -317,5 +318,5 @@ class World:
 
     def _excused(self, process: Process, commit: Commit) -> bool:
         """Whether a commit may lead to another digest here: this peer's tensors are damaged, or the commit has no
-        contributions because its author's were."""
+        contributions because its author's tensors were damaged."""
         return self.damaged(process, commit.shard) or not commit.contributions

@@ -1,9 +1,9 @@
 """Codecs of 4 or 8 bits: the elements of a block share a peak, and each element has a code.
 
-Law: first the peaks of all blocks, then all codes; the last block may be shorter. A block's peak is the largest
-magnitude in it as bf16, rounded up, so that no element exceeds it; a code stands for a fraction of the peak. A decoded
-value is one product: the same on every machine, and never larger than the peak. Two codes of 4 bits share a byte, the
-first in the lower half; after an odd number of them the upper half is 0.
+Law: the bytes hold first the peaks of all blocks, then all codes; the last block may be shorter. A block's peak is the
+largest magnitude in it as bf16, rounded up, so that no element exceeds it; a code stands for a fraction of the peak. A
+decoded value is one product: the same on every machine, and never larger than the peak. Two codes of 4 bits share a
+byte, the first in the lower half; after an odd number of them the upper half is 0.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Blockwise:
 
     def _decoded(self, peaks: Tensor, codes: Tensor, numel: int) -> Iterator[Tensor]:
         step = flats.BLOCK
-        assert step % BLOCK == 0, "blocks of work are whole blocks of a codec"
+        assert step % BLOCK == 0, "a block of work must consist of whole blocks of a codec"
         if not numel:
             yield torch.empty(0)  # `flat.blocks` yields one empty block, too
         for start in range(0, numel, step):

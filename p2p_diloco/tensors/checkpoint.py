@@ -79,7 +79,9 @@ def save(
     older checkpoints are then unchanged.
     """
     if keep < 1 or epoch < 0 or _OWN_KEYS & manifest.keys() or not all(map(_STEM.fullmatch, tensors)):
-        raise ValueError("keep must be 1 or more, epoch 0 or more, and stems and keys must not clash with our own")
+        raise ValueError(
+            "keep must be 1 or more, epoch 0 or more, stems of A-Za-z0-9_- only, and no manifest key one of ours"
+        )
     root = Path(root)
     unfinished, final = root / _UNFINISHED, root / f"checkpoint-{epoch}"
     try:
@@ -142,9 +144,9 @@ def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, object]]:
 def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> dict[str, object]:
     """Write one safetensors file, streamed from the tensors; returns the file's length and hash.
 
-    The library's writer refuses slices of one flat vector, and hashing would read every byte again. Layout:
-    https://huggingface.co/docs/safetensors (8 bytes of header length, a JSON header, then the data; wide types first,
-    so that all are aligned).
+    The library's own writer is not used: it refuses slices of one flat vector, and to hash its file every byte would
+    have to be read again. Layout: https://huggingface.co/docs/safetensors (8 bytes of header length, a JSON header,
+    then the data; wide types first, so that all are aligned).
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
     header: dict[str, object] = {}
@@ -180,7 +182,8 @@ def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, o
 
 
 def _put_in_place(unfinished: Path, final: Path) -> None:
-    """Rename into place. A folder can't be renamed onto another, so an older one gets another name first."""
+    """Rename `unfinished` to `final`. A folder can't be renamed onto another, so an older checkpoint of that name is
+    renamed first."""
     aside = final.with_name(f"{final.name}.replaced")
     if final.exists():
         if not (final / MANIFEST).is_file():
@@ -260,7 +263,7 @@ def _check_files(folder: Path, manifest: Mapping[str, object]) -> list[str]:
         try:
             length = (folder / name).stat().st_size
             if length != expected.get("bytes"):
-                raise _broken(folder, f"{name} has {length} bytes of {expected.get('bytes')}")
+                raise _broken(folder, f"{name} has {length} bytes instead of {expected.get('bytes')}")
             with (folder / name).open("rb") as file:
                 hasher = xxhash.xxh3_128()
                 while chunk := file.read(_CHUNK):

@@ -57,8 +57,8 @@ CODECS: dict[str, Codec] = {
 
 
 def written_in(codec: str, rounding: str) -> torch.dtype:
-    """The dtype into which a pseudo-gradient is computed: bf16 if the codec would give the same bytes, else fp32.
-    fp16's codec clamps, so it gives other ones."""
+    """The dtype into which a pseudo-gradient is computed: bf16 if encoding then gives the same bytes as from fp32, else
+    fp32. (Not fp16: its codec clamps, so the bytes would differ.)"""
     return torch.bfloat16 if codec == "bf16" and rounding == "nearest" else torch.float32
 
 
@@ -73,8 +73,8 @@ def feeds_back(codec: str) -> bool:
 
 
 def encode(flat: Tensor, codec: str) -> memoryview:
-    """The bytes of a flat vector of fp32, or of the codec's own dtype (`written_in`). In the latter case they are the
-    vector's own memory: send them before it changes."""
+    """The bytes of a flat vector of fp32, or of the codec's own dtype (`written_in`). In the latter case the bytes are
+    the vector's own memory: send them before the vector changes."""
     row = _codec(codec)
     _check_flat(flat, row.dtype if isinstance(row, Cast) else torch.float32)
     return row.encode(flat)
@@ -89,7 +89,8 @@ def encode_stochastically(flat: Tensor, codec: str, seed: int) -> memoryview:
 
 
 def decode(buffer: Buffer, codec: str, numel: int) -> Tensor:
-    """The fp32 vector [numel] in `buffer`; with fp32 a view: don't write to it. ValueError for an invalid buffer."""
+    """The fp32 vector [numel] in `buffer`; with codec fp32 a view of the buffer: don't write to it. ValueError for an
+    invalid buffer."""
     check_length(buffer, codec, numel)
     row, raw = _codec(codec), tensor_over(buffer)
     if isinstance(row, Cast):
@@ -101,8 +102,8 @@ def decode(buffer: Buffer, codec: str, numel: int) -> Tensor:
 
 
 def decode_blocks(buffer: Buffer, codec: str, numel: int) -> Iterator[Tensor]:
-    """`decode` in blocks of `flat.BLOCK`, each decoded when it is drawn and valid until the next one is. ValueError for
-    a wrong length, before the first."""
+    """`decode` in blocks of `flat.BLOCK`, each decoded when it is drawn and valid until the next one is drawn.
+    ValueError for a wrong length, before the first block."""
     check_length(buffer, codec, numel)
     return _codec(codec).decode_blocks(tensor_over(buffer), numel)
 

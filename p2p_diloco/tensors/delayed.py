@@ -4,8 +4,8 @@ Law: as in `outer`: no update in place, and each line below is one operation on 
 replicas on different machines agree to the bit. The buffer is state; the log counts the submissions in it, and passes
 their number in.
 
-A commit adds k submissions with mean ḡ (k = 1, or a grace window) to a buffer B of size N that holds f; f + k ≤ N.
-Scalars are computed in double and rounded to fp32 first.
+A commit adds k submissions with mean ḡ (k = 1, or all submissions of a grace window) to a buffer B of size N that holds
+f; f + k ≤ N. Scalars are computed in double and rounded to fp32 first.
 
     1. θ' ← θ − s·ḡ       s = η·(k/N) for "paper"; η·k for "buffered", or η·(k − 1) if the N-th is among the k
     2. B' ← B + k·ḡ
@@ -61,7 +61,8 @@ class DelayedNesterov:
             raise ConfigError("is for sgd with nesterov", key="dn_buffer_size", value=self.size, mend=mend)
 
     def revised(self, lr: float, momentum: float) -> DelayedNesterov:
-        """The same with other rates, from the next submission on: the buffer and the momentum stay as they are."""
+        """The same optimizer with other rates, from the next submission on: the buffer and the momentum stay as they
+        are."""
         return replace(self, outer=self.outer.revised(lr, momentum))
 
     def state_lengths(self, numel: int) -> dict[str, int]:
@@ -83,7 +84,8 @@ class DelayedNesterov:
         seen: Look | None = None,
         like: Like = torch.empty_like,
     ) -> tuple[Tensor, State]:
-        """(θ', state') after a commit of `submissions` with mean `grad`, on a buffer that holds `buffered`.
+        """(θ', state') after a commit of so many `submissions` with mean `grad`; the buffer already holds `buffered`
+        submissions.
 
         All flat fp32 [numel]; inputs stay unchanged. `grad`, `seen` and `like` as in `OuterOptimizer.step`. Raises
         ValueError for more submissions than the buffer has room for.

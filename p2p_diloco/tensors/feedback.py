@@ -2,14 +2,14 @@
 
 Law: let r be the residual, Δ a pseudo-gradient, and q the values decoded from the bytes of Δ + r, which were sent. Once
 the contribution is counted, the trainer subtracts Δ from its progress, and r becomes r + Δ − q. Until then r stays,
-because the next Δ includes this one. If the lineage that counted it loses to one that did not, the change of r is
-undone. So at any time
+because the next Δ includes this one. If the lineage that counted the contribution loses to a lineage that did not, the
+change of r is undone. So at any time
 
     decoded and counted + r + uncounted progress = all progress − dropped progress
 
 on every aggregator. The residuals with and without the last contribution are both kept, so that switching between them
-is exact. For a contribution that was dropped for its age Δ − q is kept: a lineage that counts it may still win, and
-then Δ and r were both delivered.
+is exact. If a contribution was dropped for its age, its Δ − q is kept: a lineage that counts the contribution may still
+win, and then Δ and r were both delivered.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Feedback:
         self._counted = True  # whether the last contribution is counted
         self._apart = True  # whether the last contribution was sent without the residual
         self._oldest: ContributionId | None = None  # first contribution that included the present residual
-        self._newest: ContributionId | None = None  # last contribution that included it
+        self._newest: ContributionId | None = None  # last contribution that included the present residual
         self._given_up: GivenUp | None = None
 
     def added(self, delta: Tensor) -> Tensor:
@@ -91,7 +91,8 @@ class Feedback:
 
         DROP has two causes. Either the progress is uncounted and too old: then r was not delivered, unless another
         lineage counts it later. Or a contribution older than the last one is counted: r was delivered with it and must
-        not be sent twice. Its error is nearly that of the last contribution, which is known, so that one is used.
+        not be sent twice. The error of that older contribution is not known; it is nearly the error of the last
+        contribution, which is used instead.
         """
         match carry:
             case Carry.SUBTRACT | Carry.RESTORE:
@@ -109,7 +110,7 @@ class Feedback:
                 residual.add_(given_up.gain, alpha=1 if given_up.counted else -1)
 
     def _rode_in(self, counted: ContributionId | None) -> bool:
-        """Whether the counted contribution is one of those since `_oldest`, which included the present residual."""
+        """Whether the counted contribution is `_oldest` or a later one: all of these included the present residual."""
         oldest, newest = self._oldest, self._newest
         if counted is None or oldest is None or newest is None:
             return False

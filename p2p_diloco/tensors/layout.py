@@ -61,7 +61,7 @@ class ParamSpec:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
@@ -83,7 +83,7 @@ class Shard:
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return self.stop - self.start
 
 
@@ -158,7 +158,7 @@ class Layout:
         return tuple(shard for shard in self.shards if shard.fragment == fragment)
 
     def arrange(self, named: Mapping[str, T]) -> list[T]:
-        """Sort values by name, such as parameters, into flat order."""
+        """Return these values, given by parameter name, in flat order."""
         return [named[self.params[index].name] for fragment in self.fragments for index in fragment]
 
     def fingerprint(self) -> str:
@@ -183,7 +183,7 @@ class Layout:
         if not lines:
             for mine, its in zip(self.params, other, strict=True):
                 if mine.name != its.name:
-                    lines.append(f"{mine.name}: the run's order has it where this model has {its.name}")
+                    lines.append(f"{mine.name}: in the run's order it stands where this model has {its.name}")
                     break
         return lines
 
@@ -218,14 +218,17 @@ class Layout:
         for index, shard in enumerate(self.shards):
             start, stop = self._ranges[shard.fragment] if shard.fragment < len(self._ranges) else (0, 0)
             if shard.index != index or shard.start != expected or not start <= shard.start < shard.stop <= stop:
-                raise ValueError(f"shard {index} of the layout doesn't begin where the one before ends")
+                raise ValueError(
+                    f"shard {index} of the layout doesn't begin where the shard before it ends, or leaves its fragment"
+                )
             expected = shard.stop
         if not self.shards or expected != self.numel:
             raise ValueError("the shards of a layout must cover the flat vector")
 
 
 class FragmentPlan:
-    """The plan of fragments: which parameters are sent together, and at which inner step. A run's is `peer.plan`."""
+    """The plan of fragments: which parameters are sent together, and at which inner step. The plan of a run is
+    `peer.plan`."""
 
     def __init__(
         self,
@@ -281,7 +284,7 @@ def _items(value: object) -> Sequence[object]:
 
 def _text(value: object) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST_NAME:
-        raise TypeError("expected a name")
+        raise TypeError(f"expected a name of at most {_LONGEST_NAME} characters")
     return value
 
 

@@ -45,7 +45,7 @@ def weighted_mean(
     """
     ordered = sorted(contributions, key=lambda contribution: contribution[0])
     if not ordered or len({peer for peer, _, _ in ordered}) != len(ordered):
-        raise ValueError("a mean needs one contribution or more, and one of each peer")
+        raise ValueError("a mean needs at least one contribution, and no two from one peer")
     parts = [codecs.decode_blocks(buffer, codec, numel) for _, _, buffer in ordered]
     ratios = _beside_the_first([weight for _, weight, _ in ordered])
     total = np.float32(0.0)

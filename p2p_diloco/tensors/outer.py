@@ -204,7 +204,7 @@ def _probe(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> tupl
             mend=f"see the arguments of torch.optim.{kind.__name__}",
         ) from error
     kept = optimizer.state[param]
-    assert "step" in kept, "an optimizer of the table counts its steps"
+    assert "step" in kept, "every optimizer in ELEMENTWISE keeps its number of steps in `step`"
     return tuple((name, kept[name].numel() == _PROBE) for name in sorted(kept))
 
 

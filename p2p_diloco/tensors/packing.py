@@ -1,7 +1,8 @@
 """Splits nested state dicts into tensors and JSON, and joins them again, without pickle.
 
-Law: only plain data (dictionaries, lists, tuples, tensors, numbers, strings, booleans, None). Anything else is refused
-by name when it is saved, never when it is loaded. Types survive: integer keys, tuples, floats to the bit.
+Law: only plain data (dictionaries, lists, tuples, tensors, numbers, strings, booleans, None). Any other value is
+refused when it is saved, by an error that names it, never when it is loaded. Types survive: integer keys, tuples,
+floats to the bit.
 """
 
 from __future__ import annotations

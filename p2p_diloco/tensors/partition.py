@@ -18,8 +18,8 @@ _BLOCK = re.compile(r"(?:^|.*?\.)\d+\.")
 def contiguous(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
     """Cut `sizes` into `count` runs of neighbours so that the largest run is as small as possible.
 
-    Among such cuts, each run is as close as possible to the mean of the rest. Raises `ConfigError` if there are fewer
-    parameters than fragments.
+    Among such cuts, each run in turn is as close as possible to the mean of the runs that remain. Raises `ConfigError`
+    if there are fewer parameters than fragments.
     """
     if count > len(sizes):
         raise _too_many(count, f"the model has only {len(sizes)} trainable parameters", len(sizes))

@@ -14,11 +14,11 @@ from torch import Tensor
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
-assert sys.byteorder == "little", "tensors travel as they lie in memory, little-endian"
+assert sys.byteorder == "little", "tensors are sent as they lie in memory, so this machine must be little-endian"
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, not copied if it is contiguous and in host memory; the view keeps it alive."""
+    """The bytes of a tensor, not copied if it is contiguous and in host memory; the result keeps the tensor alive."""
     flat = tensor.detach().cpu().reshape(-1)
     if flat.stride(0) != 1:  # torch calls one element or none contiguous with any stride, and can't view it
         flat = flat.clone(memory_format=torch.contiguous_format)
@@ -27,7 +27,7 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 
 def tensor_over(buffer: Buffer) -> Tensor:
-    """A read-only uint8 tensor over `buffer`, copied only if that isn't aligned to 4 bytes."""
+    """A read-only uint8 tensor over `buffer`, copied only if the buffer isn't aligned to 4 bytes."""
     view = memoryview(buffer)
     if not view.nbytes:
         return torch.empty(0, dtype=torch.uint8)  # `torch.frombuffer` refuses an empty buffer
@@ -45,7 +45,7 @@ def all_finite(values: Tensor) -> bool:
 
 
 def magnitude(values: Tensor) -> float:
-    """The largest absolute value; NaN if there is one, 0 for no element."""
+    """The largest absolute value; NaN if any element is NaN, 0 if there are no elements."""
     if not values.numel():
         return 0.0
     low, high = torch.aminmax(values)
@@ -56,7 +56,7 @@ class _Lent:
     """Another object's bytes, declared writable for numpy.
 
     `torch.frombuffer` warns about read-only memory. These tensors are never written to, so the flag is dropped. numpy
-    keeps this object alive, and it keeps the bytes.
+    keeps this object alive, and this object keeps the owner of the bytes alive.
     """
 
     def __init__(self, owner: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:

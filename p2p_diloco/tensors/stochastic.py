@@ -20,8 +20,8 @@ def to_bf16(flat: Tensor, seed: int) -> Tensor:
     """`flat` [numel] fp32, each value x rounded to one of its two neighbours in bf16: to the upper one with
     probability (x − lower) / (upper − lower). Values that aren't finite stay.
 
-    As an integer the dropped bits are that probability in units of 2⁻¹⁶. So a random integer of 16 bits is added, and
-    the sum is cut off.
+    Read as an integer, the 16 bits that bf16 lacks are that probability in units of 2⁻¹⁶. So a random integer of 16
+    bits is added, and the lower 16 bits of the sum are set to 0.
     """
     rounded = torch.empty_like(flat)
     source = torch.Generator(device=flat.device)

@@ -22,13 +22,13 @@ from p2p_diloco.tensors.outer import OuterOptimizer, State
 from p2p_diloco.tensors.raw import Buffer, as_bytes
 
 SPARE = 6
-"""Tensors kept for the next proposals: θ and two of the state, for two shard lengths."""
+"""The most tensors kept for reuse in the next proposals: θ and two state tensors, for two lengths of shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A possible next outer state of a shard: θ [numel], the outer optimizer's state, the digest of both and of the
-    `meta`, and that of θ alone."""
+    """A possible next outer state of a shard: θ [numel], the outer optimizer's state, one digest of both and `meta`,
+    and the digest of θ alone."""
 
     theta: Tensor
     state: State
@@ -86,9 +86,10 @@ class ShardStore:
     ) -> Proposal:
         """Propose the outer step on the mean pseudo-gradient in `mean`, encoded by `codec`; nothing changes.
 
-        With Delayed Nesterov: the mean of `submissions`, on a buffer that holds `buffered`. `rates` are (lr, momentum)
-        if the run has revised them. `meta` is the rest of the resulting state, for the digest. Raises ValueError for a
-        wrong length, and if a value of the result isn't finite (no replica could load it).
+        With Delayed Nesterov, `mean` is the mean of so many `submissions`, and the buffer already holds `buffered`
+        submissions. `rates` are (lr, momentum) if the run has revised them. `meta` is the rest of the resulting state,
+        for the digest. Raises ValueError for a wrong length, and if a value of the result isn't finite (no replica
+        could load it).
         """
         grad = codecs.decode_blocks(mean, codec, self.layout.shards[shard].numel)
         seen = Look()
@@ -112,7 +113,8 @@ class ShardStore:
         return _proposal(theta, state, look(theta, state), meta)
 
     def accept(self, shard: int, proposal: Proposal) -> None:
-        """Make the proposal the shard's state. Its θ and the previous state must not be used any more."""
+        """Make the proposal the shard's state. The proposal's θ and the shard's previous state must not be used any
+        more."""
         self.theta(shard).copy_(proposal.theta)
         self._digests[shard] = proposal.theta_digest
         before, self._states[shard] = self._states[shard], proposal.state

@@ -1,8 +1,8 @@
 """A sparse codec: it sends the elements of the largest magnitude in each chunk.
 
-Law: every chunk sends 1 of 64 of its elements (rounded up), so that the length is known beforehand. First the places of
-all elements, little-endian uint16, rising within a chunk; then their values, bf16. Of equal magnitudes the first ones
-are sent.
+Law: every chunk sends 1 of 64 of its elements (rounded up), so that the length is known beforehand. The bytes hold
+first the places of all elements that are sent, little-endian uint16, rising within a chunk; then their values, bf16. Of
+elements of equal magnitude the first ones are sent.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class TopK:
 
 
 def _decoded(places: Tensor, values: Tensor, numel: int) -> Iterator[Tensor]:
-    assert flats.BLOCK % CHUNK == 0, "blocks of work are whole chunks"
+    assert flats.BLOCK % CHUNK == 0, "a block of work must consist of whole chunks"
     if not numel:
         yield torch.empty(0)  # `flat.blocks` yields one empty block, too
     for start in range(0, numel, flats.BLOCK):

@@ -8,7 +8,7 @@ without torch. The trainer uses the package as any user's script does.
     config     what can be set
     gpt        the model
     blocks     the text to train on and to evaluate on, as bytes
-    text       the same as tensors
+    text       that text as tensors
     schedule   the learning rate
     progress   log lines, rows of figures and the summary
 """

@@ -39,9 +39,9 @@ def training_part(text: Text, num_shards: int = 1, shard_index: int = 0) -> Tens
 def own_part(text: Text, key: str, context: int) -> Tensor:
     """A third of the training blocks, chosen by the peer's identity (`key`), as uint8 [bytes].
 
-    Each peer ranks all blocks by a hash of its key and the block's name, and takes the first third (more if these are
-    no longer than `context`). So no peer needs to know the others. Two peers share about a third of their parts, and k
-    peers together train on 1 − (2/3)^k of the text.
+    Each peer ranks all blocks by a hash of its key and the block's name, and takes the first third (and further blocks
+    while the sum is no longer than `context`). So no peer needs to know the others. Two peers share about a third of
+    their parts, and k peers together train on 1 − (2/3)^k of the text.
     """
     ranked = sorted(text.training, key=lambda block: (hash_of(f"{key}/{block.name}"), block.name))
     count = -(-len(ranked) // OWN_PART)
@@ -98,7 +98,7 @@ def _windows(content: Tensor, starts: Tensor, context: int) -> tuple[Tensor, Ten
 def _check_length(content: Tensor, context: int) -> None:
     if len(content) <= context:
         raise ConfigError(
-            f"needs {context + 1} bytes of text in each part, and one has {len(content)}",
+            f"needs {context + 1} bytes of text in each part, but one part has {len(content)}",
             key="context",
             value=context,
             mend="give more text in data, or make context smaller",

@@ -1,6 +1,6 @@
 """The built-in trainer: a small GPT on real text, trained in a run or alone.
 
-Law: uses only the public API, as any user's script would. Further needs of a run belong in `Peer`.
+Law: uses only the public API, as any user's script would. What a run needs beyond the training loop belongs in `Peer`.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def _judge(judge: GPT, peer: Participant, judged: Windows, progress: Progress) -
     if not judged:
         return
     with peer.pause():
-        epoch = peer.epoch  # it may change while this evaluates
+        epoch = peer.epoch  # the epoch may rise during the evaluation
         judge.load_state_dict(peer.global_state_dict())
         progress.evaluated(peer, epoch, mean_loss(judge, judged))
 

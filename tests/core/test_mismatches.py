@@ -63,9 +63,10 @@ def test_a_peer_with_many_mismatches_in_a_row_says_that_it_is_unlike(peer: Any) 
     (told,) = astray(b)
     assert told == (
         "shard 0: a commit on epoch 2 led to another digest than it names, as did all of the last "
-        f"{most}: this machine computes the outer step unlike the peers that make the commits. From now on it is "
-        "sent whole states, several times the bytes, and it aggregates only if every peer computes unlike the others. "
-        "outer_optimizer=sgd gives the same result on every machine; if it is set already, test the memory"
+        f"{most} commits: this machine computes the outer step unlike the peers that make the commits. From now on "
+        "they send it whole states, which take several times the bytes of commits, and it aggregates only if all peers "
+        "are such machines. outer_optimizer=sgd gives the same result on every machine; if it is set already, test "
+        "this machine's memory"
     )
     assert b.replica.roster.mine.unlike
     b.now += 2 * b.rules.say_again

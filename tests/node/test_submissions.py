@@ -109,7 +109,10 @@ def test_what_is_too_stale_is_refused_and_told(memory_peer: type[Any], caplog: p
             one.memory.steps += 1
             takes.append([take for _, take in (await one.merge())["takes"]])
             assert release["sent"]
-        assert caplog.text.count("not counted in 1 of its 1 shards: it was further behind than max_staleness") == 2
+        assert (
+            caplog.text.count("not counted in 1 of its 1 shards: the submission was further behind than max_staleness")
+            == 2
+        )
         assert takes == [["keep"], ["drop"], ["subtract"]]
         assert release["refused"] == 2
         assert one.memory.theta.tolist() == [-4.0] * 4

@@ -209,7 +209,7 @@ def older_format(path: Path) -> None:
         (older_format, "it has format 1, and this version reads format 2"),
         (edit, "manifest.json has been altered"),
         (lambda p: (p / "theta.safetensors").unlink(), "theta.safetensors can't be read: No such file"),
-        (truncate, r"outer.safetensors has 20 bytes of \d+"),
+        (truncate, r"outer.safetensors has 20 bytes instead of \d+"),
         (flip, "theta.safetensors has been altered"),
     ],
 )

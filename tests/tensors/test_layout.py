@@ -180,7 +180,7 @@ def test_the_difference_is_told_parameter_by_parameter():
 def test_another_order_of_the_same_parameters_is_a_difference():
     """What the fingerprint refuses, the difference must explain."""
     run = Layout.build(specs([2, 2]))
-    assert run.difference(run.params[::-1]) == ["p0: the run's order has it where this model has p1"]
+    assert run.difference(run.params[::-1]) == ["p0: in the run's order it stands where this model has p1"]
 
 
 @settings(max_examples=40, deadline=None)

@@ -102,7 +102,7 @@ def test_equal_weights_are_as_good_as_none(weight):
 
 @pytest.mark.parametrize("given_", [[], [("a", 1.0, bytes(4)), ("a", 1.0, bytes(4))]])
 def test_no_contribution_and_a_peer_twice_are_refused(given_):
-    with pytest.raises(ValueError, match="one of each peer"):
+    with pytest.raises(ValueError, match="no two from one peer"):
         weighted_mean(given_, "fp32", 1)
 
 
