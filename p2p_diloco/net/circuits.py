@@ -161,6 +161,8 @@ class Circuits:
         Raises:
             Unreachable: no relay reaches the peer. `refused`: a relay has just lost its connection to it.
         """
+        if not relays:
+            raise Unreachable("no relay is known")
         reasons: list[BaseException] = []
         attempts = [partial(self._open_through, relay, peer, protocol) for relay in relays]
         try:

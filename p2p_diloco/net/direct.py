@@ -159,6 +159,14 @@ class DirectChannel:
         way.drop()
         self._note_failure(peer, way, why)
 
+    def broke(self, peer: str) -> None:
+        """End the connection to a peer at once, because the path to it is broken, and use none for a while."""
+        way = self._way(peer)
+        if way.stream is not None:
+            way.stream.frames.pipe.abort()
+            way.drop()
+            self._note_failure(peer, way, "the path to it is broken")
+
     def end(self) -> None:
         """End every connection, and every attempt to open one."""
         self._closing = True

@@ -5,10 +5,8 @@ Law: joins `sending` and `receiving`; decides nothing.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-from p2p_diloco.net.direct import Opened
 from p2p_diloco.net.interface import Inbox, Limits, Traffic
+from p2p_diloco.net.links import Dial
 from p2p_diloco.net.receiving import Receiver
 from p2p_diloco.net.sending import Sender
 from p2p_diloco.net.streams import Streams
@@ -17,9 +15,7 @@ from p2p_diloco.net.streams import Streams
 class Exchange:
     """All streams of one peer. `dial`: as in `Sender`."""
 
-    def __init__(
-        self, inbox: Inbox, *, limits: Limits, traffic: Traffic, dial: Callable[[str], Awaitable[Opened]]
-    ) -> None:
+    def __init__(self, inbox: Inbox, *, limits: Limits, traffic: Traffic, dial: Dial) -> None:
         self.streams = Streams(inbox, limits, traffic)
         self.sender = Sender(self.streams, dial)
         self.receiver = Receiver(self.streams)

@@ -33,11 +33,13 @@ DIRECT = "/direct"
 class HivemindTransport:
     """A `Transport` over libp2p, for one peer of a run. Made by `create`, ended by `close`."""
 
-    def __init__(self, dht: DhtPeer, exchange: Exchange, circuits: Circuits, finder: ReachFinder, relay: Relay) -> None:
+    def __init__(
+        self, dht: DhtPeer, exchange: Exchange, circuits: Circuits, paths: Paths, finder: ReachFinder, relay: Relay
+    ) -> None:
         self.peer_id = dht.peer_id
         self.traffic = exchange.streams.traffic
         self._dht, self._exchange = dht, exchange
-        self._circuits, self._finder, self._relay = circuits, finder, relay
+        self._circuits, self._paths, self._finder, self._relay = circuits, paths, finder, relay
 
     @property
     def limits(self) -> Limits:
@@ -113,15 +115,16 @@ class HivemindTransport:
         )
         daemon, protocol = dht.daemon, f"/p2p-diloco/{VERSION}/{run_id}"
 
-        async def dial(peer: str, protocol: str = protocol) -> Opened:
-            return await paths.open(peer, protocol, timeout_s=exchange.streams.limits.connect_timeout_s)
+        async def dial(peer: str, *, around: bool = False, protocol: str = protocol) -> Opened:
+            timeout_s = exchange.streams.limits.connect_timeout_s
+            return await paths.open(peer, protocol, timeout_s=timeout_s, around=around)
 
         async def serve(peer: str, pipe: Pipe, seen_at: str) -> None:
             await exchange.receiver.serve(peer, pipe)
 
         def linked() -> list[str]:
             """The peers that this one is connected to."""
-            return [*map(peer_of, initial_peers), *exchange.sender.linked()]
+            return [*map(peer_of, initial_peers), *exchange.sender.links.peers()]
 
         def reach_changed(reach: Reach) -> None:
             _tell(reach)
@@ -130,10 +133,10 @@ class HivemindTransport:
 
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
         circuits = Circuits(daemon, dht.sign)
-        paths = Paths(daemon, circuits, exchange.sender.linked)
+        paths = Paths(daemon, circuits, linked)
         relay = Relay(daemon, relay_mbit)
         finder = ReachFinder(daemon, answers, linked, reach_changed)
-        transport = cls(dht, exchange, circuits, finder, relay)
+        transport = cls(dht, exchange, circuits, paths, finder, relay)
         try:
             if direct:
                 channel = exchange.sender.direct = DirectChannel(
@@ -191,6 +194,7 @@ class HivemindTransport:
     async def close(self) -> None:
         """As `Transport.close`."""
         await self._finder.close()
+        await self._paths.close()
         await self._circuits.close()
         await self._exchange.close()
         await self._relay.close()

@@ -1,11 +1,12 @@
 """The link: the outgoing, ordered stream to one peer that carries small messages.
 
-Law: knows one stream. `sending` opens it and keeps it.
+Law: knows one stream. `links` opens it and keeps it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 
 from p2p_diloco.net.frame_stream import FrameStream
@@ -21,6 +22,10 @@ class Link:
         self._frames = frames
         self._limits = limits
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self.relayed = False
+        """Whether the stream goes through a relay."""
+        self.heard_at = -math.inf
+        """When the last answer came, by the loop's clock."""
 
     async def send(self, header: bytes) -> None:
         """Send a message and wait for its answer. The link ends if no answer comes in time.
@@ -52,6 +57,7 @@ class Link:
             while (frame := await self._frames.read(idle_s=None, frame_s=frame_s)) is not None:
                 if not isinstance(frame, (Accepted, Refused)) or not self._waiting:
                     raise FrameError(f"a {type(frame).__name__} frame was not asked for")
+                self.heard_at = asyncio.get_running_loop().time()
                 answer = self._waiting.popleft()
                 if answer.done():  # its send was cancelled
                     continue

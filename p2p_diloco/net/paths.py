@@ -1,7 +1,7 @@
 """The path of a stream to a peer: directly, or through a relay if that fails or takes long.
 
-Law: a direct path is always tried first. A peer that announces no relay and refuses every dial is not sought through
-relays: its machine answers, and no process listens there.
+Law: a direct path is tried first, unless it is known to be broken. A peer that announces no relay and refuses every
+dial is not sought through relays: its machine answers, and no process listens there.
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ from collections.abc import Callable, Iterable
 from p2p_diloco.net.circuits import Circuits, Opened, abort_stream
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.interface import Unreachable
+from p2p_diloco.net.reach import answers
 
 HEAD_START_S = 0.5
 """Seconds that a direct dial has before relays are asked as well."""
 RELAYED_FOR_S = 30.0
 """Seconds after a relay was faster than a direct dial, in which a direct dial to the peer has no head start."""
+LOOK_EVERY_S = 5.0
+"""Seconds between two looks whether a broken direct path works again, and the deadline for each."""
+AVOIDED_S = 600.0
+"""The longest time for which a direct path is avoided."""
 REMEMBERED_MAX = 4096
 """The most peers of which it is remembered that a relay was faster."""
 
@@ -27,13 +32,20 @@ class Paths:
     def __init__(self, daemon: Daemon, circuits: Circuits, linked: Callable[[], Iterable[str]]) -> None:
         self._daemon, self._circuits, self._linked = daemon, circuits, linked
         self._relayed_until: dict[str, float] = {}
+        self._broken: dict[str, asyncio.Task[None]] = {}  # peers whose direct path is broken, with the watch over it
 
-    async def open(self, peer: str, protocol: str, *, timeout_s: float) -> Opened:
-        """Open a stream to a peer; returns it with the multiaddr at which the peer was found.
+    async def open(self, peer: str, protocol: str, *, timeout_s: float, around: bool = False) -> Opened:
+        """Open a stream to a peer; returns it with the multiaddr at which the peer was found. `around`: only through
+        relays, because the direct path is in doubt. If one reaches the peer, later streams avoid the direct path until
+        the peer answers on it.
 
         Raises:
             Unreachable: neither path leads to the peer. `refused`: as far as can be told, the peer has ended.
         """
+        if around or peer in self._broken:
+            opened = await self._circuits.open(peer, protocol, self._circuits.relays_to(peer, self._linked()))
+            self._avoid(peer)
+            return opened
         clock = asyncio.get_running_loop().time
         announced = bool(self._circuits.relays_of(peer))
         direct = asyncio.create_task(self._daemon.open_stream(peer, protocol, timeout_s=timeout_s))
@@ -62,6 +74,27 @@ class Paths:
             raise Unreachable(f"{why}; {_failure(relayed)}", refused=why.refused and not announced)
         finally:
             await _abandon(attempts)
+
+    async def close(self) -> None:
+        """Watch no more."""
+        watches = list(self._broken.values())
+        for watch in watches:
+            watch.cancel()
+        await asyncio.gather(*watches, return_exceptions=True)
+
+    def _avoid(self, peer: str) -> None:
+        if peer not in self._broken and len(self._broken) < REMEMBERED_MAX:
+            self._broken[peer] = asyncio.create_task(self._watch(peer))
+
+    async def _watch(self, peer: str) -> None:
+        """Wait until a peer answers on its direct path, but no longer than `AVOIDED_S`."""
+        try:
+            for _ in range(round(AVOIDED_S / LOOK_EVERY_S)):
+                await asyncio.sleep(LOOK_EVERY_S)
+                if await answers(self._daemon, peer, LOOK_EVERY_S):
+                    return
+        finally:
+            del self._broken[peer]
 
     def _remember(self, peer: str, until: float) -> None:
         self._relayed_until.pop(peer, None)

@@ -56,9 +56,25 @@ class OnePerPeer(Generic[T]):
         """The peers that have an object."""
         return list(self._opened)
 
+    def has(self, peer: str, one: T) -> bool:
+        """Whether this is the peer's object."""
+        return self._opened.get(peer) is one
+
+    def replace(self, peer: str, one: T, other: T) -> bool:
+        """Put another object in the place of this one; returns False if the peer has this one no longer."""
+        if self.has(peer, one):
+            self._opened[peer] = other
+            return True
+        return False
+
+    def forget(self, peer: str, end: Callable[[T], None]) -> None:
+        """Remove the peer's object, if there is one, and end it."""
+        if (one := self._opened.pop(peer, None)) is not None:
+            end(one)
+
     def drop(self, peer: str, one: T) -> None:
         """Remove this object, so that the next call of `to` opens another."""
-        if self._opened.get(peer) is one:
+        if self.has(peer, one):
             del self._opened[peer]
 
     def end(self) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgpack
 
@@ -46,23 +47,42 @@ async def ask(daemon: Daemon, peer: str) -> DialBack:
     Raises:
         Unreachable: the peer gives no answer, or serves no such requests.
     """
-    pipe, _ = await daemon.open_stream(peer, RELAY, timeout_s=ASK_S)
+    match unpacked(await requested(daemon, peer, {"check": daemon.addresses}, ASK_S)):
+        case {"seen": str(seen), "reached": dict(reached)}:
+            told = {str(a): None if why is None else str(why)[:200] for a, why in reached.items()}
+            return DialBack(seen, told)
+    raise Unreachable(f"{peer}: its answer can't be read")
+
+
+async def answers(daemon: Daemon, peer: str, within_s: float) -> bool:
+    """Whether a peer answers over its direct path."""
+    try:
+        await asyncio.wait_for(requested(daemon, peer, {"ping": True}, within_s), within_s)
+    except (Unreachable, asyncio.TimeoutError):
+        return False
+    return True
+
+
+async def requested(daemon: Daemon, peer: str, request: dict[str, Any], within_s: float) -> bytes:
+    """A peer's answer to a request to its `Relay`.
+
+    Raises:
+        Unreachable: the peer gives no answer, or refuses.
+    """
+    pipe, _ = await daemon.open_stream(peer, RELAY, timeout_s=within_s)
     frames = FrameStream(pipe, peer, Limits(), Traffic())
     try:
-        frames.write(Message(bytes(msgpack.packb({"check": daemon.addresses}))))
-        match await frames.read(idle_s=ASK_S, frame_s=ASK_S):
+        frames.write(Message(bytes(msgpack.packb(request))))
+        match await frames.read(idle_s=within_s, frame_s=within_s):
             case Message(answer):
-                match unpacked(answer):
-                    case {"seen": str(seen), "reached": dict(reached)}:
-                        told = {str(a): None if why is None else str(why)[:200] for a, why in reached.items()}
-                        return DialBack(seen, told)
+                return answer
             case Refused(reason):
                 raise Unreachable(f"{peer}: {reason}")
     except (FrameError, PipeBroken, PipeStalled) as error:
         raise Unreachable(f"{peer}: {error}") from None
     finally:
         pipe.abort()
-    raise Unreachable(f"{peer}: its answer can't be read")
+    raise Unreachable(f"{peer}: the stream was closed")
 
 
 def judged(own: Sequence[str], answer: DialBack) -> Reach:

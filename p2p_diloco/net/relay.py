@@ -6,6 +6,7 @@ only to peers that are connected to it or that it can dial, at no more than its 
     peer to relay      MESSAGE {"register"}       stays open; the relay answers MESSAGE, empty, to it and to each ping
                        MESSAGE {"open": peer}     MESSAGE, empty, and then the other peer's bytes; or REFUSED
                        MESSAGE {"check": [...]}   MESSAGE {"seen": address, "reached": {address: None or the reason}}
+                       MESSAGE {"ping"}           MESSAGE, empty: the direct path works
     relay to the other peer                       MESSAGE {"from": peer}, and then the first peer's bytes
 """
 
@@ -103,6 +104,8 @@ class Relay:
                     await self._register(peer, frames)
                 case {"open": str(other)}:
                     await self._open(peer, other, frames)
+                case {"ping": _}:
+                    frames.write(Message(b""))
                 case {"check": list(addresses)}:
                     await self._check(peer, seen_at, addresses, frames)
                 case _:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 from p2p_diloco.net.addresses import leads_over_a_relay
-from p2p_diloco.net.direct import DirectChannel, Opened
+from p2p_diloco.net.direct import DirectChannel
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Refused
 from p2p_diloco.net.interface import Refusal, Unreachable, check_outgoing
-from p2p_diloco.net.link import Link
+from p2p_diloco.net.links import Dial, Links
 from p2p_diloco.net.payload_stream import PayloadStream, Verdict
 from p2p_diloco.net.per_peer import OnePerPeer
-from p2p_diloco.net.streams import Streams, start
+from p2p_diloco.net.streams import Streams
 
 STREAM_LIFE_S = 60.0
 """How long new payloads use a stream over libp2p. A new stream may avoid a relay that the old one needed, and no stream
@@ -30,11 +30,11 @@ class Sender:
     """Sends messages. `dial` opens a stream to a peer and returns it with the peer's multiaddr, or raises
     `Unreachable`. `direct`: the channel that payloads use first, if there is one."""
 
-    def __init__(self, streams: Streams, dial: Callable[[str], Awaitable[Opened]]) -> None:
+    def __init__(self, streams: Streams, dial: Dial) -> None:
         self.direct: DirectChannel | None = None
         self._streams = streams
         self._dial = dial
-        self._links = OnePerPeer(self._open_link)
+        self.links = Links(streams, dial, self._path_broke)
         self._payload_streams = OnePerPeer(self._open_payload_stream)
         self._sending = asyncio.Semaphore(streams.limits.streams_max)
         self._writing = WeakValueDictionary[str, asyncio.Lock]()
@@ -45,19 +45,14 @@ class Sender:
         if self._streams.closing:
             raise Unreachable("this peer is closing")
         if payload is None:
-            link = await self._links.to(peer)
-            await link.send(header)
+            await self.links.send(peer, header)
         else:
             async with self._sending:
                 await self._send_payload(peer, header, payload.cast("B"))
 
-    def linked(self) -> list[str]:
-        """The peers to which a link is open."""
-        return self._links.peers()
-
     def end(self) -> None:
         """Open no more streams."""
-        self._links.end()
+        self.links.end()
         self._payload_streams.end()
 
     # -- opening
@@ -69,26 +64,17 @@ class Sender:
             raise Unreachable("this peer is closing")
         return self._streams.frames(peer, pipe), found_at
 
-    async def _open_link(self, peer: str) -> Link:
-        frames, _ = await self._open(peer)
-        link = Link(frames, self._streams.limits)
-        start(self._read_link(peer, link), self._streams.tasks)
-        return link
-
-    async def _read_link(self, peer: str, link: Link) -> None:
-        why = "this peer is closing"
-        try:
-            why = await link.read_answers()
-        finally:
-            self._links.drop(peer, link)
-            link.fail(why)
-            self._streams.lost(peer)
-
     async def _open_payload_stream(self, peer: str) -> PayloadStream:
         frames, found_at = await self._open(peer)
         stream = PayloadStream(frames, "relayed" if leads_over_a_relay(found_at) else "libp2p")
         asyncio.get_running_loop().call_later(STREAM_LIFE_S, self._retire, peer, stream)
         return stream
+
+    def _path_broke(self, peer: str) -> None:
+        """End the streams on which payloads to the peer are written: they are sent again, through a relay."""
+        if self.direct is not None:
+            self.direct.broke(peer)
+        self._payload_streams.forget(peer, lambda stream: stream.frames.pipe.abort())
 
     def _retire(self, peer: str, stream: PayloadStream) -> None:
         self._payload_streams.drop(peer, stream)

@@ -73,7 +73,7 @@ class Peer:
         )
         world[name] = self
 
-    async def dial(self, peer: str) -> tuple[Pipe, str]:
+    async def dial(self, peer: str, *, around: bool = False) -> tuple[Pipe, str]:
         self.libp2p_streams += 1
         near, far = await pair()
         there = self.world[peer]

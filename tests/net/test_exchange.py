@@ -74,7 +74,7 @@ class Rig:
     def __post_init__(self) -> None:
         self.exchange = Exchange(self.box, limits=self.limits, traffic=self.traffic, dial=self.dial)
 
-    async def dial(self, peer: str) -> tuple[Pipe, str]:
+    async def dial(self, peer: str, *, around: bool = False) -> tuple[Pipe, str]:
         near, far = socket.socketpair()
         self.far_ends.append(await asyncio.open_connection(sock=far))
         return await Pipe.adopt(*await asyncio.open_connection(sock=near)), "/ip4/127.0.0.1/tcp/1"

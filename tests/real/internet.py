@@ -67,13 +67,19 @@ class Internet:
         """Let the router of a private machine forward a TCP port to it."""
         router = f"{name}-r"
         rule = f'iifname "eth0" tcp dport {port} dnat to 192.168.1.2'
-        rules = f"table ip forwarded {{ chain pre {{ type nat hook prerouting priority -100; {rule}; }} }}"
+        rules = f"""
+            table ip forwarded {{
+                chain pre {{ type nat hook prerouting priority -100; {rule}; }}
+            }}"""
         self._in(router, "nft", "-f", "-", given=rules)
         self._in(router, "nft", "flush", "chain", "ip", "nat", "in")
 
     def cut(self, name: str, address: str) -> None:
-        """Drop all packets that a machine sends to an address."""
-        rules = f"table ip cut {{ chain out {{ type filter hook output priority 0; ip daddr {address} drop; }} }}"
+        """Drop all packets that come to a machine from an address."""
+        rules = f"""
+            table ip cut {{
+                chain in {{ type filter hook input priority 0; ip saddr {address} drop; }}
+            }}"""
         self._in(name, "nft", "-f", "-", given=rules)
 
     def heal(self, name: str) -> None:

@@ -1,0 +1,120 @@
+"""The links to all peers, for small messages: opened on first use, and moved to another path while answers stay away.
+
+Law: knows streams and paths, not libp2p. A link moves only once the other path is open, so that a frozen or dead peer
+is not taken for one behind a broken path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.net.interface import Unreachable
+from p2p_diloco.net.link import Link
+from p2p_diloco.net.per_peer import OnePerPeer
+from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.streams import Streams, start
+
+log = logging.getLogger(__name__)
+
+DOUBT_PART = 0.4
+"""The part of `read_timeout_s` after which a link whose answers stay away is doubted."""
+RELAYED_S = 60.0
+"""Seconds after which a link through a relay looks for a direct path."""
+
+
+class Dial(Protocol):
+    """Opens a stream to a peer, and returns it with the multiaddr at which the peer was found. `around`: only through
+    relays, because the direct path is in doubt. Raises Unreachable."""
+
+    async def __call__(self, peer: str, *, around: bool = False) -> tuple[Pipe, str]:
+        """Open a stream."""
+        ...
+
+
+class Links:
+    """Sends messages over one link to each peer. `moved` is called with a peer whose link took another path, because
+    its direct path is broken."""
+
+    def __init__(self, streams: Streams, dial: Dial, moved: Callable[[str], None]) -> None:
+        self._streams, self._dial, self._moved = streams, dial, moved
+        self._links = OnePerPeer(self._open)
+        self._moving = set[str]()
+
+    def peers(self) -> list[str]:
+        """The peers to which a link is open."""
+        return self._links.peers()
+
+    async def send(self, peer: str, header: bytes) -> None:
+        """As `Transport.send`, for a message without a payload."""
+        link, loop = await self._links.to(peer), asyncio.get_running_loop()
+        doubt_s = DOUBT_PART * self._streams.limits.read_timeout_s
+        doubting = loop.call_later(doubt_s, self._doubt, peer, link, loop.time())
+        try:
+            await link.send(header)
+        finally:
+            doubting.cancel()
+
+    def end(self) -> None:
+        """Open no more links."""
+        self._links.end()
+
+    async def _open(self, peer: str, around: bool = False) -> Link:
+        pipe, found_at = await self._dial(peer, around=around)
+        if self._streams.closing:
+            pipe.abort()
+            raise Unreachable("this peer is closing")
+        link = Link(self._streams.frames(peer, pipe), self._streams.limits)
+        link.relayed = leads_over_a_relay(found_at)
+        self._look_for_a_direct_path(peer, link)
+        start(self._read(peer, link), self._streams.tasks)
+        return link
+
+    async def _read(self, peer: str, link: Link) -> None:
+        why = "this peer is closing"
+        try:
+            why = await link.read_answers()
+        finally:
+            self._links.drop(peer, link)
+            link.fail(why)
+            self._streams.lost(peer)
+
+    # -- another path
+
+    def _doubt(self, peer: str, link: Link, since: float) -> None:
+        """Seek a path through relays if nothing came on the link since a message was sent."""
+        if link.heard_at < since:
+            self._move(peer, link, True)
+
+    def _move(self, peer: str, link: Link, around: bool) -> None:
+        if self._links.has(peer, link) and peer not in self._moving and not self._streams.closing:
+            self._moving.add(peer)
+            start(self._open_another(peer, link, around), self._streams.tasks)
+
+    async def _open_another(self, peer: str, link: Link, around: bool) -> None:
+        """Open another link and put it in the place of this one. If this one works again meanwhile, it stays."""
+        began = asyncio.get_running_loop().time()
+        try:
+            other = await self._open(peer, around)
+        except Unreachable:
+            self._look_for_a_direct_path(peer, link)
+            return
+        finally:
+            self._moving.discard(peer)
+        better = link.heard_at < began if around else not other.relayed
+        if not better or not self._links.replace(peer, link, other):
+            other.fail("it isn't needed")
+            self._look_for_a_direct_path(peer, link)
+            return
+        link.fail("another path is used")
+        if around:
+            log.info("the direct path to %s is broken: messages and payloads to it go through a relay", peer)
+            self._moved(peer)
+
+    def _look_for_a_direct_path(self, peer: str, link: Link) -> None:
+        """Look after a while, if this link goes through a relay."""
+        if link.relayed:
+            asyncio.get_running_loop().call_later(RELAYED_S, self._move, peer, link, False)
