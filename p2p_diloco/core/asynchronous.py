@@ -19,7 +19,7 @@ from .rules import Rules
 from .shard import Contributions, ShardLog
 from .state import grown_from
 from .submitting import Submitting, settled
-from .succession import elected, hands_over, succession, worth_a_commit
+from .succession import elected, hands_over, may_stay, succession, worth_a_commit
 from .version import Version
 
 
@@ -60,9 +60,6 @@ class AsynchronousLog(ShardLog):
     def waiting(self) -> str:
         """Return one sentence that says what this peer's submission waits for; an empty one if it waits for nothing."""
         _, holder = self.lead.target()
-        if not self.roster.may_aggregate(holder):
-            candidates = ", ".join(self.lead.candidates())
-            return f"waiting for a reachable peer to aggregate; none of {candidates} can"
         if holder != self.me:
             return f"waiting for {holder} to answer a submission"
         if unpromised := self.unpromised():
@@ -239,12 +236,14 @@ class AsynchronousLog(ShardLog):
     def _succession(self, now: float) -> tuple[str, ...]:
         """Return the aggregator and the successors that the next commit names."""
         assert self.state is not None
-        members = self.roster.summaries().items()
-        able = tuple(p for p, s in members if s.eligible and s.epochs and not s.unlike) or (self.me,)
-        order = elected(self.rules.run, self.rules.fragments[self.fragment], able)[self.shard]
+        summaries, room = self.roster.summaries(), self.rules.successors
+        members = {p: s.eligible for p, s in summaries.items() if s.epochs and not s.unlike} or {self.me: True}
+        reachable, private = ([p for p in members if members[p] is which] for which in (True, False))
+        order = elected(self.rules.run, self.rules.fragments[self.fragment], reachable, private)[self.shard]
+        able = may_stay(self.me, self.state.plan, reachable, private, room)
         since = now if self.assigned is None else self.assigned
         hand_over = hands_over(self.me, order, now - since, self.rules.assigned_for)
-        return succession(self.me, self.state.plan, order, able, self.rules.successors, hand_over=hand_over)
+        return succession(self.me, self.state.plan, order, able, room, hand_over=hand_over)
 
     # -- others' commits and states
 

@@ -57,6 +57,19 @@ def assigned(
     return assign(run, epoch, shards, dict(members), dict(group))
 
 
+def in_tiers(
+    run: str,
+    epoch: int,
+    shards: tuple[int, ...],
+    tiers: Iterable[Mapping[str, float]],
+    group: Mapping[str, float] = _NOBODY,
+) -> dict[int, tuple[str, ...]]:
+    """Return the order of succession of each shard: the members of the first tier as `assign` orders them, then those
+    of the next tier. Empty orders if every tier is empty."""
+    elections = [assigned(run, epoch, shards, tuple(tier.items()), tuple(group.items())) for tier in tiers if tier]
+    return {shard: tuple(peer for election in elections for peer in election[shard]) for shard in shards}
+
+
 def without(peers: Iterable[str], left_out: str) -> list[str]:
     """Return the peers in order, except ``left_out``."""
     return [peer for peer in peers if peer != left_out]

@@ -35,8 +35,8 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
-    """A message could not be delivered. ``gone``: the dial was refused or the stream broke; otherwise a deadline passed
-    or the receiver refused the message."""
+    """A message could not be delivered. ``gone``: the dial was refused, or a relay knows that the peer is gone;
+    otherwise no way to the peer was found, a deadline passed or the receiver refused the message."""
 
     to: str
     message: Message
@@ -71,6 +71,14 @@ class Measured:
     """The bandwidth of this peer's link, in bytes a second, was measured for the first time or has changed clearly."""
 
     bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reachable:
+    """This peer found that other peers can dial it (``reachable``), or that they can't, so that it is private. The same
+    may be reported again."""
+
+    reachable: bool
 
 
 # -- events: from the trainer
@@ -189,6 +197,7 @@ Event = (
     | Moving
     | Discovered
     | Measured
+    | Reachable
     | Stepped
     | Pause
     | Merge

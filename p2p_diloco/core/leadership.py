@@ -1,8 +1,8 @@
 """The right to write the commit that follows one version of a shard: it belongs to the holder of the highest term.
 
 Law: the plan gives term 0 to its first peer. A higher term is claimed and needs the promise of every live peer that
-holds a state. If two peers claim the same term, the higher peer id wins. Other peers are read only through the roster.
-A claim ends with its version.
+holds a state. A reachable candidate claims before a private one. If two peers claim the same term, the higher peer id
+wins. Other peers are read only through the roster. A claim ends with its version.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ class Leadership:
 
     def target(self) -> tuple[int, str]:
         """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. The
-        peer is the holder while it lives, else the next live candidate. If all candidates are gone, it is the lowest id
-        of all peers that may aggregate."""
+        peer is the holder while it lives, also if it has become private. Else it is the next live candidate that is
+        reachable, or the next private one if none is. If all candidates are gone, it is the lowest id of all other
+        peers that may aggregate, again a reachable one if there is one."""
         if self.roster.may_aggregate(self.holder):
             return self.term, self.holder
         candidates = self.candidates()
-        for step in range(1, len(candidates) + 1):
-            peer = candidates[(self.term + step) % len(candidates)]
-            if self.roster.may_aggregate(peer):
-                return self.term + step, peer
-        others = [p for p in self.roster.summaries() if self.roster.may_aggregate(p)]
-        return (self.term + len(candidates) + 1, others[0]) if others else (self.term, self.holder)
+        terms, number = range(self.term + 1, self.term + len(candidates) + 1), len(candidates)
+        others = [(self.term + number + 1, peer) for peer in self.roster.summaries()]
+        for claims in ([(term, candidates[term % number]) for term in terms], others):
+            if able := [claim for claim in claims if self.roster.may_aggregate(claim[1])]:
+                return next((claim for claim in able if self.roster.reachable(claim[1])), able[0])
+        return self.term, self.holder
 
     def unpromised(self) -> list[str]:
         """Return the peers that must still promise before this peer, having claimed the term, may write the commit."""

@@ -18,7 +18,8 @@ class Plan:
     """The peers that take part in a shard's next outer step. Each commit has a plan for the outer step after it; the
     founding state has one for the first step.
 
-    The round waits for the peers of ``group``. The first peer of ``succession`` aggregates; the others follow in order.
+    The round waits for the peers of ``group``. The first peer of ``succession`` aggregates; the others follow in order:
+    reachable peers first, private peers after them.
     """
 
     group: tuple[str, ...]
@@ -35,7 +36,7 @@ class Summary:
 
     incarnation: int
     role: str  # "worker" contributes and aggregates, "aggregator" only aggregates
-    eligible: bool  # may aggregate, because other peers can reach it
+    eligible: bool  # reachable: other peers can dial it, so it aggregates before private peers do
     model: ModelVersion
     epochs: tuple[int, ...]  # lowest epoch per fragment; empty while the peer holds no state
     idle: bool  # makes no inner steps: paused for long, or its trainer is stuck

@@ -1,4 +1,4 @@
-"""Peers that come, leave, die or send their Summary: this module tells the logs and `catchup` of it.
+"""Peers that come, go, turn private or reachable, and send their Summary: what the logs and `catchup` do then.
 
 Law: the roster stores what is known of a peer. This peer probes all other peers at once if rounds depend on a change in
 its own Summary.
@@ -31,6 +31,14 @@ class Presence:
         """Probe all live peers, and all peers that a plan names but that have not sent a Summary yet, because rounds
         depend on what has changed in this peer's Summary."""
         return [effect for peer in self.roster.within_reach() for effect in self.probe(peer, now)]
+
+    def turns(self, reachable: bool, now: float) -> list[Effect]:
+        """Handle that other peers can dial this peer now, or can't any more: tell all peers."""
+        if reachable == self.roster.mine.eligible:
+            return []
+        self.roster.says(eligible=reachable)
+        text = "other peers can dial this peer" if reachable else "other peers can't dial this peer: it is private"
+        return [Note("reachable", text), *self.tell_all(now), *self._advance(now)]
 
     def leave(self) -> list[Effect]:
         """Tell all live peers that this peer leaves."""
@@ -80,9 +88,14 @@ class Presence:
                 log.outgoing.reached(peer)
         if back:
             effects.append(Note("joined", f"{peer} joined"))
-        if back or restarted or before is None or before.idle != summary.idle or not before.epochs:
-            effects += [effect for log in self.logs for effect in log.advance(now)]
+        turned = before is None or (before.idle, before.eligible) != (summary.idle, summary.eligible)
+        if back or restarted or before is None or turned or not before.epochs:
+            effects += self._advance(now)
         return effects + self.catchup.seen(peer, summary.model, now)
+
+    def _advance(self, now: float) -> list[Effect]:
+        """Do what a changed Summary makes due in each log."""
+        return [effect for log in self.logs for effect in log.advance(now)]
 
     # -- silence and refused dials
 

@@ -35,6 +35,7 @@ from .events import (
     Moving,
     Note,
     Pause,
+    Reachable,
     Received,
     Release,
     Restore,
@@ -197,6 +198,8 @@ class Replica:
             case Measured(bandwidth):
                 self.roster.says(bandwidth=bandwidth)
                 return []
+            case Reachable(reachable):
+                return self.presence.turns(reachable, now)
             case Stepped(step_time):
                 self.training.stepped(step_time, now)
                 return []

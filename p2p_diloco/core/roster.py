@@ -78,12 +78,14 @@ class Roster:
         return summary is not None and bool(summary.epochs)
 
     def may_aggregate(self, peer: str) -> bool:
-        """Whether the peer may aggregate: it is live, reachable and holds a state, or a commit names it and it has not
-        sent a Summary yet."""
+        """Whether the peer may aggregate: it is live and holds a state, or a commit names it and it has not sent a
+        Summary yet."""
+        return self.holds_state(peer) or self.presumed(peer)
+
+    def reachable(self, peer: str) -> bool:
+        """Whether other peers can dial the peer, by its last Summary; True if it has not sent one."""
         summary = self.summary(peer)
-        if self.presumed(peer):
-            return True
-        return summary is not None and summary.eligible and bool(summary.epochs)
+        return summary is None or summary.eligible
 
     def standing(self) -> object:
         """Return a value that changes when a peer comes, goes, gets a state, or changes its role."""

@@ -1,21 +1,31 @@
 """Which peers hold a shard from one asynchronous commit to the next: its aggregator and its successors.
 
 Law: pure. This module proposes the next plan to the author of a commit. An aggregator stays while it lives and no other
-peer is elected. An elected peer is made a successor first, so that it holds the state when it takes over.
+peer is elected. An elected peer is made a successor first, so that it holds the state when it takes over. A private
+peer is elected, or made a successor, only where there are too few reachable ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .election import assigned, without
+from .election import in_tiers, without
 from .messages import Plan
 
 
-def elected(run: str, shards: tuple[int, ...], members: tuple[str, ...]) -> Mapping[int, tuple[str, ...]]:
-    """Return for each shard the peers that should hold it, in order and the same at every epoch; the first one
-    aggregates. All have equal weight: with measured weights, each new measurement would move whole shards."""
-    return assigned(run, 0, shards, tuple((peer, 1.0) for peer in members))
+def elected(
+    run: str, shards: tuple[int, ...], reachable: Sequence[str], private: Sequence[str] = ()
+) -> Mapping[int, tuple[str, ...]]:
+    """Return, by shard, the peers that should hold it at any epoch, ``reachable`` ones first; the first one aggregates.
+    All have equal weight: with measured weights, each new measurement would move whole shards."""
+    return in_tiers(run, 0, shards, [dict.fromkeys(members, 1.0) for members in (reachable, private)])
+
+
+def may_stay(me: str, plan: Plan, reachable: Sequence[str], private: Sequence[str], room: int) -> tuple[str, ...]:
+    """Return the peers that may stay successors: the reachable ones, and as many present private successors as there
+    are too few reachable ones. ``room``: how many successors there should be."""
+    free = max(0, room - len(without(reachable, me)))
+    return (*reachable, *[peer for peer in without(plan.succession, me) if peer in private][:free])
 
 
 def hands_over(me: str, order: Sequence[str], assigned_for: float, least: float) -> bool:

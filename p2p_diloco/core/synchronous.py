@@ -7,7 +7,7 @@ computed: if its author dies before any other peer has it, the contributors send
 from __future__ import annotations
 
 from .attendance import Attendance
-from .election import assigned
+from .election import in_tiers
 from .events import Accept, Effect, Note, Send
 from .messages import Commit, Contribution, Held, Plan, State, Want
 from .proposal import Proposal
@@ -93,11 +93,13 @@ class SynchronousLog(ShardLog):
         return self.work(tuple(sorted(self.round.inbox.items())), now) if closes else []
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
-        """Return a plan. Its group: the live workers that hold a state, except workers that missed their last round.
-        Its succession: peers that have taken part already, and peers that only aggregate."""
+        """Return a plan whose group is every live worker that holds a state, unless it missed its last round, and whose
+        succession lists the peers that took part already: reachable ones, and after them private ones."""
         assert self.state is not None
         epoch, present = self.state.version.epoch, self.state.plan
-        group, members, unlike = dict[str, float](), dict[str, float](), dict[str, float]()
+        # (peers that compute the same outer steps, unlike peers): each with its bandwidth
+        reachable, private = (dict[str, float](), dict[str, float]()), (dict[str, float](), dict[str, float]())
+        group = dict[str, float]()
         for peer, s in self.roster.summaries().items():
             if peer not in contributors and (not s.epochs or self.roster.elsewhere(s)):
                 continue
@@ -106,10 +108,10 @@ class SynchronousLog(ShardLog):
                 group[peer] = s.bandwidth
             took_part = peer in present.succession or self.attendance.has_counted(peer)
             near = (s.role == "aggregator" or took_part) and self.attendance.is_near(peer, epoch)
-            if s.eligible and (near or peer in contributors or peer == self.me):
-                (unlike if s.unlike else members)[peer] = s.bandwidth
-        shards, able = self.rules.fragments[self.fragment], members or unlike or {self.me: 0.0}
-        plan = assigned(self.rules.run, epoch + 1, shards, tuple(able.items()), tuple(group.items()))
+            if near or peer in contributors or peer == self.me:
+                (reachable if s.eligible else private)[s.unlike][peer] = s.bandwidth
+        tiers = [like or unlike for like, unlike in (reachable, private)]
+        plan = in_tiers(self.rules.run, epoch + 1, self.rules.fragments[self.fragment], tiers, group)
         return Plan(tuple(group), plan[self.shard])
 
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:

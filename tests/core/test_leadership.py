@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.events import Accept, Applied, Apply, Average, Changed, Delivered, Note, Release, Send
+from p2p_diloco.core.events import Accept, Applied, Apply, Average, Changed, Delivered, Note, Reachable, Release, Send
 from p2p_diloco.core.leadership import Leadership
 from p2p_diloco.core.messages import Commit, Counted, Outdated, Plan, Promise, TakeOver, Want
 from p2p_diloco.core.version import ContributionId, model_version
@@ -57,7 +57,7 @@ def test_the_rest_of_the_group_follows_the_succession(peer: Any) -> None:
 def test_with_all_candidates_gone_the_lowest_of_the_other_holders_continues(peer: Any) -> None:
     """The run goes on without the peers that a commit named."""
     e = peer("e", group="ab", succession="a", live="abdf")
-    e.meet("c", eligible=False)
+    e.meet("c", eligible=False)  # a private peer comes after all reachable ones
     e.lose("a")
     effects = e.lose("b")
     assert e.replica.logs[0].lead.target() == (3, "d")
@@ -67,20 +67,41 @@ def test_with_all_candidates_gone_the_lowest_of_the_other_holders_continues(peer
     assert e.replica.logs[0].lead.term == 3
 
 
-def test_a_peer_that_can_not_be_reached_does_not_take_over(peer: Any) -> None:
-    """A peer in client mode may be waited for, but does not aggregate."""
+def test_a_reachable_candidate_takes_over_before_a_private_one(peer: Any) -> None:
+    """Though the private one comes first in the plan. The term is that of the claimant's place."""
     c = peer("c", group="abc", succession="a")
     c.meet("b", eligible=False)
     c.contribute()
     assert "takeover" in [e.kind for e in c.lose("a") if isinstance(e, Note)]
+    assert c.replica.logs[0].lead.term == 2
 
 
-def test_an_unreachable_peer_outside_the_plan_claims_nothing(peer: Any) -> None:
-    """It waits for the holder to return."""
+def test_a_private_candidate_takes_over_when_no_reachable_one_lives(peer: Any) -> None:
+    """Else the round would stand still until a reachable peer comes."""
+    c = peer("c", group="abc", succession="ab", eligible=False)
+    c.contribute()
+    c.lose("a")
+    effects = c.lose("b")
+    assert "takeover" in [e.kind for e in effects if isinstance(e, Note)]
+    assert c.averages(effects) == [["c"]]
+
+
+def test_a_private_peer_outside_the_plan_takes_over_when_it_is_the_last(peer: Any) -> None:
     e = peer("e", group="a", live="a", eligible=False)
     e.lose("a")
-    assert e.replica.logs[0].lead.target() == (0, "a")
-    assert e.pass_time(20.0) == []
+    assert (e.replica.logs[0].lead.term, e.replica.logs[0].lead.holder) == (2, "e")
+
+
+def test_an_aggregator_that_turns_private_finishes_its_round(peer: Any) -> None:
+    """It lives and can be reached through relays, so no other peer claims the round."""
+    b = peer("b", group="abc", succession="abc")
+    b.meet("a", eligible=False)
+    assert [e.to for e in b.contribute() if isinstance(e, Send)] == ["a"]
+    assert b.replica.logs[0].lead.target() == (0, "a")
+    a = peer("a", group="ab", live="b")
+    a.feed(Reachable(False))
+    a.contribute()
+    assert a.averages(a.hear("b", a.contribution(a.held))) == [["a", "b"]]
 
 
 def test_a_named_aggregator_that_was_not_met_is_not_replaced_before_it_falls_silent(peer: Any) -> None:
@@ -402,8 +423,22 @@ def test_the_target_is_the_first_living_candidate_under_its_term() -> None:
         targets.append(lead.target())
     assert targets == [(0, "a"), (1, "b"), (2, "c"), (4, "d")]
     dies(lead.roster, "d")
-    lead.roster.says(eligible=False)
+    assert lead.target() == (4, "e")
+    lead.roster.says(epochs=())
     assert lead.target() == (0, "a")
+
+
+def test_private_peers_are_targets_after_the_reachable_ones_of_their_list() -> None:
+    """First the candidates, then the other peers; in each list the reachable ones come first. Each keeps its term."""
+    lead = leadership("e", "abcdf")
+    private = replace(lead.roster.mine, eligible=False)
+    for peer in "bd":
+        lead.roster.summarized(peer, private)
+    lead.roster.mine, targets = private, list[tuple[int, str]]()
+    for peer in "acbf":
+        dies(lead.roster, peer)
+        targets.append(lead.target())
+    assert targets == [(2, "c"), (1, "b"), (4, "f"), (4, "d")]
 
 
 def test_the_target_after_a_dead_claimant_follows_its_term() -> None:

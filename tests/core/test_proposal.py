@@ -277,8 +277,10 @@ def test_a_successor_that_restarted_without_state_is_replaced(peer: Any) -> None
 
 
 @pytest.mark.parametrize("says", [{"eligible": False}, {"unlike": True}])
-def test_an_unreachable_or_unlike_peer_is_not_named_a_successor(peer: Any, says: dict[str, bool]) -> None:
-    """Another is named, whichever is elected."""
+def test_a_private_or_unlike_peer_is_not_named_a_successor_in_place_of_another(
+    peer: Any, says: dict[str, bool]
+) -> None:
+    """The other one is named, whichever is elected."""
     first, second = (p for p in assign("run", 0, (0,), dict.fromkeys("acd", 1.0))[0] if p != "c")
     c = running(peer)
     joined_by(c, "d")

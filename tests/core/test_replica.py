@@ -26,6 +26,7 @@ from p2p_diloco.core.events import (
     Moving,
     Note,
     Pause,
+    Reachable,
     Ready,
     Received,
     Release,
@@ -242,6 +243,31 @@ def test_all_are_told_at_once_of_idleness_and_of_its_end(peer: Any) -> None:
     assert told(a.feed(Pause(False))) == [("b", False), ("d", False), ("e", False)]
 
 
+def test_all_are_told_at_once_that_a_peer_turns_private_or_reachable(peer: Any) -> None:
+    """A report that changes nothing is not told."""
+    a = peer("a")
+    assert a.feed(Reachable(True)) == []
+    for reachable in (False, True):
+        note, *probes = a.feed(Reachable(reachable))
+        assert isinstance(note, Note)
+        assert note.kind == "reachable"
+        assert [(probe.to, probe.message.summary.eligible) for probe in probes] == [("b", reachable), ("c", reachable)]
+
+
+def test_a_peer_that_turns_private_loses_a_claim_that_was_not_made(peer: Any) -> None:
+    """A peer waits for the first reachable candidate; when that one turns private, the next one claims at once."""
+    c = peer("c", group="abc", succession="abc")
+    c.contribute()
+    c.lose("a")
+    assert "takeover" in [e.kind for e in c.meet("b", eligible=False) if isinstance(e, Note)]
+
+
+def test_a_state_is_fetched_from_a_private_peer(peer: Any) -> None:
+    n = peer("n", epoch=None, live="")
+    effects = n.meet("a", model=model_version([n.version(7)]), epochs=(7,), eligible=False)
+    assert [e.to for e in effects if isinstance(e, Send) and isinstance(e.message, Fetch)] == ["a"]
+
+
 def test_a_probe_is_answered_with_what_is_held_and_idleness(peer: Any) -> None:
     a = peer("a", group="ab", fragments=TWO)
     summary = Summary(a.replica.own.incarnation, "worker", True, model_version([a.version(1)] * 2), (1, 1), idle=False)
@@ -323,7 +349,7 @@ def test_a_transfer_that_goes_on_is_a_sign_of_life(peer: Any) -> None:
 
 def test_a_peer_that_left_before_it_was_met_can_come_back(peer: Any) -> None:
     """It is sent again what its earlier life was sent."""
-    b = peer("b", group="ab", live="", eligible=False)
+    b = peer("b", group="abc", succession="acb", live="c")
     (send,) = [e for e in b.contribute() if isinstance(e, Send)]
     b.feed(Delivered("a", send.message))
     b.hear("a", Leave(1))

@@ -98,12 +98,12 @@ def test_a_submission_without_answer_is_sent_again_ever_more_rarely(peer: Any) -
     assert to(a.pass_time(3.0), "c", Contribution) == [contribution]
 
 
-def test_a_submission_is_sent_to_nobody_while_no_peer_can_aggregate(peer: Any) -> None:
-    """Its aggregator is dead."""
+def test_the_last_peer_counts_its_own_submission_though_it_is_private(peer: Any) -> None:
+    """Its aggregator is dead, so it has taken over."""
     a = running(peer, "a", eligible=False)
     for one in "bc":
         a.lose(one)
-    assert a.said(a.contribute()) == []
+    assert a.averages(a.contribute()) == [["a"]]
 
 
 def test_a_final_state_is_merged_once(peer: Any) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2p_diloco.core.events import Accept, Apply, Average, Averaged
+from p2p_diloco.core.events import Accept, Apply, Average, Averaged, Reachable
 from p2p_diloco.core.messages import Commit, Contribution, Held, Plan, Promise
-from p2p_diloco.core.succession import elected, hands_over, succession, worth_a_commit
+from p2p_diloco.core.succession import elected, hands_over, may_stay, succession, worth_a_commit
 from p2p_diloco.core.version import Version
 from tests.core.conftest import average_in, commits_to, computed, held_by, running, to
 
@@ -83,6 +84,21 @@ def test_shards_are_spread_evenly_over_the_aggregators() -> None:
     assert max(map(firsts.count, "abcd")) == 3
 
 
+def test_private_peers_are_elected_after_all_reachable_ones() -> None:
+    order = elected("run", (0,), ["c", "d"], ["a", "b"])[0]
+    assert ({*order[:2]}, {*order[2:]}) == ({"c", "d"}, {"a", "b"})
+    assert elected("run", (0,), [], ["a", "b"])[0] == order[2:]
+
+
+@pytest.mark.parametrize(
+    ("reachable", "room", "stay"),
+    [("abc", 2, "abc"), ("ab", 2, "abp"), ("a", 2, "apq"), ("a", 1, "ap"), ("", 1, "p"), ("bc", 1, "bc")],
+)
+def test_private_successors_stay_only_while_reachable_ones_are_too_few(reachable: str, room: int, stay: str) -> None:
+    """In the order of the plan; a, which aggregates, takes no place."""
+    assert may_stay("a", Plan((), tuple("apbq")), list(reachable), ["p", "q", "r"], room) == tuple(stay)
+
+
 # -- handing over, with its messages
 
 
@@ -107,6 +123,28 @@ def test_a_shard_is_handed_over_to_a_peer_that_holds_it_already(peer: Any) -> No
     assert a.replica.logs[0].assigned is None, "should it come back, it stays for a while again"
     [contribution] = to(a.contribute(), "c", Contribution)
     assert contribution.base == last.version
+
+
+def test_a_private_aggregator_hands_over_to_a_reachable_peer(peer: Any) -> None:
+    """The reachable peer becomes a successor at once, in place of a private one, and aggregates once the shard has
+    stayed for a while."""
+    c = running(peer, successors=1)
+    c.feed(Reachable(False))
+    effects = computed(c, c.meet("b", eligible=False), "d2")
+    [commit] = commits_to(effects, "a")
+    assert commit.plan.succession == ("c", "a")
+    assert c.averages([*held_by(c, "a", effects), *c.hear("b", Held(0, commit.version))]) == []
+    effects = c.pass_time(12.0)
+    [last] = commits_to(computed(c, effects, "d3"), "a")
+    assert last.plan.succession == ("a", "c")
+
+
+def test_a_private_aggregator_keeps_the_shard_among_private_peers(peer: Any) -> None:
+    c = running(peer, successors=1)
+    for name in "ab":
+        c.meet(name, eligible=False)
+    assert c.averages(c.feed(Reachable(False))) == []
+    assert c.averages(c.pass_time(30.0)) == []
 
 
 def test_a_shard_whose_run_has_ended_is_not_handed_over(peer: Any) -> None:

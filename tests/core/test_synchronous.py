@@ -226,7 +226,7 @@ def test_a_newcomer_that_holds_the_base_is_waited_for(peer: Any) -> None:
     [
         ({}, True, True),
         ({"epochs": (10,)}, True, True),
-        ({"eligible": False}, True, False),
+        ({"eligible": False}, True, True),
         ({"role": "aggregator"}, False, True),
         ({"role": "aggregator", "epochs": (7,)}, False, False),
         ({"idle": True}, False, True),
@@ -235,11 +235,10 @@ def test_a_newcomer_that_holds_the_base_is_waited_for(peer: Any) -> None:
         ({"epochs": ()}, False, False),
     ],
 )
-def test_a_plan_names_busy_workers_and_reachable_successors(
+def test_a_plan_names_busy_workers_and_near_successors(
     peer: Any, says: dict[str, Any], waited_for: bool, succeeds: bool
 ) -> None:
-    """The group consists of workers that make progress. A successor is reachable, and at most an epoch behind by its
-    own Summary."""
+    """The group consists of workers that make progress. A successor is at most an epoch behind by its own Summary."""
     a = peer("a", group="abz", epoch=9)
     a.meet("z", idle=says.pop("idle", True), **says)
     if says == {} and waited_for:
@@ -335,7 +334,7 @@ def test_bandwidth_weighs_in_the_succession(peer: Any) -> None:
     assert plan.succession == assign("run", 2, (0,), {"a": 10.0, "b": 50.0, "c": 0.5})[0]
 
 
-def test_unreachable_contributors_weigh_in_the_shares(peer: Any) -> None:
+def test_private_contributors_weigh_in_the_shares(peer: Any) -> None:
     """While a contributor on a slow link holds the round open, a peer on a middling link has time to aggregate."""
     links, elected = {"a": 10.0, "b": 10.0, "c": 0.25, "d": 2.0}, {}
     for group in ("abd", "abcd"):
@@ -345,7 +344,8 @@ def test_unreachable_contributors_weigh_in_the_shares(peer: Any) -> None:
             a.meet(name, bandwidth=links[name], eligible=name != "c")
         elected[group] = next_plan(a, *group[1:]).succession
     members = {name: links[name] for name in "abd"}
-    assert elected == {"abd": assign("run", 4, (0,), members)[0], "abcd": assign("run", 4, (0,), members, links)[0]}
+    weighed = (*assign("run", 4, (0,), members, links)[0], "c")
+    assert elected == {"abd": assign("run", 4, (0,), members)[0], "abcd": weighed}
     assert [order[0] for order in elected.values()] == ["b", "d"]
 
 
@@ -358,10 +358,34 @@ def test_one_election_spreads_all_shards_of_a_fragment(peer: Any) -> None:
     assert [log.state.plan.succession for log in a.replica.logs[:2]] == [orders[0], orders[1]]
 
 
-def test_an_unreachable_aggregator_names_itself_when_no_other_peer_can_aggregate(peer: Any) -> None:
+def test_a_private_aggregator_names_itself_when_no_other_peer_can_aggregate(peer: Any) -> None:
     """A commit always names an aggregator."""
     a = peer("a", group="a", live="", eligible=False)
     assert next_plan(a) == Plan(("a",), ("a",))
+
+
+@pytest.mark.parametrize("private", ["b", "ac", "abc"])
+def test_private_peers_follow_the_reachable_ones_in_the_succession(peer: Any, private: str) -> None:
+    """In each of the two parts an election decides the order. A run of private peers alone goes on."""
+    a = peer("a", group="abc", live="", epoch=3, eligible="a" not in private)
+    for name in "bc":
+        a.meet(name, eligible=name not in private)
+    reachable = "".join(sorted({*"abc"} - {*private}))
+    parts = [assign("run", 4, (0,), dict.fromkeys(part, 1.0))[0] for part in (reachable, private) if part]
+    assert next_plan(a, "b", "c").succession == tuple(name for part in parts for name in part)
+
+
+def test_a_reachable_peer_that_comes_back_aggregates_from_the_next_plan_on(peer: Any) -> None:
+    """Without it, private peers aggregate."""
+    firsts = []
+    for back in (False, True):
+        a = peer("a", group="abc", epoch=3, eligible=False)
+        a.meet("c", eligible=False)
+        a.lose("b")
+        if back:
+            a.meet("b")
+        firsts.append(next_plan(a, *("bc" if back else "c")).succession[0])
+    assert firsts == [assign("run", 4, (0,), dict.fromkeys("ac", 1.0))[0][0], "b"]
 
 
 def test_a_peer_that_has_just_fetched_the_base_waits_for_its_own_trainer(peer: Any) -> None:
