@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from random import Random
 
-from .invariants import account, ended_damaged, intact, lineage, relied_upon, revised
+from .invariants import account, aggregate, ended_damaged, intact, lineage, relied_upon, revised, undisturbed
 from .model import require
 from .settings import Settings
 from .world import World
@@ -37,6 +37,7 @@ KINDS = {
     "crowded": "8 to 12 peers; faults of all kinds, and pauses; then all peers return",
     "async": "asynchronous mode; no more peers at a time die or have damaged memory than there are successors",
     "torn": "asynchronous mode; faults of all kinds, also cuts of the network",
+    "private": "both modes; private peers, relays, single links cut; peers turn private and back",
 }
 _MIX = ("healed", "patient", "async", "bereaved", "joining", "torn", "overlapped", "hesitant", "healed", "joining")
 _CROWDED = 40
@@ -68,7 +69,7 @@ def drawn(seed: int, kind: str = "healed") -> Settings:
     """Return the settings of a simulated run of this kind, drawn from the seed. Raises KeyError for an unknown kind."""
     kinds = {
         "healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant, "overlapped": _overlapped,
-        "joining": _joining, "crowded": _crowded, "async": _async, "torn": _torn,
+        "joining": _joining, "crowded": _crowded, "async": _async, "torn": _torn, "private": _private,
     }  # fmt: skip
     settings = kinds[kind](Random(f"settings {seed}"))
     if kind != "joining":
@@ -221,6 +222,27 @@ def _torn(rng: Random) -> Settings:
     )
 
 
+def _private(rng: Random) -> Settings:
+    """Draw a simulated run with private peers and relays, in either mode. In a third of these runs all faults may be
+    masked by relays."""
+    settings = _torn(rng) if rng.random() < 1 / 3 else _healed(rng)
+    peers, bootstrap, masked = rng.randint(2, 6), rng.random() < 0.7, rng.random() < 1 / 3
+    faults = ["pair", "mute", "turn", "heal", "pause"]
+    if not masked:
+        faults += ["crash", "restart", "cut", "part", "freeze", "stall", "leave", "relay"]
+    return replace(
+        settings,
+        peers=peers,
+        min_peers=min(settings.min_peers, peers - 1),
+        relays=True,
+        bootstrap=bootstrap,
+        private=rng.randint(0, peers if bootstrap else peers - 1),
+        faults=tuple(sorted(rng.sample(faults, rng.randint(2, len(faults))))),
+        drop=0.0 if masked else rng.choice([0.0, 0.02, 0.1]),
+        round_timeout=FOR_EVER if masked or rng.random() < 0.5 else settings.round_timeout,
+    )
+
+
 def check(world: World) -> Outcome:
     """Play one simulated run to its end, check every invariant, and return the outcome. Raises Violation."""
     round_s = world.settings.interval * world.settings.step_times[1]
@@ -243,6 +265,7 @@ def check(world: World) -> Outcome:
             moving = process.replica.finished or newest > world.now - RESUMED_S - slow
             require(moving, "d", f"{name} saw no commit in the last {RESUMED_S + slow:g} s of healing")
         world.membership.at_peace()
+        aggregate(world)
         world.trainers.training = False
         world.run(world.now + SETTLE_S + slow)
         require(len(lineage(world)) == 1, "d", f"more than one lineage after healing: {lineage(world)}")
@@ -252,4 +275,5 @@ def check(world: World) -> Outcome:
             relied_upon(world)
         steps = account(world)
         world.witness.ended(steps, world.happened)
+        undisturbed(world, steps)
     return Outcome(world.seed, min(p.replica.epoch for p in world.alive.values()), world.count, steps, world.happened)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 FREEZE_S = (0.5, 8.0)
 """How long a frozen process does nothing, in seconds: the shortest and the longest time."""
 PAUSE_S = (0.5, 12.0)
-"""How long a trainer pauses, in seconds: some pauses are shorter, some longer than other peers wait for the trainer."""
+"""How long a trainer pauses, in seconds: shorter or longer than other peers wait for it."""
+MASKED = ("pair", "part", "mute", "turn", "relay", "heal")
+"""The faults that relays may mask. `Ways.look` finds whether they do."""
 
 
 class Faults:
@@ -79,7 +81,7 @@ class Faults:
         if self._spared(kind):
             return
         world.happened[kind] += 1
-        if kind not in ("pause", "restart"):
+        if kind not in ("pause", "restart", *(MASKED if world.ways.on else ())):
             world.membership.disturbed(world.now)
         holders, dead = world.holders(), sorted(set(world.names) - set(world.alive))
         someone = world.rng.choice(sorted(world.alive)) if world.alive else ""
@@ -101,6 +103,13 @@ class Faults:
             case "mute" if len(world.names) > 1:
                 world.mute.add(tuple(world.rng.sample(world.names, 2)))  # type: ignore[arg-type]
                 world.say("net", f"mute {sorted(world.mute)}")
+            case "pair" if len(world.names) > 1:
+                world.cut = {frozenset(world.rng.sample(world.names, 2))}
+                world.say("net", f"cut {sorted(map(sorted, world.cut))}")
+            case "turn":
+                world.ways.turn(world.rng.choice(world.names))
+            case "relay" if world.settings.bootstrap:
+                world.ways.switch()
             case "heal":
                 world.cut, world.mute = set(), set()
                 world.say("net", "healed")
@@ -108,6 +117,8 @@ class Faults:
                 world.alive[someone].frozen_until = world.now + world.rng.uniform(*FREEZE_S)
                 world.membership.disturbed(world.alive[someone].frozen_until)
                 world.say(someone, "freezes")
+                if world.ways.on:
+                    world.at(world.alive[someone].frozen_until - world.now, world.ways.look)
             case "leave" if len(holders) > 1 and someone:
                 world.say(someone, "leaves")
                 leaving = world.alive[someone]
@@ -127,6 +138,7 @@ class Faults:
             case "pause" if someone:
                 world.say(someone, "pauses")
                 world.trainers.pause(world.alive[someone], world.rng.uniform(*PAUSE_S))
+        world.ways.look()
 
     def _gone(self, process: Process) -> None:
         """End the process of a peer that has left."""
@@ -137,9 +149,10 @@ class Faults:
     def heal(self) -> None:
         """End all faults. Dead peers return if the settings say so."""
         world = self._world
-        if world.cut or world.mute or world.drop:
+        if world.torn or world.drop:
             world.membership.disturbed(world.now)
         world.cut, world.mute, world.drop, world.duplicate = set(), set(), 0.0, 0.0
+        world.ways.heal()
         for name in world.names if world.settings.dead_return else ():
             if name in world.alive and world.alive[name].replica.departed:
                 world.crash(name)
@@ -147,4 +160,5 @@ class Faults:
                 world.start(name)
         for process in world.alive.values():
             process.frozen_until = process.stalled_until = 0.0
+        world.ways.look()
         world.membership.healed()

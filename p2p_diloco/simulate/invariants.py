@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from p2p_diloco.core.events import Merge
+from p2p_diloco.core.events import Average, Merge
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.state import final
 from p2p_diloco.core.synchronous import SynchronousLog
@@ -50,6 +50,8 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
         require(not stuck, "e", f"{process.name} could close the round of shard {log.shard} but waits")
     if ticked:
         _blame(world, process)
+    if world.ways.on:
+        _bury(world, process)
 
 
 def advanced(world: World, process: Process, shard: int, version: Version) -> None:
@@ -73,6 +75,66 @@ def _blame(world: World, process: Process) -> None:
     for peer, since in process.waiting_for.items():
         blamed = world.now - since >= world.settings.blame_after
         require(not blamed, "e", f"{process.name} has waited for {peer} for {world.now - since:.1f} s")
+
+
+def _bury(world: World, process: Process) -> None:
+    """Check that a peer that has just been found dead is dead, unless the two had no way to each other lately, or one
+    of them was frozen or has started lately (invariant p)."""
+    dead = {peer for peer, member in process.replica.roster.members.items() if member.dead}
+    lately = world.now - world.rules.deaf_after * world.rules.probe_every - 2.0
+    for peer in sorted(dead - process.buried):
+        other = world.alive.get(peer)
+        if other is None or other.replica.departed or world.drop or world.settings.drop:
+            continue
+        excused = max(*(p.born for p in (process, other)), *(p.frozen_until for p in (process, other))) > lately
+        excused = excused or world.ways.apart_at(process.name, peer) > lately
+        require(excused, "p", f"{process.name} counts {peer} as dead, but it lives and has a way to it")
+    process.buried = dead
+
+
+def elects(world: World, process: Process, work: Average) -> None:
+    """Check the plan of a drafted commit: its author knows no reachable peer that could aggregate, or succeed, in place
+    of a private one (invariant o)."""
+    draft = process.replica.logs[work.shard].round.draft
+    if not world.ways.on or draft is None:
+        return
+    known, line = process.replica.roster.summaries(), draft.plan.succession
+    if world.rules.asynchronous:
+        line = tuple(peer for peer in line if peer != process.name)
+        could = {peer for peer, summary in known.items() if summary.epochs} - {process.name, *line}
+    else:
+        line, could = line[:1], {peer for peer, _ in work.contributions if peer in known} | {process.name}
+    private = [peer for peer in line if peer in known and not known[peer].eligible]
+    better = sorted(peer for peer in could if known[peer].eligible)
+    text = f"{process.name}: a commit of shard {work.shard} names {private}, which are private, and not {better}"
+    require(not private or not better, "o", text)
+
+
+def aggregate(world: World) -> None:
+    """Check at the end that no private peer aggregates a shard while a reachable worker has lived for long (invariant
+    o)."""
+    patience = world.membership.patience
+    for shard in range(world.rules.shards) if world.ways.on else ():
+        state = newest(world, shard).replica.state(shard)
+        since = max(when for when, _, moved, _ in world.commits if moved == shard)
+        lived = [n for n, p in world.alive.items() if p.born < since - patience and p.replica.has_state]
+        settled = since - patience > world.membership.quiet_from and not final(state.version, world.rules)
+        better, first = sorted({*lived} - world.ways.private), state.plan.succession[0]
+        held = first not in world.ways.private or not better or not settled
+        require(held, "o", f"{first} is private and aggregates shard {shard}, though {better} are reachable")
+
+
+def undisturbed(world: World, steps: Counter[str]) -> None:
+    """Check at the end of a run in which all peers lived and always had a way to each other that no peer was called
+    dead, no lineage forked and no contribution was lost (invariant p)."""
+    happened = world.happened
+    deadly = ("crash", "flip", "freeze", "leave", "restart", "stall")
+    if not world.ways.on or not world.ways.never_apart or world.settings.drop or any(happened[k] for k in deadly):
+        return
+    happened["undisturbed"] += 1
+    for what in ("died", "fork", "takeover"):
+        require(not happened[f"note {what}"], "p", f"relays reach every peer, but there is a note of {what}")
+    require(not steps["dropped"] or happened["note stale"] > 0, "p", f"{steps['dropped']} inner steps were dropped")
 
 
 def _at_work(world: World, peer: str, seen_by: str) -> bool:

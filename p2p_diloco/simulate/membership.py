@@ -155,7 +155,7 @@ class Membership:
         """Whether an event at time ``since`` is judged: the time before it was quiet for long enough."""
         world = self.world
         lasting = [t for p in world.alive.values() for t in (p.frozen_until, p.stalled_until) if t > world.now]
-        if lasting or world.drop or world.cut or world.mute:
+        if lasting or world.drop or world.torn:
             self.disturbed(max([world.now, *lasting]))
         quiet = max(self.quiet_from, life.excused_until) + self.patience
         return not world.rules.asynchronous and world.trainers.training and since >= quiet

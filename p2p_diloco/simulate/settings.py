@@ -55,6 +55,10 @@ class Settings:
     pause_timeout: float = 6.0
     # all peers but two start in this range, and are slow; None: all start within 3 s
     late: tuple[float, float] | None = None
+    # messages go through relays where two peers have no direct link; the next two settings need this
+    relays: bool = False
+    private: int = 0  # peers that are private at the start
+    bootstrap: bool = True  # whether there is a bootstrap node, which serves as a relay
     blame_after: float = 16.0  # within this time live peers must notice that a peer is dead, cut off or stuck
 
     def rules(self) -> Rules:

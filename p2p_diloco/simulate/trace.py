@@ -37,6 +37,7 @@ from p2p_diloco.core.events import (
     Moving,
     Note,
     Pause,
+    Reachable,
     Ready,
     Received,
     Release,
@@ -92,6 +93,8 @@ def tell(what: Event | Effect) -> str:
             return f"finds {peer} in the DHT"
         case Measured(bandwidth):
             return f"measures a bandwidth of {bandwidth:.3g}"
+        case Reachable(reachable):
+            return f"finds that others {'can' if reachable else 'cannot'} dial it"
         case Stepped(step_time_s):
             return f"makes an inner step of {step_time_s:.2f} s"
         case Pause(paused):
@@ -191,7 +194,7 @@ def _message(message: Message) -> str:
 
 def _summary(summary: Summary) -> str:
     epochs = f"at epoch {', '.join(map(str, summary.epochs))}" if summary.epochs else "without a state"
-    return f"{epochs}{', idle' if summary.idle else ''}"
+    return f"{epochs}{', idle' if summary.idle else ''}{'' if summary.eligible else ', private'}"
 
 
 def _names(names: Iterable[str]) -> str:

@@ -43,13 +43,14 @@ from p2p_diloco.core.revision import FOUNDED
 
 from .faults import Faults
 from .founder import Founder
-from .invariants import advanced, after_event
+from .invariants import advanced, after_event, elects
 from .membership import Membership
 from .model import Tensors, require
 from .process import Process
 from .settings import PLAIN, Settings
 from .trace import tell
 from .trainers import Trainers
+from .ways import Ways
 from .witness import Witness
 
 STORM = 5_000
@@ -75,6 +76,7 @@ class World:
         self.flips = 0
         self.happened: Counter[str] = Counter()  # number of faults, messages by what became of them, notes, versions
         self.drop, self.duplicate = settings.drop, settings.duplicate
+        self.ways = Ways(self)
         self.faults = Faults(self)
         self.trainers = Trainers(self)
         self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
@@ -119,6 +121,7 @@ class World:
         process = self.alive[name] = Process(self, name, states)
         self.trainers.all.append((name, process.trainer))
         self.say(name, "starts" + (" from disk" if states else ""))
+        self.ways.starts(process)
         if found:
             meta = founding_meta(0, name, "worker")
             digests = []
@@ -140,8 +143,11 @@ class World:
         self.membership.disturbed(self.now)
         self.say(name, "crashes")
         for other in list(self.alive.values()):
-            if self.connected(name, other.name) and process.replica.roster.live(other.name):
+            linked = self.ways.joined(name, other.name) if self.ways.on else self.connected(name, other.name)
+            if linked and process.replica.roster.live(other.name):
                 self.later(other, self.rng.uniform(0.01, 0.3), Closed(name))
+        self.ways.lost(name)
+        self.ways.look()
 
     def _discover(self, process: Process) -> None:
         """Let the process find all live peers and the founder's record in the DHT; repeated at intervals."""
@@ -175,8 +181,15 @@ class World:
         return frozenset((a, b)) not in self.cut
 
     def carries(self, sender: str, to: str) -> bool:
-        """Whether the link carries messages from ``sender`` to the other peer."""
+        """Whether messages get from ``sender`` to the other peer, on the direct link or through a relay."""
+        if self.ways.on:
+            return self.ways.joined(sender, to)
         return self.connected(sender, to) and (sender, to) not in self.mute
+
+    @property
+    def torn(self) -> bool:
+        """Whether some messages can't arrive at present."""
+        return bool(self.ways.apart if self.ways.on else self.cut or self.mute)
 
     def send(self, sender: Process, to: str, message: Message) -> None:
         """Send a message. The message may be lost or duplicated; the sender gets Delivered or SendFailed."""
@@ -189,18 +202,20 @@ class World:
             message = replace(message, payload=tensors)
         target = self.alive.get(to)
         if target is None:
-            self.later(sender, self.rng.uniform(0.01, 0.2), SendFailed(to, message, gone=True))
+            gone = self.ways.refused(sender.name, to)
+            self.later(sender, self.rng.uniform(0.01, 0.2), SendFailed(to, message, gone=gone))
             return
         self.happened["sent"] += 1
         lag = self.settings.state_lag * self.lags.uniform(0.7, 1.3) if isinstance(message, State) else 0.0
-        if self.rng.random() < self.drop or not self.carries(sender.name, to):
+        detour = self.ways.delay(sender.name, to) if self.ways.on else 0.0 if self.carries(sender.name, to) else None
+        if self.rng.random() < self.drop or detour is None:
             self.happened["lost"] += 1
             self.later(sender, 3.0, SendFailed(to, message, gone=False))
             return
         copies = 2 if self.rng.random() < self.duplicate else 1
         self.happened["doubled"] += copies - 1
         for copy in range(copies):
-            delay = lag + self.rng.expovariate(1 / self.settings.delay_mean)
+            delay = lag + detour + self.rng.expovariate(1 / self.settings.delay_mean)
             self.at(delay, lambda copy=copy: self._arrive(sender, target, message, answer=copy == 0))  # type: ignore[misc]
 
     def _arrive(self, sender: Process, target: Process, message: Message, answer: bool) -> None:
@@ -265,6 +280,7 @@ class World:
             case Average(shard, base, contributions, meta):
                 digest, mean = store.average(shard, contributions, meta, effect.revision)
                 self.membership.averages(process, effect)
+                elects(self, process, effect)
                 self.witness.averages(process.replica.logs[shard], effect, digest)
                 self.later(process, rng.uniform(0, work), Averaged(shard, base, digest, mean))
             case Apply(commit, meta):

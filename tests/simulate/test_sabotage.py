@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core import catchup, state
+from p2p_diloco.core import catchup, state, succession
+from p2p_diloco.core.asynchronous import AsynchronousLog
 from p2p_diloco.core.attendance import Attendance
 from p2p_diloco.core.carry import Carried
 from p2p_diloco.core.catchup import CatchUp
@@ -21,9 +22,11 @@ from p2p_diloco.core.lag import Lag
 from p2p_diloco.core.logs import Logs
 from p2p_diloco.core.presence import Presence
 from p2p_diloco.core.probing import Probing
+from p2p_diloco.core.roster import Roster
 from p2p_diloco.core.rounds import Rounds
 from p2p_diloco.core.sending import Sending
 from p2p_diloco.core.shard import ShardLog
+from p2p_diloco.core.synchronous import SynchronousLog
 from p2p_diloco.core.training import Training
 from p2p_diloco.core.version import ModelVersion
 from p2p_diloco.core.waits import Waits
@@ -230,6 +233,61 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "joining",
         30,
     ),
+    (
+        "private peers are elected like reachable ones",
+        SynchronousLog,
+        "next_plan",
+        "(reachable if s.eligible else private)",
+        "reachable",
+        "private",
+        10,
+    ),
+    (
+        "private peers are elected in their turn in asynchronous mode",
+        AsynchronousLog,
+        "_succession",
+        "members[p] is which",
+        "which",
+        "private",
+        12,
+    ),
+    ("private successors stay", succession, "may_stay", "[:free]", "", "private", 24),
+    (
+        "a peer that turns private does not say so",
+        Presence,
+        "turns",
+        "self.roster.says(eligible=reachable)",
+        "pass",
+        "private",
+        10,
+    ),
+    (
+        "private peers never aggregate",
+        Roster,
+        "may_aggregate",
+        "self.holds_state(peer)",
+        "(self.holds_state(peer) and self.reachable(peer))",
+        "private",
+        10,
+    ),
+    (
+        "an answer through a relay is no sign of life",
+        Roster,
+        "heard",
+        "member.unanswered = None",
+        "pass",
+        "private",
+        10,
+    ),
+    (
+        "no probe through a relay is known to arrive",
+        Probing,
+        "reached",
+        "self.members[peer].asked, self.members[peer].unreached = False, 0",
+        "pass",
+        "private",
+        10,
+    ),
 ]
 
 SHOWN_BY = {
@@ -249,6 +307,8 @@ SHOWN_BY = {
     "a holder of the base has only a grace": 7,
     "a pausing peer is idle at once": 18,
     "a state's revision is not taken": 48,
+    "private peers are elected like reachable ones": 2,
+    "private successors stay": 6,
 }
 """Worlds that showed it when this was written: they are tried first, to save time. Another change of the protocol may
 change which world shows it; then any of the first seeds will do."""
