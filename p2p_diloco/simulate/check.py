@@ -7,7 +7,17 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from random import Random
 
-from .invariants import account, aggregate, ended_damaged, intact, lineage, relied_upon, revised, undisturbed
+from .invariants import (
+    account,
+    aggregate,
+    ended_damaged,
+    intact,
+    lineage,
+    never_still,
+    relied_upon,
+    revised,
+    undisturbed,
+)
 from .model import require
 from .settings import Settings
 from .world import World
@@ -266,6 +276,7 @@ def check(world: World) -> Outcome:
             require(moving, "d", f"{name} saw no commit in the last {RESUMED_S + slow:g} s of healing")
         world.membership.at_peace()
         aggregate(world)
+        never_still(world)
         world.trainers.training = False
         world.run(world.now + SETTLE_S + slow)
         require(len(lineage(world)) == 1, "d", f"more than one lineage after healing: {lineage(world)}")

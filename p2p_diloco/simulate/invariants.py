@@ -5,6 +5,7 @@ Law: this module only reads, except that `account` first ends the exchanges unde
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from p2p_diloco.core.state import final
 from p2p_diloco.core.synchronous import SynchronousLog
 from p2p_diloco.core.version import ModelVersion, Version
 
+from .faults import PAUSE_S
 from .model import Violation, require
 
 if TYPE_CHECKING:
@@ -124,17 +126,35 @@ def aggregate(world: World) -> None:
         require(held, "o", f"{first} is private and aggregates shard {shard}, though {better} are reachable")
 
 
-def undisturbed(world: World, steps: Counter[str]) -> None:
-    """Check at the end of a run in which all peers lived and always had a way to each other that no peer was called
-    dead, no lineage forked and no contribution was lost (invariant p)."""
-    happened = world.happened
+def masked(world: World) -> bool:
+    """Whether relays masked every fault so far: all peers lived and trained, always had a way to each other, and no
+    message was lost."""
     deadly = ("crash", "flip", "freeze", "leave", "restart", "stall")
-    if not world.ways.on or not world.ways.never_apart or world.settings.drop or any(happened[k] for k in deadly):
+    whole = world.ways.on and world.ways.never_apart and not world.settings.drop
+    return whole and not any(world.happened[kind] for kind in deadly)
+
+
+def never_still(world: World) -> None:
+    """Check that no peer waited for a commit for long at any time of a run in which relays masked every fault
+    (invariant p). A commit may wait for a pause."""
+    limit = world.membership.patience + PAUSE_S[1]
+    for name, process in world.alive.items() if masked(world) else ():
+        moments = [when for when, who, *_ in world.commits if who == name]
+        moments = moments if process.replica.finished else [*moments, world.now]
+        longest = max((b - a for a, b in itertools.pairwise(moments)), default=0.0)
+        require(longest < limit, "p", f"relays reach every peer, but {name} saw no commit for {longest:.1f} s")
+
+
+def undisturbed(world: World, steps: Counter[str]) -> None:
+    """Check at the end of a run in which relays masked every fault that no peer was called dead, no lineage forked and
+    no contribution was lost (invariant p)."""
+    if not masked(world):
         return
-    happened["undisturbed"] += 1
+    world.happened["undisturbed"] += 1
     for what in ("died", "fork", "takeover"):
-        require(not happened[f"note {what}"], "p", f"relays reach every peer, but there is a note of {what}")
-    require(not steps["dropped"] or happened["note stale"] > 0, "p", f"{steps['dropped']} inner steps were dropped")
+        require(not world.happened[f"note {what}"], "p", f"relays reach every peer, but there is a note of {what}")
+    excused = world.happened["note stale"] > 0
+    require(excused or not steps["dropped"], "p", f"{steps['dropped']} inner steps were dropped")
 
 
 def _at_work(world: World, peer: str, seen_by: str) -> bool:

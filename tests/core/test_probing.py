@@ -171,3 +171,36 @@ def test_a_peer_that_left_is_probed_only_if_it_is_waited_for(watched: tuple[str,
     r = roster("ab")
     r.departed("a", 1)
     assert r.probing.to_probe(watched, 1e9) == ["b"]
+
+
+def test_a_peer_lives_whose_answers_come_late_through_a_relay() -> None:
+    """As long as an answer takes less than the timeout, in either direction."""
+    r = roster("a")
+    late = int(RULES.dead_after) - 1
+    for second in range(60):
+        r.probing.probe("a", float(second))
+        if second >= late:
+            r.probing.reached("a")
+            r.heard("a")
+        assert r.probing.expire(second + 0.5) == []
+    assert r.live("a")
+
+
+def test_a_peer_that_is_heard_and_reached_only_through_a_relay_is_not_deaf() -> None:
+    """The receipt of a probe comes by the same way as the probe. It also revives a peer that was dead for deafness."""
+    r = roster("a")
+    for second in range(3 * RULES.deaf_after):
+        r.probing.probe("a", float(second))
+        r.heard("a")
+        if second % (RULES.deaf_after - 1) == 0:
+            r.probing.reached("a")
+        assert r.probing.expire(float(second)) == []
+    for second in range(RULES.deaf_after):
+        r.probing.probe("a", 100.0 + second)
+        r.heard("a")
+        r.probing.expire(100.0 + second)
+    assert not r.live("a")
+    assert not r.heard("a")
+    r.probing.reached("a")
+    assert r.heard("a")
+    assert r.live("a")

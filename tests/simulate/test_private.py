@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.simulate.model import Violation
+from p2p_diloco.simulate.ways import Ways
 from p2p_diloco.simulate.world import World
 from tests.simulate.test_scenarios import calm, settle, times
 
@@ -144,6 +145,9 @@ def test_a_relay_that_dies_is_replaced_by_another() -> None:
 
 def test_messages_that_no_relay_carries_break_the_law(sabotage: Any) -> None:
     """Law (p) can fail: a relay exists, and nothing uses it, so peers that live are called dead."""
-    sabotage(type(relayed().ways), "delay", "if not relays:", "if True:")
+    sabotage(Ways, "delay", "if not relays:", "if True:")
+    world = relayed(mode="async")
+    for name in ("p1", "p2"):
+        world.ways.turn(name)
     with pytest.raises(Violation, match=r"\(p\)"):
-        relayed(0, "p1", "p2", mode="async").run(60.0)
+        world.run(world.now + 30.0)
