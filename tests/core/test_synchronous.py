@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.election import assign
-from p2p_diloco.core.events import Accept, Average, Changed, Measured, Release, Send
+from p2p_diloco.core.events import Accept, Average, Changed, Measured, Release, Restore, Send
 from p2p_diloco.core.messages import Commit, Counted, Leave, Outdated, Plan, Want
 from p2p_diloco.core.version import ContributionId, ModelVersion, Version, model_version
 from tests.core.conftest import filled, meta
@@ -362,6 +362,14 @@ def test_a_private_aggregator_names_itself_when_no_other_peer_can_aggregate(peer
     """A commit always names an aggregator."""
     a = peer("a", group="a", live="", eligible=False)
     assert next_plan(a) == Plan(("a",), ("a",))
+
+
+def test_an_aggregator_that_lacks_other_shards_names_itself_if_it_has_met_no_other_peer(peer: Any) -> None:
+    """Its own Summary names no epochs, and the contributor has not sent one."""
+    a = peer("a", epoch=None, live="", fragments=((0,), (1,)))
+    a.feed(Restore((a.state(0, 1, plan=a.plan("b", "a")),)))
+    assert a.averages(a.hear("b", a.contribution(a.held))) == [["b"]]
+    assert a.replica.logs[0].round.draft.plan.succession == ("a",)
 
 
 @pytest.mark.parametrize("private", ["b", "ac", "abc"])
