@@ -73,12 +73,11 @@ class HivemindTransport:
         limits: Limits | None = None,
         startup_timeout_s: float = 60.0,
         on_daemon_death: Callable[[str], None] | None = None,
-        on_reach: Callable[[Reach], None] = lambda reach: None,
     ) -> HivemindTransport:
         """Start a daemon, join the DHT of the initial peers (or found one), and listen for the run's messages.
 
         `direct`: send payloads over direct connections wherever one can be made. `map_port`: ask the router to forward
-        a port. `relay_mbit`: as for `Relay`. `on_reach` is called when `reach` changes.
+        a port. `relay_mbit`: as for `Relay`.
 
         Raises:
             AddressError: an initial peer's address can't be read.
@@ -129,7 +128,6 @@ class HivemindTransport:
         def reach_changed(reach: Reach) -> None:
             _tell(reach)
             circuits.register(initial_peers if reach.private else ())
-            on_reach(reach)
 
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
         circuits = Circuits(daemon, dht.sign)

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from functools import partial
 
-from p2p_diloco.core.events import Depart, Discovered, Measured, Revised
+from p2p_diloco.core.events import Depart, Discovered, Measured, Reachable, Revised
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.bandwidth import steady
 from p2p_diloco.node import records, revising
@@ -173,8 +173,10 @@ class Participation:
             )
 
     async def _measure(self) -> None:
-        """Keep the other peers informed of this peer's bandwidth, for their elections."""
+        """Keep the other peers informed of this peer's bandwidth and reach, for their elections."""
         while True:
+            if (reachable := not self._transport.reach.private) != self._replica.roster.mine.eligible:
+                self._events.post(Reachable(reachable))
             told = self._replica.roster.mine.bandwidth
             if (found := steady(told, self._transport.traffic.bandwidth.rate)) != told:
                 log.info("this peer's link carries %.3g MB/s", found / 1e6)
