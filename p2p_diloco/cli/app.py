@@ -145,6 +145,56 @@ def set_rates(
     ask(rates, given(PeerConfig, flags), config, wait_s=wait, as_json=as_json)
 
 
+@app.command(cls=ListsAndCommand)
+def doctor(
+    initial_peers: list[str] | None = INITIAL_PEERS,
+    run_id: str | None = Option(None, help="The run whose peers are tried.", show_default="main", metavar="NAME"),
+    host_maddrs: list[str] | None = Option(None, help="Addresses that the peer would listen on.", metavar="ADDR..."),
+    announce_maddrs: list[str] | None = Option(
+        None, help="Addresses that other peers would be told to dial.", metavar="ADDR..."
+    ),
+    direct_port: int | None = Option(None, help="TCP port for direct connections.", metavar="N"),
+    client_mode: bool | None = Option(
+        None, "--client-mode/--no-client-mode", help="The peer would take no incoming connections."
+    ),
+    checkpoint_dir: Path | None = Option(None, help="Folder that checkpoints would go to.", metavar="PATH"),
+    params: str | None = Option(
+        None, help="Parameters of the model, such as 25M: are memory and disk large enough?", metavar="N"
+    ),
+    as_json: bool = Option(False, "--json", help="Print the report as one JSON object (docs/cli.md)."),
+    config: Path | None = CONFIG,
+    logs: str = LOGS,
+    debug: bool = DEBUG,
+) -> None:
+    """Check whether a peer would work here: programs, ports, clock, NAT, links, memory, disk.
+
+    Give the flags of your [bold]join[/bold] line. Changes nothing, and takes no part in a run.
+    The exit code is 1 if something must be mended.
+    """
+    set_up_logs(logs, debug=debug, quiet=True)
+    from p2p_diloco.cli.doctor.command import examine_this_machine
+
+    flags = {
+        "initial_peers": initial_peers,
+        "run_id": run_id,
+        "host_maddrs": host_maddrs,
+        "announce_maddrs": announce_maddrs,
+        "direct_port": direct_port,
+        "client_mode": client_mode,
+        "checkpoint_dir": checkpoint_dir,
+    }
+    raise typer.Exit(examine_this_machine(given(PeerConfig, flags), config, params, as_json=as_json))
+
+
+@app.command()
+def env() -> None:
+    """Print versions, machine and settings from the environment, for a bug report."""
+    from p2p_diloco.cli.doctor.env import lines
+
+    for line in lines():
+        typer.echo(line)
+
+
 @app.command()
 def simulate(
     seeds: int = Option(200, help="How many worlds to play.", metavar="N"),

@@ -31,8 +31,9 @@ class JsonLines(logging.Formatter):
         return json.dumps(entry, ensure_ascii=False)
 
 
-def set_up_logs(form: str, *, debug: bool = False) -> None:
-    """Send log records from INFO on to stderr; with `debug` this package's records from DEBUG on.
+def set_up_logs(form: str, *, debug: bool = False, quiet: bool = False) -> None:
+    """Send log records from INFO on to stderr; with `debug` this package's records from DEBUG on, with `quiet` none
+    below ERROR.
 
     Raises:
         UsageError: `form` is not one of auto, rich, plain, json.
@@ -42,7 +43,7 @@ def set_up_logs(form: str, *, debug: bool = False) -> None:
     if form == "auto":
         form = "rich" if sys.stderr.isatty() and "NO_COLOR" not in os.environ else "plain"
     logging.basicConfig(handlers=[_destination(form)], level=logging.INFO, force=True)
-    logging.getLogger("p2p_diloco").setLevel(logging.DEBUG if debug else logging.INFO)
+    logging.getLogger("p2p_diloco").setLevel(logging.DEBUG if debug else logging.ERROR if quiet else logging.INFO)
     logging.getLogger("hivemind").setLevel(logging.WARNING)
 
 

@@ -32,9 +32,9 @@ def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> 
 
     Only addresses of plain TCP are tried; any other address counts as answered.
     """
-    reasons = run(_reasons(addresses))
-    if addresses and all(reasons) and all(run(_reasons(known))):
-        raise none_reached(dict(zip(addresses, reasons, strict=True)))
+    found = run(reasons(addresses))
+    if addresses and all(found) and all(run(reasons(known))):
+        raise none_reached(dict(zip(addresses, found, strict=True)))
 
 
 def check_free(address: str, *, key: str | None = None) -> None:
@@ -59,7 +59,8 @@ def check_free(address: str, *, key: str | None = None) -> None:
             raise ConfigError(wrong, key=flag, value=value, mend=mend) from None
 
 
-async def _reasons(addresses: Sequence[str]) -> list[str | None]:
+async def reasons(addresses: Sequence[str]) -> list[str | None]:
+    """For each address the reason why no peer can be there, or None if there may be one."""
     return list(await asyncio.gather(*(_reason(address) for address in addresses)))
 
 

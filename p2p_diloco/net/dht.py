@@ -16,11 +16,12 @@ from typing import Any
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.addresses import parse, peer_of
 from p2p_diloco.net.daemon import Daemon
-from p2p_diloco.net.hivemind_library import P2P, DHTNode, P2PDaemonError, PeerID, dht_pb2
+from p2p_diloco.net.hivemind_library import P2P, DHTNode, P2PDaemonError, PeerID
 from p2p_diloco.net.identity import IdentityFile
-from p2p_diloco.net.interface import Unreachable, check_record
+from p2p_diloco.net.interface import CLOCK_DIFFERENCE_S_MAX, Unreachable, check_record
+from p2p_diloco.net.probing import ask
 from p2p_diloco.net.reasons import none_reached
-from p2p_diloco.net.records import CLOCK_DIFFERENCE_S_MAX, SignedRecords, newest_records
+from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.signing import SigningKey
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,8 @@ CALL_S = 15.0
 """Deadline for a whole `store` or `fetch`."""
 REJOIN_EVERY_S = 15.0
 """Seconds between two attempts to reconnect to initial peers that the DHT has lost."""
+CLOCK_S = 2.0
+"""Deadline for asking an initial peer for its time."""
 CLOSE_S = 3.0
 """How long the DHT node may take to end."""
 
@@ -105,7 +108,7 @@ class DhtPeer:
             )
             made.push_async_callback(_end_node, node, daemon)
             if reached:
-                await _check_clocks(node, reached)
+                await _check_clocks(daemon, reached)
             staying = asyncio.create_task(_stay_joined(daemon, node, initial_peers))
             made.push_async_callback(_cancel, staying)
             return cls(daemon, node, key, records, made.pop_all())
@@ -155,14 +158,14 @@ async def _greet(daemon: Daemon, initial_peers: Sequence[str]) -> list[str]:
     return reached
 
 
-async def _check_clocks(node: Any, reached: Sequence[str]) -> None:
+async def _check_clocks(daemon: Daemon, reached: Sequence[str]) -> None:
     """Compare this clock with those of the initial peers.
 
     Raises:
         NoBootstrapReached: none of them answers as a peer of the DHT.
         Refused: even the clock nearest to this one differs too much.
     """
-    differences = await asyncio.gather(*(_clock_difference_s(node, peer_of(address)) for address in reached))
+    differences = await asyncio.gather(*(_clock_difference_s(daemon, peer_of(address)) for address in reached))
     known = [difference for difference in differences if difference is not None]
     if not known:
         raise none_reached(dict.fromkeys(reached, "something else answers there, not Hivemind's DHT"))
@@ -173,16 +176,13 @@ async def _check_clocks(node: Any, reached: Sequence[str]) -> None:
         raise Refused(f"this machine's clock is {abs(least):.1f} s {side} the initial peers'", mend=mend)
 
 
-async def _clock_difference_s(node: Any, peer: str) -> float | None:
+async def _clock_difference_s(daemon: Daemon, peer: str) -> float | None:
     """Seconds by which a DHT peer's clock is ahead of this one; None if the peer doesn't answer the DHT's ping."""
-    request = dht_pb2.PingRequest(peer=node.protocol.node_info)
-    asked_at = time.time()
     try:
-        answer = await node.protocol.get_stub(PeerID.from_base58(peer)).rpc_ping(request, timeout=2.0)
-    except Exception as error:  # Hivemind raises exceptions of many kinds for a stranger's answer
-        log.debug("no clock reading from %s: %s", peer, error)
+        return (await ask(daemon, peer, timeout_s=CLOCK_S)).clock_ahead_s
+    except Unreachable as error:
+        log.debug("no clock reading: %s", error)
         return None
-    return float(answer.dht_time) - (asked_at + time.time()) / 2
 
 
 async def _stay_joined(daemon: Daemon, node: Any, initial_peers: Sequence[str]) -> None:

@@ -23,6 +23,9 @@ KEY_BYTES_MAX = 256
 TTL_S_MAX = 24 * 3600.0
 """The longest life of a DHT record. Records can't be deleted, so each must expire."""
 
+CLOCK_DIFFERENCE_S_MAX = 3.0
+"""How far two clocks may differ. The writer's clock sets a record's expiration, and the reader's clock checks it."""
+
 PEERS_COUNTED_MAX = 4096
 """The most peers that `Traffic` counts one by one. Anyone can make identities at no cost, so the table needs a bound;
 the totals count all peers."""

@@ -15,13 +15,10 @@ import msgpack
 from cryptography.hazmat.primitives import serialization
 
 from p2p_diloco.net.hivemind_library import DHTProtocol, DHTRecord, RSAPrivateKey, RSASignatureValidator
-from p2p_diloco.net.interface import KEY_BYTES_MAX, TTL_S_MAX, VALUE_BYTES_MAX
+from p2p_diloco.net.interface import CLOCK_DIFFERENCE_S_MAX, KEY_BYTES_MAX, TTL_S_MAX, VALUE_BYTES_MAX
 from p2p_diloco.net.signing import SigningKey, peer_id_of
 
 log = logging.getLogger(__name__)
-
-CLOCK_DIFFERENCE_S_MAX = 3.0
-"""How far two clocks may differ. The writer's clock sets a record's expiration, and the reader's clock checks it."""
 
 _SIGNATURE_BYTES = 400  # of a 2048-bit RSA key in base64, with its marker
 _OWNER_BYTES = 420  # the public key in OpenSSH's form, with its marker

@@ -137,8 +137,8 @@ class Plan:
         return 60.0 + all_bytes / RATE_B_S + 10 * all_bytes / self.peers / link_b_s + 2 * training_s
 
 
-def count_of(text: str) -> int:
-    """Parse a number of parameters, such as 25M, 100k, 1.5b or 1000.
+def count_of(text: str, *, key: str = "--parameters") -> int:
+    """Parse a number of parameters, such as 25M, 100k, 1.5b or 1000. `key`: the flag with the text.
 
     Raises:
         UsageError: the text can't be read, or the number is out of bounds.
@@ -146,7 +146,7 @@ def count_of(text: str) -> int:
     count = round(_number(text.replace("_", ""), _SIZES))
     if not 1 <= count <= PARAMETERS_MAX:
         mend = "write e.g. 25M, 100k or 1000"
-        raise UsageError("is no number of parameters", key="--parameters", value=text, mend=mend)
+        raise UsageError("is no number of parameters", key=key, value=text, mend=mend)
     return count
 
 

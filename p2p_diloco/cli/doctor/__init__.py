@@ -1,0 +1,6 @@
+"""`doctor` and `env`: what is wrong with this machine's way into a swarm, and what to send with a bug report.
+
+Law: looks and measures; it changes no file and no setting, and takes no part in a run. A check is a small function that
+returns a `Finding`; `examination` calls all of them, `view` draws what they found. Hivemind is loaded only for checks
+that talk to other peers.
+"""

@@ -1,0 +1,208 @@
+"""All checks, at the same time: this machine, its ports, the initial peers, the peers of the run.
+
+Law: decides which check needs which other one's outcome; judges nothing itself. It ends in time: a part that takes too
+long is cancelled, and what it found until then is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import socket
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import psutil
+
+from p2p_diloco.addresses import host
+from p2p_diloco.cli.doctor import initial, machine, ports, programs, reachability, run_peers, swarm
+from p2p_diloco.cli.doctor.report import Finding, Link, Report
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.net.interface import Unreachable
+
+if TYPE_CHECKING:
+    from p2p_diloco.net.daemon import Daemon
+    from p2p_diloco.node.status import PeerStatus
+
+LIMIT_S = 16.0
+"""When the checks are cut off; ending the daemons may take 3 s more."""
+DAEMON_START_S = 6.0
+DIAL_BACK_S = 6.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a peer would be started with, and the size of its model, if that was given."""
+
+    run: RunConfig
+    peer: PeerConfig
+    parameters: int | None = None
+
+
+@dataclass(slots=True)
+class Notes:
+    """What was found so far."""
+
+    findings: list[Finding] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+
+    def add(self, *findings: Finding | None) -> None:
+        """Note findings; None is left out."""
+        self.findings += [finding for finding in findings if finding is not None]
+
+
+async def examine(wish: Wish, limit_s: float = LIMIT_S) -> Report:
+    """Make all checks; ends soon after `limit_s`."""
+    began, notes = time.monotonic(), Notes()
+    parts: dict[str, Coroutine[object, object, None]] = {
+        "this machine": _machine(wish, notes),
+        "the programs": _programs(notes),
+        "the network": _network(wish, notes),
+    }
+    tasks = {asyncio.create_task(part, name=name) for name, part in parts.items()}
+    try:
+        done, late = await asyncio.wait(tasks, timeout=limit_s)
+    finally:
+        for task in tasks:
+            task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    for task in late:
+        text = f"the checks of {task.get_name()} were cut off after {limit_s:g} s, so some are missing"
+        notes.add(Finding("doctor", "warn", text, "mend what is found, and run doctor again; is this machine busy?"))
+    for task in done:
+        notes.add(_fault(task.get_name(), task.exception()))
+    return Report.of(notes.findings, notes.links, time.monotonic() - began)
+
+
+def _fault(part: str, error: BaseException | None) -> Finding | None:
+    """The finding for a part that ended with an error."""
+    if error is None:
+        return None
+    log.debug("the checks of %s failed", part, exc_info=error)
+    if isinstance(error, P2PDilocoError):
+        text = error.sentence.removesuffix(f"; {error.mend}")
+        return Finding("doctor", "bad", text, error.mend or "mend what else is found, and run doctor again")
+    text = f"the checks of {part} failed: {type(error).__name__}: {error}"
+    return Finding("doctor", "warn", text, "a fault in p2p-diloco itself: report it; --debug shows where")
+
+
+async def _machine(wish: Wish, notes: Notes) -> None:
+    notes.add(machine.memory(wish.run, wish.parameters, machine.free_memory()))
+    notes.add(await asyncio.to_thread(machine.disk, wish.peer, wish.parameters))
+
+
+async def _programs(notes: Notes) -> None:
+    notes.add(programs.versions(), await programs.p2pd(programs.p2pd_path()))
+
+
+async def _network(wish: Wish, notes: Notes) -> None:
+    """The ports, the initial peers as sockets see them, then those that answer and the run's peers over libp2p."""
+    here = ports.look(wish.peer)
+    notes.add(*here.findings)
+    addresses, findings = await initial.answering(wish.peer.initial_peers)
+    notes.add(*findings)
+    if not addresses:
+        return
+    await asyncio.to_thread(importlib.import_module, "p2p_diloco.observe.look")
+    await asyncio.to_thread(importlib.import_module, "p2p_diloco.net.hivemind")  # takes seconds: other checks go on
+    from p2p_diloco.net.probing import visiting
+
+    async with visiting(here.listen, wish.peer.announce_maddrs, start_s=DAEMON_START_S) as daemon:
+        await _over_libp2p(wish.peer, here, daemon, addresses, notes)
+
+
+async def _over_libp2p(
+    peer: PeerConfig, here: ports.Ports, daemon: Daemon, addresses: Sequence[str], notes: Notes
+) -> None:
+    lock = asyncio.Lock()
+    reading = asyncio.create_task(_run_peers(peer, addresses, lock))
+    await asyncio.sleep(0)  # the reading takes the lock first: it keeps this process busy, which would slow a transfer
+    try:
+        visits = await asyncio.gather(*(swarm.visit(daemon, address, lock) for address in addresses))
+        reached = [visit for visit in visits if visit.unreached is None]
+        notes.add(*swarm.answered(visits), swarm.clock(visits))
+        if reached:
+            notes.add(swarm.large_messages(reached, device_towards(host(reached[0].address))))
+        notes.links += map(_link_of, reached)
+        await asyncio.gather(
+            _reachability(peer, here, daemon, [visit.address for visit in reached], notes),
+            _links(peer, here, daemon, await reading, notes, lock),
+        )
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+
+
+def _link_of(visit: swarm.Visit) -> Link:
+    place, _, peer_id = visit.address.rpartition("/p2p/")
+    return Link(peer_id, "initial peer", place, visit.rtt_s, visit.rate)
+
+
+async def _run_peers(peer: PeerConfig, addresses: Sequence[str], lock: asyncio.Lock) -> list[PeerStatus]:
+    """The peers of the run; none if the records can't be read, for which other findings have the reason."""
+    try:
+        async with lock:
+            return await run_peers.found(peer.run_id, addresses)
+    except P2PDilocoError as error:
+        log.debug("the run's peers are not known: %s", error)
+        return []
+
+
+async def _reachability(
+    peer: PeerConfig, here: ports.Ports, daemon: Daemon, dialled: Sequence[str], notes: Notes
+) -> None:
+    async def asked(address: str) -> reachability.DialBack | None:
+        relay = address.rpartition("/p2p/")[2]
+        try:
+            asking = reachability.ask_dial_back(daemon, relay, daemon.addresses)
+            return await asyncio.wait_for(asking, DIAL_BACK_S)
+        except (Unreachable, asyncio.TimeoutError) as error:
+            log.debug("no dial back from %s: %s", address, error)
+            return None
+
+    answers = dict(zip(dialled, await asyncio.gather(*map(asked, dialled)), strict=True))
+    known = {address: answer for address, answer in answers.items() if answer is not None}
+    position = reachability.Position(peer, here, frozenset(ports.own_hosts()), tuple(dialled), known)
+    notes.add(reachability.nat(position), reachability.reachable(position))
+
+
+async def _links(
+    peer: PeerConfig,
+    here: ports.Ports,
+    daemon: Daemon,
+    statuses: Sequence[PeerStatus],
+    notes: Notes,
+    lock: asyncio.Lock,
+) -> None:
+    """Visit the run's peers."""
+    visited = statuses[: run_peers.PEERS_MAX]
+    hosts = list(dict.fromkeys(map(host, here.listen)))
+    async with run_peers.direct_channel(daemon, peer, hosts) as channel:
+        outcomes = await asyncio.gather(*(run_peers.link_to(daemon, channel, each, lock) for each in visited))
+    links = [link for seen, link in outcomes if seen.unreached is None]
+    unreached = [(link.name, seen) for seen, link in outcomes if seen.unreached is not None]
+    known = {link.peer_id for link in links}
+    notes.links[:] = [link for link in notes.links if link.peer_id not in known] + links
+    notes.add(run_peers.peers(links, unreached, len(statuses) - len(visited)))
+    notes.add(run_peers.direct_connections(peer, links))
+
+
+def device_towards(place: str) -> str:
+    """The network interface on which this machine sends to a host; "DEVICE" if that is unknown."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((place, 9))  # sends nothing
+                own = probe.getsockname()[0]
+        except OSError:
+            continue
+        for name, addresses in psutil.net_if_addrs().items():
+            if own in (each.address for each in addresses):
+                return name
+    return "DEVICE"

@@ -1,0 +1,70 @@
+"""The initial peers as plain sockets see them: which answer, why others don't, and what mends it.
+
+Law: one attempt for each address; Hivemind isn't loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from p2p_diloco.addresses import host, is_loopback
+from p2p_diloco.cli.doctor.ports import port_of
+from p2p_diloco.cli.doctor.report import Finding
+from p2p_diloco.cli.reach import reasons
+
+NAME = "initial peer"
+_MENDS = {
+    "connection refused": "start the bootstrap there: `p2p-diloco bootstrap {open}--port {port}`; if it runs, it has "
+    "another port or listens on loopback alone: take the address from the join line that it prints",
+    "timed out": "check that {host} is up and is the right address; then open TCP port {port} in its firewall, and "
+    "forward it if a router is in front of it",
+    "no machine of that name": "correct the name; if `getent hosts {host}` fails too, repair this machine's DNS "
+    "(/etc/resolv.conf), or give the address with the number, /ip4/...",
+    "another peer answers there: its id is ": "the bootstrap has a new identity: use {place}/p2p/{told}, and start the "
+    "bootstrap with --identity-path so that the identity stays",
+    "something listens there but sends nothing": "start the bootstrap again; if a router forwards port {port}, check "
+    "where to",
+    "something else answers there": "another program has port {port} of {host}: take the address from the "
+    "bootstrap's join line",
+    "connection closed at once": "start the bootstrap again, and take the address from its join line",
+    "no route to": "check this machine's network: `ip route get {host}`; if that is well, {host} is off, or its "
+    "firewall rejects port {port}",
+}
+"""Beginning of a reason -> its mend."""
+_ANY = "take the address from the bootstrap's join line"
+
+
+async def answering(addresses: Sequence[str]) -> tuple[list[str], list[Finding]]:
+    """The addresses at which a peer may answer, and a finding for each other one."""
+    if not addresses:
+        mend = "add --initial-peers and the address from the bootstrap's join line"
+        text = "none is given, so nothing outside of this machine was checked"
+        return [], [Finding(NAME, "warn", text, mend)]
+    found = dict(zip(addresses, await reasons(addresses), strict=True))
+    return [address for address, why in found.items() if why is None], unanswered(found)
+
+
+def unanswered(found: Mapping[str, str | None]) -> list[Finding]:
+    """A finding for each address that doesn't answer. One that answers is enough, so the others are warnings then."""
+    verdict = "warn" if None in found.values() else "bad"
+    return [
+        Finding(NAME, "warn" if verdict == "warn" else "bad", f"{address}: {why}", mend(address, why))
+        for address, why in found.items()
+        if why is not None
+    ]
+
+
+def mend(address: str, why: str) -> str:
+    """What to do about an initial peer that can't be reached for this reason."""
+    place = address.partition("/p2p/")[0]
+    for beginning, text in _MENDS.items():
+        if why.startswith(beginning):
+            words = why.removeprefix(beginning).split()
+            return text.format(
+                host=host(address),
+                port=port_of(address),
+                place=place,
+                told=words[0] if words else "",
+                open="" if is_loopback(address) else "--host 0.0.0.0 ",
+            )
+    return _ANY

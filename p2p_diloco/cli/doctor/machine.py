@@ -1,0 +1,116 @@
+"""What this machine has: memory for a model, and room for its checkpoints.
+
+Law: formulas, and a look at memory and disks; nothing stays on a disk. docs/operations.md has the figures of memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import psutil
+
+from p2p_diloco.cli.doctor.report import Finding
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.errors import reason
+from p2p_diloco.observe.figures import bytes_of
+
+NODE_BYTES = 200_000_000
+"""Memory of a node without a model."""
+SMALL = 50_000_000
+"""Models with fewer parameters take `SMALL_MORE` bytes more for each."""
+SMALL_MORE = 2
+PER_PARAMETER = 12
+"""Bytes of host memory for each parameter, at the peak of a round: bf16, SGD, two peers."""
+FEW_BITS = ("int8", "int4", "e3m0", "topk")
+SAVED_PER_PARAMETER = 16
+"""Bytes of a checkpoint for each parameter: global value and outer momentum, and AdamW's two moments, 4 each."""
+ROOM_BYTES = 1_000_000_000
+"""Less room than this for checkpoints of a model of unknown size is a warning."""
+_TRIED_BYTES = 64 * 1024
+_CGROUPS = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+
+
+def per_parameter(run: RunConfig, parameters: int) -> int:
+    """Bytes of host memory for each parameter, beside the model and its optimizer."""
+    amount = PER_PARAMETER + (SMALL_MORE if parameters < SMALL else 0)
+    amount += 0 if run.codec == "bf16" else 2  # the pseudo-gradient in shared memory
+    amount += 4 if run.overlap_steps or run.mode == "async" else 0  # the older θ
+    return amount + (8 if run.codec in FEW_BITS else 0)  # the kept rounding error
+
+
+def memory(run: RunConfig, parameters: int | None, free_bytes: int) -> Finding:
+    """Whether the free memory is enough for a model of that many parameters; None: of unknown size."""
+    free = f"{bytes_of(free_bytes, ' ')} free"
+    if parameters is None:
+        if free_bytes < NODE_BYTES:
+            mend = "end other programs, or take a larger machine"
+            return Finding("memory", "bad", f"{free}, and a node alone takes {bytes_of(NODE_BYTES, ' ')}", mend)
+        return Finding("memory", "ok", f"{free}; --params N tells whether a model of N parameters fits")
+    each = per_parameter(run, parameters)
+    needed = NODE_BYTES + each * parameters
+    text = (
+        f"{bytes_of(needed, ' ')} needed beside the model and its optimizer "
+        f"({each} bytes for each of {parameters:,} parameters, and {bytes_of(NODE_BYTES, ' ')}); {free}"
+    )
+    if needed <= free_bytes:
+        return Finding("memory", "ok", text)
+    return Finding("memory", "bad", text, "end other programs, train a smaller model, or take a larger machine")
+
+
+def free_memory(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Free memory in bytes; in a container what its limit leaves, if that is less."""
+    return min([psutil.virtual_memory().available, *_left_in(cgroups)])
+
+
+def _left_in(cgroups: Path) -> Iterator[int]:
+    for limit, used in _CGROUPS:
+        try:
+            yield max(0, int((cgroups / limit).read_text()) - int((cgroups / used).read_text()))
+        except (OSError, ValueError):  # no such file, or "max": no limit
+            continue
+
+
+def disk(peer: PeerConfig, parameters: int | None) -> Finding:
+    """Whether checkpoints can be written where this peer would keep them."""
+    folder = peer.checkpoint_dir
+    if folder is None:
+        return Finding("disk", "ok", "no checkpoints are kept (--checkpoint-dir is unset)")
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    try:
+        free_bytes = shutil.disk_usage(there).free
+        _try_to_write(there)
+    except OSError as error:
+        return _unwritable(folder, there, error)
+    free = f"{folder}: {bytes_of(free_bytes, ' ')} free"
+    if parameters is None:
+        if free_bytes >= ROOM_BYTES:
+            return Finding("disk", "ok", free)
+        return Finding("disk", "warn", free, _more_room(folder))
+    copies = peer.keep + 1
+    needed = copies * SAVED_PER_PARAMETER * parameters
+    text = f"{free}, about {bytes_of(needed, ' ')} needed ({copies} checkpoints while one is written, with AdamW)"
+    return Finding("disk", "ok", text) if needed <= free_bytes else Finding("disk", "bad", text, _more_room(folder))
+
+
+def _try_to_write(folder: Path) -> None:
+    with TemporaryFile(dir=folder) as file:
+        file.write(bytes(_TRIED_BYTES))
+        file.flush()
+
+
+def _unwritable(folder: Path, there: Path, error: OSError) -> Finding:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Finding("disk", "bad", f"{folder}: the disk is full", _more_room(folder))
+    mend = f"let this user write to {there}, or name another folder with --checkpoint-dir"
+    return Finding("disk", "bad", f"{folder} can't be written: {reason(error)}", mend)
+
+
+def _more_room(folder: Path) -> str:
+    return f"delete files on the disk of {folder} (`df -h {folder}`), or name another one with --checkpoint-dir"

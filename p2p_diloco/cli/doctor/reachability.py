@@ -1,0 +1,209 @@
+"""Whether other peers can dial this one, whether it is behind a NAT, and the command or forward that mends it.
+
+Law: `ask_dial_back` asks an initial peer; all other functions are pure and judge its answers.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from p2p_diloco.addresses import host, is_loopback
+from p2p_diloco.cli.doctor.ports import Ports, on_the_internet, port_of
+from p2p_diloco.cli.doctor.report import Finding
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.net.interface import Unreachable
+from p2p_diloco.settings import flag
+
+if TYPE_CHECKING:
+    from p2p_diloco.net.daemon import Daemon
+
+_FIREWALLS = {
+    "ufw": "sudo ufw allow {port}/tcp",
+    "firewall-cmd": "sudo firewall-cmd --permanent --add-port={port}/tcp && sudo firewall-cmd --reload",
+    "nft": "sudo nft insert rule inet filter input tcp dport {port} accept",
+    "iptables": "sudo iptables -I INPUT -p tcp --dport {port} -j ACCEPT",
+}
+"""Program of a firewall -> the command that opens a port; the first program that is installed decides."""
+_CLIENT = "where that can't be done, join with --client-mode"
+
+
+@dataclass(frozen=True, slots=True)
+class DialBack:
+    """What an initial peer found when it was asked to dial this peer."""
+
+    seen_at: str
+    """The multiaddr from which it sees this peer."""
+    reached: Mapping[str, str | None]
+    """Each address that it was asked to dial -> the reason why it failed; None: it succeeded."""
+
+
+async def ask_dial_back(daemon: Daemon, relay_peer: str, addresses: Sequence[str]) -> DialBack:
+    """Ask a peer to dial this one back at these multiaddrs.
+
+    Raises:
+        Unreachable: the peer doesn't dial back.
+    """
+    raise Unreachable(f"{relay_peer}: it is of an older version, which dials no peer back")
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where this peer is, as far as it is known."""
+
+    peer: PeerConfig
+    ports: Ports
+    own: frozenset[str]
+    """The IP addresses of this machine."""
+    dialled: tuple[str, ...]
+    """The initial peers that answered."""
+    answers: Mapping[str, DialBack]
+    """Initial peer -> its answer. Peers that can't dial back are left out."""
+
+    @property
+    def seen_at(self) -> list[str]:
+        """The multiaddrs from which other peers see this one, those beyond this machine."""
+        return [answer.seen_at for answer in self.answers.values() if not is_loopback(answer.seen_at)]
+
+    @property
+    def outside(self) -> str | None:
+        """The IP address that others see instead of this machine's own; None if they see its own, or it is unknown."""
+        return next((host(address) for address in self.seen_at if host(address) not in self.own), None)
+
+    @property
+    def behind_nat(self) -> bool:
+        """Whether a NAT lies between this machine and the initial peers, as seen by them or judged by the addresses."""
+        if self.seen_at:
+            return self.outside is not None
+        far = any(on_the_internet(host(address)) for address in self.dialled)
+        return far and not any(map(on_the_internet, self.own))
+
+    @property
+    def reached_at(self) -> list[str]:
+        """The addresses at which some peer has dialled this one."""
+        found = (at for answer in self.answers.values() for at, why in answer.reached.items() if why is None)
+        return list(dict.fromkeys(found))
+
+
+def nat(here: Position) -> Finding | None:
+    """Whether this machine is behind a NAT, and of which kind; None if nothing is known."""
+    own = ", ".join(sorted(place for place in here.own if not _stays_here(place))) or "none"
+    if here.behind_nat and not here.seen_at:
+        text = f"this machine has only local addresses ({own}), and the initial peers are on the internet: it is "
+        return Finding("NAT", "warn", f"{text}behind a NAT", _forward(here))
+    if not here.seen_at:
+        return None
+    if here.outside is None:
+        return Finding("NAT", "ok", f"none: others see this machine at its own address {host(here.seen_at[0])}")
+    text = f"behind a NAT: this machine's addresses are {own}, others see it at {here.outside}"
+    seen_ports = {port_of(address) for address in here.seen_at if host(address) == here.outside}
+    if len(seen_ports) > 1 and here.ports.listen and not here.ports.on_loopback:
+        text += (
+            f", at another port for each peer (address-dependent mapping: {', '.join(map(str, sorted(seen_ports)))})"
+        )
+        return Finding("NAT", "ok" if here.reached_at else "warn", text, "" if here.reached_at else _forward(here))
+    return Finding("NAT", "ok", text)
+
+
+def reachable(here: Position, installed: Callable[[str], object] = shutil.which) -> Finding | None:
+    """Whether other peers can dial this one; None if no initial peer answered."""
+    if here.peer.client_mode:
+        return Finding("reachable", "ok", "client mode: no peer dials this one, and it aggregates nothing")
+    if not here.dialled or not here.ports.listen:
+        return None
+    if here.ports.on_loopback:
+        return _on_loopback(here)
+    if not here.answers:
+        return _unknown(here, installed)
+    if here.reached_at:
+        return _reached(here)
+    told = _failures(here)
+    text = f"other peers can't dial this one: {told}" if told else "other peers can't dial this one: it has no address"
+    return Finding("reachable", "bad", text, _mend(here, installed))
+
+
+def _on_loopback(here: Position) -> Finding:
+    if all(map(is_loopback, here.dialled)):
+        return Finding("reachable", "ok", "on loopback alone, like the initial peers: for peers on this machine")
+    text = "this peer listens on loopback alone, and the initial peers are on other machines"
+    return Finding("reachable", "bad", text, f"{flag('host_maddrs')} /ip4/0.0.0.0/tcp/{here.ports.port}")
+
+
+def _unknown(here: Position, installed: Callable[[str], object]) -> Finding:
+    text = (
+        "can't tell whether others can dial this peer: the initial peers are of an older version, and dial no peer back"
+    )
+    if here.behind_nat:
+        return Finding("reachable", "warn", text, _forward(here))
+    if all(host(address) in here.own for address in here.dialled):
+        return Finding("reachable", "ok", "the initial peers are on this machine, and can dial this peer")
+    port = here.ports.port
+    mend = (
+        f"update the bootstrap, or try `nc -vz ADDRESS {port}` on another machine while this peer runs; if that fails"
+    )
+    return Finding("reachable", "warn", text, f"{mend}, {_open(port, installed)}")
+
+
+def _reached(here: Position) -> Finding:
+    announced = here.peer.announce_maddrs
+    missed = [at for at in announced if not any(each.startswith(f"{at}/") or each == at for each in here.reached_at)]
+    if not missed:
+        return Finding("reachable", "ok", f"other peers can dial this one at {' '.join(map(_place, here.reached_at))}")
+    text = f"others can dial this peer, but not at the announced {' '.join(missed)}: {_failures(here, missed)}"
+    return Finding("reachable", "warn", text, f"announce only addresses that work: {flag('announce_maddrs')} "
+                   f"{' '.join(map(_place, here.reached_at))}")  # fmt: skip
+
+
+def _mend(here: Position, installed: Callable[[str], object]) -> str:
+    seen, announced = [host(address) for address in here.seen_at], here.peer.announce_maddrs
+    wrong = [address for address in announced if host(address) not in seen]
+    if seen and announced and len(wrong) == len(announced):
+        right = [f"/ip{6 if ':' in seen[0] else 4}/{seen[0]}/tcp/{port_of(at) or here.ports.port}" for at in wrong[:1]]
+        correct = f"others see this machine at {seen[0]}, not at {host(wrong[0])}: {flag('announce_maddrs')} {right[0]}"
+        return f"{correct}; then run doctor again"
+    return _forward(here) if here.behind_nat else _open(here.ports.port, installed)
+
+
+def _open(port: int, installed: Callable[[str], object]) -> str:
+    """The command that opens a port in this machine's firewall."""
+    command = next((text for name, text in _FIREWALLS.items() if installed(name)), None)
+    firewall = f": `{command.format(port=port)}`" if command else ""
+    fixed = f"join with {flag('host_maddrs')} /ip4/0.0.0.0/tcp/{port}"
+    return f"open TCP port {port} in this machine's firewall{firewall}, and in its provider's; {fixed}; {_CLIENT}"
+
+
+def _forward(here: Position) -> str:
+    """The forward that lets others dial through a NAT, and the flags that go with it."""
+    port = here.ports.port
+    own = min((place for place in here.own if not _stays_here(place)), key=_order, default="this machine")
+    outside = here.outside or "ROUTER"
+    what = "" if here.outside else ", with the router's public address for ROUTER"
+    return (
+        f"forward TCP port {port} of the router to {own}:{port}, and join with {flag('host_maddrs')} "
+        f"/ip4/0.0.0.0/tcp/{port} {flag('announce_maddrs')} /ip4/{outside}/tcp/{port}{what}; {_CLIENT}"
+    )
+
+
+def _failures(here: Position, places: Collection[str] = ()) -> str:
+    """Each address that failed, with the reason that the first peer gave; only `places` if there are any."""
+    told: dict[str, str] = {}
+    for answer in here.answers.values():
+        for address, why in answer.reached.items():
+            if why is not None and (not places or _place(address) in places):
+                told.setdefault(_place(address), why)
+    return ", ".join(f"{address} ({why})" for address, why in told.items())
+
+
+def _place(address: str) -> str:
+    return address.partition("/p2p/")[0]
+
+
+def _stays_here(place: str) -> bool:
+    """Whether an IP address says nothing to other machines: loopback, or IPv6's link-local."""
+    return place.startswith(("127.", "fe80:")) or place == "::1"
+
+
+def _order(place: str) -> tuple[bool, str]:
+    return ":" in place, place  # IPv4 first

@@ -1,0 +1,98 @@
+"""What was found: findings, links to peers, and the report that holds both.
+
+Law: values only; nothing is checked or drawn here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+SCHEMA_VERSION = 1
+
+Verdict = Literal["ok", "warn", "bad"]
+"""ok: as it should be; warn: a run works, but perhaps not as wished; bad: must be mended."""
+
+ORDER = (
+    "versions",
+    "p2pd",
+    "memory",
+    "disk",
+    "port",
+    "initial peer",
+    "clock",
+    "large messages",
+    "NAT",
+    "reachable",
+    "peers",
+    "direct connections",
+    "doctor",
+)
+"""The names of all findings, in the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check: what was found, and what to do about it if something is wrong."""
+
+    name: str
+    verdict: Verdict
+    text: str
+    mend: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.name in ORDER
+        assert bool(self.mend) == (self.verdict != "ok"), "what is wrong has a mend, and what is well needs none"
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The link to one peer, as measured. None: not measured."""
+
+    peer_id: str
+    name: str
+    """The peer's name in its run; "initial peer" if it has none."""
+    address: str
+    """The address at which it was reached, without the identity."""
+    rtt_s: float | None = None
+    rate: float | None = None
+    """Bytes a second to the peer, in one transfer over libp2p."""
+    way: str | None = None
+    """The path that payloads take to it: "direct", "libp2p" or "relayed"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that was found, in the order of `ORDER`."""
+
+    findings: tuple[Finding, ...]
+    links: tuple[Link, ...]
+    took_s: float
+
+    @classmethod
+    def of(cls, findings: Iterable[Finding], links: Iterable[Link], took_s: float) -> Report:
+        """Put findings and links in order."""
+        ordered = sorted(findings, key=lambda finding: ORDER.index(finding.name))
+        return cls(tuple(ordered), tuple(sorted(links, key=lambda link: (link.name, link.peer_id))), took_s)
+
+    def count(self, verdict: Verdict) -> int:
+        """The number of findings with this verdict."""
+        return sum(finding.verdict == verdict for finding in self.findings)
+
+    @property
+    def exit_code(self) -> int:
+        """1 if something must be mended, else 0."""
+        return int(self.count("bad") > 0)
+
+    def to_json(self) -> str:
+        """The report as one JSON object, described in docs/cli.md."""
+        content = {
+            "schema_version": SCHEMA_VERSION,
+            "well": self.exit_code == 0,
+            "took_s": round(self.took_s, 3),
+            "findings": [asdict(finding) for finding in self.findings],
+            "links": [asdict(link) for link in self.links],
+        }
+        return json.dumps(content, ensure_ascii=False, indent=2)

@@ -1,0 +1,146 @@
+"""The peers of the run: whether each can be reached from here, and which way payloads take to it.
+
+Law: reads the run's records and opens connections, but takes no part in the run and sends no payload.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from p2p_diloco.addresses import host
+from p2p_diloco.cli.doctor.report import Finding, Link
+from p2p_diloco.cli.doctor.swarm import Visit, visit
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.net.interface import Limits, Traffic
+from p2p_diloco.settings import flag
+
+if TYPE_CHECKING:
+    from p2p_diloco.net.daemon import Daemon
+    from p2p_diloco.net.direct import DirectChannel, Opened
+    from p2p_diloco.net.pipe import Pipe
+    from p2p_diloco.node.status import PeerStatus
+
+PEERS_MAX = 8
+"""The most peers of the run that are visited."""
+PATIENT_S = 60.0
+"""`connect_timeout_s` of the connections here; an attempt at a direct one is waited for, for a tenth of it."""
+
+
+async def found(run_id: str, initial_peers: Sequence[str]) -> list[PeerStatus]:
+    """The peers of the run by their records, newest first. None of them is asked.
+
+    Raises:
+        P2PDilocoError: no initial peer lets this one read the records.
+    """
+    from p2p_diloco.node.records import read_peers
+    from p2p_diloco.observe.look import observer
+
+    async with observer(run_id, initial_peers) as transport:
+        peers = (await read_peers(transport, run_id)).values()
+    return sorted((each for each in peers if each.addresses), key=lambda each: -each.time)
+
+
+@asynccontextmanager
+async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str]) -> AsyncIterator[DirectChannel | None]:
+    """Direct connections as a peer with these settings would make them; None if they are switched off."""
+    if not peer.direct:
+        yield None
+        return
+    from p2p_diloco.net.direct import DirectChannel
+    from p2p_diloco.net.framing import VERSION
+    from p2p_diloco.net.hivemind import DIRECT
+    from p2p_diloco.net.streams import Streams
+
+    async def opened(other: str) -> Opened:
+        protocol = f"/p2p-diloco/{VERSION}/{peer.run_id}{DIRECT}"
+        return await daemon.open_stream(other, protocol, timeout_s=Limits().connect_timeout_s)
+
+    async def turn_away(other: str, pipe: Pipe) -> None:
+        pipe.abort()
+
+    streams = Streams(_NoInbox(), Limits(connect_timeout_s=PATIENT_S), Traffic())
+    channel = DirectChannel(
+        streams, open_stream=opened, addresses=daemon.known_at, serve=turn_away, hosts=hosts, port=peer.direct_port
+    )
+    try:
+        yield channel
+    finally:
+        await channel.close()
+
+
+class _NoInbox:
+    """The inbox of connections that carry no message."""
+
+    def admit(self, sender: str, header: bytes) -> int:
+        raise AssertionError("no message is read")
+
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+        raise AssertionError("no message is read")
+
+    def moving(self, peer: str) -> None:
+        """No payload is sent."""
+
+    def closed(self, peer: str) -> None:
+        """The end of a connection means nothing here."""
+
+
+async def link_to(
+    daemon: Daemon, channel: DirectChannel | None, status: PeerStatus, one_at_a_time: asyncio.Lock
+) -> tuple[Visit, Link]:
+    """Visit a peer of the run at its addresses, and find out which way payloads would take."""
+    daemon.introduce(status.peer_id, status.addresses)
+    attempts = [asyncio.create_task(visit(daemon, at, one_at_a_time)) for at in status.addresses]
+    try:
+        seen = await _first_reached(attempts)
+    finally:
+        for attempt in attempts:
+            attempt.cancel()
+    way = await _way(channel, status.peer_id, seen.address) if seen.unreached is None else None
+    place = seen.address.partition("/p2p/")[0]
+    return seen, Link(status.peer_id, status.name, place, seen.rtt_s, seen.rate, way)
+
+
+async def _first_reached(attempts: Sequence[asyncio.Task[Visit]]) -> Visit:
+    for attempt in asyncio.as_completed(attempts):
+        if (seen := await attempt).unreached is None:
+            return seen
+    return seen
+
+
+async def _way(channel: DirectChannel | None, peer_id: str, address: str) -> str:
+    if channel is not None and await channel.take(peer_id) is not None:
+        return "direct"
+    return "relayed" if "/p2p-circuit" in address else "libp2p"
+
+
+def peers(links: Sequence[Link], unreached: Sequence[tuple[str, Visit]], left_out: int) -> Finding | None:
+    """Whether the run's peers can be reached from here; None without peers. `unreached`: names and visits."""
+    if not links and not unreached:
+        return None
+    more = f"; {left_out} more were not tried" if left_out else ""
+    count = len(links) + len(unreached)
+    if not unreached:
+        return Finding("peers", "ok", f"{count} of {count} peers of the run answer{more}")
+    told = ", ".join(f"{name} at {seen.address.partition('/p2p/')[0]} ({seen.unreached})" for name, seen in unreached)
+    text = f"{len(unreached)} of {count} peers of the run can't be reached from here: {told}{more}"
+    mend = "run doctor on these machines, or open their ports; peers that are behind a NAT join with --client-mode"
+    return Finding("peers", "warn", text, mend)
+
+
+def direct_connections(peer: PeerConfig, links: Sequence[Link]) -> Finding | None:
+    """Whether payloads to the run's peers can go over direct connections; None if that is not known."""
+    reached = [link for link in links if link.way is not None]
+    if not reached:
+        return None
+    if not peer.direct:
+        return Finding("direct connections", "ok", f"switched off ({flag('direct')} is off): payloads go over libp2p")
+    direct = [link for link in reached if link.way == "direct"]
+    text = f"payloads go directly to {len(direct)} of {len(reached)} peers"
+    if direct or not any(host(link.address) for link in reached):
+        return Finding("direct connections", "ok", text)
+    key = flag("direct_port")
+    mend = f"not needed, but faster: {key} 31339 on each peer, and that TCP port open in its firewall"
+    return Finding("direct connections", "warn", f"{text}; to the others over libp2p", mend)

@@ -1,0 +1,135 @@
+"""Other peers as libp2p sees them: their clocks, the time of an answer, and whether large messages pass.
+
+Law: `visit` asks one peer, in bounded time; the other functions judge what visits found, and are pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from p2p_diloco.cli.doctor.initial import unanswered
+from p2p_diloco.cli.doctor.report import Finding
+from p2p_diloco.net.interface import CLOCK_DIFFERENCE_S_MAX, Unreachable
+
+if TYPE_CHECKING:
+    from p2p_diloco.net.daemon import Daemon
+
+SMALL_S, MIDDLE_S, LARGE_S = 2.0, 3.0, 4.0
+"""Deadlines for an answer to a question of some bytes, of 16 KiB and of `LARGE_BYTES`."""
+TRIES = 3
+"""How often a small question is asked; the shortest time counts."""
+MIDDLE_BYTES, LARGE_BYTES, HUGE_BYTES = 16 << 10, 256 << 10, 2 << 20
+QUICK_S = 0.5
+"""A large question that took less is asked again with `HUGE_BYTES`, which measures a fast link better."""
+CLOCK_WARN_S = 1.0
+"""A difference that is a warning; a larger one than `CLOCK_DIFFERENCE_S_MAX` is refused when joining."""
+_NOT_HIVEMIND = "something else answers there, not Hivemind's DHT"
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """What one peer answered. `unreached`: why it can't be reached; then the other values are unknown."""
+
+    address: str
+    unreached: str | None = None
+    rtt_s: float | None = None
+    clock_ahead_s: float | None = None
+    trouble: Literal["stalls", "slow"] | None = None
+    """stalls: not even 16 KiB pass; slow: these pass, but `LARGE_BYTES` take longer than `LARGE_S`."""
+    rate: float | None = None
+
+
+async def visit(daemon: Daemon, address: str, one_at_a_time: asyncio.Lock) -> Visit:
+    """Ask the peer at a full multiaddr. Large questions wait for the lock, so that they don't share the link."""
+    from p2p_diloco.net.probing import ask
+
+    if (why := await daemon.greet(address)) is not None:
+        return Visit(address, why)
+    peer = address.rpartition("/p2p/")[2]
+    try:
+        quickest = min([await ask(daemon, peer, timeout_s=SMALL_S) for _ in range(TRIES)], key=lambda each: each.took_s)
+    except Unreachable:
+        return Visit(address, _NOT_HIVEMIND)
+    rtt_s, clock_s = quickest.took_s, quickest.clock_ahead_s
+    async with one_at_a_time:
+        try:
+            await ask(daemon, peer, timeout_s=MIDDLE_S, padding_bytes=MIDDLE_BYTES)
+        except Unreachable:
+            return Visit(address, None, rtt_s, clock_s, "stalls")
+        try:
+            rate = await _rate(daemon, peer, rtt_s)
+        except Unreachable:
+            return Visit(address, None, rtt_s, clock_s, "slow")
+    return Visit(address, None, rtt_s, clock_s, None, rate)
+
+
+async def _rate(daemon: Daemon, peer: str, rtt_s: float) -> float:
+    """Bytes a second to a peer. Raises Unreachable if `LARGE_BYTES` don't pass in time."""
+    from p2p_diloco.net.probing import ask
+
+    took_s = (await ask(daemon, peer, timeout_s=LARGE_S, padding_bytes=LARGE_BYTES)).took_s
+    rate = LARGE_BYTES / max(1e-3, took_s - rtt_s)
+    if took_s > QUICK_S:
+        return rate
+    try:
+        took_s = (await ask(daemon, peer, timeout_s=LARGE_S, padding_bytes=HUGE_BYTES)).took_s
+    except Unreachable:
+        return rate
+    return HUGE_BYTES / max(1e-3, took_s - rtt_s)
+
+
+# -- judging
+
+
+def answered(visits: Sequence[Visit]) -> list[Finding]:
+    """One finding with all initial peers that answered, and one for each other one."""
+    reached = [each for each in visits if each.unreached is None]
+    findings = unanswered({each.address: each.unreached for each in visits})
+    if reached:
+        findings.insert(0, Finding("initial peer", "ok", f"{_listed(reached)} answered"))
+    return findings
+
+
+def clock(visits: Sequence[Visit]) -> Finding | None:
+    """This machine's clock beside the nearest of the visited peers' clocks; None if no peer told its time."""
+    known = [each.clock_ahead_s for each in visits if each.clock_ahead_s is not None]
+    if not known:
+        return None
+    least = min(known, key=abs)
+    side = "behind" if least > 0 else "ahead of"
+    text = f"this machine's clock is {abs(least):.1f} s {side} the initial peers'"
+    mend = (
+        "set this machine's clock: `sudo timedatectl set-ntp true`; if it is right (`date -u`), set the initial peers'"
+    )
+    if abs(least) > CLOCK_DIFFERENCE_S_MAX:
+        return Finding("clock", "bad", f"{text}; at most {CLOCK_DIFFERENCE_S_MAX:g} s are allowed", mend)
+    return Finding("clock", "warn", text, mend) if abs(least) > CLOCK_WARN_S else Finding("clock", "ok", text)
+
+
+def large_messages(visits: Sequence[Visit], device: str) -> Finding | None:
+    """Whether large messages pass to the visited peers; None if none was tried. `device`: the network interface."""
+    stalled = [each for each in visits if each.trouble == "stalls"]
+    slow = [each for each in visits if each.trouble == "slow"]
+    passed = [each for each in visits if each.rate is not None]
+    if stalled:
+        text = (
+            f"small messages pass to {_listed(stalled)}, but {MIDDLE_BYTES >> 10} KiB stall for {MIDDLE_S:g} s: large "
+            "packets are lost on the way (path MTU)"
+        )
+        mend = (
+            f"try `sudo ip link set dev {device} mtu 1280`; if that helps, keep it, or let ICMP "
+            "'fragmentation needed' through the firewalls on the way"
+        )
+        return Finding("large messages", "bad" if not passed else "warn", text, mend)
+    if slow:
+        text = f"{LARGE_BYTES >> 10} KiB to {_listed(slow)} take more than {LARGE_S:g} s"
+        mend = "use a faster link, end other transfers on it, or set a lower shard_elements in the run"
+        return Finding("large messages", "warn", text, mend)
+    return Finding("large messages", "ok", f"{LARGE_BYTES >> 10} KiB pass to {_listed(passed)}") if passed else None
+
+
+def _listed(visits: Sequence[Visit]) -> str:
+    return ", ".join(each.address.partition("/p2p/")[0] for each in visits)

@@ -1,0 +1,83 @@
+"""Questions to peers of the DHT by a process that takes no part in it: does a peer answer, how soon, and what time is
+it there?
+
+Law: asks and measures; joins no DHT and stores nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2p_diloco.net.daemon import Daemon
+from p2p_diloco.net.hivemind_library import P2P, DHTProtocol, PeerID, dht_pb2
+from p2p_diloco.net.identity import IdentityFile
+from p2p_diloco.net.interface import Unreachable
+from p2p_diloco.net.reasons import likely_reason
+
+PADDING_BYTES_MAX = 3 << 20
+"""The longest padding of a question; the daemon takes messages of at most 4 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A peer's answer to `ask`."""
+
+    took_s: float
+    """Seconds from the question to the answer."""
+    clock_ahead_s: float
+    """Seconds by which the peer's clock is ahead of this machine's."""
+
+
+@contextlib.asynccontextmanager
+async def visiting(
+    host_maddrs: Sequence[str], announce_maddrs: Sequence[str] = (), *, start_s: float
+) -> AsyncIterator[Daemon]:
+    """A daemon with a new identity, which belongs to no DHT; it ends with the block. Without `host_maddrs` it listens
+    nowhere.
+
+    Raises:
+        as `Daemon.start`.
+    """
+    identity = IdentityFile.claim(None, P2P.generate_identity)
+    try:
+        daemon = await Daemon.start(
+            identity_path=str(identity.path),
+            host_maddrs=host_maddrs,
+            announce_maddrs=announce_maddrs,
+            client_mode=not host_maddrs,
+            timeout_s=start_s,
+            on_death=None,
+        )
+    finally:
+        identity.release()
+    try:
+        yield daemon
+    finally:
+        await daemon.close()
+
+
+async def ask(daemon: Daemon, peer: str, *, timeout_s: float, padding_bytes: int = 0) -> Answer:
+    """Ask a peer of the DHT for its time. `padding_bytes` of zeros travel with the question, and the peer drops them.
+
+    Raises:
+        Unreachable: no answer came in time, or the peer is not one of the DHT.
+    """
+    assert padding_bytes <= PADDING_BYTES_MAX
+    request = dht_pb2.PingRequest()  # names no node, so the peer doesn't count the asker as a peer of the DHT
+    request.auth.nonce = bytes(padding_bytes)  # a field that peers without an authorizer don't read
+    asked_at, began = time.time(), time.perf_counter()
+    try:
+        answer = await _stub(daemon, peer).rpc_ping(request, timeout=timeout_s)
+    except Exception as error:  # Hivemind raises exceptions of many kinds for a stranger's answer
+        raise Unreachable(f"{peer}: {likely_reason(error)}") from None
+    took_s = time.perf_counter() - began
+    return Answer(took_s, float(answer.dht_time) - (asked_at + took_s / 2))
+
+
+def _stub(daemon: Daemon, peer: str) -> Any:
+    """What sends a request to a peer. Hivemind's own method needs a member of the DHT; its parent's doesn't."""
+    return super(DHTProtocol, DHTProtocol).get_stub(daemon.p2p, PeerID.from_base58(peer))
