@@ -8,5 +8,5 @@ imports Hivemind.
     exchange, sending, receiving, streams      messages over streams
     link, payload_stream, frame_stream, framing, pipe      one stream each, from messages down to bytes
     direct, dialing, listener, offer, tls, tcp, pacing     direct connections for payloads
-    dht, daemon, records, identity, signing, hivemind_library     libp2p and the DHT
+    dht, daemon, probing, records, identity, signing, hivemind_library     libp2p and the DHT
 """

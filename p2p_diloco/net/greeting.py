@@ -6,12 +6,16 @@ Law: one connection, a few seconds at most; neither Hivemind nor the daemon is n
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 
 from p2p_diloco.errors import reason
 
 GREETING = b"\x13/multistream/1.0.0\n"
 """The first bytes that a libp2p listener sends over TCP."""
+
+_UNREACHED = {errno.EHOSTUNREACH: "no route to that machine", errno.ENETUNREACH: "no route to that network"}
+"""The words for system errors of a dial, for which asyncio gives none; the same as in `net.reasons`."""
 
 
 async def no_answer(host: str, port: int, within_s: float) -> str | None:
@@ -25,7 +29,7 @@ async def no_answer(host: str, port: int, within_s: float) -> str | None:
     except socket.gaierror:
         return "no machine of that name"
     except OSError as error:
-        return reason(error)
+        return _UNREACHED.get(error.errno or 0) or reason(error)
 
 
 async def _greeted(host: str, port: int, within_s: float) -> str | None:

@@ -12,14 +12,15 @@ import logging
 import socket
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import psutil
 
-from p2p_diloco.addresses import host
+from p2p_diloco.addresses import host, is_loopback
 from p2p_diloco.cli.doctor import initial, machine, ports, programs, reachability, run_peers, swarm
 from p2p_diloco.cli.doctor.report import Finding, Link, Report
+from p2p_diloco.cli.reach import reasons
 from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.net.interface import Unreachable
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 LIMIT_S = 16.0
 """When the checks are cut off; ending the daemons may take 3 s more."""
 DAEMON_START_S = 6.0
-DIAL_BACK_S = 6.0
+DIAL_BACK_S = 3.0
+"""Deadline for an initial peer that dials this one back. It may be asked twice."""
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +130,7 @@ async def _over_libp2p(
         reached = [visit for visit in visits if visit.unreached is None]
         notes.add(*swarm.answered(visits), swarm.clock(visits))
         if reached:
-            notes.add(swarm.large_messages(reached, device_towards(host(reached[0].address))))
+            notes.add(swarm.transfer(reached, device_towards(host(reached[0].address))))
         notes.links += map(_link_of, reached)
         await asyncio.gather(
             _reachability(peer, here, daemon, [visit.address for visit in reached], notes),
@@ -157,19 +159,35 @@ async def _run_peers(peer: PeerConfig, addresses: Sequence[str], lock: asyncio.L
 async def _reachability(
     peer: PeerConfig, here: ports.Ports, daemon: Daemon, dialled: Sequence[str], notes: Notes
 ) -> None:
-    async def asked(address: str) -> reachability.DialBack | None:
-        relay = address.rpartition("/p2p/")[2]
+    """Ask the initial peers to dial this one back; if none does, dial the announced addresses from here."""
+    asked = [address for address in daemon.addresses if not is_loopback(address)]
+    answers = await _dial_backs(daemon, dialled, asked)
+    own = frozenset(ports.own_hosts())
+    position = reachability.Position(peer, here, own, tuple(dialled), answers)
+    if position.unannounced is not None:
+        more = await _dial_backs(daemon, dialled, [*asked, f"{position.unannounced}/p2p/{daemon.peer_id}"])
+        position = replace(position, answers={**answers, **more})
+    if dialled and not answers and here.listen and peer.announce_maddrs:
+        whys = await reasons([f"{address}/p2p/{daemon.peer_id}" for address in peer.announce_maddrs])
+        position = replace(position, tried=dict(zip(peer.announce_maddrs, whys, strict=True)))
+    notes.add(reachability.nat(position), reachability.reachable(position))
+
+
+async def _dial_backs(
+    daemon: Daemon, dialled: Sequence[str], addresses: Sequence[str]
+) -> dict[str, reachability.DialBack]:
+    """The answers of the initial peers that dial back, by their addresses."""
+
+    async def answer(initial_peer: str) -> reachability.DialBack | None:
+        relay = initial_peer.rpartition("/p2p/")[2]
         try:
-            asking = reachability.ask_dial_back(daemon, relay, daemon.addresses)
-            return await asyncio.wait_for(asking, DIAL_BACK_S)
+            return await asyncio.wait_for(reachability.ask_dial_back(daemon, relay, addresses), DIAL_BACK_S)
         except (Unreachable, asyncio.TimeoutError) as error:
-            log.debug("no dial back from %s: %s", address, error)
+            log.debug("no dial back from %s: %s", initial_peer, error)
             return None
 
-    answers = dict(zip(dialled, await asyncio.gather(*map(asked, dialled)), strict=True))
-    known = {address: answer for address, answer in answers.items() if answer is not None}
-    position = reachability.Position(peer, here, frozenset(ports.own_hosts()), tuple(dialled), known)
-    notes.add(reachability.nat(position), reachability.reachable(position))
+    found = zip(dialled, await asyncio.gather(*map(answer, dialled)), strict=True)
+    return {initial_peer: told for initial_peer, told in found if told is not None}
 
 
 async def _links(
@@ -190,7 +208,7 @@ async def _links(
     known = {link.peer_id for link in links}
     notes.links[:] = [link for link in notes.links if link.peer_id not in known] + links
     notes.add(run_peers.peers(links, unreached, len(statuses) - len(visited)))
-    notes.add(run_peers.direct_connections(peer, links))
+    notes.add(run_peers.direct(peer, links))
 
 
 def device_towards(place: str) -> str:

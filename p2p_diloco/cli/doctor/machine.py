@@ -92,11 +92,11 @@ def disk(peer: PeerConfig, parameters: int | None) -> Finding:
     if parameters is None:
         if free_bytes >= ROOM_BYTES:
             return Finding("disk", "ok", free)
-        return Finding("disk", "warn", free, _more_room(folder))
+        return Finding("disk", "warn", free, _more_room(there))
     copies = peer.keep + 1
     needed = copies * SAVED_PER_PARAMETER * parameters
     text = f"{free}, about {bytes_of(needed, ' ')} needed ({copies} checkpoints while one is written, with AdamW)"
-    return Finding("disk", "ok", text) if needed <= free_bytes else Finding("disk", "bad", text, _more_room(folder))
+    return Finding("disk", "ok", text) if needed <= free_bytes else Finding("disk", "bad", text, _more_room(there))
 
 
 def _try_to_write(folder: Path) -> None:
@@ -107,10 +107,10 @@ def _try_to_write(folder: Path) -> None:
 
 def _unwritable(folder: Path, there: Path, error: OSError) -> Finding:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Finding("disk", "bad", f"{folder}: the disk is full", _more_room(folder))
+        return Finding("disk", "bad", f"{folder}: the disk is full", _more_room(there))
     mend = f"let this user write to {there}, or name another folder with --checkpoint-dir"
     return Finding("disk", "bad", f"{folder} can't be written: {reason(error)}", mend)
 
 
-def _more_room(folder: Path) -> str:
-    return f"delete files on the disk of {folder} (`df -h {folder}`), or name another one with --checkpoint-dir"
+def _more_room(there: Path) -> str:
+    return f"delete files on that disk (`df -h {there}`), or name a folder on another one with --checkpoint-dir"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from p2p_diloco.addresses import host, is_loopback
@@ -61,6 +61,8 @@ class Position:
     """The initial peers that answered."""
     answers: Mapping[str, DialBack]
     """Initial peer -> its answer. Peers that can't dial back are left out."""
+    tried: Mapping[str, str | None] = field(default_factory=dict)
+    """Announced address -> why this machine itself can't dial it; None: it can."""
 
     @property
     def seen_at(self) -> list[str]:
@@ -81,6 +83,18 @@ class Position:
         return far and not any(map(on_the_internet, self.own))
 
     @property
+    def announces_public(self) -> bool:
+        """Whether this peer announces an address of the whole internet, as one behind a NAT must."""
+        return any(on_the_internet(host(address)) for address in self.peer.announce_maddrs)
+
+    @property
+    def unannounced(self) -> str | None:
+        """Where a forwarded port would lead to this peer, if it announces no address; None if that is not known."""
+        if self.outside is None or self.peer.announce_maddrs or not any(map(port_of, self.ports.listen)):
+            return None
+        return f"/{_version(self.outside)}/{self.outside}/tcp/{self.ports.port}"
+
+    @property
     def reached_at(self) -> list[str]:
         """The addresses at which some peer has dialled this one."""
         found = (at for answer in self.answers.values() for at, why in answer.reached.items() if why is None)
@@ -91,8 +105,11 @@ def nat(here: Position) -> Finding | None:
     """Whether this machine is behind a NAT, and of which kind; None if nothing is known."""
     own = ", ".join(sorted(place for place in here.own if not _stays_here(place))) or "none"
     if here.behind_nat and not here.seen_at:
-        text = f"this machine has only local addresses ({own}), and the initial peers are on the internet: it is "
-        return Finding("NAT", "warn", f"{text}behind a NAT", _forward(here))
+        text = f"behind a NAT: this machine has only local addresses ({own}), and the initial peers are on the internet"
+        if here.announces_public:
+            return Finding("NAT", "ok", text)
+        text += "; others can't dial this peer unless a port is forwarded"
+        return Finding("NAT", "warn", text, _forward(here))
     if not here.seen_at:
         return None
     if here.outside is None:
@@ -131,36 +148,47 @@ def _on_loopback(here: Position) -> Finding:
     return Finding("reachable", "bad", text, f"{flag('host_maddrs')} /ip4/0.0.0.0/tcp/{here.ports.port}")
 
 
-def _unknown(here: Position, installed: Callable[[str], object]) -> Finding:
-    text = (
-        "can't tell whether others can dial this peer: the initial peers are of an older version, and dial no peer back"
-    )
-    if here.behind_nat:
-        return Finding("reachable", "warn", text, _forward(here))
+def _unknown(here: Position, installed: Callable[[str], object]) -> Finding | None:
+    """What to say if no initial peer dials back; None if `nat` has said it."""
+    failed = {address: why for address, why in here.tried.items() if why is not None}
+    if failed:
+        address, why = next(iter(failed.items()))
+        text = f"this machine can't dial its own announced address {address}: {why}"
+        mend = (
+            f"announce an address at which others see this machine; if {host(address)} is the router's, some routers "
+            f"refuse this from inside: try `nc -vz {host(address)} {port_of(address)}` elsewhere while this peer runs"
+        )
+        return Finding("reachable", "warn", text, mend)
+    if here.behind_nat and not here.announces_public:
+        return None
     if all(host(address) in here.own for address in here.dialled):
         return Finding("reachable", "ok", "the initial peers are on this machine, and can dial this peer")
-    port = here.ports.port
-    mend = (
-        f"update the bootstrap, or try `nc -vz ADDRESS {port}` on another machine while this peer runs; if that fails"
-    )
-    return Finding("reachable", "warn", text, f"{mend}, {_open(port, installed)}")
+    place, port = "ADDRESS", here.ports.port
+    if here.peer.announce_maddrs:
+        place, port = host(here.peer.announce_maddrs[0]), port_of(here.peer.announce_maddrs[0])
+    text = "can't tell whether others can dial this peer: the initial peers are older, and dial no peer back"
+    mend = f"update the bootstrap, or try `nc -vz {place} {port}` elsewhere while this peer runs; if that fails"
+    return Finding("reachable", "warn", text, f"{mend}, {_open(here.ports.port, installed)}")
 
 
 def _reached(here: Position) -> Finding:
     announced = here.peer.announce_maddrs
-    missed = [at for at in announced if not any(each.startswith(f"{at}/") or each == at for each in here.reached_at)]
+    if here.unannounced in (places := [_place(address) for address in here.reached_at]) and len(places) == 1:
+        text = f"others can dial this peer at {places[0]}, but it doesn't announce that address"
+        return Finding("reachable", "bad", text, f"{flag('announce_maddrs')} {places[0]}")
+    missed = [address for address in announced if address not in places]
     if not missed:
-        return Finding("reachable", "ok", f"other peers can dial this one at {' '.join(map(_place, here.reached_at))}")
+        return Finding("reachable", "ok", f"other peers can dial this one at {' '.join(places)}")
     text = f"others can dial this peer, but not at the announced {' '.join(missed)}: {_failures(here, missed)}"
     return Finding("reachable", "warn", text, f"announce only addresses that work: {flag('announce_maddrs')} "
-                   f"{' '.join(map(_place, here.reached_at))}")  # fmt: skip
+                   f"{' '.join(places)}")  # fmt: skip
 
 
 def _mend(here: Position, installed: Callable[[str], object]) -> str:
     seen, announced = [host(address) for address in here.seen_at], here.peer.announce_maddrs
     wrong = [address for address in announced if host(address) not in seen]
     if seen and announced and len(wrong) == len(announced):
-        right = [f"/ip{6 if ':' in seen[0] else 4}/{seen[0]}/tcp/{port_of(at) or here.ports.port}" for at in wrong[:1]]
+        right = [f"/{_version(seen[0])}/{seen[0]}/tcp/{port_of(at) or here.ports.port}" for at in wrong[:1]]
         correct = f"others see this machine at {seen[0]}, not at {host(wrong[0])}: {flag('announce_maddrs')} {right[0]}"
         return f"{correct}; then run doctor again"
     return _forward(here) if here.behind_nat else _open(here.ports.port, installed)
@@ -182,7 +210,7 @@ def _forward(here: Position) -> str:
     what = "" if here.outside else ", with the router's public address for ROUTER"
     return (
         f"forward TCP port {port} of the router to {own}:{port}, and join with {flag('host_maddrs')} "
-        f"/ip4/0.0.0.0/tcp/{port} {flag('announce_maddrs')} /ip4/{outside}/tcp/{port}{what}; {_CLIENT}"
+        f"/ip4/0.0.0.0/tcp/{port} {flag('announce_maddrs')} /{_version(outside)}/{outside}/tcp/{port}{what}; {_CLIENT}"
     )
 
 
@@ -194,6 +222,10 @@ def _failures(here: Position, places: Collection[str] = ()) -> str:
             if why is not None and (not places or _place(address) in places):
                 told.setdefault(_place(address), why)
     return ", ".join(f"{address} ({why})" for address, why in told.items())
+
+
+def _version(place: str) -> str:
+    return "ip6" if ":" in place else "ip4"
 
 
 def _place(address: str) -> str:

@@ -23,14 +23,15 @@ ORDER = (
     "port",
     "initial peer",
     "clock",
-    "large messages",
+    "transfer",
     "NAT",
     "reachable",
     "peers",
-    "direct connections",
+    "direct",
     "doctor",
 )
-"""The names of all findings, in the order in which they are shown."""
+"""The names of all findings, in the order in which they are shown: first those that are bad, last those that are ok."""
+_RANK = {"bad": 0, "warn": 1, "ok": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that was found, in the order of `ORDER`."""
+    """All that was found: what must be mended first, then warnings, then what is well."""
 
     findings: tuple[Finding, ...]
     links: tuple[Link, ...]
@@ -74,7 +75,7 @@ class Report:
     @classmethod
     def of(cls, findings: Iterable[Finding], links: Iterable[Link], took_s: float) -> Report:
         """Put findings and links in order."""
-        ordered = sorted(findings, key=lambda finding: ORDER.index(finding.name))
+        ordered = sorted(findings, key=lambda finding: (_RANK[finding.verdict], ORDER.index(finding.name)))
         return cls(tuple(ordered), tuple(sorted(links, key=lambda link: (link.name, link.peer_id))), took_s)
 
     def count(self, verdict: Verdict) -> int:

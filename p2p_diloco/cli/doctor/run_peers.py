@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from p2p_diloco.addresses import host
 from p2p_diloco.cli.doctor.report import Finding, Link
 from p2p_diloco.cli.doctor.swarm import Visit, visit
 from p2p_diloco.config import PeerConfig
@@ -130,17 +129,17 @@ def peers(links: Sequence[Link], unreached: Sequence[tuple[str, Visit]], left_ou
     return Finding("peers", "warn", text, mend)
 
 
-def direct_connections(peer: PeerConfig, links: Sequence[Link]) -> Finding | None:
+def direct(peer: PeerConfig, links: Sequence[Link]) -> Finding | None:
     """Whether payloads to the run's peers can go over direct connections; None if that is not known."""
     reached = [link for link in links if link.way is not None]
     if not reached:
         return None
     if not peer.direct:
-        return Finding("direct connections", "ok", f"switched off ({flag('direct')} is off): payloads go over libp2p")
-    direct = [link for link in reached if link.way == "direct"]
-    text = f"payloads go directly to {len(direct)} of {len(reached)} peers"
-    if direct or not any(host(link.address) for link in reached):
-        return Finding("direct connections", "ok", text)
+        return Finding("direct", "ok", f"switched off ({flag('direct')} is off): payloads go over libp2p")
+    ours = [link for link in reached if link.way == "direct"]
+    text = f"payloads go directly to {len(ours)} of {len(reached)} peers"
+    if ours:
+        return Finding("direct", "ok", text)
     key = flag("direct_port")
     mend = f"not needed, but faster: {key} 31339 on each peer, and that TCP port open in its firewall"
-    return Finding("direct connections", "warn", f"{text}; to the others over libp2p", mend)
+    return Finding("direct", "warn", f"{text}; to the others over libp2p", mend)

@@ -109,7 +109,7 @@ def clock(visits: Sequence[Visit]) -> Finding | None:
     return Finding("clock", "warn", text, mend) if abs(least) > CLOCK_WARN_S else Finding("clock", "ok", text)
 
 
-def large_messages(visits: Sequence[Visit], device: str) -> Finding | None:
+def transfer(visits: Sequence[Visit], device: str) -> Finding | None:
     """Whether large messages pass to the visited peers; None if none was tried. `device`: the network interface."""
     stalled = [each for each in visits if each.trouble == "stalls"]
     slow = [each for each in visits if each.trouble == "slow"]
@@ -123,12 +123,12 @@ def large_messages(visits: Sequence[Visit], device: str) -> Finding | None:
             f"try `sudo ip link set dev {device} mtu 1280`; if that helps, keep it, or let ICMP "
             "'fragmentation needed' through the firewalls on the way"
         )
-        return Finding("large messages", "bad" if not passed else "warn", text, mend)
+        return Finding("transfer", "bad" if not passed else "warn", text, mend)
     if slow:
         text = f"{LARGE_BYTES >> 10} KiB to {_listed(slow)} take more than {LARGE_S:g} s"
         mend = "use a faster link, end other transfers on it, or set a lower shard_elements in the run"
-        return Finding("large messages", "warn", text, mend)
-    return Finding("large messages", "ok", f"{LARGE_BYTES >> 10} KiB pass to {_listed(passed)}") if passed else None
+        return Finding("transfer", "warn", text, mend)
+    return Finding("transfer", "ok", f"{LARGE_BYTES >> 10} KiB pass to {_listed(passed)}") if passed else None
 
 
 def _listed(visits: Sequence[Visit]) -> str:

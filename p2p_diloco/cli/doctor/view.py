@@ -51,7 +51,7 @@ def drawn(report: Report) -> RenderableType:
 def _findings(findings: tuple[Finding, ...]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     table.add_column(no_wrap=True)
-    table.add_column(no_wrap=False, min_width=9, max_width=12)
+    table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
     for finding in findings:
         table.add_row(Text(finding.verdict, COLOURS[finding.verdict]), Text(finding.name), _told(finding))

@@ -1,0 +1,231 @@
+"""`doctor` with real peers: on loopback, and through a router with NAT (Linux, root, else skipped)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_diloco.cli.bench.network import NoNetwork
+from p2p_diloco.cli.doctor.examination import Wish, examine
+from p2p_diloco.config import PeerConfig, RunConfig
+from tests.cli.routed import INSIDE, NOBODY, OUTSIDE, Routed
+
+pytestmark = pytest.mark.real
+PROGRAM = [sys.executable, "-m", "p2p_diloco"]
+LIMIT_S = 60.0
+
+
+def bootstrap(prefix: Sequence[str], *flags: str) -> tuple[subprocess.Popen[str], list[str]]:
+    """Start a bootstrap; its process and its addresses."""
+    process = subprocess.Popen([*prefix, *PROGRAM, "bootstrap", "--json", *flags], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, json.loads(process.stdout.readline())["maddrs"]
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+
+
+def doctor(*flags: str, prefix: Sequence[str] = (), **variables: str) -> tuple[int, dict[str, Any], str]:
+    """The exit code, the report, and stderr of a doctor with these flags and environment variables."""
+    command = [*prefix, *PROGRAM, "doctor", "--json", *flags]
+    environment = {**os.environ, **variables}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
+    assert ended.stdout, ended.stderr
+    return ended.returncode, json.loads(ended.stdout), ended.stderr
+
+
+def wrong(report: dict[str, Any]) -> dict[str, dict[str, str]]:
+    """The findings that aren't ok, by name."""
+    return {each["name"]: each for each in report["findings"] if each["verdict"] != "ok"}
+
+
+@pytest.fixture(scope="module")
+def seed() -> Iterator[str]:
+    """The address of a bootstrap on loopback."""
+    process, addresses = bootstrap(())
+    yield addresses[0]
+    end(process)
+
+
+def test_all_is_well_on_loopback(seed: str, tmp_path: Path) -> None:
+    """Every check is made, nothing is wrong, the link is measured, and stderr has one line of progress alone."""
+    code, report, err = doctor("--initial-peers", seed, "--params", "1k", "--checkpoint-dir", str(tmp_path / "new"))
+    assert (code, wrong(report), report["well"]) == (0, {}, True)
+    names = [each["name"] for each in report["findings"]]
+    assert names == [
+        "versions", "p2pd", "memory", "disk", "port", "initial peer", "clock", "transfer", "reachable",
+    ]  # fmt: skip
+    (link,) = report["links"]
+    assert (link["name"], link["rtt_s"] > 0, link["rate"] > 0) == ("initial peer", True, True)
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_clock_that_is_a_minute_late_is_told(seed: str, tmp_path: Path) -> None:
+    """The doctor's own clock is shifted at its start. The side, the difference and the command are in the report."""
+    shifted = "import time\nnow = time.time\ntime.time = lambda: now() - 60\n"
+    (tmp_path / "sitecustomize.py").write_text(shifted)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), str(Path(__file__).parents[2])])
+    code, report, _ = doctor("--initial-peers", seed, PYTHONPATH=path)
+    assert code == 1
+    (clock,) = wrong(report).values()
+    assert (clock["name"], clock["verdict"]) == ("clock", "bad")
+    assert "is 60.0 s behind the initial peers'" in clock["text"]
+    assert "timedatectl set-ntp true" in clock["mend"]
+
+
+def test_dead_bootstraps_are_told_before_libp2p_is_loaded(seed: str) -> None:
+    """A port that refuses, a name that no DNS knows, and another identity each have their cause and mend."""
+    place, _, peer = seed.rpartition("/p2p/")
+    closed, unknown = f"/ip4/127.0.0.1/tcp/9/p2p/{peer}", f"/dns4/no-such-host.invalid/tcp/31337/p2p/{peer}"
+    code = (
+        "import sys; from p2p_diloco.cli import carry_out; "
+        f"code = carry_out(['doctor', '--json', '--initial-peers', {closed!r}, {unknown!r}]); "
+        "sys.exit(99 if 'torch' in sys.modules else code)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT_S)
+    assert ended.returncode == 1, ended.stderr
+    dead = [each for each in json.loads(ended.stdout)["findings"] if each["verdict"] == "bad"]
+    assert [each["text"].rpartition(": ")[0].split(": ")[0] for each in dead] == [closed, unknown]
+    assert "nothing listens there" in dead[0]["text"]
+    assert "`p2p-diloco bootstrap --port 9`" in dead[0]["mend"]
+    assert "no machine of that name" in dead[1]["text"]
+    assert "getent hosts no-such-host.invalid" in dead[1]["mend"]
+    other = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
+    _, report, _ = doctor("--initial-peers", f"{place}/p2p/{other}")
+    assert f"use {place}/p2p/{peer}" in wrong(report)["initial peer"]["mend"]
+
+
+def test_a_full_disk_is_told(tmp_path: Path) -> None:
+    """A checkpoint folder on a full disk is bad, and the sentence names it."""
+    command = ["mount", "-t", "tmpfs", "-o", "size=16k", "none", str(tmp_path)]
+    if sys.platform != "linux" or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no small disk can be mounted here: that needs Linux and root")
+    try:
+        (tmp_path / "fill").write_bytes(bytes(12 * 1024))
+        code, report, _ = doctor("--checkpoint-dir", str(tmp_path / "new"))
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+    assert code == 1
+    assert wrong(report)["disk"]["text"] == f"{tmp_path / 'new'}: the disk is full"
+    assert f"df -h {tmp_path}" in wrong(report)["disk"]["mend"]
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_the_way_of_payloads_to_a_peer_of_the_run_is_told(direct: bool) -> None:
+    """A peer that is in the run's records is visited; "direct" only if it takes direct connections."""
+    from p2p_diloco.net.dht import DhtPeer
+    from p2p_diloco.net.hivemind import HivemindTransport
+    from p2p_diloco.node.records import key_of
+    from p2p_diloco.node.status import PeerStatus
+    from p2p_diloco.observe.look import DeafInbox
+
+    async def look() -> tuple[Any, str]:
+        seed = await DhtPeer.create()
+        alice = await HivemindTransport.create(
+            DeafInbox(), run_id="r", initial_peers=seed.daemon.addresses, host_maddrs=("/ip4/127.0.0.1/tcp/0",),
+            direct=direct,
+        )  # fmt: skip
+        try:
+            status = PeerStatus(
+                name="alice", peer_id=alice.peer_id, time=time.time(), addresses=(alice.addresses()[0],)
+            )
+            assert await alice.store(key_of("r", alice.peer_id), alice.peer_id, status.pack(), 30.0)
+            peer = PeerConfig(run_id="r", initial_peers=tuple(seed.daemon.addresses))
+            return await examine(Wish(RunConfig(), peer), limit_s=40.0), alice.peer_id
+        finally:
+            await alice.close()
+            await seed.close()
+
+    report, alice = asyncio.run(asyncio.wait_for(look(), LIMIT_S))
+    link = next(link for link in report.links if link.peer_id == alice)
+    assert (link.name, link.way) == ("alice", "direct" if direct else "libp2p")
+    assert link.rate is not None
+    assert ("peers", "ok") in {(found.name, found.verdict) for found in report.findings}
+    assert ("direct", "ok" if direct else "warn") in {(found.name, found.verdict) for found in report.findings}
+
+
+# -- through a router
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[tuple[Routed, str]]:
+    """A bootstrap on the machine outside, and its address."""
+    try:
+        network = Routed()
+    except NoNetwork as error:
+        pytest.skip(f"no network namespaces with NAT here: {error}")
+    try:
+        process, addresses = bootstrap(network.machine("outside"), "--host", "0.0.0.0", "--port", "31337")
+        yield network, next(address for address in addresses if OUTSIDE in address)
+        end(process)
+    finally:
+        network.close()
+
+
+def test_a_nat_and_its_forward_are_told(world: tuple[Routed, str]) -> None:
+    """A machine with local addresses alone gets the forward and the flags; with the forward announced it is well, as
+    far as it can be seen from inside."""
+    network, address = world
+    code, report, _ = doctor("--initial-peers", address, prefix=network.machine("inside"))
+    (nat,) = wrong(report).values()
+    assert (code, nat["name"], nat["verdict"]) == (0, "NAT", "warn")
+    assert "behind a NAT" in nat["text"]
+    assert f"forward TCP port 31338 of the router to {INSIDE}:31338" in nat["mend"]
+    assert "--announce-maddrs" in nat["mend"]
+
+
+def test_a_wrong_announced_address_is_told(world: tuple[Routed, str]) -> None:
+    """No machine has the announced address."""
+    network, address = world
+    announced = f"/ip4/{NOBODY}/tcp/31338"
+    flags = ("--host-maddrs", "/ip4/0.0.0.0/tcp/31338", "--announce-maddrs", announced)
+    _, report, _ = doctor("--initial-peers", address, *flags, prefix=network.machine("inside"))
+    found = wrong(report)["reachable"]
+    assert f"can't dial its own announced address {announced}: no route to that machine" in found["text"]
+    assert "announce an address at which others see this machine" in found["mend"]
+
+
+def test_a_port_that_a_firewall_closes_is_told(world: tuple[Routed, str]) -> None:
+    """The bootstrap's machine drops what comes to its port: the report names the port to open."""
+    network, address = world
+    network.drop("outside", "input", "tcp dport 31337")
+    try:
+        code, report, _ = doctor("--initial-peers", address, prefix=network.machine("inside"))
+    finally:
+        network.drop_no_more("outside")
+    assert code == 1
+    assert "timed out" in wrong(report)["initial peer"]["text"]
+    assert "open TCP port 31337 in its firewall" in wrong(report)["initial peer"]["mend"]
+
+
+def test_large_packets_that_vanish_are_told(world: tuple[Routed, str]) -> None:
+    """The router's way out is narrow and says nothing: small messages pass, large ones stall. The mend that is named
+    mends it."""
+    network, address = world
+    network.narrow(1300)
+    try:
+        code, report, _ = doctor("--initial-peers", address, prefix=network.machine("inside"))
+        found = wrong(report)["transfer"]
+        assert (code, found["verdict"], "path MTU" in found["text"]) == (1, "bad", True)
+        assert "`sudo ip link set dev eth0 mtu 1280`" in found["mend"]
+        network.at("inside", "ip", "link", "set", "dev", "eth0", "mtu", "1280")
+        _, report, _ = doctor("--initial-peers", address, prefix=network.machine("inside"))
+        assert "transfer" not in wrong(report)
+    finally:
+        network.drop_no_more("router")
