@@ -6,6 +6,7 @@ Law: asks and measures; joins no DHT and stores nothing.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -20,6 +21,8 @@ from p2p_diloco.net.reasons import likely_reason
 
 PADDING_BYTES_MAX = 3 << 20
 """The longest padding of a question; the daemon takes messages of at most 4 MiB."""
+NO_ANSWER = "no answer"
+"""Begins the reason if a peer, or the way to it, was silent; for any other failure there is another reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,8 @@ async def ask(daemon: Daemon, peer: str, *, timeout_s: float, padding_bytes: int
     asked_at, began = time.time(), time.perf_counter()
     try:
         answer = await _stub(daemon, peer).rpc_ping(request, timeout=timeout_s)
+    except asyncio.TimeoutError:
+        raise Unreachable(f"{peer}: {NO_ANSWER} within {timeout_s:g} s") from None
     except Exception as error:  # Hivemind raises exceptions of many kinds for a stranger's answer
         raise Unreachable(f"{peer}: {likely_reason(error)}") from None
     took_s = time.perf_counter() - began

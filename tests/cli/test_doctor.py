@@ -311,6 +311,7 @@ def test_what_is_no_peer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Answers(monkeypatch, -1).visited()
     assert seen.unreached is not None
     assert "not Hivemind's DHT" in seen.unreached
+    assert initial.mend(FAR, seen.unreached) != initial._ANY
     assert [f.verdict for f in swarm.answered([seen])] == ["bad"]
     assert [f.verdict for f in swarm.answered([seen, Visit(NEAR)])] == ["ok", "warn"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -109,6 +110,20 @@ def test_dead_bootstraps_are_told_before_libp2p_is_loaded(seed: str) -> None:
     other = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
     _, report, _ = doctor("--initial-peers", f"{place}/p2p/{other}")
     assert f"use {place}/p2p/{peer}" in wrong(report)["initial peer"]["mend"]
+
+
+def test_a_bootstrap_that_hangs_is_told() -> None:
+    """Its daemon still takes connections, but its process stands still: the report says so and ends."""
+    process, addresses = bootstrap(())
+    try:
+        process.send_signal(signal.SIGSTOP)
+        code, report, _ = doctor("--initial-peers", addresses[0])
+    finally:
+        process.send_signal(signal.SIGCONT)
+        end(process)
+    assert code == 1
+    assert "its process hangs" in wrong(report)["initial peer"]["text"]
+    assert "start the bootstrap again" in wrong(report)["initial peer"]["mend"]
 
 
 def test_a_full_disk_is_told(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ _MENDS = {
     "bootstrap with --identity-path so that the identity stays",
     "something listens there but sends nothing": "start the bootstrap again; if a router forwards port {port}, check "
     "where to",
+    "it takes connections but doesn't answer": "start the bootstrap again; if that doesn't help, end other programs on "
+    "its machine",
     "something else answers there": "another program has port {port} of {host}: take the address from the "
     "bootstrap's join line",
     "connection closed at once": "start the bootstrap again, and take the address from its join line",

@@ -26,6 +26,7 @@ QUICK_S = 0.5
 """A large question that took less is asked again with `HUGE_BYTES`, which measures a fast link better."""
 CLOCK_WARN_S = 1.0
 """A difference that is a warning; a larger one than `CLOCK_DIFFERENCE_S_MAX` is refused when joining."""
+_HANGS = "it takes connections but doesn't answer: its process hangs, or its machine is overloaded"
 _NOT_HIVEMIND = "something else answers there, not Hivemind's DHT"
 
 
@@ -44,15 +45,15 @@ class Visit:
 
 async def visit(daemon: Daemon, address: str, one_at_a_time: asyncio.Lock) -> Visit:
     """Ask the peer at a full multiaddr. Large questions wait for the lock, so that they don't share the link."""
-    from p2p_diloco.net.probing import ask
+    from p2p_diloco.net.probing import NO_ANSWER, ask
 
     if (why := await daemon.greet(address)) is not None:
         return Visit(address, why)
     peer = address.rpartition("/p2p/")[2]
     try:
         quickest = min([await ask(daemon, peer, timeout_s=SMALL_S) for _ in range(TRIES)], key=lambda each: each.took_s)
-    except Unreachable:
-        return Visit(address, _NOT_HIVEMIND)
+    except Unreachable as error:
+        return Visit(address, _HANGS if NO_ANSWER in str(error) else _NOT_HIVEMIND)
     rtt_s, clock_s = quickest.took_s, quickest.clock_ahead_s
     async with one_at_a_time:
         try:
