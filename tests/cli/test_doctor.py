@@ -491,7 +491,7 @@ def test_ways_of_payloads_are_counted() -> None:
 def test_checks_that_take_too_long_or_fail_hide_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a part found before it was cut off or failed is in the report."""
 
-    async def hangs(wish: Wish, notes: Notes) -> None:
+    async def hangs(wish: Wish, notes: Notes, before: object) -> None:
         notes.add(Finding("port", "ok", "can listen"))
         await asyncio.sleep(60)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,15 @@ from tests.cli.routed import INSIDE, NOBODY, OUTSIDE, Routed
 
 pytestmark = pytest.mark.real
 PROGRAM = [sys.executable, "-m", "p2p_diloco"]
-LIMIT_S = 60.0
+PATIENT = """
+import sys
+from p2p_diloco.cli import main
+from p2p_diloco.cli.doctor import examination, programs, swarm
+examination.LIMIT_S, examination.DAEMON_START_S, programs.START_S, swarm.SMALL_S = 50.0, 20.0, 20.0, 10.0
+main(sys.argv[1:])
+"""
+"""The command line with longer deadlines, because a busy machine is no fault here."""
+LIMIT_S = 80.0
 
 
 def bootstrap(prefix: Sequence[str], *flags: str) -> tuple[subprocess.Popen[str], list[str]]:
@@ -43,7 +52,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 def doctor(*flags: str, prefix: Sequence[str] = (), **variables: str) -> tuple[int, dict[str, Any], str]:
     """The exit code, the report, and stderr of a doctor with these flags and environment variables."""
-    command = [*prefix, *PROGRAM, "doctor", "--json", *flags]
+    command = [*prefix, sys.executable, "-c", PATIENT, "doctor", "--json", *flags]
     environment = {**os.environ, **variables}
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
     assert ended.stdout, ended.stderr
@@ -86,7 +95,7 @@ def test_a_clock_that_is_a_minute_late_is_told(seed: str, tmp_path: Path) -> Non
     assert code == 1
     (clock,) = wrong(report).values()
     assert (clock["name"], clock["verdict"]) == ("clock", "bad")
-    assert "is 60.0 s behind the initial peers'" in clock["text"]
+    assert re.search(r"clock is (59|60)\.\d s behind the initial peers'", clock["text"])
     assert "timedatectl set-ntp true" in clock["mend"]
 
 

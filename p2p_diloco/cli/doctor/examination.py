@@ -11,7 +11,7 @@ import importlib
 import logging
 import socket
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from p2p_diloco.net.daemon import Daemon
     from p2p_diloco.node.status import PeerStatus
 
-LIMIT_S = 16.0
+LIMIT_S = 15.0
 """When the checks are cut off; ending the daemons may take 3 s more."""
 DAEMON_START_S = 6.0
 DIAL_BACK_S = 3.0
@@ -59,15 +59,16 @@ class Notes:
         self.findings += [finding for finding in findings if finding is not None]
 
 
-async def examine(wish: Wish, limit_s: float = LIMIT_S) -> Report:
-    """Make all checks; ends soon after `limit_s`."""
+async def examine(wish: Wish, limit_s: float | None = None) -> Report:
+    """Make all checks; ends soon after `limit_s`, or `LIMIT_S`."""
     began, notes = time.monotonic(), Notes()
-    parts: dict[str, Coroutine[object, object, None]] = {
-        "this machine": _machine(wish, notes),
-        "the programs": _programs(notes),
-        "the network": _network(wish, notes),
+    limit_s = LIMIT_S if limit_s is None else limit_s
+    programs_checked = asyncio.create_task(_programs(notes), name="the programs")
+    tasks = {
+        programs_checked,
+        asyncio.create_task(_machine(wish, notes), name="this machine"),
+        asyncio.create_task(_network(wish, notes, programs_checked), name="the network"),
     }
-    tasks = {asyncio.create_task(part, name=name) for name, part in parts.items()}
     try:
         done, late = await asyncio.wait(tasks, timeout=limit_s)
     finally:
@@ -103,16 +104,18 @@ async def _programs(notes: Notes) -> None:
     notes.add(programs.versions(), await programs.p2pd(programs.p2pd_path()))
 
 
-async def _network(wish: Wish, notes: Notes) -> None:
-    """The ports, the initial peers as sockets see them, then those that answer and the run's peers over libp2p."""
+async def _network(wish: Wish, notes: Notes, before: asyncio.Task[None]) -> None:
+    """The ports, the initial peers as sockets see them, then those that answer and the run's peers over libp2p.
+    Hivemind, whose import keeps the processor busy, is loaded when `before` has ended."""
     here = ports.look(wish.peer)
     notes.add(*here.findings)
     addresses, findings = await initial.answering(wish.peer.initial_peers)
     notes.add(*findings)
     if not addresses:
         return
+    await asyncio.wait({before})
     await asyncio.to_thread(importlib.import_module, "p2p_diloco.observe.look")
-    await asyncio.to_thread(importlib.import_module, "p2p_diloco.net.hivemind")  # takes seconds: other checks go on
+    await asyncio.to_thread(importlib.import_module, "p2p_diloco.net.hivemind")  # each takes seconds
     from p2p_diloco.net.probing import visiting
 
     async with visiting(here.listen, wish.peer.announce_maddrs, start_s=DAEMON_START_S) as daemon:
@@ -129,8 +132,9 @@ async def _over_libp2p(
         visits = await asyncio.gather(*(swarm.visit(daemon, address, lock) for address in addresses))
         reached = [visit for visit in visits if visit.unreached is None]
         notes.add(*swarm.answered(visits), swarm.clock(visits))
-        if reached:
-            notes.add(swarm.transfer(reached, device_towards(host(reached[0].address))))
+        if not reached:
+            return
+        notes.add(swarm.transfer(reached, device_towards(host(reached[0].address))))
         notes.links += map(_link_of, reached)
         await asyncio.gather(
             _reachability(peer, here, daemon, [visit.address for visit in reached], notes),

@@ -86,7 +86,8 @@ async def p2pd(path: Path | None) -> Finding:
     try:
         _, said = await asyncio.wait_for(process.communicate(), START_S)
     except asyncio.TimeoutError:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            process.kill()
         await process.wait()
         mend = "look whether this machine is overloaded, or a virus scanner holds it"
         return Finding("p2pd", "bad", f"{path} doesn't print its flags within {START_S:g} s", mend)
