@@ -34,20 +34,20 @@ LOOK_EVERY_S, ASK_EVERY_S = 2.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """A peer's answer. `seen`: the multiaddr at which it sees this peer; `reached`: for each address that it dialled
+    """A peer's answer. `seen_at`: the multiaddr at which it sees this peer; `reached`: for each address that it dialled
     None, or the reason why it didn't reach this peer there."""
 
-    seen: str
+    seen_at: str
     reached: dict[str, str | None]
 
 
-async def ask(daemon: Daemon, peer: str) -> DialBack:
-    """Ask a peer to dial this one back at the addresses of `daemon`.
+async def ask(daemon: Daemon, peer: str, addresses: Sequence[str]) -> DialBack:
+    """Ask a peer to dial this one back at these multiaddrs.
 
     Raises:
         Unreachable: the peer gives no answer, or serves no such requests.
     """
-    match unpacked(await requested(daemon, peer, {"check": daemon.addresses}, ASK_S)):
+    match unpacked(await requested(daemon, peer, {"check": list(addresses)}, ASK_S)):
         case {"seen": str(seen), "reached": dict(reached)}:
             told = {str(a): None if why is None else str(why)[:200] for a, why in reached.items()}
             return DialBack(seen, told)
@@ -87,7 +87,7 @@ async def requested(daemon: Daemon, peer: str, request: dict[str, Any], within_s
 
 def judged(own: Sequence[str], answer: DialBack) -> Reach:
     """What a peer's answer says of this peer, which listens at the addresses `own`."""
-    seen = place_of(answer.seen)
+    seen = place_of(answer.seen_at)
     if seen is None or not answer.reached:
         return Reach()
     here = {place[0] for place in map(place_of, own) if place is not None}
@@ -105,7 +105,7 @@ def judged(own: Sequence[str], answer: DialBack) -> Reach:
 
 async def ask_all(daemon: Daemon, peers: Sequence[str]) -> dict[str, DialBack]:
     """Ask these peers at once; those that don't answer are left out."""
-    outcomes = await asyncio.gather(*(ask(daemon, peer) for peer in peers), return_exceptions=True)
+    outcomes = await asyncio.gather(*(ask(daemon, peer, daemon.addresses) for peer in peers), return_exceptions=True)
     answers: dict[str, DialBack] = {}
     for peer, outcome in zip(peers, outcomes, strict=True):
         if isinstance(outcome, DialBack):

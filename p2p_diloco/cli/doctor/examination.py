@@ -27,13 +27,14 @@ from p2p_diloco.net.interface import Unreachable
 
 if TYPE_CHECKING:
     from p2p_diloco.net.daemon import Daemon
+    from p2p_diloco.net.reach import DialBack
     from p2p_diloco.node.status import PeerStatus
 
 LIMIT_S = 15.0
 """When the checks are cut off; ending the daemons may take 3 s more."""
 DAEMON_START_S = 6.0
-DIAL_BACK_S = 3.0
-"""Deadline for an initial peer that dials this one back. It may be asked twice."""
+DIAL_BACK_S = 9.0
+"""Deadline for an initial peer that dials this one back, for which it may start a daemon."""
 
 log = logging.getLogger(__name__)
 
@@ -168,24 +169,20 @@ async def _reachability(
     answers = await _dial_backs(daemon, dialled, asked)
     own = frozenset(ports.own_hosts())
     position = reachability.Position(peer, here, own, tuple(dialled), answers)
-    if position.unannounced is not None:
-        more = await _dial_backs(daemon, dialled, [*asked, f"{position.unannounced}/p2p/{daemon.peer_id}"])
-        position = replace(position, answers={**answers, **more})
     if dialled and not answers and here.listen and peer.announce_maddrs:
         whys = await reasons([f"{address}/p2p/{daemon.peer_id}" for address in peer.announce_maddrs])
         position = replace(position, tried=dict(zip(peer.announce_maddrs, whys, strict=True)))
     notes.add(reachability.nat(position), reachability.reachable(position))
 
 
-async def _dial_backs(
-    daemon: Daemon, dialled: Sequence[str], addresses: Sequence[str]
-) -> dict[str, reachability.DialBack]:
+async def _dial_backs(daemon: Daemon, dialled: Sequence[str], addresses: Sequence[str]) -> dict[str, DialBack]:
     """The answers of the initial peers that dial back, by their addresses."""
+    from p2p_diloco.net.reach import ask
 
-    async def answer(initial_peer: str) -> reachability.DialBack | None:
+    async def answer(initial_peer: str) -> DialBack | None:
         relay = initial_peer.rpartition("/p2p/")[2]
         try:
-            return await asyncio.wait_for(reachability.ask_dial_back(daemon, relay, addresses), DIAL_BACK_S)
+            return await asyncio.wait_for(ask(daemon, relay, addresses), DIAL_BACK_S)
         except (Unreachable, asyncio.TimeoutError) as error:
             log.debug("no dial back from %s: %s", initial_peer, error)
             return None

@@ -1,12 +1,12 @@
 """Whether other peers can dial this one, whether it is behind a NAT, and the command or forward that mends it.
 
-Law: `ask_dial_back` asks an initial peer; all other functions are pure and judge its answers.
+Law: pure; judges the initial peers' answers.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,10 @@ from p2p_diloco.addresses import host, is_loopback
 from p2p_diloco.cli.doctor.ports import Ports, on_the_internet, port_of
 from p2p_diloco.cli.doctor.report import Finding
 from p2p_diloco.config import PeerConfig
-from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.settings import flag
 
 if TYPE_CHECKING:
-    from p2p_diloco.net.daemon import Daemon
+    from p2p_diloco.net.reach import DialBack
 
 _FIREWALLS = {
     "ufw": "sudo ufw allow {port}/tcp",
@@ -27,26 +26,7 @@ _FIREWALLS = {
     "iptables": "sudo iptables -I INPUT -p tcp --dport {port} -j ACCEPT",
 }
 """Program of a firewall -> the command that opens a port; the first program that is installed decides."""
-_CLIENT = "where that can't be done, join with --client-mode"
-
-
-@dataclass(frozen=True, slots=True)
-class DialBack:
-    """What an initial peer found when it was asked to dial this peer."""
-
-    seen_at: str
-    """The multiaddr from which it sees this peer."""
-    reached: Mapping[str, str | None]
-    """Each address that it was asked to dial -> the reason why it failed; None: it succeeded."""
-
-
-async def ask_dial_back(daemon: Daemon, relay_peer: str, addresses: Sequence[str]) -> DialBack:
-    """Ask a peer to dial this one back at these multiaddrs.
-
-    Raises:
-        Unreachable: the peer doesn't dial back.
-    """
-    raise Unreachable(f"{relay_peer}: it is of an older version, which dials no peer back")
+_ELSE = "where that can't be done, nothing is lost: the peer exchanges through relays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +68,6 @@ class Position:
         return any(on_the_internet(host(address)) for address in self.peer.announce_maddrs)
 
     @property
-    def unannounced(self) -> str | None:
-        """Where a forwarded port would lead to this peer, if it announces no address; None if that is not known."""
-        if self.outside is None or self.peer.announce_maddrs or not any(map(port_of, self.ports.listen)):
-            return None
-        return f"/{_version(self.outside)}/{self.outside}/tcp/{self.ports.port}"
-
-    @property
     def reached_at(self) -> list[str]:
         """The addresses at which some peer has dialled this one."""
         found = (at for answer in self.answers.values() for at, why in answer.reached.items() if why is None)
@@ -108,7 +81,7 @@ def nat(here: Position) -> Finding | None:
         text = f"behind a NAT: this machine has only local addresses ({own}), and the initial peers are on the internet"
         if here.announces_public:
             return Finding("NAT", "ok", text)
-        text += "; others can't dial this peer unless a port is forwarded"
+        text += "; others can't dial this peer unless a port is forwarded: it exchanges through relays"
         return Finding("NAT", "warn", text, _forward(here))
     if not here.seen_at:
         return None
@@ -127,7 +100,7 @@ def nat(here: Position) -> Finding | None:
 def reachable(here: Position, installed: Callable[[str], object] = shutil.which) -> Finding | None:
     """Whether other peers can dial this one; None if no initial peer answered."""
     if here.peer.client_mode:
-        return Finding("reachable", "ok", "client mode: no peer dials this one, and it aggregates nothing")
+        return Finding("reachable", "ok", "client mode: no peer dials this one, and it leaves aggregating to others")
     if not here.dialled or not here.ports.listen:
         return None
     if here.ports.on_loopback:
@@ -137,8 +110,9 @@ def reachable(here: Position, installed: Callable[[str], object] = shutil.which)
     if here.reached_at:
         return _reached(here)
     told = _failures(here)
-    text = f"other peers can't dial this one: {told}" if told else "other peers can't dial this one: it has no address"
-    return Finding("reachable", "bad", text, _mend(here, installed))
+    text = f"private: no other peer can dial this one: {told or 'it has no address'}"
+    text += ". It exchanges over connections that it dials and through relays, and leaves aggregating to others"
+    return Finding("reachable", "bad" if here.peer.announce_maddrs else "warn", text, _mend(here, installed))
 
 
 def _on_loopback(here: Position) -> Finding:
@@ -166,16 +140,14 @@ def _unknown(here: Position, installed: Callable[[str], object]) -> Finding | No
     place, port = "ADDRESS", here.ports.port
     if here.peer.announce_maddrs:
         place, port = host(here.peer.announce_maddrs[0]), port_of(here.peer.announce_maddrs[0])
-    text = "can't tell whether others can dial this peer: the initial peers are older, and dial no peer back"
-    mend = f"update the bootstrap, or try `nc -vz {place} {port}` elsewhere while this peer runs; if that fails"
-    return Finding("reachable", "warn", text, f"{mend}, {_open(here.ports.port, installed)}")
+    text = "can't tell whether others can dial this peer: no initial peer dials back"
+    mend = f"update the bootstrap if it is older, or try `nc -vz {place} {port}` elsewhere while this peer runs"
+    return Finding("reachable", "warn", text, f"{mend}; if that fails, {_open(here.ports.port, installed)}")
 
 
 def _reached(here: Position) -> Finding:
     announced = here.peer.announce_maddrs
-    if here.unannounced in (places := [_place(address) for address in here.reached_at]) and len(places) == 1:
-        text = f"others can dial this peer at {places[0]}, but it doesn't announce that address"
-        return Finding("reachable", "bad", text, f"{flag('announce_maddrs')} {places[0]}")
+    places = [_place(address) for address in here.reached_at]
     missed = [address for address in announced if address not in places]
     if not missed:
         return Finding("reachable", "ok", f"other peers can dial this one at {' '.join(places)}")
@@ -199,7 +171,7 @@ def _open(port: int, installed: Callable[[str], object]) -> str:
     command = next((text for name, text in _FIREWALLS.items() if installed(name)), None)
     firewall = f": `{command.format(port=port)}`" if command else ""
     fixed = f"join with {flag('host_maddrs')} /ip4/0.0.0.0/tcp/{port}"
-    return f"open TCP port {port} in this machine's firewall{firewall}, and in its provider's; {fixed}; {_CLIENT}"
+    return f"open TCP port {port} in this machine's firewall{firewall}, and in its provider's; {fixed}; {_ELSE}"
 
 
 def _forward(here: Position) -> str:
@@ -210,7 +182,7 @@ def _forward(here: Position) -> str:
     what = "" if here.outside else ", with the router's public address for ROUTER"
     return (
         f"forward TCP port {port} of the router to {own}:{port}, and join with {flag('host_maddrs')} "
-        f"/ip4/0.0.0.0/tcp/{port} {flag('announce_maddrs')} /{_version(outside)}/{outside}/tcp/{port}{what}; {_CLIENT}"
+        f"/ip4/0.0.0.0/tcp/{port} {flag('announce_maddrs')} /{_version(outside)}/{outside}/tcp/{port}{what}; {_ELSE}"
     )
 
 
