@@ -21,31 +21,41 @@ async def first(
 ) -> T:
     """The result of the first attempt that succeeds. The next attempt begins when one has failed, or after `stagger_s`.
 
-    `discard` gets the result of an attempt that succeeds too late, `failed` the error of each that fails.
+    `discard` gets the result of an attempt that succeeds too late, perhaps after the return. `failed` gets the error of
+    each that fails; if it raises, the others are given up.
 
     Raises:
         the error of the last attempt, if all fail; OSError without attempts.
     """
-    waiting, running = list(attempts), set[asyncio.Task[T]]()
+    waiting, running = list(attempts), list[asyncio.Task[T]]()
     last: BaseException = OSError("there is nothing to attempt")
     try:
         while waiting or running:
             if waiting:
-                running.add(asyncio.create_task(waiting.pop(0)()))
+                running.append(asyncio.create_task(waiting.pop(0)()))
             timeout_s = stagger_s if waiting else None
-            done, running = await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            succeeded = [task for task in done if task.exception() is None]
-            for late in succeeded[1:]:
-                discard(late.result())
-            if succeeded:
-                return succeeded[0].result()
-            for task in done:
-                last = task.exception() or last
+            await asyncio.wait(running, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            done = {task: task.exception() for task in running if task.done()}
+            for task, error in done.items():
+                if error is None:
+                    running.remove(task)
+                    return task.result()
+            for task, error in done.items():
+                running.remove(task)
+                last = error or last
                 failed(last)
         raise last
     finally:
         for task in running:
-            task.cancel()
-        for task, outcome in zip(running, await asyncio.gather(*running, return_exceptions=True), strict=True):
-            if not isinstance(outcome, BaseException):
-                discard(task.result())
+            _abandon(task, discard)
+
+
+def _abandon(task: asyncio.Task[T], discard: Callable[[T], None]) -> None:
+    """Cancel an attempt. It may have ended already, or succeed all the same."""
+
+    def over(task: asyncio.Task[T]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            discard(task.result())
+
+    task.add_done_callback(over)
+    task.cancel()

@@ -7,8 +7,12 @@ dial is not sought through relays: its machine answers, and no process listens t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any
 
+from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.net.attempts import first
 from p2p_diloco.net.circuits import Circuits, Opened, abort_stream
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.interface import Unreachable
@@ -47,33 +51,33 @@ class Paths:
             self._avoid(peer)
             return opened
         clock = asyncio.get_running_loop().time
-        announced = bool(self._circuits.relays_of(peer))
-        direct = asyncio.create_task(self._daemon.open_stream(peer, protocol, timeout_s=timeout_s))
-        attempts = {direct}
+        relays = self._circuits.relays_to(peer, self._linked())
+        sought = bool(relays and self._circuits.relays_of(peer))
+        reasons: list[str] = []
+
+        async def direct() -> Opened:
+            try:
+                return await self._daemon.open_stream(peer, protocol, timeout_s=timeout_s)
+            except Unreachable as error:
+                raise Unreachable(str(error), refused=error.refused and not sought) from None
+
+        def failed(error: BaseException) -> None:
+            if not isinstance(error, Unreachable) or error.refused:
+                raise error
+            reasons.append(str(error))
+
+        ways: list[Callable[[], Coroutine[Any, Any, Opened]]] = [direct]
+        if relays:
+            ways.append(partial(self._circuits.open, peer, protocol, relays))
+        head_start_s = 0.0 if clock() < self._relayed_until.get(peer, 0.0) else HEAD_START_S
         try:
-            head_start_s = 0.0 if clock() < self._relayed_until.get(peer, 0.0) else HEAD_START_S
-            await asyncio.wait(attempts, timeout=head_start_s)
-            if direct.done() and ((why := _failure(direct)) is None or (why.refused and not announced)):
-                return direct.result()
-            relays = self._circuits.relays_to(peer, self._linked())
-            if not relays:
-                return await direct
-            relayed = asyncio.create_task(self._circuits.open(peer, protocol, relays))
-            attempts.add(relayed)
-            pending = {task for task in attempts if not task.done()}
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    if (why := _failure(task)) is None:
-                        self._remember(peer, clock() + RELAYED_FOR_S if task is relayed else 0.0)
-                        return task.result()
-                    if task is relayed and why.refused:
-                        raise why
-            why = _failure(direct)
-            assert why is not None
-            raise Unreachable(f"{why}; {_failure(relayed)}", refused=why.refused and not announced)
-        finally:
-            await _abandon(attempts)
+            opened = await first(ways, stagger_s=head_start_s, discard=abort_stream, failed=failed)
+        except Unreachable as error:
+            if error.refused:
+                raise
+            raise Unreachable("; ".join(reasons)) from None
+        self._remember(peer, clock() + RELAYED_FOR_S if leads_over_a_relay(opened[1]) else 0.0)
+        return opened
 
     async def close(self) -> None:
         """Watch no more."""
@@ -103,20 +107,3 @@ class Paths:
                 del self._relayed_until[next(iter(self._relayed_until))]
             self._relayed_until[peer] = until
 
-
-def _failure(attempt: asyncio.Task[Opened]) -> Unreachable | None:
-    """The failure of an attempt that has ended; None: it succeeded. Raises any other error."""
-    error = attempt.exception()
-    if error is not None and not isinstance(error, Unreachable):
-        raise error
-    return error
-
-
-async def _abandon(attempts: set[asyncio.Task[Opened]]) -> None:
-    """Cancel the attempts that go on; they end their streams themselves."""
-    going_on = [task for task in attempts if not task.done()]
-    for task in going_on:
-        task.cancel()
-    for outcome in await asyncio.gather(*going_on, return_exceptions=True):
-        if not isinstance(outcome, BaseException):
-            abort_stream(outcome)

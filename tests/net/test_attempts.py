@@ -1,0 +1,199 @@
+"""The first of several attempts that succeeds counts, and nothing is left of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import pytest
+
+from p2p_diloco.net.attempts import first
+from tests.net.clocks import ByHand, by_hand
+
+STAGGER_S = 1.0
+
+
+class Attempts:
+    """Attempts that a test ends one by one."""
+
+    def __init__(self, count: int) -> None:
+        self.begun: list[int] = []
+        self.cancelled: list[int] = []
+        self.discarded: list[str] = []
+        self.failures: list[str] = []
+        self.outcomes = [asyncio.get_running_loop().create_future() for _ in range(count)]
+
+    async def attempt(self, number: int) -> str:
+        self.begun.append(number)
+        try:
+            return str(await self.outcomes[number])
+        except asyncio.CancelledError:
+            self.cancelled.append(number)
+            raise
+
+    def first(self) -> Coroutine[Any, Any, str]:
+        return first(
+            [partial(self.attempt, number) for number in range(len(self.outcomes))],
+            stagger_s=STAGGER_S,
+            discard=self.discarded.append,
+            failed=lambda error: self.failures.append(str(error)),
+        )
+
+
+def run(test: Callable[[ByHand], Awaitable[None]]) -> None:
+    """Run a test on a clock that it turns; afterwards no task may be left."""
+
+    async def bounded() -> None:
+        with by_hand() as clock:
+            await test(clock)
+        await asyncio.sleep(0.01)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(bounded())
+
+
+def test_an_attempt_begins_a_stagger_after_the_one_before() -> None:
+    """Not earlier; the first that succeeds counts, whichever it is, and the others are cancelled."""
+
+    async def test(clock: ByHand) -> None:
+        attempts = Attempts(3)
+        racing = asyncio.create_task(attempts.first())
+        await clock.passes(0.9 * STAGGER_S)
+        assert attempts.begun == [0]
+        await clock.passes(0.2 * STAGGER_S)
+        assert attempts.begun == [0, 1]
+        attempts.outcomes[1].set_result("second")
+        assert await racing == "second"
+        await clock.passes(5 * STAGGER_S)
+        assert (attempts.begun, attempts.cancelled, attempts.discarded) == ([0, 1], [0], [])
+
+    run(test)
+
+
+def test_after_a_failure_the_next_attempt_begins_at_once() -> None:
+    """And the error of the last one is raised when all have failed."""
+
+    async def test(clock: ByHand) -> None:
+        attempts = Attempts(3)
+        racing = asyncio.create_task(attempts.first())
+        for number in range(3):
+            await clock.until(lambda n=number: attempts.begun == list(range(n + 1)))
+            attempts.outcomes[number].set_exception(OSError(f"no {number}"))
+        with pytest.raises(OSError, match="no 2"):
+            await racing
+        assert attempts.failures == ["no 0", "no 1", "no 2"]
+
+    run(test)
+
+
+def test_without_attempts_there_is_an_error() -> None:
+    """An empty list is no endless wait."""
+
+    async def test(clock: ByHand) -> None:
+        with pytest.raises(OSError, match="nothing"):
+            await Attempts(0).first()
+
+    run(test)
+
+
+def test_of_two_that_succeed_at_once_the_earlier_counts() -> None:
+    """The result of the other one is discarded; a failure at the same moment doesn't matter."""
+
+    async def test(clock: ByHand) -> None:
+        for _ in range(20):  # the order of a set may vary
+            attempts = Attempts(4)
+            racing = asyncio.create_task(attempts.first())
+            for _ in range(3):
+                await clock.passes(1.1 * STAGGER_S)
+            assert attempts.begun == [0, 1, 2, 3]
+            attempts.outcomes[1].set_exception(OSError("no"))
+            for number in (0, 2, 3):
+                attempts.outcomes[number].set_result(str(number))
+            assert await racing == "0"
+            await clock.passes(0.0)
+            assert attempts.discarded == ["2", "3"]
+            assert attempts.failures == []
+
+    run(test)
+
+
+def test_a_failure_can_end_all() -> None:
+    """What `failed` raises is raised, and the attempts under way are cancelled."""
+
+    async def test(clock: ByHand) -> None:
+        attempts = Attempts(2)
+
+        def give_up(error: BaseException) -> None:
+            raise error
+
+        ways = [partial(attempts.attempt, number) for number in range(2)]
+        racing = asyncio.create_task(
+            first(ways, stagger_s=STAGGER_S, discard=attempts.discarded.append, failed=give_up)
+        )
+        await clock.passes(1.1 * STAGGER_S)
+        attempts.outcomes[1].set_exception(OSError("enough"))
+        with pytest.raises(OSError, match="enough"):
+            await racing
+        await clock.passes(0.0)
+        assert attempts.cancelled == [0]
+
+    run(test)
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_a_cancelled_race_leaves_nothing(in_time: bool) -> None:
+    """A result that comes at the moment of the cancellation, or in spite of it, is discarded."""
+
+    async def test(clock: ByHand) -> None:
+        attempts = Attempts(2)
+
+        async def stubborn() -> str:
+            try:
+                return await attempts.attempt(1)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)
+                return "in spite of it"
+
+        ways = [partial(attempts.attempt, 0), stubborn]
+        racing = asyncio.create_task(first(ways, stagger_s=STAGGER_S, discard=attempts.discarded.append))
+        await clock.passes(1.1 * STAGGER_S)
+        if in_time:
+            attempts.outcomes[0].set_result("in time")
+            await asyncio.sleep(0)  # the attempt has ended, and the race doesn't know yet
+        racing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await racing
+        await clock.passes(0.0)
+        assert attempts.discarded == (["in time"] if in_time else []) + ["in spite of it"]
+
+    run(test)
+
+
+def test_a_race_that_is_cancelled_twice_leaves_nothing() -> None:
+    """The second cancellation comes while the attempts are still ending."""
+
+    async def test(clock: ByHand) -> None:
+        attempts, late = Attempts(1), asyncio.Event()
+
+        async def slow_to_end() -> str:
+            try:
+                return await attempts.attempt(0)
+            except asyncio.CancelledError:
+                await late.wait()
+                return "late"
+
+        racing = asyncio.create_task(first([slow_to_end], stagger_s=STAGGER_S, discard=attempts.discarded.append))
+        await clock.passes(0.0)
+        for _ in range(2):
+            racing.cancel()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await racing
+        late.set()
+        await clock.passes(0.0)
+        assert attempts.discarded == ["late"]
+
+    run(test)
