@@ -46,7 +46,7 @@ class Daemon:
     async def start(
         cls,
         *,
-        identity_path: str,
+        identity_path: str | None,
         host_maddrs: Sequence[str],
         announce_maddrs: Sequence[str],
         client_mode: bool,
@@ -54,8 +54,8 @@ class Daemon:
         on_death: Callable[[str], None] | None,
         map_port: bool = False,
     ) -> Daemon:
-        """Start a daemon that listens at `host_maddrs`, or nowhere in client mode. `map_port`: it asks the router to
-        forward its port, by UPnP or NAT-PMP.
+        """Start a daemon that listens at `host_maddrs`, or nowhere in client mode. Without `identity_path` it has
+        an identity of its own. `map_port`: it asks the router to forward its port, by UPnP or NAT-PMP.
 
         Raises:
             ConfigError: the daemon can't listen at these addresses, or can't announce the given ones.

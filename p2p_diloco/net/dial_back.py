@@ -7,20 +7,21 @@ elsewhere. An answering listener counts only if it is that peer: behind a router
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
 
+from p2p_diloco.errors import P2PDilocoError
+from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.greeting import no_answer
-from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, PeerID
-from p2p_diloco.net.reasons import likely_reason
 
 DIAL_S = 2.0
 """Deadline for a plain dial."""
 START_S = 5.0
 """Deadline for starting a daemon."""
-ADDRESSES_MAX = 8
-"""The most addresses of a peer that are looked at."""
+ADDRESSES_MAX, NAMES_MAX = 8, 2
+"""The most addresses of a peer that are looked at, and the most names among them."""
 
 Place = tuple[str, int]
 """An IP address and a TCP port."""
@@ -34,19 +35,20 @@ async def dial_back(peer: str, seen_at: str, addresses: Sequence[str]) -> dict[s
     seen = place_of(seen_at)
     if seen is None:
         return {}
+    addresses = list(addresses)[:ADDRESSES_MAX]
+    names = [address for address in addresses if _is_name(address)][:NAMES_MAX]
+    found = {address: [place] for address in addresses if (place := place_of(address)) is not None}
+    found |= zip(names, await asyncio.gather(*map(_resolved, names)), strict=True)
     reached: dict[str, str | None] = {}
     dialled: dict[Place, str] = {}
-    addresses = list(addresses)[:ADDRESSES_MAX]
-    translated = seen[0] not in {place[0] for place in map(place_of, addresses) if place is not None}
-    for address in addresses:
-        if (place := await _resolved(address)) is None:
-            continue
-        if place[0] == seen[0]:
-            dialled[place] = address
-        else:
+    for address, at in found.items():
+        if here := [place for place in at if place[0] == seen[0]]:
+            dialled[here[0]] = address
+        elif at:
             reached[address] = f"it isn't at {seen[0]}, where this peer is seen"
-    if translated:  # a router may forward the same port
-        for port in {place[1] for place in map(place_of, addresses) if place is not None}:
+    ports = places(addresses)
+    if translated := seen[0] not in {host for host, _ in ports}:  # a router may forward the same port
+        for port in sorted({port for _, port in ports}):
             dialled.setdefault((seen[0], port), f"/ip{_version(seen[0])}/{seen[0]}/tcp/{port}/p2p/{peer}")
     outcomes = await asyncio.gather(*(_dial(peer, place, translated) for place in dialled))
     return {**reached, **dict(zip(dialled.values(), outcomes, strict=True))}
@@ -55,21 +57,39 @@ async def dial_back(peer: str, seen_at: str, addresses: Sequence[str]) -> dict[s
 def place_of(address: str) -> Place | None:
     """The IP address and TCP port of a multiaddr; None if it has none."""
     match address.split("/"):
-        case ["", "ip4" | "ip6", host, "tcp", port, *rest] if port.isdigit() and "p2p-circuit" not in rest:
-            return host, int(port)
+        case ["", "ip4" | "ip6", host, "tcp", port, *_] if _is_port(port) and not leads_over_a_relay(address):
+            try:
+                return str(ip_address(host)), int(port)
+            except ValueError:
+                return None
     return None
 
 
-async def _resolved(address: str) -> Place | None:
-    """`place_of` for addresses with names, too."""
+def places(addresses: Iterable[str]) -> set[Place]:
+    """The places of these multiaddrs; those that have none are left out."""
+    return {place for place in map(place_of, addresses) if place is not None}
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 5 and 0 < int(text) < 1 << 16
+
+
+def _is_name(address: str) -> bool:
     match address.split("/"):
-        case ["", "dns" | "dns4" | "dns6", name, "tcp", port, *rest] if port.isdigit() and "p2p-circuit" not in rest:
-            loop = asyncio.get_running_loop()
-            with contextlib.suppress(OSError, asyncio.TimeoutError):
-                found = await asyncio.wait_for(loop.getaddrinfo(name, int(port), type=socket.SOCK_STREAM), DIAL_S)
-                return str(found[0][4][0]), int(port)
-            return None
-    return place_of(address)
+        case ["", "dns" | "dns4" | "dns6", _, "tcp", port, *_]:
+            return _is_port(port) and not leads_over_a_relay(address)
+    return False
+
+
+async def _resolved(address: str) -> list[Place]:
+    """The places of an address with a name."""
+    _, _, name, _, port, *_ = address.split("/")
+    loop = asyncio.get_running_loop()
+    try:
+        found = await asyncio.wait_for(loop.getaddrinfo(name, int(port), type=socket.SOCK_STREAM), DIAL_S)
+    except (OSError, ValueError, asyncio.TimeoutError):  # ValueError: no name that can be asked for
+        return []
+    return [(str(there[0]), int(port)) for *_, there in found]
 
 
 def _version(host: str) -> int:
@@ -86,29 +106,13 @@ async def _proved(peer: str, place: Place) -> str | None:
     """Dial with a new daemon, whose handshake checks the peer's identity: this peer's own daemon would use the
     connection that it has."""
     host, port = place
-    address = Multiaddr(f"/ip{_version(host)}/{host}/tcp/{port}")
     try:
-        daemon = await P2P.create(
-            no_listen=True,
-            dht_mode="client",
-            use_relay=False,
-            nat_port_map=False,
-            auto_nat=False,
-            startup_timeout=START_S,
+        daemon = await Daemon.start(
+            identity_path=None, host_maddrs=(), announce_maddrs=(), client_mode=True, timeout_s=START_S, on_death=None
         )
-    except P2PDaemonError as error:
-        return f"can't be checked: {likely_reason(error)}"
+    except P2PDilocoError as error:
+        return f"can't be checked: {error}"
     try:
-        await asyncio.wait_for(daemon._client.connect(PeerID.from_base58(peer), [address]), DIAL_S)
-    except asyncio.TimeoutError:
-        return "timed out"
-    except (P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
-        return likely_reason(error)
+        return await daemon.greet(f"/ip{_version(host)}/{host}/tcp/{port}/p2p/{peer}")
     finally:
-        await daemon.shutdown()
-    return None
-
-
-def places(addresses: Iterable[str]) -> set[Place]:
-    """The places of these multiaddrs; those that have none are left out."""
-    return {place for place in map(place_of, addresses) if place is not None}
+        await daemon.close()

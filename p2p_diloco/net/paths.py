@@ -106,4 +106,3 @@ class Paths:
             if len(self._relayed_until) >= REMEMBERED_MAX:
                 del self._relayed_until[next(iter(self._relayed_until))]
             self._relayed_until[peer] = until
-

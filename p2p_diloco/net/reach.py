@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 ASK_S = 12.0
 """Deadline for an answer: dialling back may need the start of a daemon."""
+ADDRESS_LETTERS_MAX, REASON_LETTERS_MAX = 200, 200
+"""The longest address that counts in an answer, and how much of a reason is kept."""
 ASKED_MAX = 3
 """The most peers that are asked at a time."""
 LOOK_EVERY_S, ASK_EVERY_S = 2.0, 60.0
@@ -45,20 +47,19 @@ async def ask(daemon: Daemon, peer: str, addresses: Sequence[str]) -> DialBack:
     """Ask a peer to dial this one back at these multiaddrs.
 
     Raises:
-        Unreachable: the peer gives no answer, or serves no such requests.
+        Unreachable: the peer gives no answer in time, or serves no such requests.
     """
-    match unpacked(await requested(daemon, peer, {"check": list(addresses)}, ASK_S)):
-        case {"seen": str(seen), "reached": dict(reached)}:
-            told = {str(a): None if why is None else str(why)[:200] for a, why in reached.items()}
-            return DialBack(seen, told)
-    raise Unreachable(f"{peer}: its answer can't be read")
+    try:
+        return _told(unpacked(await requested(daemon, peer, {"check": list(addresses)}, ASK_S)), daemon.peer_id)
+    except FrameError as error:
+        raise Unreachable(f"{peer}: {error}") from None
 
 
 async def answers(daemon: Daemon, peer: str, within_s: float) -> bool:
     """Whether a peer answers over its direct path."""
     try:
-        await asyncio.wait_for(requested(daemon, peer, {"ping": True}, within_s), within_s)
-    except (Unreachable, asyncio.TimeoutError):
+        await requested(daemon, peer, {"ping": True}, within_s)
+    except Unreachable:
         return False
     return True
 
@@ -67,8 +68,17 @@ async def requested(daemon: Daemon, peer: str, request: dict[str, Any], within_s
     """A peer's answer to a request to its `Relay`.
 
     Raises:
-        Unreachable: the peer gives no answer, or refuses.
+        Unreachable: the peer gives no answer in time, or refuses.
     """
+    try:
+        return await asyncio.wait_for(_requested(daemon, peer, request, within_s), within_s)
+    except asyncio.TimeoutError:
+        raise Unreachable(f"{peer}: no answer within {within_s:g} s") from None
+    except (FrameError, PipeBroken, PipeStalled) as error:
+        raise Unreachable(f"{peer}: {error}") from None
+
+
+async def _requested(daemon: Daemon, peer: str, request: dict[str, Any], within_s: float) -> bytes:
     pipe, _ = await daemon.open_stream(peer, RELAY, timeout_s=within_s)
     frames = FrameStream(pipe, peer, Limits(), Traffic())
     try:
@@ -78,11 +88,26 @@ async def requested(daemon: Daemon, peer: str, request: dict[str, Any], within_s
                 return answer
             case Refused(reason):
                 raise Unreachable(f"{peer}: {reason}")
-    except (FrameError, PipeBroken, PipeStalled) as error:
-        raise Unreachable(f"{peer}: {error}") from None
     finally:
         pipe.abort()
-    raise Unreachable(f"{peer}: the stream was closed")
+    raise FrameError("no answer")
+
+
+def _told(answer: object, me: str) -> DialBack:
+    """A peer's answer, without all that is no address of this peer. Raises FrameError if it can't be read."""
+    match answer:
+        case {"seen": str(seen), "reached": dict(reached)}:
+            told: dict[str, str | None] = {}
+            for address, why in reached.items():
+                if isinstance(address, str) and address.endswith(f"/p2p/{me}") and len(address) <= ADDRESS_LETTERS_MAX:
+                    told[address] = None if why is None else _plain(str(why))
+            return DialBack(seen, told)
+    raise FrameError("its answer can't be read")
+
+
+def _plain(text: str) -> str:
+    """A stranger's text as it may stand in a log."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:REASON_LETTERS_MAX])
 
 
 def judged(own: Sequence[str], answer: DialBack) -> Reach:
@@ -104,7 +129,9 @@ def judged(own: Sequence[str], answer: DialBack) -> Reach:
 
 
 async def ask_all(daemon: Daemon, peers: Sequence[str]) -> dict[str, DialBack]:
-    """Ask these peers at once; those that don't answer are left out."""
+    """Ask these peers at once; those that don't answer are left out. A peer that listens nowhere asks none."""
+    if not daemon.addresses:
+        return {}
     outcomes = await asyncio.gather(*(ask(daemon, peer, daemon.addresses) for peer in peers), return_exceptions=True)
     answers: dict[str, DialBack] = {}
     for peer, outcome in zip(peers, outcomes, strict=True):

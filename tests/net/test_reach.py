@@ -1,0 +1,329 @@
+"""What other peers' answers mean for a peer's reachability, and when it asks them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgpack
+import pytest
+
+from p2p_diloco.net import reach as module
+from p2p_diloco.net.framing import Accepted, Frame, Message, Refused, encode
+from p2p_diloco.net.interface import Reach, Unreachable
+from p2p_diloco.net.reach import (
+    ADDRESS_LETTERS_MAX,
+    ASK_EVERY_S,
+    ASK_S,
+    ASKED_MAX,
+    LOOK_EVERY_S,
+    DialBack,
+    ReachFinder,
+    ask,
+    ask_all,
+    judged,
+    together,
+)
+from tests.net.clocks import ByHand, by_hand
+from tests.net.direct_peers import pair
+
+ME = "QmMe"
+OWN = [f"/ip4/192.168.1.2/tcp/40/p2p/{ME}", f"/ip4/127.0.0.1/tcp/40/p2p/{ME}"]
+PUBLIC = [f"/ip4/20.0.0.5/tcp/40/p2p/{ME}"]
+MAPPED = f"/ip4/20.0.0.9/tcp/40/p2p/{ME}"
+SEEN_AT_A_ROUTER = "/ip4/20.0.0.9/tcp/51234"
+
+
+def nat(why: str | None = "timed out") -> DialBack:
+    """The answer of a peer outside, for a peer behind a router."""
+    elsewhere = dict.fromkeys(OWN, "it isn't at 20.0.0.9, where this peer is seen")
+    return DialBack(SEEN_AT_A_ROUTER, {**elsewhere, MAPPED: why})
+
+
+def test_behind_a_router_that_lets_nothing_in_a_peer_is_private() -> None:
+    """The reason names the router's address, the port that was dialled, and what became of the dial."""
+    reach = judged(OWN, nat())
+    assert reach.private
+    assert reach.why == "it is seen at 20.0.0.9, which is a router's address (NAT); port 40: timed out"
+
+
+def test_behind_a_router_that_forwards_the_port_a_peer_is_mapped() -> None:
+    """It isn't private, and the reason names the router's address."""
+    reach = judged(OWN, nat(None))
+    assert (reach.kind, reach.private) == ("mapped", False)
+    assert reach.why == f"other peers dial this one at {MAPPED}, which its router forwards"
+
+
+def test_a_peer_that_is_reached_at_its_own_address_is_public() -> None:
+    """The reason names the address."""
+    reach = judged(PUBLIC, DialBack("/ip4/20.0.0.5/tcp/999", {PUBLIC[0]: None}))
+    assert reach == Reach("public", f"other peers dial this one at {PUBLIC[0]}")
+
+
+def test_a_firewall_makes_a_peer_with_a_public_address_private() -> None:
+    """It is seen at its own address, so no router is blamed."""
+    reach = judged(PUBLIC, DialBack("/ip4/20.0.0.5/tcp/999", {PUBLIC[0]: "timed out"}))
+    assert reach == Reach("private", "it is seen at 20.0.0.5; port 40: timed out")
+
+
+def test_a_wrong_announced_address_makes_a_peer_private() -> None:
+    """No address lies where the peer is seen, so none was dialled there."""
+    reach = judged(PUBLIC, DialBack("/ip4/20.0.0.7/tcp/999", {PUBLIC[0]: "it isn't at 20.0.0.7"}))
+    assert reach.private
+    assert reach.why.endswith("(NAT); no address of it lies there")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        DialBack("/ip4/20.0.0.9/tcp/1", {}),
+        DialBack("nonsense", {OWN[0]: "timed out"}),
+        DialBack("/ip4/20.0.0.9/tcp/²", {OWN[0]: "timed out"}),
+        DialBack("/ip4/not an address/tcp/1", {OWN[0]: "timed out"}),
+        DialBack("/ip4/20.0.0.1/tcp/1/p2p/Qm/p2p-circuit", {OWN[0]: "timed out"}),
+    ],
+    ids=str,
+)
+def test_an_answer_without_a_place_or_a_dial_tells_nothing(answer: DialBack) -> None:
+    """Such an answer neither makes the peer private nor public."""
+    assert judged(OWN, answer) == Reach()
+
+
+def test_one_peer_that_fails_makes_private() -> None:
+    """Whatever the others say, and in whichever order; those that tell nothing don't count."""
+    silent, failed = DialBack("/ip4/20.0.0.9/tcp/1", {}), nat()
+    assert together(OWN, [silent, nat(None), failed]).private
+    assert together(OWN, [failed, nat(None)]).private
+    assert together(OWN, [silent, nat(None)]).kind == "mapped"
+    assert together(OWN, [silent]) == Reach()
+    assert together(OWN, []) == Reach()
+
+
+def test_a_peer_that_listens_nowhere_is_private() -> None:
+    """Before any peer was asked."""
+    assert together([], []).private
+    assert "client_mode" in together([], []).why
+
+
+# -- asking
+
+
+class Asker:
+    """A daemon whose only peer gives the answers of a test."""
+
+    def __init__(self, *frames: Frame | None, addresses: list[str] | None = None) -> None:
+        self.peer_id, self.addresses = ME, OWN if addresses is None else addresses
+        self.frames, self.far, self.near = frames, list[Any](), list[Any]()
+
+    async def open_stream(self, peer: str, protocol: str, *, timeout_s: float) -> Any:
+        near, far = await pair()
+        self.near.append(near)
+        self.far.append(far)
+        for frame in self.frames:
+            if frame is None:
+                far.close()
+            else:
+                far.write(encode(frame))
+        return near, "/ip4/20.0.0.1/tcp/1"
+
+
+@contextlib.asynccontextmanager
+async def asked(asker: Asker) -> AsyncIterator[Any]:
+    try:
+        yield asker
+    finally:
+        assert all(pipe.ended for pipe in asker.near)
+        for pipe in asker.far:
+            pipe.abort()
+
+
+def answer(**content: Any) -> Message:
+    return Message(msgpack.packb(content))
+
+
+def test_a_stranger_s_answer_is_cleaned() -> None:
+    """Only addresses of this peer count, of a bounded length; a reason is one line of bounded length."""
+
+    async def test() -> None:
+        reached = {
+            OWN[0]: "line\nline\x1b[31m" + "x" * 1000,
+            "/ip4/20.0.0.9/tcp/1/p2p/QmAnother": None,
+            "/ip4/20.0.0.9/tcp/1/" + "x" * ADDRESS_LETTERS_MAX + f"/p2p/{ME}": None,
+            b"bytes": None,
+            MAPPED: None,
+        }
+        async with asked(Asker(answer(seen="/ip4/20.0.0.9/tcp/1", reached=reached))) as asker:
+            told = await ask(asker, "other", asker.addresses)
+        assert list(told.reached) == [OWN[0], MAPPED]
+        assert told.reached[MAPPED] is None
+        why = told.reached[OWN[0]]
+        assert why is not None
+        assert why.isprintable()
+        assert why.startswith("line line [31mx")
+        assert len(why) < 500
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [Refused("no"), Accepted(), None, Message(b"\xc1"), answer(seen=1, reached={}), answer(seen="x"), Message(b"\xa1")],
+    ids=str,
+)
+def test_an_answer_that_cannot_be_read_is_unreachable(frame: Frame | None) -> None:
+    """The stream is closed, and others' answers count all the same."""
+
+    async def test() -> None:
+        async with asked(Asker(frame)) as asker:
+            with pytest.raises(Unreachable, match="other"):
+                await ask(asker, "other", asker.addresses)
+            assert await ask_all(asker, ["other"]) == {}
+
+    asyncio.run(test())
+
+
+def test_a_peer_that_hangs_is_waited_for_only_until_the_deadline() -> None:
+    """Opening the stream and the answer together, even if a first byte comes late."""
+
+    async def test() -> None:
+        with by_hand() as clock:
+            async with asked(Asker()) as asker:
+                asking = asyncio.create_task(ask(asker, "other", asker.addresses))
+                await clock.until(lambda: asker.far)
+                await clock.passes(0.9 * ASK_S)
+                asker.far[0].write(encode(Message(b"abc"))[:5])
+                await clock.until(lambda: asker.near[0].unread)
+                assert not asking.done()
+                await clock.passes(0.2 * ASK_S)
+                await clock.until(asking.done)
+                with pytest.raises(Unreachable, match="no answer within"):
+                    await asking
+
+    asyncio.run(test())
+
+
+def test_a_peer_that_listens_nowhere_asks_none() -> None:
+    """There is nothing to dial."""
+
+    async def test() -> None:
+        asker: Any = Asker(addresses=[])
+        assert await ask_all(asker, ["other"]) == {}
+        assert asker.far == []
+
+    asyncio.run(test())
+
+
+# -- finding out
+
+
+class Swarm:
+    """Peers that answer as the test says, and a finder that asks them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.peer_id, self.addresses = ME, list(OWN)
+        self.answers: dict[str, DialBack] = {}
+        self.linked: list[str] = []
+        self.asked: list[str] = []
+        self.told: list[Reach] = []
+        monkeypatch.setattr(module, "ask_all", self.ask_all)
+
+    async def ask_all(self, daemon: Any, peers: list[str]) -> dict[str, DialBack]:
+        self.asked += peers
+        return {peer: self.answers[peer] for peer in peers if peer in self.answers}
+
+    def finder(self, answers: dict[str, DialBack]) -> ReachFinder:
+        return ReachFinder(self, answers, lambda: self.linked, self.told.append)  # type: ignore[arg-type]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, test: Callable[[Swarm, ByHand], Awaitable[ReachFinder]]) -> None:
+    async def bounded() -> None:
+        with by_hand() as clock:
+            finder = await test(Swarm(monkeypatch), clock)
+            await finder.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(bounded())
+
+
+def test_newly_linked_peers_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each one once, and not those that have answered at the start. `changed` is called once for a change."""
+
+    async def test(swarm: Swarm, clock: ByHand) -> ReachFinder:
+        swarm.linked, swarm.answers = ["seed"], {"a": nat(), "b": nat()}
+        finder = swarm.finder({"seed": nat(None)})
+        assert finder.now.kind == "mapped"
+        assert finder.mapped == [MAPPED]
+        await clock.passes(LOOK_EVERY_S)
+        assert swarm.asked == []
+        swarm.linked.append("a")
+        await clock.passes(LOOK_EVERY_S)
+        assert swarm.asked == ["a"]
+        assert finder.now.private
+        swarm.linked.append("b")
+        for _ in range(3):
+            await clock.passes(LOOK_EVERY_S)
+        assert swarm.asked == ["a", "b"]
+        assert [reach.kind for reach in swarm.told] == ["private"]
+        return finder
+
+    run(monkeypatch, test)
+
+
+def test_all_are_asked_again_after_a_change_of_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answers before the change don't count any more; a peer that doesn't answer now is asked again later."""
+
+    async def test(swarm: Swarm, clock: ByHand) -> ReachFinder:
+        swarm.linked = ["seed", "a"]
+        finder = swarm.finder({"seed": nat(), "a": nat()})
+        assert finder.now.private
+        await clock.passes(0.0)
+        swarm.addresses = PUBLIC
+        swarm.answers = {"seed": DialBack("/ip4/20.0.0.5/tcp/9", {PUBLIC[0]: None})}
+        await clock.passes(LOOK_EVERY_S)
+        assert swarm.asked == ["seed", "a"]
+        assert finder.now.kind == "public"
+        assert finder.mapped == []
+        await clock.passes(LOOK_EVERY_S)
+        assert swarm.asked == ["seed", "a"]
+        assert [reach.kind for reach in swarm.told] == ["public"]
+        return finder
+
+    run(monkeypatch, test)
+
+
+def test_all_are_asked_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Because a router or a firewall may change; without any answer the last ones stay."""
+
+    async def test(swarm: Swarm, clock: ByHand) -> ReachFinder:
+        swarm.linked = ["seed"]
+        finder = swarm.finder({"seed": nat()})
+        passed_s = 0.0
+        while not swarm.asked:
+            await clock.passes(LOOK_EVERY_S)
+            passed_s += LOOK_EVERY_S
+        assert ASK_EVERY_S <= passed_s <= ASK_EVERY_S + LOOK_EVERY_S
+        assert finder.now.private
+        swarm.answers = {"seed": nat(None)}
+        for _ in range(int(ASK_EVERY_S / LOOK_EVERY_S) + 1):
+            await clock.passes(LOOK_EVERY_S)
+        assert swarm.asked == ["seed", "seed"]
+        assert [reach.kind for reach in swarm.told] == ["mapped"]
+        return finder
+
+    run(monkeypatch, test)
+
+
+def test_few_peers_are_asked_however_many_are_linked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A large run isn't asked as a whole."""
+
+    async def test(swarm: Swarm, clock: ByHand) -> ReachFinder:
+        swarm.linked = [str(number) for number in range(100)]
+        finder = swarm.finder({"seed": nat()})
+        for _ in range(5):
+            await clock.passes(LOOK_EVERY_S)
+        assert len(swarm.asked) == ASKED_MAX - 1
+        return finder
+
+    run(monkeypatch, test)
