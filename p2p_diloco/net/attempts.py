@@ -1,4 +1,4 @@
-"""Several attempts at one thing, each begun a moment after the one before: the first that succeeds counts.
+"""Attempts that are given up: after a deadline, or when another one has succeeded. No result is lost.
 
 Law: knows nothing of what is attempted.
 """
@@ -47,6 +47,25 @@ async def first(
         raise last
     finally:
         for task in running:
+            _abandon(task, discard)
+
+
+async def within(timeout_s: float, attempt: Coroutine[Any, Any, T], *, discard: Callable[[T], None]) -> T:
+    """The result of an attempt; `discard` gets it if it comes too late. `asyncio.wait_for` loses it if a cancellation
+    comes at the same moment.
+
+    Raises:
+        asyncio.TimeoutError: it took longer than `timeout_s`.
+    """
+    task = asyncio.create_task(attempt)
+    ended = False
+    try:
+        ended = bool((await asyncio.wait({task}, timeout=timeout_s))[0])
+        if not ended:
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        if not ended:
             _abandon(task, discard)
 
 

@@ -17,11 +17,12 @@ from functools import partial
 
 import msgpack
 
-from p2p_diloco.net.attempts import first
+from p2p_diloco.net.addresses import peer_of
+from p2p_diloco.net.attempts import first, within
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import FrameError, Message, Refused
-from p2p_diloco.net.interface import Limits, Traffic, Unreachable
+from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Traffic, Unreachable
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.relay import GONE, PING_S, PONG_S, RELAY, RELAYED, unpacked
 from p2p_diloco.net.signing import signer
@@ -34,7 +35,7 @@ OPEN_S = 5.0
 STAGGER_S = 0.3
 """Seconds after which the next relay is asked as well, while the present one has not answered."""
 RELAYS_MAX = 3
-"""The most relays that this peer registers at, and the most that are asked for one stream."""
+"""The most relays that this peer is registered at, and the most that are asked for one stream."""
 REGISTER_AGAIN_S = 1.0
 """Seconds from the end of a registration to the next attempt; they double with each failure, up to `PING_S`."""
 ANSWERED_MAX = 64
@@ -61,6 +62,7 @@ class Circuits:
         self._hello = bytes(msgpack.packb({"certificate": self._certificate.der, "proof": proof}))
         self._protocols: dict[str, Serve] = {}
         self._relays: dict[str, asyncio.Task[None]] = {}
+        self._registering = asyncio.Semaphore(RELAYS_MAX)
         self.registered: dict[str, str] = {}
         """The relays that keep a connection to this peer, with their multiaddrs."""
         self._relays_of: dict[str, tuple[str, ...]] = {}
@@ -86,12 +88,12 @@ class Circuits:
         Registrations at other relays end."""
         wanted: dict[str, list[str]] = {}
         for address in relays:
-            wanted.setdefault(address.rpartition("/p2p/")[2], []).append(address)
+            wanted.setdefault(peer_of(address), []).append(address)
         wanted.pop(self._daemon.peer_id, None)
         for relay in self._relays.keys() - wanted.keys():
             self._relays.pop(relay).cancel()
         for relay, addresses in wanted.items():
-            if relay not in self._relays and len(self._relays) < RELAYS_MAX:
+            if relay not in self._relays:
                 self._daemon.introduce(relay, addresses)
                 self._relays[relay] = asyncio.create_task(self._stay_registered(relay))
 
@@ -103,33 +105,40 @@ class Circuits:
 
     def introduce(self, peer: str, addresses: Sequence[str]) -> None:
         """Remember the relays in a peer's addresses."""
-        relays: dict[str, None] = {}
+        relays: dict[str, list[str]] = {}
         for address in addresses:
             way, circuit, named = address.partition("/p2p-circuit")
             host, _, relay = way.rpartition("/p2p/")
             if circuit and named == f"/p2p/{peer}" and relay and relay != self._daemon.peer_id:
-                if host and not self._daemon.known_at(relay):
-                    self._daemon.introduce(relay, [f"{host}/p2p/{relay}"])
-                relays[relay] = None
+                relays.setdefault(relay, []).append(f"{host}/p2p/{relay}")
+        self._relays_of.pop(peer, None)
+        if not relays:
+            return
+        if len(self._relays_of) >= PEERS_COUNTED_MAX:
+            del self._relays_of[next(iter(self._relays_of))]
         self._relays_of[peer] = tuple(relays)[:RELAYS_MAX]
+        for relay in self._relays_of[peer]:
+            if not self._daemon.known_at(relay):
+                self._daemon.introduce(relay, relays[relay])
 
     def relays_of(self, peer: str) -> tuple[str, ...]:
         """The relays through which a peer says that it is reached; empty for a peer that can be dialled."""
         return self._relays_of.get(peer, ())
 
     async def _stay_registered(self, relay: str) -> None:
-        """Register at a relay, again and again."""
-        failures = 0
+        """Register at a relay, again and again, while fewer than `RELAYS_MAX` others keep a registration."""
+        again_s = REGISTER_AGAIN_S
         while True:
             try:
-                await self._registration(relay)
-                failures = 0
+                async with self._registering:
+                    await self._registration(relay)
+                again_s = REGISTER_AGAIN_S
             except _FAILURES as error:
-                failures += 1
+                again_s = min(2 * again_s, PING_S)
                 log.debug("the registration at the relay %s failed: %s", relay, error)
             finally:
                 self.registered.pop(relay, None)
-            await asyncio.sleep(min(REGISTER_AGAIN_S * 2**failures, PING_S))
+            await asyncio.sleep(again_s)
 
     async def _registration(self, relay: str) -> None:
         """Register at a relay; returns when the relay ends it."""
@@ -152,7 +161,7 @@ class Circuits:
 
     def relays_to(self, peer: str, linked: Iterable[str]) -> list[str]:
         """The relays to ask for a stream to a peer: its own, then this peer's, then the peers `linked` to this one."""
-        relays = dict.fromkeys((*self.relays_of(peer), *self._relays, *linked))
+        relays = dict.fromkeys((*self.relays_of(peer), *self.registered, *self._relays, *linked))
         return [relay for relay in relays if relay not in (peer, self._daemon.peer_id)][:RELAYS_MAX]
 
     async def open(self, peer: str, protocol: str, relays: Sequence[str]) -> Opened:
@@ -173,7 +182,7 @@ class Circuits:
 
     async def _open_through(self, relay: str, peer: str, protocol: str) -> Opened:
         try:
-            return await asyncio.wait_for(self._dialled(relay, peer, protocol), OPEN_S)
+            return await within(OPEN_S, self._dialled(relay, peer, protocol), discard=abort_stream)
         except asyncio.TimeoutError:
             raise Unreachable(f"the relay {relay} took too long") from None
         except Unreachable:
@@ -205,7 +214,8 @@ class Circuits:
             return
         self._answering += 1
         try:
-            peer, protocol, inside = await asyncio.wait_for(self._accepted(relay, pipe), OPEN_S)
+            accepting = self._accepted(relay, pipe)
+            peer, protocol, inside = await within(OPEN_S, accepting, discard=lambda opened: opened[2].abort())
         except _FAILURES as error:
             log.debug("a stream through the relay %s failed: %r", relay, error)
             pipe.abort()

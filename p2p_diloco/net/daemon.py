@@ -14,6 +14,7 @@ from typing import Any
 
 from p2p_diloco.addresses import by_reach
 from p2p_diloco.errors import ConfigError, P2PDilocoError
+from p2p_diloco.net.attempts import within
 from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, PeerID, StreamInfo
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.pipe import Pipe
@@ -157,7 +158,8 @@ class Daemon:
         if self._died is not None:
             raise Unreachable(self._died)
         try:
-            return await asyncio.wait_for(self._open_stream(peer, protocol), timeout_s)
+            opening = self._open_stream(peer, protocol)
+            return await within(timeout_s, opening, discard=lambda opened: opened[0].abort())
         except asyncio.TimeoutError:
             raise Unreachable(f"{peer}: no answer within {timeout_s:g} s") from None
         except Unreachable:

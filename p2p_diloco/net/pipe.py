@@ -135,12 +135,12 @@ class Pipe(asyncio.BufferedProtocol):
         self._resume_reading()
         if self.ended is None:
             self._reader = self._loop.create_future()
-            try:
-                await asyncio.wait_for(self._reader, timeout_s)
-            except asyncio.TimeoutError:
-                raise PipeStalled(f"nothing came for {timeout_s:g} s") from None
+            try:  # wait_for may swallow a cancellation before Python 3.12
+                done, _ = await asyncio.wait({self._reader}, timeout=timeout_s)
             finally:
                 self._reader = None
+            if not done:
+                raise PipeStalled(f"nothing came for {timeout_s:g} s")
         return len(self.unread) > before
 
     async def read_into(self, target: memoryview, *, stall_s: float, total_s: float) -> None:
@@ -190,10 +190,13 @@ class Pipe(asyncio.BufferedProtocol):
             PipeStalled: the buffer stayed full until the deadline.
         """
         if not self._writable.is_set():
+            waiting = asyncio.ensure_future(self._writable.wait())
             try:
-                await asyncio.wait_for(self._writable.wait(), timeout_s)
-            except asyncio.TimeoutError:
-                raise PipeStalled(f"the stream took nothing for {timeout_s:g} s") from None
+                done, _ = await asyncio.wait({waiting}, timeout=timeout_s)
+            finally:
+                waiting.cancel()
+            if not done:
+                raise PipeStalled(f"the stream took nothing for {timeout_s:g} s")
         if self.ended is not None:
             raise PipeBroken(self.ended)
 

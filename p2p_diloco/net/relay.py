@@ -50,8 +50,13 @@ PING_S, PONG_S = 10.0, 10.0
 """Seconds between two pings of a registered peer, and the deadline for their answers."""
 STREAMS_MAX, STREAMS_PER_PEER_MAX = 1024, 64
 """The most pairs of streams that a relay joins, and the most that one peer opens."""
-CHECKS_MAX = 4
-"""The most peers that are dialled back at a time."""
+CHECKS_MAX, CHECKS_WAITING_MAX = 4, 64
+"""The most peers that are dialled back at a time, and the most that wait for it or are being dialled. A peer is dialled
+back for one request at a time."""
+CHECK_S = 10.0
+"""Deadline for dialling a peer back."""
+CLOSE_S = 3.0
+"""How long the end of a relay may take: a daemon that was started to dial a peer back has to end."""
 BURST_S = 0.1
 """Seconds' worth of bytes that may pass at once."""
 
@@ -84,6 +89,7 @@ class Relay:
         self._gone: dict[str, float] = {}
         self._joined: list[str] = []  # the peer that opened each pair of streams
         self._checks = asyncio.Semaphore(CHECKS_MAX)
+        self._checked: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.traffic = Traffic()
 
@@ -116,10 +122,11 @@ class Relay:
             pipe.close()
 
     async def close(self) -> None:
-        """End every stream."""
+        """End every stream, in bounded time."""
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_S)
 
     # -- registered peers
 
@@ -136,6 +143,8 @@ class Relay:
             frame: object = Message(b"")
             while isinstance(frame, Message):
                 frames.write(Message(b""))
+                await frames.pipe.drain(PONG_S)  # the answers to a flood of pings must not pile up
+                await asyncio.sleep(0)  # many pings may be waiting: let other tasks run between two of them
                 frame = await frames.read(idle_s=PING_S + PONG_S, frame_s=REQUEST_S)
         finally:
             if self._registered.get(peer) is frames.pipe:
@@ -203,8 +212,16 @@ class Relay:
     # -- dialling back
 
     async def _check(self, peer: str, seen_at: str, addresses: Sequence[object], frames: FrameStream) -> None:
-        async with self._checks:
-            reached = await dial_back(peer, seen_at, [a for a in addresses if isinstance(a, str)])
+        if peer in self._checked or len(self._checked) >= CHECKS_WAITING_MAX:
+            frames.write(Refused("this peer dials too many others back already"))
+            return
+        self._checked.add(peer)
+        try:
+            async with self._checks:
+                told = dial_back(peer, seen_at, [a for a in addresses if isinstance(a, str)])
+                reached = await asyncio.wait_for(told, CHECK_S)
+        finally:
+            self._checked.discard(peer)
         frames.write(Message(_packed({"seen": seen_at, "reached": reached})))
 
 

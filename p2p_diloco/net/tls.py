@@ -73,7 +73,7 @@ class Certificate:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if dials else ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=other)
+        _pin(context, other)
         _load(context, self._pem)
         if not dials:
             context.num_tickets = 0
@@ -92,6 +92,14 @@ def _load(context: ssl.SSLContext, pem: bytes) -> None:
         os.unlink(path)
 
 
+def _pin(context: ssl.SSLContext, certificate: bytes) -> None:
+    """Trust this certificate (DER). Raises OSError if it can't be read."""
+    try:
+        context.load_verify_locations(cadata=certificate)
+    except ValueError as error:  # it is empty
+        raise OSError(str(error)) from None
+
+
 async def connect(host: str, port: int, family: int, certificate: bytes) -> Connection:
     """Connect to the holder of a certificate (DER) and do the handshake. The caller sets the deadline, by cancelling.
 
@@ -100,7 +108,7 @@ async def connect(host: str, port: int, family: int, certificate: bytes) -> Conn
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies chain and name
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(cadata=certificate)
+    _pin(context, certificate)
     reader, writer = await asyncio.open_connection(host, port, family=family, ssl=context, server_hostname=_NAME)
     try:
         tcp.set_up(writer.get_extra_info("socket"))
@@ -113,13 +121,15 @@ async def connect(host: str, port: int, family: int, certificate: bytes) -> Conn
 
 
 async def secured(pipe: Pipe, certificate: Certificate, other: bytes, *, dials: bool) -> Pipe:
-    """Encrypt a stream on which no bytes are on their way. `other`: the certificate that the other end must show (DER);
+    """Encrypt a stream on which both ends begin now. `other`: the certificate that the other end must show (DER);
     `dials`: whether this end speaks first. The caller sets the deadline, by cancelling.
 
     Raises:
         OSError: the handshake failed, or the other end holds another certificate.
     """
     context = certificate.mutual(other, dials=dials)
+    if not pipe.quiet:
+        raise ConnectionResetError(pipe.ended or "bytes came before the handshake")
     reader = asyncio.StreamReader()
     loop, protocol = asyncio.get_running_loop(), asyncio.StreamReaderProtocol(reader)
     transport = await loop.start_tls(

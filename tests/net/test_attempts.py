@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.net.attempts import first
+from p2p_diloco.net.attempts import first, within
 from tests.net.clocks import ByHand, by_hand
 
 STAGGER_S = 1.0
@@ -195,5 +195,48 @@ def test_a_race_that_is_cancelled_twice_leaves_nothing() -> None:
         late.set()
         await clock.passes(0.0)
         assert attempts.discarded == ["late"]
+
+    run(test)
+
+
+@pytest.mark.parametrize("how", ["cancelled", "late"])
+def test_a_result_at_the_moment_of_the_end_is_discarded(how: str) -> None:
+    """The caller is cancelled, or its deadline passes, as the attempt succeeds in spite of its own cancellation."""
+
+    async def test(clock: ByHand) -> None:
+        attempts = Attempts(1)
+
+        async def stubborn() -> str:
+            try:
+                return await attempts.attempt(0)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)
+                return "in spite of it"
+
+        waiting = asyncio.create_task(within(1.0, stubborn(), discard=attempts.discarded.append))
+        await clock.passes(0.9)
+        if how == "cancelled":
+            waiting.cancel()
+        else:
+            await clock.passes(0.2)
+        with pytest.raises(asyncio.CancelledError if how == "cancelled" else asyncio.TimeoutError):
+            await waiting
+        await clock.passes(0.0)
+        assert attempts.discarded == ["in spite of it"]
+
+    run(test)
+
+
+def test_in_time_the_outcome_is_the_attempt_s() -> None:
+    """Its result or its error; nothing is discarded."""
+
+    async def test(clock: ByHand) -> None:
+        attempts = Attempts(2)
+        attempts.outcomes[0].set_result("done")
+        attempts.outcomes[1].set_exception(OSError("no"))
+        assert await within(1.0, attempts.attempt(0), discard=attempts.discarded.append) == "done"
+        with pytest.raises(OSError, match="no"):
+            await within(1.0, attempts.attempt(1), discard=attempts.discarded.append)
+        assert attempts.discarded == []
 
     run(test)

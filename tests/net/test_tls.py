@@ -449,3 +449,23 @@ def test_no_socket_or_thread_is_left(recwarn: pytest.WarningsRecorder) -> None:
     gc.collect()
     assert threading.active_count() <= threads
     assert [str(w.message) for w in recwarn if w.category is ResourceWarning] == []
+
+
+@pytest.mark.parametrize("waits_for", ["bytes", "room"])
+def test_a_wait_that_is_cancelled_ends(waits_for: str) -> None:
+    """Also when what it waits for comes at the same moment: else the task that was cancelled would go on for ever."""
+
+    async def test() -> None:
+        async with ends() as (near, _):
+            near._writable.clear()
+            waiting = asyncio.create_task(near.more(30.0) if waits_for == "bytes" else near.drain(30.0))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            near._end("now")
+            if waits_for == "room":
+                await asyncio.sleep(0)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    run(test())

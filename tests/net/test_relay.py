@@ -1,0 +1,354 @@
+"""What a relay does for whom, within which limits, and that it ends in bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgpack
+import pytest
+
+from p2p_diloco.net import relay as module
+from p2p_diloco.net.frame_stream import FrameStream
+from p2p_diloco.net.framing import Accepted, Frame, Message, Refused, encode
+from p2p_diloco.net.interface import Limits, Traffic
+from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.relay import GONE, RELAY, RELAYED, Rate, Relay
+from tests.net.clocks import by_hand
+from tests.net.relays import AT_ONCE_S, World, heard, run, until
+
+
+async def request(world: World, asker: str, **content: Any) -> tuple[Pipe, FrameStream]:
+    """A peer's stream to the relay, with a request on it."""
+    daemon = world.daemons.get(asker) or world.daemon(asker)
+    pipe, _ = await daemon.open_stream("relay", RELAY, timeout_s=5.0)
+    frames = FrameStream(pipe, "relay", Limits(), Traffic())
+    frames.write(Message(msgpack.packb(content)))
+    return pipe, frames
+
+
+async def answer(frames: FrameStream) -> Frame | None:
+    return await frames.read(idle_s=30.0, frame_s=30.0)
+
+
+def listens(world: World, name: str = "b") -> list[Pipe]:
+    """A peer that keeps the streams that a relay opens to it."""
+    streams = world.kept
+
+    async def keep(peer: str, pipe: Pipe, seen_at: str) -> None:
+        streams.append(pipe)
+        while pipe.ended is None:
+            await asyncio.sleep(0.01)
+
+    world.daemon(name).serves[RELAYED] = keep
+    return streams
+
+
+async def joined(world: World, asker: str = "a") -> tuple[Pipe, Pipe]:
+    """Both ends of a relayed stream."""
+    streams = world.kept if "b" in world.daemons else listens(world)
+    pipe, frames = await request(world, asker, open="b")
+    assert await answer(frames) == Message(b"")
+    there = streams[-1]
+    assert await answer(FrameStream(there, "", Limits(), Traffic())) == Message(msgpack.packb({"from": asker}))
+    return pipe, there
+
+
+def test_the_relay_says_who_opens_and_passes_bytes_on() -> None:
+    """In both directions, and the end too: bytes written before it arrive."""
+
+    async def test(world: World) -> None:
+        await world.relay()
+        here, there = await joined(world)
+        here.write(b"there")
+        assert await heard(there, 5) == b"there"
+        there.write(b"back")
+        there.close()
+        assert await heard(here, 4) == b"back"
+        assert not await here.more(AT_ONCE_S)
+
+    run(test)
+
+
+@pytest.mark.parametrize("content", [{"open": "b"}, {"register": True}])
+def test_a_peer_with_a_rate_of_0_is_no_relay(content: dict[str, Any]) -> None:
+    """It refuses; it still dials back."""
+
+    async def test(world: World) -> None:
+        await world.relay(mbit=0)
+        listens(world)
+        _, frames = await request(world, "a", **content)
+        assert await answer(frames) == Refused("this peer is no relay")
+        _, frames = await request(world, "a", check=[])
+        assert isinstance(await answer(frames), Message)
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "bytes_",
+    [encode(Accepted()), encode(Message(b"\xc1")), encode(Message(msgpack.packb({"open": 7}))), b"garbage", b""],
+)
+def test_what_is_no_request_ends_the_stream(monkeypatch: pytest.MonkeyPatch, bytes_: bytes) -> None:
+    """With a refusal where the frame could be read; silence ends it at the deadline."""
+    monkeypatch.setattr(module, "REQUEST_S", 0.2)
+
+    async def test(world: World) -> None:
+        await world.relay()
+        pipe, _ = await world.daemon("a").open_stream("relay", RELAY, timeout_s=5.0)
+        pipe.write(bytes_)
+        await until(lambda: pipe.ended, AT_ONCE_S)
+
+    run(test)
+
+
+def test_the_streams_of_one_peer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another peer isn't concerned, until all streams are in use; a stream that has ended makes room."""
+    monkeypatch.setattr(module, "STREAMS_PER_PEER_MAX", 2)
+    monkeypatch.setattr(module, "STREAMS_MAX", 3)
+
+    async def test(world: World) -> None:
+        relay = await world.relay()
+        first, _ = await joined(world)
+        await joined(world)
+        full = Refused("this relay passes on too many streams already")
+        assert await answer((await request(world, "a", open="b"))[1]) == full
+        await joined(world, "c")
+        assert await answer((await request(world, "d", open="b"))[1]) == full
+        first.abort()
+        await until(lambda: len(relay._joined) == 2)
+        await joined(world)
+
+    run(test)
+
+
+def test_all_streams_together_keep_to_the_rate() -> None:
+    """Two streams take as long as one with twice as many bytes, and a relay of twice the rate half as long."""
+    count = 1 << 19
+
+    async def seconds(streams: int, mbit: float) -> float:
+        times: list[float] = []
+
+        async def test(world: World) -> None:
+            await world.relay(mbit=mbit)
+            ends = [await joined(world) for _ in range(streams)]
+            began = time.monotonic()
+            for here, _ in ends:
+                here.write(bytes(count // streams))
+            await asyncio.gather(*(heard(there, count // streams) for _, there in ends))
+            times.append(time.monotonic() - began)
+
+        await asyncio.to_thread(run, test)
+        return times[0]
+
+    async def all_of_them() -> tuple[float, float, float]:
+        return await seconds(1, 8.0), await seconds(2, 8.0), await seconds(1, 16.0)
+
+    one, two, fast = asyncio.run(all_of_them())
+    assert one > 0.8 * (count / 1e6 - module.BURST_S)
+    assert 0.6 < two / one < 1.6
+    assert 0.3 < fast / one < 0.8
+
+
+def test_a_burst_passes_at_once_and_the_debt_is_paid() -> None:
+    """Idle time counts for `BURST_S` at most."""
+
+    async def test() -> None:
+        with by_hand() as clock:
+            rate = Rate(1000.0)
+            await clock.passes(100.0)
+            await rate.spend(int(1000 * module.BURST_S))
+            spending = asyncio.create_task(rate.spend(500))
+            assert 0.5 <= await clock.over(spending, step_s=0.01) <= 0.55
+
+    asyncio.run(test())
+
+
+# -- registered peers
+
+
+async def registered(world: World, relay: Relay, name: str = "b") -> tuple[Pipe, FrameStream]:
+    pipe, frames = await request(world, name, register=True)
+    assert await answer(frames) == Message(b"")
+    assert name in relay._registered
+    return pipe, frames
+
+
+async def reason(world: World, other: str) -> str:
+    """Why a peer can't be reached through the relay."""
+    refusal = await answer((await request(world, "a", open=other))[1])
+    assert isinstance(refusal, Refused)
+    return refusal.reason
+
+
+def test_a_peer_that_was_registered_a_moment_ago_is_gone() -> None:
+    """One that never was isn't, and one that is registered isn't either; after a while it's forgotten."""
+
+    async def test(world: World) -> None:
+        relay = await world.relay()
+        assert "can't reach it" in await reason(world, "b")
+        pipe, _ = await registered(world, relay)
+        assert "can't reach it" in await reason(world, "b")
+        pipe.abort()
+        await until(lambda: "b" not in relay._registered)
+        assert await reason(world, "b") == GONE
+        relay._gone["b"] -= module.GONE_S
+        assert "can't reach it" in await reason(world, "b")
+        again, _ = await registered(world, relay)
+        assert relay._gone == {}
+        again.abort()
+
+    run(test)
+
+
+def test_a_newer_registration_replaces_the_older_one() -> None:
+    """The peer isn't taken for gone: its older connection may have broken unnoticed."""
+
+    async def test(world: World) -> None:
+        relay = await world.relay()
+        older, _ = await registered(world, relay)
+        newer, _ = await registered(world, relay)
+        await until(lambda: older.ended)
+        await until(lambda: len(world.tasks) == 1)
+        assert "b" in relay._registered
+        assert relay._gone == {}
+        newer.abort()
+
+    run(test)
+
+
+def test_each_ping_is_answered_and_silence_ends_the_registration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that hangs is gone after the two deadlines."""
+    monkeypatch.setattr(module, "PING_S", 0.2)
+    monkeypatch.setattr(module, "PONG_S", 0.2)
+
+    async def test(world: World) -> None:
+        relay = await world.relay()
+        pipe, frames = await registered(world, relay)
+        for _ in range(3):
+            frames.write(Message(b""))
+            assert await answer(frames) == Message(b"")
+        await until(lambda: pipe.ended, AT_ONCE_S)
+        await until(lambda: "b" in relay._gone)
+
+    run(test)
+
+
+def test_a_full_table_refuses_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that are in it; what is remembered of the gone is bounded too."""
+    monkeypatch.setattr(module, "PEERS_COUNTED_MAX", 1)
+
+    async def test(world: World) -> None:
+        relay = await world.relay()
+        await registered(world, relay, "b")
+        _, frames = await request(world, "c", register=True)
+        assert await answer(frames) == Refused("this relay is full")
+        again, _ = await registered(world, relay, "b")
+        again.abort()
+        await until(lambda: relay._gone)
+        other, _ = await registered(world, relay, "c")
+        other.abort()
+        await until(lambda: "c" not in relay._registered)
+        assert list(relay._gone) == ["b"]
+
+    run(test)
+
+
+def test_a_flood_of_pings_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that reads no answers is dropped at a deadline, and doesn't fill the relay's buffers meanwhile."""
+    monkeypatch.setattr(module, "PONG_S", 0.5)
+
+    async def test(world: World) -> None:
+        relay = await world.relay()
+        pipe, _ = await registered(world, relay)
+        there = relay._registered["b"]
+        pipe.transport.pause_reading()
+        flood, most = encode(Message(b"")) * 10_000, 0
+        for _ in range(200):
+            pipe.write(flood)
+            await asyncio.sleep(0.001)
+            most = max(most, there.transport.get_write_buffer_size())
+        await until(lambda: "b" not in relay._registered, AT_ONCE_S)
+        assert most < 1 << 20
+
+    run(test)
+
+
+# -- dialling back
+
+
+def test_one_request_of_a_peer_and_a_few_of_all_are_dialled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are refused at once; afterwards there is room again."""
+    monkeypatch.setattr(module, "CHECKS_MAX", 1)
+    monkeypatch.setattr(module, "CHECKS_WAITING_MAX", 2)
+    leave, dialled = asyncio.Event(), list[str]()
+
+    async def dial_back(peer: str, seen_at: str, addresses: list[str]) -> dict[str, str | None]:
+        dialled.append(peer)
+        await leave.wait()
+        return dict.fromkeys(addresses)
+
+    monkeypatch.setattr(module, "dial_back", dial_back)
+
+    async def test(world: World) -> None:
+        relay = await world.relay()
+        first = await request(world, "a", check=["x", 7])
+        second = await request(world, "b", check=[])
+        await until(lambda: len(relay._checked) == 2)
+        busy = Refused("this peer dials too many others back already")
+        for asker in ("a", "c"):
+            assert await answer((await request(world, asker, check=[]))[1]) == busy
+        assert dialled == ["a"]
+        leave.set()
+        told = await answer(first[1])
+        assert isinstance(told, Message)
+        assert msgpack.unpackb(told.header) == {"seen": "/ip4/127.0.0.1/tcp/4001", "reached": {"x": None}}
+        assert isinstance(await answer(second[1]), Message)
+        assert isinstance(await answer((await request(world, "c", check=[]))[1]), Message)
+
+    run(test)
+
+
+def test_a_check_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stream then ends without an answer."""
+    monkeypatch.setattr(module, "CHECK_S", 0.2)
+    monkeypatch.setattr(module, "dial_back", lambda *_: asyncio.sleep(100.0))
+
+    async def test(world: World) -> None:
+        relay = await world.relay()
+        assert await answer((await request(world, "a", check=[]))[1]) is None
+        assert relay._checked == set()
+
+    run(test)
+
+
+def test_a_relay_ends_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is under way, and even if a dial back doesn't let itself be cancelled."""
+    monkeypatch.setattr(module, "CLOSE_S", 0.3)
+    over = asyncio.Event()
+
+    async def stubborn(*_: Any) -> dict[str, str | None]:
+        try:
+            await over.wait()
+        except asyncio.CancelledError:
+            await over.wait()
+            raise
+        return {}
+
+    monkeypatch.setattr(module, "dial_back", stubborn)
+
+    async def test(world: World) -> None:
+        relay = await world.relay()
+        here, there = await joined(world)
+        await registered(world, relay, "c")
+        await request(world, "d", check=[])
+        await until(lambda: relay._checked)
+        began = time.monotonic()
+        await relay.close()
+        assert time.monotonic() - began < AT_ONCE_S
+        await until(lambda: here.ended and there.ended)
+        over.set()
+        await until(lambda: not relay._tasks)
+
+    run(test)
