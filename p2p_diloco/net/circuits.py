@@ -191,7 +191,10 @@ class Circuits:
             raise Unreachable(f"through the relay {relay}: {error}") from None
 
     async def _dialled(self, relay: str, peer: str, protocol: str) -> Opened:
-        pipe, found_at = await self._daemon.open_stream(relay, RELAY, timeout_s=OPEN_S)
+        try:
+            pipe, found_at = await self._daemon.open_stream(relay, RELAY, timeout_s=OPEN_S)
+        except Unreachable as error:  # `refused` would mean that the relay has ended, not the peer
+            raise Unreachable(f"the relay {error}") from None
         try:
             frames = FrameStream(pipe, relay, Limits(), self.traffic)
             frames.write(Message(bytes(msgpack.packb({"open": peer}))))

@@ -57,7 +57,7 @@ class FakeDaemon:
     async def open_stream(self, peer: str, protocol: str, *, timeout_s: float) -> tuple[Pipe, str]:
         there = self.world.daemons.get(peer)
         if there is None or protocol not in there.serves or (there.private and self.private):
-            raise Unreachable(f"{peer}: no route")
+            raise Unreachable(f"{peer}: no route", refused=there is None)
         self.opened += 1
         near, far = await pair()
         self.world.pipes += [near, far]

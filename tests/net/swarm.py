@@ -23,6 +23,7 @@ AT_ONCE_S = 8.0
 STRANGER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 CHILD = """
 import asyncio
+import sys
 from p2p_diloco.net.hivemind import HivemindTransport
 
 class Box:
@@ -36,8 +37,9 @@ class Box:
 async def main():
     global transport
     transport = await HivemindTransport.create(
-        Box(), run_id="real", initial_peers=[], host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    print(transport.peer_id, transport.addresses()[0], transport._dht.daemon.p2p._child.pid, flush=True)
+        Box(), run_id="real", initial_peers=sys.argv[1:], host_maddrs=["/ip4/127.0.0.1/tcp/0"],
+        client_mode=len(sys.argv) > 1)
+    print(transport.peer_id, (transport.addresses() or ["-"])[0], transport._dht.daemon.p2p._child.pid, flush=True)
     await asyncio.sleep(110)
 
 asyncio.run(main())
@@ -77,10 +79,11 @@ async def join(box: Box | None = None, **options: Any) -> Any:
 
 
 @contextlib.contextmanager
-def peer_process() -> Iterator[tuple[subprocess.Popen[str], str, str, int]]:
-    """A peer in a process of its own: the process, its peer id, its address, and its daemon's process id."""
+def peer_process(*initial_peers: str) -> Iterator[tuple[subprocess.Popen[str], str, str, int]]:
+    """A peer in a process of its own: the process, its peer id, its address, and its daemon's process id. With initial
+    peers it is one that listens nowhere."""
     process = subprocess.Popen(
-        [sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True, env=os.environ | child_path()
+        [sys.executable, "-c", CHILD, *initial_peers], stdout=subprocess.PIPE, text=True, env=os.environ | child_path()
     )
     try:
         assert process.stdout is not None

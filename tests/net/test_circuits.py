@@ -628,7 +628,8 @@ def test_the_relays_to_ask_are_the_peer_s_then_ours_then_linked_peers() -> None:
 
 
 def test_a_relay_that_lost_the_peer_makes_a_refusal() -> None:
-    """Even if another relay only fails; a relay that merely doesn't reach it makes none."""
+    """Even if another relay only fails. A relay that merely doesn't reach it makes none, and one that refuses the dial
+    itself neither: that relay has ended, and not the peer."""
 
     async def test(world: World) -> None:
         a, b, _ = await two(world)
