@@ -185,8 +185,7 @@ class Relay:
 
     def _refuse(self, other: str, error: Unreachable, frames: FrameStream) -> None:
         gone_for_s = asyncio.get_running_loop().time() - self._gone.get(other, float("-inf"))
-        gone = other not in self._registered and gone_for_s < GONE_S
-        frames.write(Refused(GONE if gone else f"the relay can't reach it either: {error}"))
+        frames.write(Refused(GONE if gone_for_s < GONE_S else f"the relay can't reach it either: {error}"))
 
     async def _join(self, one: Pipe, other: Pipe) -> None:
         """Pass bytes on in both directions until one of the streams ends."""
