@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from p2p_diloco.net import paths
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.paths import HEAD_START_S, RELAYED_FOR_S, REMEMBERED_MAX, Paths
 from tests.net.clocks import ByHand, by_hand
@@ -293,5 +294,37 @@ def test_what_is_remembered_is_bounded() -> None:
         assert len(paths._relayed_until) == REMEMBERED_MAX
         assert "0" not in paths._relayed_until
         assert str(REMEMBERED_MAX + 9) in paths._relayed_until
+
+    run(test)
+
+
+def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The daemon would open streams on the dead connection at once, and nothing would pass."""
+    answering: list[bool] = [False, False, True]
+
+    async def answers(daemon: object, peer: str, within_s: float) -> bool:
+        return answering.pop(0)
+
+    monkeypatch.setattr(paths, "answers", answers)
+
+    async def test(start: Start, clock: ByHand) -> None:
+        sides = start()
+        dial = asyncio.create_task(sides.paths.open("b", "/p", timeout_s=5.0, around=True))
+        await clock.passes(0.01)
+        stream = sides.succeed(sides.relayed[0], RELAYED)
+        assert await dial == (stream, RELAYED)
+        again = sides.dial()
+        await clock.passes(0.01)
+        sides.succeed(sides.relayed[1], RELAYED)
+        await again
+        assert sides.direct == []
+        await clock.passes(3.5 * paths.LOOK_EVERY_S)
+        assert answering == []
+        healed = sides.dial()
+        await clock.passes(0.01)
+        assert len(sides.direct) == 1
+        sides.succeed(sides.direct[0], DIRECTLY)
+        await healed
+        await sides.paths.close()
 
     run(test)
