@@ -94,8 +94,8 @@ def run(test: Callable[[Rig], Coroutine[Any, Any, None]]) -> None:
 
 
 def test_a_link_whose_answers_stay_away_takes_a_relay() -> None:
-    """What it had sent fails, so that the core sends it again; what comes next goes the other way. The peer is reported,
-    so that payloads follow."""
+    """What it had sent fails, so that the core sends it again; what comes next goes the other way. The peer is
+    reported, so that payloads follow."""
 
     async def test(rig: Rig) -> None:
         await rig.links.send("b", b"one")

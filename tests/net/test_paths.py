@@ -318,7 +318,8 @@ def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(monkeypatch: pyte
         sides.succeed(sides.relayed[1], RELAYED)
         await again
         assert sides.direct == []
-        await clock.passes(3.5 * paths.LOOK_EVERY_S)
+        for _ in range(4):
+            await clock.passes(paths.LOOK_EVERY_S)
         assert answering == []
         healed = sides.dial()
         await clock.passes(0.01)
