@@ -55,8 +55,8 @@ async def _ask(peer: PeerConfig, asker: SigningKey, rates: Mapping[str, float], 
     from p2p_diloco.observe.look import observer
     from p2p_diloco.observe.revise import revise
 
-    async with observer(peer.run_id, peer.initial_peers) as transport:
-        outcome = await revise(transport, peer.run_id, asker, rates, wait_s)
+    async with observer(peer.initial_peers) as dht:
+        outcome = await revise(dht, peer.run_id, asker, rates, wait_s)
     now = outcome.revision
     if as_json:
         told = {

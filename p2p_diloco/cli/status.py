@@ -48,8 +48,8 @@ async def _watch(peer: PeerConfig, interval_s: float | None, show_it: Callable[[
     """Take and show a snapshot every `interval_s` seconds; None: only once."""
     from p2p_diloco.observe.look import look, observer
 
-    async with observer(peer.run_id, peer.initial_peers) as transport:
-        show_it(await look(transport, peer.run_id))
+    async with observer(peer.initial_peers) as dht:
+        show_it(await look(dht, peer.run_id))
         while interval_s is not None:
             await asyncio.sleep(interval_s)
-            show_it(await look(transport, peer.run_id))
+            show_it(await look(dht, peer.run_id))

@@ -22,7 +22,7 @@ from p2p_diloco.net.interface import CLOCK_DIFFERENCE_S_MAX, Unreachable, check_
 from p2p_diloco.net.probing import ask
 from p2p_diloco.net.reasons import none_reached
 from p2p_diloco.net.records import SignedRecords, newest_records
-from p2p_diloco.net.signing import SigningKey
+from p2p_diloco.net.signing import SigningKey, signer
 
 log = logging.getLogger(__name__)
 
@@ -114,11 +114,15 @@ class DhtPeer:
             return cls(daemon, node, key, records, made.pop_all())
 
     def sign(self, statement: bytes) -> str:
-        """As `Transport.sign`."""
+        """As `Records.sign`."""
         return self._key.sign(statement)
 
+    def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
+        """As `Records.signed_by`."""
+        return signer(statement, proof) == peer
+
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
-        """As `Transport.store`."""
+        """As `Records.store`."""
         check_record(key, subkey, value, ttl_s)
         name = subkey.encode() + (self._records.local_public_key if owned else b"")
         storing = self._node.store(key, value, expiration_time=time.time() + ttl_s, subkey=name)
@@ -129,7 +133,7 @@ class DhtPeer:
             return False
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
-        """As `Transport.fetch`."""
+        """As `Records.fetch`."""
         try:
             found = await asyncio.wait_for(self._node.get(key, latest=True), CALL_S)
         except asyncio.TimeoutError:

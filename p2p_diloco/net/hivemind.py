@@ -22,7 +22,6 @@ from p2p_diloco.net.paths import Paths
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reach import DialBack, ReachFinder, ask_all, together
 from p2p_diloco.net.relay import RELAY_MBIT, Relay
-from p2p_diloco.net.signing import signer
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +186,7 @@ class HivemindTransport:
 
     def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
         """As `Transport.signed_by`."""
-        return signer(statement, proof) == peer
+        return self._dht.signed_by(peer, statement, proof)
 
     async def close(self) -> None:
         """As `Transport.close`."""

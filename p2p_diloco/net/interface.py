@@ -184,39 +184,10 @@ class Reach:
         return self.kind == "private"
 
 
-class Transport(Protocol):
-    """A node's access to the network. `limits` bounds every call, and may be replaced: calls that begin later use the
-    new ones. Every call may be cancelled."""
+class Records(Protocol):
+    """Access to the DHT's records. Every call may be cancelled."""
 
     peer_id: str
-    limits: Limits
-    traffic: Traffic
-
-    @property
-    def reach(self) -> Reach:
-        """Whether other peers can dial this one."""
-        ...
-
-    async def send(self, peer: str, header: bytes, payload: memoryview | None = None) -> None:
-        """Send a message to a peer; returns once the peer's inbox has accepted it.
-
-        Messages without a payload arrive in the order of the calls to one peer. A message with a payload (of any
-        length, even 0) goes on another stream, and may arrive before or after them. The payload must not change until
-        this ends.
-
-        Raises:
-            Refusal: the receiver, or a limit on this side, refused the message.
-            Unreachable: the message wasn't accepted in time.
-        """
-        ...
-
-    def addresses(self) -> list[str]:
-        """The full multiaddrs, with /p2p/<peer id>, under which others may reach this peer, public ones first."""
-        ...
-
-    async def introduce(self, peer: str, addresses: Sequence[str]) -> None:
-        """Remember where a peer can be dialled, without dialling. Addresses that can't be read are ignored."""
-        ...
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
         """Store a record in the DHT. False if it wasn't stored, because an older record expires later or no peer
@@ -244,6 +215,40 @@ class Transport(Protocol):
 
     def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
         """Whether the proof shows that the peer made the statement. Needs no network."""
+        ...
+
+
+class Transport(Records, Protocol):
+    """A node's access to the network. `limits` bounds every call, and may be replaced: calls that begin later use the
+    new ones. Every call may be cancelled."""
+
+    limits: Limits
+    traffic: Traffic
+
+    @property
+    def reach(self) -> Reach:
+        """Whether other peers can dial this one."""
+        ...
+
+    async def send(self, peer: str, header: bytes, payload: memoryview | None = None) -> None:
+        """Send a message to a peer; returns once the peer's inbox has accepted it.
+
+        Messages without a payload arrive in the order of the calls to one peer. A message with a payload (of any
+        length, even 0) goes on another stream, and may arrive before or after them. The payload must not change until
+        this ends.
+
+        Raises:
+            Refusal: the receiver, or a limit on this side, refused the message.
+            Unreachable: the message wasn't accepted in time.
+        """
+        ...
+
+    def addresses(self) -> list[str]:
+        """The full multiaddrs, with /p2p/<peer id>, under which others may reach this peer, public ones first."""
+        ...
+
+    async def introduce(self, peer: str, addresses: Sequence[str]) -> None:
+        """Remember where a peer can be dialled, without dialling. Addresses that can't be read are ignored."""
         ...
 
     async def close(self) -> None:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-from p2p_diloco.net.interface import Transport
+from p2p_diloco.net.interface import Records, Transport
 from p2p_diloco.node.status import PeerStatus
 
 BUCKETS = 4
@@ -43,10 +43,10 @@ def bucket_key(run_id: str, bucket: int) -> str:
     return f"{run_id}/peers/{bucket}"
 
 
-async def read_peers(transport: Transport, run_id: str) -> dict[str, PeerStatus]:
+async def read_peers(dht: Records, run_id: str) -> dict[str, PeerStatus]:
     """The statuses of a run's peers, by peer id. Records that the DHT doesn't return are left out."""
     found = await asyncio.gather(
-        *(transport.fetch(bucket_key(run_id, bucket)) for bucket in range(BUCKETS)), return_exceptions=True
+        *(dht.fetch(bucket_key(run_id, bucket)) for bucket in range(BUCKETS)), return_exceptions=True
     )
     peers: dict[str, PeerStatus] = {}
     for records in found:
@@ -65,20 +65,20 @@ async def read_peers(transport: Transport, run_id: str) -> dict[str, PeerStatus]
     return peers
 
 
-async def who_takes_part(transport: Transport, run_id: str) -> dict[str, float]:
+async def who_takes_part(dht: Records, run_id: str) -> dict[str, float]:
     """The peers that take part in rounds by their records, each with its record's time in seconds since 1970."""
-    peers = await read_peers(transport, run_id)
+    peers = await read_peers(dht, run_id)
     return {peer: status.time for peer, status in peers.items() if status.state in TAKE_PART}
 
 
-async def publish(transport: Transport, run_id: str, describe: Callable[[], PeerStatus]) -> None:
+async def publish(dht: Records, run_id: str, describe: Callable[[], PeerStatus]) -> None:
     """Keep this peer's record up to date until cancelled."""
     published: PeerStatus | None = None
     while True:
         record = describe()
         if published is None or record.time - published.time >= PUBLISH_AT_LEAST_EVERY_S or _changed(record, published):
             try:
-                taken = await transport.store(key_of(run_id, record.peer_id), record.peer_id, record.pack(), PEER_TTL_S)
+                taken = await dht.store(key_of(run_id, record.peer_id), record.peer_id, record.pack(), PEER_TTL_S)
             except Exception:  # a failed record must not end the run
                 log.warning("this peer's record can't be stored", exc_info=True)
             else:

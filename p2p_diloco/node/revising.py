@@ -15,7 +15,7 @@ from functools import lru_cache
 import msgpack
 
 from p2p_diloco.core.revision import FOUNDED, Revision
-from p2p_diloco.net.interface import Transport, Unreachable
+from p2p_diloco.net.interface import Records, Unreachable
 from p2p_diloco.node import unowned
 from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.unowned import TRIED_MAX
@@ -46,34 +46,34 @@ class Founding:
         said = [revision.number, float(revision.outer_lr), float(revision.outer_momentum)]
         return bytes(msgpack.packb(["p2p-diloco revision", self.run_id, float(self.time), *said]))
 
-    def proven(self, transport: Transport, revision: Revision) -> bool:
+    def proven(self, dht: Records, revision: Revision) -> bool:
         """Whether the founder has signed the revision. A run's first rates need no signature."""
         if not revision.number:
             return True
-        return revision.sound and transport.signed_by(self.founder, self.statement(revision), revision.proof)
+        return revision.sound and dht.signed_by(self.founder, self.statement(revision), revision.proof)
 
 
-async def read(transport: Transport, founding: Founding) -> Revision:
+async def read(dht: Records, founding: Founding) -> Revision:
     """The highest revision in the DHT that the founder has signed.
 
     Raises:
         Unreachable: the DHT doesn't answer.
     """
-    found = await unowned.read(transport, _key(founding.run_id), Revision)
+    found = await unowned.read(dht, _key(founding.run_id), Revision)
     for revision in sorted((r for r in found if r.sound), reverse=True)[:TRIED_MAX]:
-        if founding.proven(transport, revision):
+        if founding.proven(dht, revision):
             return revision
         _refuse(founding, revision)
     return FOUNDED
 
 
-async def store(transport: Transport, founding: Founding, revision: Revision) -> bool:
+async def store(dht: Records, founding: Founding, revision: Revision) -> bool:
     """Store or renew a revision in the DHT. False if it wasn't stored."""
-    return await unowned.store(transport, _key(founding.run_id), unowned.pack(revision), RECORD_TTL_S)
+    return await unowned.store(dht, _key(founding.run_id), unowned.pack(revision), RECORD_TTL_S)
 
 
 async def watch(
-    transport: Transport, founding: Founding, known: Callable[[], Revision], heard: Callable[[Revision], None]
+    dht: Records, founding: Founding, known: Callable[[], Revision], heard: Callable[[Revision], None]
 ) -> None:
     """Until cancelled, report each revision in the DHT that is higher than the `known` one, and keep the known one
     stored there."""
@@ -81,15 +81,15 @@ async def watch(
     keep_at, told = 0.0, FOUNDED
     while True:
         try:
-            there = await read(transport, founding)
+            there = await read(dht, founding)
             mine = known()
             if there > max(mine, told):
                 told = there
                 heard(there)
             elif mine > there or (mine > FOUNDED and clock() >= keep_at):
                 keep_at = clock() + KEEP_EVERY_S
-                if founding.proven(transport, mine):
-                    await store(transport, founding, mine)
+                if founding.proven(dht, mine):
+                    await store(dht, founding, mine)
         except Unreachable as error:
             log.debug("the DHT gave no answer about revisions: %s", error)
         except Exception:  # the other peers look too

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgpack
 
-from p2p_diloco.net.interface import Transport
+from p2p_diloco.net.interface import Records
 from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.wire import PROTOCOL
 
@@ -31,29 +31,29 @@ def pack(said: object) -> bytes:
     return bytes(msgpack.packb([PROTOCOL, to_plain(said)]))
 
 
-async def store(transport: Transport, key: str, value: bytes, ttl_s: float) -> bool:
+async def store(dht: Records, key: str, value: bytes, ttl_s: float) -> bool:
     """Store or renew a record. False if it wasn't stored."""
-    return await transport.store(key, name_of(value), value, ttl_s, owned=False)
+    return await dht.store(key, name_of(value), value, ttl_s, owned=False)
 
 
-async def fetch(transport: Transport, key: str) -> dict[str, bytes]:
+async def fetch(dht: Records, key: str) -> dict[str, bytes]:
     """The records under a key, by name.
 
     Raises:
         Unreachable: the DHT doesn't answer.
     """
-    found = await transport.fetch(key)
+    found = await dht.fetch(key)
     return {name: value for name, (value, _) in found.items() if name == name_of(value)}
 
 
-async def read(transport: Transport, key: str, kind: type[T]) -> list[T]:
+async def read(dht: Records, key: str, kind: type[T]) -> list[T]:
     """The dataclasses of this kind in the records under a key.
 
     Raises:
         Unreachable: the DHT doesn't answer.
     """
     found: list[T] = []
-    for value in (await fetch(transport, key)).values():
+    for value in (await fetch(dht, key)).values():
         try:
             protocol, said = msgpack.unpackb(value)
             if protocol == PROTOCOL:

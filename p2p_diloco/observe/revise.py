@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, Refused
-from p2p_diloco.net.interface import Transport
+from p2p_diloco.net.interface import Records
 from p2p_diloco.node import revising
 from p2p_diloco.node.revising import Founding
 from p2p_diloco.node.status import PeerStatus
@@ -47,9 +47,7 @@ class Outcome:
     adopted_by: tuple[str, ...] = ()
 
 
-async def revise(
-    transport: Transport, run_id: str, asker: SigningKey, rates: Mapping[str, float], within_s: float
-) -> Outcome:
+async def revise(dht: Records, run_id: str, asker: SigningKey, rates: Mapping[str, float], within_s: float) -> Outcome:
     """Change `outer_lr`, `outer_momentum` or both of a run, and wait until a live peer has adopted the change, at most
     `within_s`. A rate that is not named stays.
 
@@ -59,8 +57,8 @@ async def revise(
         ConfigError: a value can't be used in this run.
         GaveUpWaiting: no live peer has read the record in time.
     """
-    founding, config = await _founding(transport, run_id, asker)
-    seen, there = await look(transport, run_id), await revising.read(transport, founding)
+    founding, config = await _founding(dht, run_id, asker)
+    seen, there = await look(dht, run_id), await revising.read(dht, founding)
     present, highest, readable = _present(config, seen, there)
     if not readable and len(rates) < len(present):
         wrong = f"peers know of a revision {highest} of the run {run_id} that can't be read from here"
@@ -76,13 +74,13 @@ async def revise(
         return Outcome(Revision(highest, revised.outer_lr, revised.outer_momentum), news=False)
     bare = Revision(highest + 1, revised.outer_lr, revised.outer_momentum)
     revision = dataclasses.replace(bare, proof=asker.sign(founding.statement(bare)))
-    await _store(transport, founding, revision, within_s)
-    return await _adopted(transport, founding, revision, within_s)
+    await _store(dht, founding, revision, within_s)
+    return await _adopted(dht, founding, revision, within_s)
 
 
-async def _founding(transport: Transport, run_id: str, asker: SigningKey) -> tuple[Founding, RunConfig]:
+async def _founding(dht: Records, run_id: str, asker: SigningKey) -> tuple[Founding, RunConfig]:
     """The run's founding and its settings. Raises Refused if there is no such run, or the asker has not founded it."""
-    record = await _until(lambda: run_record(transport, run_id), FOUND_S)
+    record = await _until(lambda: run_record(dht, run_id), FOUND_S)
     if record is None:
         wrong = "is no run that these peers know, or a run of another version"
         mend = "check that its peers are up, and the spelling; `p2p-diloco status` shows a run"
@@ -108,9 +106,9 @@ def _present(config: RunConfig, seen: Snapshot, there: Revision) -> tuple[dict[s
     return {"outer_lr": rates[0], "outer_momentum": rates[1]}, highest, highest == read
 
 
-async def _store(transport: Transport, founding: Founding, revision: Revision, within_s: float) -> None:
+async def _store(dht: Records, founding: Founding, revision: Revision, within_s: float) -> None:
     """Store the revision in the DHT, where every peer looks for it."""
-    if not await _until(lambda: revising.store(transport, founding, revision), within_s):
+    if not await _until(lambda: revising.store(dht, founding, revision), within_s):
         raise GaveUpWaiting(f"the DHT did not store {revision}", mend="check that its peers are up, and try again")
 
 
@@ -123,20 +121,20 @@ async def _until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
     return found
 
 
-async def _adopted(transport: Transport, founding: Founding, revision: Revision, within_s: float) -> Outcome:
+async def _adopted(dht: Records, founding: Founding, revision: Revision, within_s: float) -> Outcome:
     """Wait until a live peer has adopted the revision in all its shards. When the time is up, a peer that knows of it
     is enough."""
     clock = asyncio.get_running_loop().time
     give_up_at, told = clock() + within_s, ""
     while True:
-        live = _live(await look(transport, founding.run_id))
+        live = _live(await look(dht, founding.run_id))
         known = tuple(p.name for p in live if (p.revision_known or 0) >= revision.number)
         adopted = tuple(p.name for p in live if (p.revision or 0) >= revision.number)
         text = f"of {len(live)} peers {len(known)} know of it, {len(adopted)} have adopted it in all shards"
         if text != told:
             log.info("revision %d: %s", revision.number, text)
             told = text
-        there = await revising.read(transport, founding)
+        there = await revising.read(dht, founding)
         if there > revision:
             wrong, mend = f"{revision} lost to another: the run adopts {there}", "set the rates again"
             raise Refused(wrong, mend=mend)

@@ -157,7 +157,7 @@ def test_the_way_of_payloads_to_a_peer_of_the_run_is_told(direct: bool) -> None:
     from p2p_diloco.net.hivemind import HivemindTransport
     from p2p_diloco.node.records import key_of
     from p2p_diloco.node.status import PeerStatus
-    from p2p_diloco.observe.look import DeafInbox
+    from tests.net.memory import DeafInbox
 
     async def look() -> tuple[Any, str]:
         seed = await DhtPeer.create()

@@ -72,6 +72,23 @@ class MemoryNetwork:
         return frozenset((a, b)) in self._cuts
 
 
+class DeafInbox:
+    """An inbox that refuses every message."""
+
+    def admit(self, sender: str, header: bytes) -> int:
+        """Refuse the message."""
+        raise Refusal("this inbox takes no messages")
+
+    async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
+        """Never called, because `admit` refuses every message."""
+
+    def moving(self, peer: str) -> None:
+        """Ignore progress."""
+
+    def closed(self, peer: str) -> None:
+        """Ignore the end of a stream."""
+
+
 class MemoryTransport:
     """One peer of a `MemoryNetwork`; a `Transport`."""
 

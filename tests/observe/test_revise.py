@@ -20,10 +20,9 @@ from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.status import PeerStatus
 from p2p_diloco.node.unowned import name_of
 from p2p_diloco.observe import revise as module
-from p2p_diloco.observe.look import DeafInbox
 from p2p_diloco.observe.revise import Outcome, revise
 from tests.net.clocks import by_hand
-from tests.net.memory import MemoryNetwork, MemoryTransport, signed
+from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport, signed
 
 ALICE: dict[str, Any] = {"peer_id": "alice-id", "name": "alice", "role": "worker", "state": "training", "epoch": 7}
 RATES = ("revision", "outer_lr", "outer_momentum", "revision_known")

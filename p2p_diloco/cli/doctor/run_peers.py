@@ -37,8 +37,8 @@ async def found(run_id: str, initial_peers: Sequence[str]) -> list[PeerStatus]:
     from p2p_diloco.node.records import read_peers
     from p2p_diloco.observe.look import observer
 
-    async with observer(run_id, initial_peers) as transport:
-        peers = (await read_peers(transport, run_id)).values()
+    async with observer(initial_peers) as dht:
+        peers = (await read_peers(dht, run_id)).values()
     return sorted((each for each in peers if each.addresses), key=lambda each: -each.time)
 
 
