@@ -159,6 +159,7 @@ class Faults:
             if name not in world.alive:
                 world.start(name)
         for process in world.alive.values():
+            process.woke = min(process.frozen_until, world.now)
             process.frozen_until = process.stalled_until = 0.0
         world.ways.look()
         world.membership.healed()

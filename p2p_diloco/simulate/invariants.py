@@ -88,7 +88,7 @@ def _bury(world: World, process: Process) -> None:
         other = world.alive.get(peer)
         if other is None or other.replica.departed or world.drop or world.settings.drop:
             continue
-        excused = max(*(p.born for p in (process, other)), *(p.frozen_until for p in (process, other))) > lately
+        excused = any(max(p.born, p.frozen_until, p.woke) > lately for p in (process, other))
         excused = excused or world.ways.apart_at(process.name, peer) > lately
         require(excused, "p", f"{process.name} counts {peer} as dead, but it lives and has a way to it")
     process.buried = dead
