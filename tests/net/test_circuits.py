@@ -646,3 +646,33 @@ def test_a_relay_that_lost_the_peer_makes_a_refusal() -> None:
         assert caught.value.refused
 
     run(test)
+
+
+def test_of_two_relays_that_reach_the_peer_at_once_one_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one's stream is ended."""
+    monkeypatch.setattr(module, "STAGGER_S", 0.01)
+    begun, ready, ended = list[str](), asyncio.Event(), list[str]()
+
+    class Stream:
+        def __init__(self, relay: str) -> None:
+            self.relay = relay
+
+        def abort(self) -> None:
+            ended.append(self.relay)
+
+    async def opens(self: Circuits, relay: str, peer: str, protocol: str) -> Any:
+        begun.append(relay)
+        await ready.wait()
+        return Stream(relay), relay
+
+    monkeypatch.setattr(Circuits, "_open_through", opens)
+
+    async def test(world: World) -> None:
+        a = await world.peer(0)
+        opening = asyncio.create_task(a.open(B, ECHO, ["r1", "r2"]))
+        await until(lambda: len(begun) == 2)
+        ready.set()
+        assert (await opening)[1] == "r1"
+        await until(lambda: ended == ["r2"])
+
+    run(test)

@@ -251,6 +251,10 @@ def test_a_full_table_refuses_others(monkeypatch: pytest.MonkeyPatch) -> None:
         other.abort()
         await until(lambda: "c" not in relay._registered)
         assert list(relay._gone) == ["b"]
+        relay._gone["b"] -= module.GONE_S  # it's over, and makes room
+        other, _ = await registered(world, relay, "c")
+        other.abort()
+        await until(lambda: list(relay._gone) == ["c"], AT_ONCE_S)
 
     run(test)
 
