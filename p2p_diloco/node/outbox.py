@@ -4,7 +4,7 @@ Law: each message is accepted by its receiver, or the reason is reported to the 
 to one peer leave in order, a few at a time, so a slow peer delays neither the payloads of others nor its own probes.
 Payloads of one `line` leave one at a time. An `urgent` payload, which its receiver must hold before another peer is
 answered, doesn't wait for payloads outside its line. Messages for a peer that catches up wait for the payloads of
-rounds, leave one at a time, and are dropped when a newer one replaces them.
+rounds, leave a few at a time, and are dropped when a newer one replaces them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 
 BULK_AT_ONCE = 4
 """The most payloads under way to one peer: the transport writes one while the earlier ones wait for their answers."""
+LATE_BYTES = 4 * 2**20
+"""Messages to a peer that catches up leave together until their payloads have this length: sent one at a time, many
+short ones would each take a round trip."""
 GIVE_WAY = 2.0
-"""The longest time that a message to a peer that catches up waits for rounds, as a multiple of the time that sending
-the last such message took: a run whose rounds leave no gap must not shut newcomers out."""
+"""The longest time that messages to a peer that catches up wait for rounds, as a multiple of the time that sending the
+last such messages took: a run whose rounds leave no gap must not shut newcomers out."""
 GIVE_WAY_S = 5.0
 """The longest such wait in seconds. The first message to a peer may wait this long."""
 
@@ -167,22 +170,39 @@ class Outbox:
 
     async def _send_late(self, to: str, line: dict[Hashable, tuple[Made, Answer]]) -> None:
         clock = asyncio.get_running_loop().time
-
-        async def send(make: Made) -> None:
-            header, payload = await make()
-            await self._transport.send(to, header, payload)
-
         with self._late:
             while line:
                 await asyncio.sleep(0)  # messages that were put here in the same turn go first
                 if self._gives_way:
                     await self._rounds.none(self._patience_s.get(to, GIVE_WAY_S))
-                make, answer = line.pop(next(iter(line)))
                 began = clock()
-                outcome = await self._outcome(to, send(make))
+                await self._send_some(to, line)
                 self._patience_s[to] = min(GIVE_WAY * (clock() - began), GIVE_WAY_S)
-                answer(outcome)
             del self._lines[to]
+
+    async def _send_some(self, to: str, line: dict[Hashable, tuple[Made, Answer]]) -> None:
+        """Send the oldest messages of a line, as many as make `LATE_BYTES`, and wait for their answers."""
+        under_way, made_bytes = list[asyncio.Task[None]](), 0
+        while line and made_bytes < LATE_BYTES:
+            make, answer = line.pop(next(iter(line)))
+            length: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            under_way.append(self._start(self._make_and_send(to, make, answer, length)))
+            made_bytes += await length
+        await asyncio.wait(under_way)
+
+    async def _make_and_send(self, to: str, make: Made, answer: Answer, length: asyncio.Future[int]) -> None:
+        """Make a message and send it. `length` gets the bytes of its payload, 0 if it can't be made."""
+
+        async def send() -> None:
+            try:
+                header, payload = await make()
+                length.set_result(payload.nbytes)
+            finally:
+                if not length.done():
+                    length.set_result(0)
+            await self._transport.send(to, header, payload)
+
+        answer(await self._outcome(to, send()))
 
     async def _outcome(self, to: str, sending: Awaitable[None]) -> Outcome:
         try:

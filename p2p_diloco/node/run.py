@@ -29,6 +29,10 @@ KEPT_BYTES, KEPT_MIN, KEPT_MAX = 256 * 2**20, 4, 1024
 """Limits on the commits that a newcomer keeps while states come: bytes of all shards together, and the least and most
 of each shard."""
 
+FETCH_BYTES, FETCH_MIN = 4 * 2**20, 2
+"""A newcomer asks each donor for as many shards at a time as make so many bytes of states, and at least for so many
+shards: few, to divide the work evenly among donors, and enough to use a link of long delay."""
+
 VERSION_BYTES = 64
 """The most bytes of a shard's version in a header."""
 
@@ -70,7 +74,14 @@ class Run:
             stop_after_epochs=config.stop_after_epochs,
             stop_after_samples=config.stop_after_samples,
             commits_kept=self._commits_kept,
+            fetch_window=max(FETCH_MIN, FETCH_BYTES // self._state_nbytes),
         )
+
+    @property
+    def _state_nbytes(self) -> int:
+        """Bytes of the tensors of the longest shard's state."""
+        largest = max((shard.numel for shard in self.layout.shards), default=0)
+        return 4 * (largest + sum(self.outer.state_lengths(largest).values()))
 
     @property
     def _commits_kept(self) -> int:
@@ -108,9 +119,8 @@ class Run:
             ConfigError: one of them doesn't fit.
         """
         shards, value = self.layout.shards, self.config.shard_elements
-        largest = max((s.numel + sum(self.outer.state_lengths(s.numel).values()) for s in shards), default=0)
-        if 4 * largest > limits.payload_bytes_max:
-            wrong = f"makes a shard's state {4 * largest} bytes long, {limits.payload_bytes_max} may be sent at once"
+        if (longest := self._state_nbytes) > limits.payload_bytes_max:
+            wrong = f"makes a shard's state {longest} bytes long, {limits.payload_bytes_max} may be sent at once"
             raise ConfigError(wrong, key="shard_elements", value=value, mend="choose a smaller one")
         if VERSION_BYTES * (len(shards) + 2) > limits.header_bytes_max:
             wrong = f"makes {len(shards)} shards, more than one message can list"

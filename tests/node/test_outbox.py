@@ -47,12 +47,12 @@ def played(test: Callable[[Outbox, Slow, list[Any]], Awaitable[None]], gives_way
 
 def state(header: bytes) -> Callable[[], Awaitable[tuple[bytes, memoryview]]]:
     async def make() -> tuple[bytes, memoryview]:
-        return header, memoryview(b"state")
+        return header, STATE
 
     return make
 
 
-PAYLOAD = memoryview(b"payload")
+PAYLOAD, STATE = memoryview(b"payload"), memoryview(b"state")
 
 
 def test_who_wants_to_know_is_told_while_a_rounds_payload_goes() -> None:
@@ -105,10 +105,13 @@ def test_so_many_payloads_go_to_a_peer_at_once() -> None:
     played(test)
 
 
-def test_a_state_gives_way_to_rounds() -> None:
-    """It leaves once no round's payload is under way; to each peer one at a time, and none waits for another's."""
+def test_a_state_gives_way_to_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It leaves once no round's payload is under way; to each peer one at a time if they are long, and none waits for
+    another's.
+    """
 
     async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
+        monkeypatch.setattr(outboxes, "LATE_BYTES", len(STATE))
         box.put("a", b"round", PAYLOAD, answers.append)
         box.put_late("b", state(b"one"), answers.append)
         box.put_late("b", state(b"two"), answers.append)
@@ -126,6 +129,34 @@ def test_a_state_gives_way_to_rounds() -> None:
         wires.let_go.set()
         assert await box.drained(1.0)
         assert answers == [None] * 4
+
+    played(test)
+
+
+def test_short_states_leave_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as make LATE_BYTES are under way to a peer at a time; the next ones leave when all of them are answered.
+    One that can't be made is answered with the reason, and the others leave.
+    """
+    monkeypatch.setattr(outboxes, "LATE_BYTES", 2 * len(STATE))
+
+    async def cannot() -> tuple[bytes, memoryview]:
+        raise Refusal("damaged")
+
+    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
+        box.put_late("a", cannot, answers.append)
+        for n in range(5):
+            box.put_late("a", state(b"%d" % n), answers.append)
+        await wires.clock.passes(0.01)
+        assert [type(answer) for answer in answers] == [Refusal]
+        assert wires.under_way == [("a", b"0"), ("a", b"1")]
+        wires.let_go.set()
+        await asyncio.sleep(0)
+        wires.let_go.clear()
+        await wires.clock.passes(0.01)
+        assert wires.under_way == [("a", b"2"), ("a", b"3")]
+        wires.let_go.set()
+        assert await box.drained(1.0)
+        assert answers[1:] == [None] * 5
 
     played(test)
 
