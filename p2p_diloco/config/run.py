@@ -55,8 +55,11 @@ class RunConfig(Settings):
     fragment_layout: Literal["contiguous", "strided"] = Field(
         default="contiguous", description="How fragments lie over the layers: one after another, or interleaved."
     )
-    shard_elements: int = Field(
-        default=2**20, ge=1, description="Elements of a shard, the unit of aggregation; a fragment is cut into these."
+    shard_elements: int | None = Field(
+        default=None,
+        ge=1,
+        description="The most elements of a shard, the unit of aggregation; unset: chosen when the run is founded, so "
+        "that 2 to 16 peers share the aggregation evenly.",
     )
     overlap_steps: int = Field(
         default=0, ge=0, description="Inner steps that go on between sending a fragment and merging its result."

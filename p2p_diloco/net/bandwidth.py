@@ -18,7 +18,7 @@ WINDOW_S = 1.0
 """Seconds of transfers with two or more partners that make one reading."""
 READINGS = 60
 """How many readings are kept: a link that becomes slow is noticed after a minute of transfers."""
-LARGE_BYTES = 256 * 1024
+LARGE_BYTES = 64 * 1024
 """Shorter payloads aren't counted: latency, not bandwidth, sets their time."""
 FAST = float(2**27)
 """Bytes a second (a gigabit) above which links count as equal: above it the machines' other work sets the speed."""

@@ -2,7 +2,7 @@
 
 Law: names, shapes and offsets only; no tensor is read or written here. The flat vector lists the trainable parameters
 fragment by fragment, so that a fragment is one contiguous range. Shards are slices of a fragment, cut once, when the
-run is founded, to a fixed size. All peers use the founder's layout, which travels on the wire.
+run is founded. All peers use the founder's layout, which travels on the wire.
 
 Only trainable parameters are exchanged. Buffers (running statistics, counters, masks) describe a peer's own data, many
 are integers, and their mean is no gradient. Each peer keeps its own; a BatchNorm's statistics follow the global
@@ -27,8 +27,8 @@ T = TypeVar("T")
 
 FragmentLayout = Literal["contiguous", "strided"]
 
-SHARD_ELEMENTS = 1 << 20
-"""The most elements of a shard: 2 MiB of bf16, small enough to spread over peers, large enough to stream."""
+SHARDS_MAX = 960
+"""Fragments are not spread over more shards than this together, because some messages list the versions of all."""
 
 _LONGEST_NAME = 4096
 """The most characters of a parameter's name in a layout from the wire."""
@@ -116,11 +116,14 @@ class Layout:
         specs: Sequence[ParamSpec],
         num_fragments: int = 1,
         fragment_layout: FragmentLayout = "contiguous",
-        shard_elements: int = SHARD_ELEMENTS,
+        shard_elements: int | None = None,
     ) -> Layout:
-        """Cut `specs` into fragments and shards. Raises `ConfigError` for numbers that don't fit the model."""
+        """Cut `specs` into fragments and shards. Raises `ConfigError` for numbers that don't fit the model.
+
+        shard_elements: the most elements of a shard; None: chosen for each fragment (`partition.spread`).
+        """
         for key, value in (("num_fragments", num_fragments), ("shard_elements", shard_elements)):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ConfigError("must be at least 1", key=key, value=value, mend=f"raise {key}")
         sizes = [spec.numel for spec in specs]
         match fragment_layout:
@@ -139,7 +142,12 @@ class Layout:
         start = 0
         for number, fragment in enumerate(fragments):
             stop = start + sum(sizes[index] for index in fragment)
-            for a, b in partition.slices(start, stop, shard_elements):
+            if shard_elements is None:
+                limit = 1 + max(0, SHARDS_MAX - num_fragments) * (stop - start) // sum(sizes)
+                count = partition.spread(stop - start, limit)
+            else:
+                count = -(-(stop - start) // shard_elements)
+            for a, b in partition.slices(start, stop, count):
                 shards.append(Shard(len(shards), number, a, b))
             start = stop
         return cls(tuple(specs), fragments, tuple(shards))

@@ -12,7 +12,8 @@ from torch import nn
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.tensors import partition
-from p2p_diloco.tensors.layout import FragmentPlan, Layout, ParamSpec, Shard, specs_of, trainable
+from p2p_diloco.tensors.layout import SHARDS_MAX, FragmentPlan, Layout, ParamSpec, Shard, specs_of, trainable
+from p2p_diloco.tensors.partition import SHARD_ELEMENTS_MAX, SHARD_ELEMENTS_MIN, SHARDS
 
 sizes_lists = st.lists(st.integers(1, 50), min_size=1, max_size=9)
 
@@ -58,6 +59,55 @@ def test_every_element_lies_in_one_parameter_one_fragment_and_one_shard(sizes, d
     assert [s.index for s in layout.shards] == list(range(len(layout.shards)))
     assert len(layout.fragments) == count
     assert all(layout.fragments)
+
+
+numels = st.one_of(st.integers(1, 10**5), st.integers(1, 10**8), st.integers(1, 10**11))
+
+
+@given(numels, st.integers(1, 2000))
+def test_a_chosen_number_of_shards_keeps_to_its_bounds(numel, limit):
+    """No shard is longer than SHARD_ELEMENTS_MAX. Spreading alone makes no shard shorter than SHARD_ELEMENTS_MIN, and
+    no more shards than the limit.
+    """
+    count = partition.spread(numel, limit)
+    needed = -(-numel // SHARD_ELEMENTS_MAX)
+    assert count >= needed
+    if count > needed and needed <= SHARDS:
+        assert count == 1 or numel // count >= SHARD_ELEMENTS_MIN
+        assert count <= limit
+
+
+@pytest.mark.parametrize("peers", range(2, 17))
+@pytest.mark.parametrize("numel", [200_000, 1_000_000, 4_000_000, 10_000_000, 25_000_000, 26_000_000, 60_000_000])
+def test_every_number_of_peers_shares_the_aggregation_nearly_evenly(numel, peers):
+    """The peer that averages most shards sends at most a fifth more bytes than on an exactly even share."""
+    count = partition.spread(numel, SHARDS_MAX)
+    share = -(-count // peers) / count
+    assert 1 + (peers - 2) * share <= 1.2 * (1 + (peers - 2) / peers)
+
+
+def test_few_elements_stay_in_one_shard():
+    """Up to twice the least length of a shard a model is one shard."""
+    assert partition.spread(2 * SHARD_ELEMENTS_MIN - 1, SHARDS_MAX) == 1
+    assert partition.spread(2 * SHARD_ELEMENTS_MIN, SHARDS_MAX) == 2
+
+
+@pytest.mark.parametrize("fragments", [1, 4, 20, 100, 900])
+def test_many_fragments_are_not_spread_over_too_many_shards(fragments):
+    """All fragments together have SHARDS_MAX shards at most, if no shard must be cut for its length; each one has one
+    at least.
+    """
+    layout = Layout.build(specs([100_000] * fragments), fragments)
+    assert fragments <= len(layout.shards) <= SHARDS_MAX
+    assert len(Layout.build(specs([10] * 1000), 1000).shards) == 1000
+
+
+def test_given_shard_elements_replace_the_choice():
+    """Then a fragment is cut into the fewest shards of at most so many elements."""
+    model = specs([100_000])
+    assert len(Layout.build(model).shards) == 12
+    assert len(Layout.build(model, shard_elements=100_000).shards) == 1
+    assert len(Layout.build(model, shard_elements=99_999).shards) == 2
 
 
 @settings(max_examples=100, deadline=None)

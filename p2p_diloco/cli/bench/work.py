@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from p2p_diloco.cli.bench.member import MERGE, OUTER_STEP, PSEUDO_GRADIENT, Clock, Line, Member
 from p2p_diloco.config import RunConfig
 from p2p_diloco.tensors.flat import BLOCK, pseudo_gradient
+from p2p_diloco.tensors.layout import Layout, specs_of
 from p2p_diloco.tensors.outer import OuterOptimizer
 
 PIECES = 8
@@ -58,8 +59,7 @@ class Replica:
         config = RunConfig()
         self._outer = OuterOptimizer(config.outer_optimizer, config.outer_lr, config.outer_momentum, config.nesterov)
         self._theta = torch.zeros(numel)
-        shard = config.shard_elements
-        self._places = [slice(start, min(start + shard, numel)) for start in range(0, numel, shard)]
+        self._places = [slice(s.start, s.stop) for s in Layout.build(specs_of(self.model), fragments).shards]
         self._states = [self._outer.init_state(place.stop - place.start) for place in self._places]
 
     def write_pseudo_gradient(self, clock: Clock, out: Tensor | None = None) -> None:

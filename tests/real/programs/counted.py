@@ -41,7 +41,7 @@ class Count(Optimizer):
 
 def places(numel: int, shard_elements: int, slots: int) -> list[list[int]]:
     """An element of each slot in each shard."""
-    starts = [start for start, _ in slices(0, numel, shard_elements)]
+    starts = [start for start, _ in slices(0, numel, -(-numel // shard_elements))]
     return [[start + (slot - start) % slots for slot in range(slots)] for start in starts]
 
 

@@ -1,0 +1,36 @@
+"""The values that a node derives from a run's settings and layout."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.node.entry import LIMITS
+from p2p_diloco.node.run import FETCH_BYTES, FETCH_MIN, Run
+from p2p_diloco.tensors.layout import Layout, ParamSpec
+
+STATE_WIDTH = 8
+"""Bytes of an element's state with SGD: θ and momentum."""
+
+
+def run_of(numel: int, **values: object) -> Run:
+    config = RunConfig(**values)
+    layout = Layout.build((ParamSpec("p", (numel,), "float32"),), 1, shard_elements=config.shard_elements)
+    return Run("r", config, layout)
+
+
+@pytest.mark.parametrize("numel", [100_000, 1_000_000, 10_000_000, 100_000_000])
+def test_a_newcomer_asks_for_as_many_shards_as_make_the_same_bytes(numel: int) -> None:
+    """Short shards don't take a round trip each; of long ones, two are requested from a donor."""
+    run = run_of(numel)
+    longest = max(shard.numel for shard in run.layout.shards)
+    window = run.rules.fetch_window
+    assert window >= FETCH_MIN
+    if window > FETCH_MIN:
+        assert window * STATE_WIDTH * longest <= FETCH_BYTES < (window + 1) * STATE_WIDTH * longest
+
+
+@pytest.mark.parametrize("numel", [1, 10**6, 10**9, 10**10])
+def test_chosen_shards_can_be_sent(numel: int) -> None:
+    """The choice never makes a state or a list of shards that no message carries."""
+    run_of(numel).check(LIMITS)
