@@ -227,8 +227,9 @@ def bench(
     rounds: int = Option(7, help="Rounds that count.", metavar="R"),
     link: str | None = Option(
         None,
-        help="Speed of each peer's link, 100mbit or 100mbit,100mbit,20mbit (Linux, as root); unset: loopback.",
-        metavar="RATE[,...]",
+        help="Speed of each peer's link, 100mbit or 100mbit,100mbit,20mbit; with the round trip time between any two "
+        "machines, 1gbit:100ms, and the packets lost each way, 1gbit:100ms:0.4% (Linux, as root); unset: loopback.",
+        metavar="RATE[,...][:DELAY[:LOSS]]",
     ),
     beside: str | None = Option(
         None,
@@ -257,7 +258,7 @@ def bench(
         codec=codec,
         fragments=fragments,
         rounds=rounds,
-        links_mbit=links_of(link, peers),
+        **links_of(link, peers)._asdict(),
         beside=names_of(("none" if training else "raw,gloo") if beside is None else beside),
         steps=steps or 0,
         step_s=step_time,

@@ -41,13 +41,13 @@ def plan_of(
     peers: int, parameters: str, codec: str = "bf16", fragments: int = 1, link: str | None = None, **more: Any
 ) -> Plan:
     """A plan as flags describe it."""
-    return Plan(peers, count_of(parameters), codec, fragments, 1, links_of(link, peers), **more)
+    return Plan(peers, count_of(parameters), codec, fragments, 1, **links_of(link, peers)._asdict(), **more)
 
 
 def test_flags_as_people_write_them() -> None:
     """Sizes and speeds may have units; what is measured beside comes in one order."""
     assert [count_of(text) for text in ("25M", "1.5k", "7", "1_000", "2b")] == [25_000_000, 1500, 7, 1000, 2 * 10**9]
-    assert links_of("100mbit, 1Gbit,500kbit", 3) == (100.0, 1000.0, 0.5)
+    assert links_of("100mbit, 1Gbit,500kbit", 3) == ((100.0, 1000.0, 0.5), 0.0, 0.0)
     assert names_of("averager, raw") == ("raw", "averager")
     assert names_of("none") == names_of("") == ()
 
@@ -65,6 +65,13 @@ def test_flags_as_people_write_them() -> None:
         (["--link", "0mbit"], "--link"),
         (["--link", "10mbit,20mbit,30mbit"], "--link"),
         (["--link", "10mbit,"], "--link"),
+        (["--link", "10mbit:"], "--link"),
+        (["--link", "10mbit:100"], "--link"),
+        (["--link", "10mbit:0ms"], "--link"),
+        (["--link", "10mbit:100ms,10mbit"], "--link"),
+        (["--link", "10mbit:100ms:0.4"], "--link"),
+        (["--link", "10mbit:100ms:50%"], "--link"),
+        (["--link", "10mbit:100ms:1%:1%"], "--link"),
         (["--beside", "nccl"], "--beside"),
         (["--steps", "4", "--beside", "gloo"], "--beside"),
         (["--steps", "3", "--fragments", "4"], "--steps"),
@@ -106,6 +113,17 @@ def test_links_are_alike_or_each_its_own() -> None:
     assert plan_of(3, "1k", link="1gbit").links_mbit == (1000.0,) * 3
     assert plan_of(3, "1k", link="100mbit, 100mbit, 20mbit").links_mbit == (100.0, 100.0, 20.0)
     assert plan_of(3, "1k").links_mbit == ()
+
+
+def test_delay_and_loss_hold_between_any_two_machines() -> None:
+    """They follow the speeds, once for all of them; the round trip time is the time given."""
+    plan = plan_of(2, "1k", link="1gbit:100ms")
+    assert (plan.links_mbit, plan.rtt_s, plan.loss) == ((1000.0, 1000.0), 0.1, 0.0)
+    plan = plan_of(3, "1k", link="100mbit,100mbit,20mbit:0.2s:0.4%")
+    assert (plan.links_mbit, plan.rtt_s, plan.loss) == ((100.0, 100.0, 20.0), 0.2, pytest.approx(0.004))
+    assert "on links of 1000 Mbit/s each, 50 ms round trip, 1 % of the packets lost" in headline(
+        plan_of(2, "1k", link="1gbit:50ms:1%")
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +190,7 @@ def test_a_round_needs_every_peer() -> None:
 def test_no_links_without_the_right_to_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the flag and what it takes."""
 
-    def fail() -> None:
+    def fail(*_: float) -> None:
         raise NoNetwork("ip netns add x: Operation not permitted")
 
     monkeypatch.setattr(command, "Network", fail)
@@ -280,11 +298,11 @@ def test_the_tables_fit_a_terminal() -> None:
 
 def test_a_round_on_links_stands_beside_what_they_allow() -> None:
     """The least time for these bytes, the median, and the ratio."""
-    plan, out = replace(PLAN, links_mbit=(100.0, 50.0)), StringIO()
-    Console(file=out, width=80).print(drawn(plan, [replace(RESULT, sent_bytes=10**7)]))
-    assert "on links: 1 of 100, 1 of 50 Mbit/s" in out.getvalue()
+    plan, out = replace(PLAN, links_mbit=(100.0, 50.0), rtt_s=0.05), StringIO()
+    Console(file=out, width=100).print(drawn(plan, [replace(RESULT, sent_bytes=10**7)]))
+    assert "on links: 1 of 100, 1 of 50 Mbit/s, 50 ms round trip" in out.getvalue()
     rows = [line.split()[2:] for line in out.getvalue().splitlines() if "p2p_diloco bf16" in line]
-    assert ["1.600", "2.000", "1.25"] in rows
+    assert ["1.600", "2.000", "1.25", "0.050"] in rows
     (told,) = as_object(plan, [replace(RESULT, sent_bytes=10**7)], {})["results"]
     assert (told["link_s"], told["ratio"]) == (1.6, 1.25)
     (told,) = as_object(PLAN, [RESULT], {})["results"]

@@ -10,6 +10,8 @@ turns, a round each, so that other work on the machine slows all groups equally.
     measure    processor time and memory; the figures of all rounds
     table      figures for people and for programs
     network    machines on links of their own
+    delay      the program of their switch, where packets are delayed or lost
+    frames     the packets in the switch's frames
     serve      the program of a measured process; what it does is one of these four contenders:
     ours       a peer of a run          gloo    an all-reduce
     raw        bytes alone              averager    Hivemind's

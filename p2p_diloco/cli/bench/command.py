@@ -71,7 +71,7 @@ def measured(plan: Plan) -> tuple[list[Result], str | None]:
     tell(f"measuring {headline(plan)}; starting processes")
     with ExitStack() as ending:
         folder = Path(ending.enter_context(tempfile.TemporaryDirectory(prefix="p2p-diloco-bench-")))
-        network = _network() if plan.links_mbit else None
+        network = _network(plan) if plan.links_mbit else None
         if network is not None:
             ending.callback(network.close)
         groups = groups_of(Bench(plan, ending.enter_context(Children(folder)), network))
@@ -123,9 +123,9 @@ def _check_memory(plan: Plan) -> None:
         raise UsageError(wrong, key="--parameters", value=size(plan.parameters), mend=mend)
 
 
-def _network() -> Network:
+def _network(plan: Plan) -> Network:
     try:
-        return Network()
+        return Network(plan.rtt_s, plan.loss)
     except NoNetwork as error:
         mend = "run as root on Linux with ip and tc (iproute2), or leave it out"
         raise UsageError(f"can't be made here ({error})", key="--link", mend=mend) from None

@@ -1,6 +1,7 @@
 """Simulated machines on one switch: network namespaces with links that can be throttled. Needs Linux and root.
 
-Law: everything is made by `ip` and `tc` under names that contain this process's id, and removed in `close`.
+Law: everything is made by `ip` and `tc` under names that contain this process's id, and removed in `close`. The switch
+is the kernel's bridge or, where packets are to be delayed or lost, a process of `delay`.
 """
 
 from __future__ import annotations
@@ -8,13 +9,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import select
 import subprocess
+
+from p2p_diloco.cli.processes import module
+from p2p_diloco.cli.tied import tied
 
 BRIDGE = "br0"
 """The bridge to which all machines are connected."""
 CONGESTION, CONGESTION_FILE = "cubic", "/proc/sys/net/ipv4/tcp_congestion_control"
 """TCP's congestion control on these machines, the default of most systems. If net.ipv4.tcp_allowed_congestion_control
 doesn't list it, they use this machine's."""
+WAIT_S = 20.0
+"""Deadline for a command, or for an answer of the switch's process."""
 _numbers = itertools.count(1)
 
 
@@ -24,7 +31,7 @@ class NoNetwork(Exception):
 
 def _run(*words: str) -> str:
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=20)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_S)
     except OSError as error:
         raise NoNetwork(f"{words[0]}: {error.strerror}") from None
     if done.returncode:
@@ -33,17 +40,28 @@ def _run(*words: str) -> str:
 
 
 class Network:
-    """A switch and the machines connected to it."""
+    """A switch and the machines connected to it.
 
-    def __init__(self) -> None:
-        """Make the switch, or raise NoNetwork."""
+    Args:
+        rtt_s: the round trip time that the switch adds between any two machines.
+        loss: the part of the packets, in each direction, that the switch loses.
+
+    Raises:
+        NoNetwork: the switch can't be made.
+    """
+
+    def __init__(self, rtt_s: float = 0.0, loss: float = 0.0) -> None:
         self.congestion = ""
         """The machines' TCP congestion control, known once there is a machine; empty if it can't be read."""
         self.switch = f"p2pd{os.getpid()}-{next(_numbers)}"
         self.machines: dict[str, str] = {}
+        self._delaying: subprocess.Popen[bytes] | None = None
         _run("ip", "netns", "add", self.switch)
         try:
-            self.add_bridge(BRIDGE)
+            if rtt_s or loss:
+                self._delaying = self._delayed(rtt_s / 2, loss)
+            else:
+                self.add_bridge(BRIDGE)
         except NoNetwork:
             self.close()
             raise
@@ -70,8 +88,11 @@ class Network:
         self.machines[name] = f"10.77.0.{number}"
         _run("ip", "netns", "add", space)
         self._at_switch("link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", space)
-        self.connect(name)
         self._at_switch("link", "set", f"port{number}", "up")
+        if self._delaying is None:
+            self.connect(name)
+        else:
+            _told(self._delaying, f"port{number}")
         _run("ip", "-n", space, "addr", "add", f"{self.machines[name]}/24", "dev", "eth0")
         for link in ("lo", "eth0"):
             _run("ip", "-n", space, "link", "set", link, "up")
@@ -89,14 +110,44 @@ class Network:
 
     def close(self) -> None:
         """Remove everything; links are removed with their namespaces."""
+        if self._delaying is not None:
+            self._delaying.kill()
+            self._delaying.communicate()
         for number in range(1, len(self.machines) + 1):
             with contextlib.suppress(NoNetwork):
                 _run("ip", "netns", "del", f"{self.switch}-{number}")
         with contextlib.suppress(NoNetwork):
             _run("ip", "netns", "del", self.switch)
 
+    def _delayed(self, delay_s: float, loss: float) -> subprocess.Popen[bytes]:
+        program = module("p2p_diloco.cli.bench.delay", str(delay_s), str(loss))
+        try:
+            return tied(
+                ["ip", "netns", "exec", self.switch, *program],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+        except OSError as error:
+            raise NoNetwork(f"ip: {error.strerror}") from None
+
     def _number(self, name: str) -> int:
         return list(self.machines).index(name) + 1
 
     def _at_switch(self, *words: str) -> None:
         _run("ip", "-n", self.switch, *words)
+
+
+def _told(switch: subprocess.Popen[bytes], port: str) -> None:
+    """Give a port to the switch's process, and wait until it is connected."""
+    assert switch.stdin is not None
+    assert switch.stdout is not None
+    assert switch.stderr is not None
+    with contextlib.suppress(BrokenPipeError):
+        switch.stdin.write(f"{port}\n".encode())
+        switch.stdin.flush()
+    if not select.select([switch.stdout], [], [], WAIT_S)[0]:
+        raise NoNetwork(f"the switch's process did not answer within {WAIT_S:.0f} s")
+    if not switch.stdout.readline():
+        said = switch.stderr.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        raise NoNetwork(f"the switch's process ended: {said[-1]}")

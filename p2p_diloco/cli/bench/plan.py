@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from p2p_diloco.cli.demo.facts import ring_bytes
 from p2p_diloco.config import RunConfig
@@ -31,11 +32,23 @@ RATE_B_S = 5e6
 """The lowest rate, in bytes a second, of all peers on one machine together; a slower round is given up."""
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 _RATES = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
+_TIMES = {"ms": 1e-3, "s": 1.0}
+_PARTS = {"%": 1e-2}
+RTT_S_MAX, LOSS_MAX = 2.0, 0.2
+
+
+class Links(NamedTuple):
+    """The fields of `Plan` that --link sets."""
+
+    links_mbit: tuple[float, ...] = ()
+    rtt_s: float = 0.0
+    loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One measurement. `links_mbit`: the bandwidth of each peer's link in each direction; empty: loopback. A round is
+    """One measurement. `links_mbit`: the bandwidth of each peer's link in each direction; empty: loopback. `rtt_s`: the
+    round trip time that is put between any two peers; `loss`: the part of the packets that is lost. A round is
     `steps` inner steps (0: one for each fragment) of `step_s` seconds; `overlap`: the inner steps made during an
     exchange. `direct`: whether payloads go over direct connections.
 
@@ -54,6 +67,8 @@ class Plan:
     step_s: float = 0.0
     overlap: int = 0
     direct: bool = True
+    rtt_s: float = 0.0
+    loss: float = 0.0
 
     def __post_init__(self) -> None:
         for key, value, least, most in (
@@ -150,17 +165,29 @@ def count_of(text: str, *, key: str = "--parameters") -> int:
     return count
 
 
-def links_of(text: str | None, peers: int) -> tuple[float, ...]:
-    """Parse the peers' link speeds (100mbit, 1gbit, 500kbit) into Mbit/s: one speed for all, or one each with commas.
-    None gives no speeds.
+def links_of(text: str | None, peers: int) -> Links:
+    """Parse RATE[:DELAY[:LOSS]], such as 1gbit, 100mbit:80ms, 100mbit:80ms:0.4% or, with a rate for each peer,
+    100mbit,100mbit,20mbit:80ms. None gives no links.
 
     Raises:
-        UsageError: a speed can't be read.
+        UsageError: a part can't be read.
     """
-    links = tuple(_number(each, _RATES) for each in text.split(",")) if text is not None else ()
-    if any(mbit < SLOWEST_MBIT for mbit in links):
+    if text is None:
+        return Links()
+    rates, *more = text.split(":")
+    mbit = tuple(_number(each, _RATES) for each in rates.split(","))
+    if any(each < SLOWEST_MBIT for each in mbit):
         raise UsageError("is no speed of a link", key="--link", value=text, mend="write e.g. 100mbit, 1gbit or 500kbit")
-    return links * peers if len(links) == 1 else links
+    rtt_s = _number(more[0], _TIMES) if more else 0.0
+    if more and not 0 < rtt_s <= RTT_S_MAX:
+        wrong = f"has no round trip time of at most {RTT_S_MAX:g} s after its first colon"
+        mend = "write e.g. 100mbit:80ms, or 100mbit,20mbit:80ms: one time for any two machines, after all speeds"
+        raise UsageError(wrong, key="--link", value=text, mend=mend)
+    loss = _number(more[1], _PARTS) if more[1:] else 0.0
+    if more[2:] or (more[1:] and not 0 < loss <= LOSS_MAX):
+        wrong = f"has no loss of at most {LOSS_MAX:.0%} after its second colon"
+        raise UsageError(wrong, key="--link", value=text, mend="write e.g. 100mbit:80ms:0.4%")
+    return Links(mbit * peers if len(mbit) == 1 else mbit, rtt_s, loss)
 
 
 def names_of(text: str) -> tuple[str, ...]:
@@ -179,5 +206,5 @@ def names_of(text: str) -> tuple[str, ...]:
 
 def _number(text: str, units: Mapping[str, float]) -> float:
     """Parse a number with one of these units; 0 if it can't be parsed."""
-    read = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z]*)", text.strip().lower())
+    read = re.fullmatch(r"(\d+(?:\.\d+)?)([a-z%]*)", text.strip().lower())
     return 0.0 if read is None or read[2] not in units else float(read[1]) * units[read[2]]

@@ -92,6 +92,8 @@ def headline(plan: Plan) -> str:
     """A line that says what is measured."""
     speeds = [f"{each:g}" for each in sorted(set(plan.links_mbit), reverse=True)]
     counts = [f"{plan.links_mbit.count(float(each))} of {each}" for each in speeds]
+    distance = f", {1e3 * plan.rtt_s:g} ms round trip" if plan.rtt_s else ""
+    loss = f", {100 * plan.loss:g} % of the packets lost" if plan.loss else ""
     link = f"on links of {speeds[0]} Mbit/s each" if len(speeds) == 1 else f"on links: {', '.join(counts)} Mbit/s"
     parts = [
         f"{plan.peers} peers",
@@ -100,7 +102,7 @@ def headline(plan: Plan) -> str:
         "" if plan.fragments == 1 else f"{plan.fragments} fragments",
         f"{plan.steps} steps of {plan.step_s:g} s" if plan.steps else "",
         f"overlap {plan.overlap}" if plan.overlap else "",
-        link if plan.links_mbit else "on loopback",
+        link + distance + loss if plan.links_mbit else "on loopback",
         "" if plan.direct else "over libp2p alone",
     ]
     return ", ".join(part for part in parts if part)
@@ -111,7 +113,7 @@ def drawn(plan: Plan, results: Sequence[Result]) -> RenderableType:
     sound = [figures(plan, result) for result in results if not result.failed]
     tables = [_table(headline(plan), sound, ROUND)]
     if plan.links_mbit:
-        tables.append(_table("what the links allow", sound, ALLOWED))
+        tables.append(_table("what the links allow", sound, {**ALLOWED, "RTT, s": lambda _: seconds(plan.rtt_s)}))
     if plan.step_s:
         tables.append(_table("of a round that is inner steps, as all is of a peer that never exchanges", sound, STEPS))
     tables.append(_table("where a round goes, s", sound, _columns(sound, "parts_s", seconds)))
