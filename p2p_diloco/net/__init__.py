@@ -7,6 +7,8 @@ imports Hivemind.
     hivemind                    the adapter: joins the parts below
     exchange, sending, receiving, streams      messages over streams
     link, payload_stream, frame_stream, framing, pipe      one stream each, from messages down to bytes
-    direct, dialing, listener, offer, tls, tcp, pacing     direct connections for payloads
+    direct, way, dialing, listener, offer, tls, tcp, pacing     direct connections for payloads
+    paths, circuits, relay, attempts     streams through a third peer
+    reach, dial_back, greeting     whether other peers can dial this one
     dht, daemon, probing, records, identity, signing, hivemind_library     libp2p and the DHT
 """

@@ -17,7 +17,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from weakref import WeakSet
 
 from p2p_diloco.net.dialing import dial
@@ -29,6 +28,7 @@ from p2p_diloco.net.pacing import Pacer
 from p2p_diloco.net.payload_stream import PayloadStream
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.streams import Streams, start
+from p2p_diloco.net.way import CONNECTIONS_MAX, Connection, Way
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,11 @@ long."""
 PATIENCE_PART = 0.1
 """The part of `connect_timeout_s` for which a payload waits for a direct connection before it goes over libp2p."""
 OPEN_MAX = 256
-"""The most connections on which this peer sends, one to each peer. With more, the least recently used one is closed."""
-DIALLED_BACK_MAX = 2
-"""The most connections that this peer dials at one other peer's request: one, and a second one until this end notices
-that the first has ended."""
+"""The most peers to which this peer keeps connections to send on. With more, those to the least recently used one are
+closed."""
+DIALLED_BACK_MAX = CONNECTIONS_MAX + 1
+"""The most connections that this peer dials at one other peer's request: one more than the other peer uses, until this
+end notices that an earlier one has ended."""
 RETRY_S, RETRY_S_MAX = 30.0, 600.0
 """Seconds from a failure to the next attempt; they double with each further failure, up to the maximum."""
 CARRIED_BYTES_MAX = 1 << 37
@@ -54,31 +55,6 @@ _FAILURES = (
 
 Opened = tuple[Pipe, str]
 """A stream over libp2p, and the multiaddr at which the peer was found."""
-
-
-@dataclass(slots=True)
-class _Way:
-    """The direct connection to one peer, or the attempt to open it. One connection is enough, because payloads to a
-    peer are written one after the other."""
-
-    stream: PayloadStream | None = None
-    carried_bytes: int = 0
-    attempt: asyncio.Task[None] | None = None
-    patient_until: float = 0.0
-    failures: int = 0
-    retry_at: float = 0.0
-
-    def fit(self) -> PayloadStream | None:
-        """The connection, if a payload may be written on it; else None."""
-        if self.stream is not None and not self.stream.fit:
-            self.drop()
-        return self.stream
-
-    def drop(self) -> None:
-        """Stop writing on the connection; it ends once all answers have come."""
-        if self.stream is not None:
-            self.stream.retire()
-            self.stream = None
 
 
 class DirectChannel:
@@ -109,7 +85,7 @@ class DirectChannel:
         self._streams = streams
         self._open_stream, self._addresses, self._serve = open_stream, addresses, serve
         self._clock = asyncio.get_running_loop().time
-        self._ways: dict[str, _Way] = {}
+        self._ways: dict[str, Way] = {}
         self._pacer = Pacer()
         self._connections = WeakSet[PayloadStream]()  # retired ones too, while an answer is awaited on them
         self._dialled_back = Counter[str]()
@@ -119,33 +95,38 @@ class DirectChannel:
 
     # -- for the sender of payloads
 
-    async def take(self, peer: str) -> PayloadStream | None:
-        """Lend the caller a connection to write a payload on, until `give_back`; None: use libp2p.
+    async def take(self, peer: str) -> Connection | None:
+        """Lend the caller a connection to write a payload on, until `give_back`; None: use libp2p. Callers for the same
+        peer come one after the other.
 
         Waits a moment for a first attempt to connect. If the attempt takes longer, only later payloads use its
-        connection.
+        connection. If there are connections, waits until a payload is written on one of them.
         """
         way = self._way(peer)
-        if way.fit() is None and not self._closing:
-            if way.attempt is None and self._clock() >= way.retry_at:
-                way.patient_until = self._clock() + PATIENCE_PART * self._streams.limits.connect_timeout_s
-                way.attempt = start(self._attempt(peer, way), self._tasks)
-            if way.attempt is not None and not way.failures:
+        while True:
+            self._connect_more(peer, way)
+            if not way.fit() and way.attempt is not None and not way.failures:
                 await asyncio.wait({way.attempt}, timeout=max(0.0, way.patient_until - self._clock()))
-        if (stream := way.fit()) is not None:
+            if (connection := way.lend()) is not None or not way.connections:
+                break
+            way.given_back.clear()
+            await way.given_back.wait()
+        if connection is not None:
             self._used(peer)
-            if (paced := stream.frames.pipe.paced) is not None:
-                self._pacer.begin(peer, paced)
-        return stream
+            if connection.stream.frames.pipe.paced is not None:
+                self._pacer.begin(peer, way.together)
+        return connection
 
-    def give_back(self, peer: str, stream: PayloadStream, sent_bytes: int) -> None:
+    def has_room(self, peer: str) -> bool:
+        """Whether `take` would lend another connection now, without waiting."""
+        return self._way(peer).has_room
+
+    def give_back(self, peer: str, connection: Connection, sent_bytes: int) -> None:
         """Return a connection after writing `sent_bytes` on it."""
-        self._pacer.over(peer)
         way = self._way(peer)
-        if way.stream is stream:
-            way.carried_bytes += sent_bytes
-            if way.carried_bytes >= CARRIED_BYTES_MAX or not stream.fit:
-                way.drop()
+        way.give_back(connection, sent_bytes, CARRIED_BYTES_MAX)
+        if not any(one.lent for one in way.connections):
+            self._pacer.over(peer)
 
     def succeeded(self, peer: str) -> None:
         """Forget earlier failures, because a payload was answered on the direct connection."""
@@ -156,15 +137,16 @@ class DirectChannel:
         """Use no direct connection to this peer for a while, because a connection broke or stalled while a payload was
         sent on it."""
         way = self._way(peer)
-        way.drop()
+        way.drop_all()
         self._note_failure(peer, way, why)
 
     def broke(self, peer: str) -> None:
-        """End the connection to a peer at once, because the path to it is broken, and use none for a while."""
+        """End all connections to a peer at once, because the path to it is broken, and use none for a while."""
         way = self._way(peer)
-        if way.stream is not None:
-            way.stream.frames.pipe.abort()
-            way.drop()
+        if way.connections:
+            for connection in way.connections:
+                connection.stream.frames.pipe.abort()
+            way.drop_all()
             self._note_failure(peer, way, "the path to it is broken")
 
     def end(self) -> None:
@@ -232,7 +214,18 @@ class DirectChannel:
 
     # -- connecting
 
-    async def _attempt(self, peer: str, way: _Way) -> None:
+    def _connect_more(self, peer: str, way: Way) -> None:
+        """Begin to open the connections that are missing, unless that failed lately."""
+        first, now = not way.fit(), self._clock()
+        if way.missing <= 0 or self._closing or way.attempt is not None:
+            return
+        if first and now >= way.retry_at:
+            way.patient_until = now + PATIENCE_PART * self._streams.limits.connect_timeout_s
+            way.attempt = start(self._attempt(peer, way), self._tasks)
+        elif not first and now >= way.more_at:
+            way.attempt = start(self._attempt_more(peer, way), self._tasks)
+
+    async def _attempt(self, peer: str, way: Way) -> None:
         try:
             await self._connect(peer)
         except _FAILURES as error:
@@ -240,6 +233,16 @@ class DirectChannel:
         except Exception:
             log.exception("no direct connection to %s could be made", peer)
             self._note_failure(peer, way, "an error on this side")
+        finally:
+            way.attempt = None
+
+    async def _attempt_more(self, peer: str, way: Way) -> None:
+        """Open all missing connections at once, beside those that carry payloads."""
+        try:
+            outcomes = await asyncio.gather(*(self._connect(peer) for _ in range(way.missing)), return_exceptions=True)
+            if errors := [one for one in outcomes if one is not None]:
+                way.more_at = self._clock() + RETRY_S
+                log.debug("%d further connections to %s could not be made: %r", len(errors), peer, errors[0])
         finally:
             way.attempt = None
 
@@ -279,32 +282,36 @@ class DirectChannel:
     def _keep(self, peer: str, pipe: Pipe) -> None:
         """Keep a new connection to send payloads on; either end may have dialled it."""
         way = self._way(peer)
-        if self._closing or way.fit() is not None:
+        way.fit()
+        if self._closing or way.missing <= 0:
             pipe.abort()
             return
-        way.stream, way.carried_bytes = PayloadStream(self._streams.frames(peer, pipe), "direct"), 0
-        self._connections.add(way.stream)
+        stream = PayloadStream(self._streams.frames(peer, pipe), "direct")
+        way.add(stream)
+        self._connections.add(stream)
         self._used(peer)
-        in_use = [way for way in self._ways.values() if way.stream is not None]
+        in_use = [way for way in self._ways.values() if way.connections]
         for unused in in_use[:-OPEN_MAX]:
-            unused.drop()
+            unused.drop_all()
 
     def _used(self, peer: str) -> None:
         self._ways[peer] = self._ways.pop(peer)  # keeps the ways in the order of their last use
 
     # -- inside
 
-    def _way(self, peer: str) -> _Way:
+    def _way(self, peer: str) -> Way:
         way = self._ways.get(peer)
         if way is None:
             if len(self._ways) >= PEERS_COUNTED_MAX:
-                unused = (p for p, w in self._ways.items() if not w.attempt and (w.stream is None or w.stream.ended))
+                unused = (
+                    p for p, w in self._ways.items() if not w.attempt and all(one.stream.ended for one in w.connections)
+                )
                 if (forgotten := next(unused, None)) is not None:
                     del self._ways[forgotten]
-            way = self._ways[peer] = _Way()
+            way = self._ways[peer] = Way()
         return way
 
-    def _note_failure(self, peer: str, way: _Way, why: str) -> None:
+    def _note_failure(self, peer: str, way: Way, why: str) -> None:
         if self._clock() < way.retry_at:
             return  # a failure at the same time was counted already
         way.failures += 1

@@ -5,7 +5,7 @@ Law: joins `sending` and `receiving`; decides nothing.
 
 from __future__ import annotations
 
-from p2p_diloco.net.interface import Inbox, Limits, Traffic
+from p2p_diloco.net.interface import Inbox, Limits, Traffic, Written, unnoticed
 from p2p_diloco.net.links import Dial
 from p2p_diloco.net.receiving import Receiver
 from p2p_diloco.net.sending import Sender
@@ -20,9 +20,9 @@ class Exchange:
         self.sender = Sender(self.streams, dial)
         self.receiver = Receiver(self.streams)
 
-    async def send(self, peer: str, header: bytes, payload: memoryview | None) -> None:
+    async def send(self, peer: str, header: bytes, payload: memoryview | None, written: Written = unnoticed) -> None:
         """As `Transport.send`."""
-        await self.sender.send(peer, header, payload)
+        await self.sender.send(peer, header, payload, written)
 
     async def close(self) -> None:
         """End every stream and direct connection. A send that waits for an answer raises `Unreachable`."""

@@ -17,7 +17,7 @@ from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.direct import DirectChannel, Opened
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import VERSION
-from p2p_diloco.net.interface import Inbox, Limits, Reach, Traffic
+from p2p_diloco.net.interface import Inbox, Limits, Reach, Traffic, Written, unnoticed
 from p2p_diloco.net.paths import Paths
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reach import DialBack, ReachFinder, ask_all, together
@@ -156,9 +156,11 @@ class HivemindTransport:
             raise
         return transport
 
-    async def send(self, peer: str, header: bytes, payload: memoryview | None = None) -> None:
+    async def send(
+        self, peer: str, header: bytes, payload: memoryview | None = None, *, written: Written = unnoticed
+    ) -> None:
         """As `Transport.send`."""
-        await self._exchange.send(peer, header, payload)
+        await self._exchange.send(peer, header, payload, written)
 
     def addresses(self) -> list[str]:
         """As `Transport.addresses`."""

@@ -47,7 +47,7 @@ class Limits:
     write_timeout_s: float = 10.0
     """How long a frame may wait while the transport's buffer is full."""
     streams_max: int = 64
-    """The most payloads under way at once in each direction; further ones wait."""
+    """The most payloads that are written at once, or received at once; further ones wait."""
     links_max: int = 1024
     """The most links that other peers may keep open to this one; a newer link of the same peer replaces the older one.
     The same limit holds for streams over libp2p that wait for further payloads."""
@@ -78,6 +78,14 @@ class Unreachable(Exception):
     def __init__(self, why: str, *, refused: bool = False) -> None:
         super().__init__(why)
         self.refused = refused
+
+
+Written = Callable[[], None]
+"""Is called when another payload may be sent."""
+
+
+def unnoticed() -> None:
+    """A `Written` that does nothing."""
 
 
 class Inbox(Protocol):
@@ -230,8 +238,11 @@ class Transport(Records, Protocol):
         """Whether other peers can dial this one."""
         ...
 
-    async def send(self, peer: str, header: bytes, payload: memoryview | None = None) -> None:
-        """Send a message to a peer; returns once the peer's inbox has accepted it.
+    async def send(
+        self, peer: str, header: bytes, payload: memoryview | None = None, *, written: Written = unnoticed
+    ) -> None:
+        """Send a message to a peer; returns once the peer's inbox has accepted it. `written` is called when
+        another payload would not wait for this one to be written; perhaps more than once, or not at all.
 
         Messages without a payload arrive in the order of the calls to one peer. A message with a payload (of any
         length, even 0) goes on another stream, and may arrive before or after them. The payload must not change until

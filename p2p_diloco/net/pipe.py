@@ -12,7 +12,6 @@ import socket
 from collections.abc import Iterator
 from typing import cast
 
-from p2p_diloco.net.pacing import Paced
 from p2p_diloco.net.tcp import TcpSocket
 
 _SCRATCH_BYTES = 64 * 1024
@@ -46,7 +45,7 @@ class Pipe(asyncio.BufferedProtocol):
         self._encrypts = transport.get_extra_info("sslcontext") is not None
         sock = transport.get_extra_info("socket")
         over_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
-        self.paced: Paced | None = TcpSocket(sock) if self._encrypts and over_tcp else None
+        self.paced: TcpSocket | None = TcpSocket(sock) if self._encrypts and over_tcp else None
         """Limits the connection's rate; None for a stream to the daemon, also for an encrypted one."""
         if self._encrypts:
             transport.set_write_buffer_limits(high=1)

@@ -15,7 +15,7 @@ from p2p_diloco.net.addresses import leads_over_a_relay
 from p2p_diloco.net.direct import DirectChannel
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Refused
-from p2p_diloco.net.interface import Refusal, Unreachable, check_outgoing
+from p2p_diloco.net.interface import Refusal, Unreachable, Written, check_outgoing, unnoticed
 from p2p_diloco.net.links import Dial, Links
 from p2p_diloco.net.payload_stream import PayloadStream, Verdict
 from p2p_diloco.net.per_peer import OnePerPeer
@@ -39,7 +39,7 @@ class Sender:
         self._sending = asyncio.Semaphore(streams.limits.streams_max)
         self._writing = WeakValueDictionary[str, asyncio.Lock]()
 
-    async def send(self, peer: str, header: bytes, payload: memoryview | None) -> None:
+    async def send(self, peer: str, header: bytes, payload: memoryview | None, written: Written = unnoticed) -> None:
         """As `Transport.send`."""
         check_outgoing(self._streams.limits, header, payload)
         if self._streams.closing:
@@ -47,8 +47,7 @@ class Sender:
         if payload is None:
             await self.links.send(peer, header)
         else:
-            async with self._sending:
-                await self._send_payload(peer, header, payload.cast("B"))
+            await self._send_payload(peer, header, payload.cast("B"), written)
 
     def end(self) -> None:
         """Open no more streams."""
@@ -82,32 +81,39 @@ class Sender:
 
     # -- payloads
 
-    async def _send_payload(self, peer: str, header: bytes, payload: memoryview) -> None:
+    async def _send_payload(self, peer: str, header: bytes, payload: memoryview, written: Written) -> None:
         """Send a payload over a direct connection if there is one. Without one, or if it breaks, send it over libp2p.
 
-        Payloads to one peer are written one after the other: each arrives as early as possible, and the link carries
-        the next one while the answer is on its way. Written in parallel, all would arrive as late as the last one.
+        Payloads on one connection are written one after the other: each arrives as early as possible, and the link
+        carries the next one while the answer is on its way. Written in parallel, all would arrive as late as the last
+        one. They begin in the order of the calls.
         """
         turns = self._writing.setdefault(peer, asyncio.Lock())
-        verdict = await self._over_direct(turns, peer, header, payload)
+        verdict = await self._over_direct(turns, peer, header, payload, written)
         if verdict is None:
-            verdict = await self._over_libp2p(turns, peer, header, payload)
+            verdict = await self._over_libp2p(turns, peer, header, payload, written)
         if isinstance(verdict, Refused):
             raise Refusal(verdict.reason)
 
-    async def _over_direct(self, turns: asyncio.Lock, peer: str, header: bytes, payload: memoryview) -> Verdict:
+    async def _over_direct(
+        self, turns: asyncio.Lock, peer: str, header: bytes, payload: memoryview, written: Written
+    ) -> Verdict:
         """Send over a direct connection; returns the answer, or None if there is no connection or it broke."""
         if (direct := self.direct) is None:
             return None
-        await turns.acquire()
+        await self._sending.acquire()
         with contextlib.ExitStack() as turn:
-            turn.callback(turns.release)
-            stream = await direct.take(peer)
-            if stream is None:
+            turn.callback(self._sending.release)
+            async with turns:
+                connection = await direct.take(peer)
+            if connection is None:
                 return None
-            turn.callback(direct.give_back, peer, stream, len(payload))
+            if direct.has_room(peer):
+                written()
+            turn.callback(written)
+            turn.callback(direct.give_back, peer, connection, len(payload))
             try:
-                verdict = await self._transfer(stream, header, payload, turn.close)
+                verdict = await self._transfer(connection.stream, header, payload, turn.close)
             except Unreachable as error:
                 direct.failed(peer, str(error))
                 raise
@@ -120,15 +126,20 @@ class Sender:
             raise Unreachable("this peer is closing")
         return None
 
-    async def _over_libp2p(self, turns: asyncio.Lock, peer: str, header: bytes, payload: memoryview) -> Verdict:
+    async def _over_libp2p(
+        self, turns: asyncio.Lock, peer: str, header: bytes, payload: memoryview, written: Written
+    ) -> Verdict:
         """Send over the peer's libp2p stream; returns the answer. A stream that carried payloads before may have broken
         unnoticed: if it fails, the payload is sent once more on a new stream."""
         once_more = True
         while True:
             stream = await self._payload_streams.to(peer)  # opened before the payload's deadlines begin
-            await turns.acquire()
+            await self._sending.acquire()
             with contextlib.ExitStack() as turn:
+                turn.callback(self._sending.release)
+                await turns.acquire()
                 turn.callback(turns.release)
+                turn.callback(written)
                 fresh = stream.fresh
                 if not fresh and not stream.fit:
                     self._retire(peer, stream)

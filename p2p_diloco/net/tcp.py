@@ -24,9 +24,10 @@ _UNPACED, _PACE_MAX = -1, 2**31 - 1
 """The value that means no limit to Linux, and the highest rate in bytes a second."""
 _SO_MAX_PACING_RATE = 47
 """The number of the socket option, for which Python has no name."""
-_TCP_INFO = struct.Struct("120xQ40xQQ")
-"""Three fields of Linux's `tcp_info`: bytes acknowledged; microseconds in which bytes were unsent or unacknowledged;
-and the part of these in which the receiver's window was full."""
+_TCP_INFO = struct.Struct("16xI4xI40xI48xQ20xI16xQQ")
+"""Fields of Linux's `tcp_info`: bytes of a packet; packets not acknowledged; round trip time, in microseconds; bytes
+acknowledged; the shortest round trip time; microseconds in which bytes were unsent or unacknowledged; and the part of
+these in which the receiver's window was full."""
 
 
 def set_up(sock: socket.socket) -> None:
@@ -49,13 +50,26 @@ class TcpSocket:
 
     def took(self) -> Took:
         """TCP's counters; their last known values if the kernel gives none or the connection has ended."""
+        if (info := self._info()) is not None:
+            _, _, _, acknowledged, _, busy_us, awaited_us = info
+            self._took = Took(acknowledged, (busy_us - awaited_us) / 1e6)
+        return self._took
+
+    def path_bytes(self) -> float:
+        """How many of the connection's bytes its path holds now: those not acknowledged, less the part of the round
+        trip that they spend in queues. 0 if the kernel does not say, or the connection has ended."""
+        if (info := self._info()) is None:
+            return 0.0
+        packet_bytes, unacknowledged, rtt_us, _, shortest_us, _, _ = info
+        return packet_bytes * unacknowledged * min(1.0, shortest_us / max(1, rtt_us))
+
+    def _info(self) -> tuple[int, ...] | None:
         with contextlib.suppress(OSError, ValueError):
             if sys.platform == "linux":
-                counts = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-                if len(counts) == _TCP_INFO.size:
-                    acknowledged, busy_us, awaited_us = _TCP_INFO.unpack(counts)
-                    self._took = Took(acknowledged, (busy_us - awaited_us) / 1e6)
-        return self._took
+                fields = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+                if len(fields) == _TCP_INFO.size:
+                    return _TCP_INFO.unpack(fields)
+        return None
 
     def pace(self, rate: float | None) -> None:
         """Limit TCP to `rate` bytes a second; None: no limit. Does nothing where the kernel can't."""

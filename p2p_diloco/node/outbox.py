@@ -1,10 +1,10 @@
 """Outgoing messages, each sent by a task of its own.
 
 Law: each message is accepted by its receiver, or the reason is reported to the sender; nothing is sent twice. Payloads
-to one peer leave in order, a few at a time, so a slow peer delays neither the payloads of others nor its own probes.
-Payloads of one `line` leave one at a time. An `urgent` payload, which its receiver must hold before another peer is
-answered, doesn't wait for payloads outside its line. Messages for a peer that catches up wait for the payloads of
-rounds, leave a few at a time, and are dropped when a newer one replaces them.
+to one peer leave in order, as fast as the transport writes them, so a slow peer delays neither the payloads of others
+nor its own probes. Payloads of one `line` leave one at a time. An `urgent` payload, which its receiver must hold before
+another peer is answered, doesn't wait for payloads outside its line. Messages for a peer that catches up wait for the
+payloads of rounds, leave a few at a time, and are dropped when a newer one replaces them.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 from weakref import WeakValueDictionary
 
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 
 BULK_AT_ONCE = 4
-"""The most payloads under way to one peer: the transport writes one while the earlier ones wait for their answers."""
+"""The most payloads to one peer that the transport has not written yet. Those that are written wait for their answers
+beside them, because a path of long delay carries many."""
 LATE_BYTES = 4 * 2**20
 """Messages to a peer that catches up leave together until their payloads have this length: sent one at a time, many
 short ones would each take a round trip."""
@@ -162,10 +163,14 @@ class Outbox:
         self, to: str, header: bytes, payload: memoryview, answer: Answer, line: Hashable, urgent: bool
     ) -> None:
         before = self._in_order.setdefault((to, line), asyncio.Lock()) if line is not None else nullcontext()
-        turn = self._turns.setdefault(to, asyncio.Semaphore(BULK_AT_ONCE)) if not urgent else nullcontext()
+        turns = self._turns.setdefault(to, asyncio.Semaphore(BULK_AT_ONCE))
         with self._rounds, self._sending():
-            async with before, turn:
-                outcome = await self._outcome(to, self._transport.send(to, header, payload))
+            async with before:
+                with ExitStack() as turn:
+                    if not urgent:
+                        await turns.acquire()
+                        turn.callback(turns.release)
+                    outcome = await self._outcome(to, self._transport.send(to, header, payload, written=turn.close))
             answer(outcome)
 
     async def _send_late(self, to: str, line: dict[Hashable, tuple[Made, Answer]]) -> None:

@@ -97,7 +97,7 @@ class Peer:
 
     def connected(self, peer: str) -> bool:
         """Whether this peer has a connection on which it sends to that one."""
-        return self.direct._way(peer).stream is not None
+        return bool(self.direct._way(peer).connections)
 
     @property
     def port(self) -> int:

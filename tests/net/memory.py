@@ -20,9 +20,11 @@ from p2p_diloco.net.interface import (
     Refusal,
     Traffic,
     Unreachable,
+    Written,
     check_announced,
     check_outgoing,
     check_record,
+    unnoticed,
 )
 
 log = logging.getLogger(__name__)
@@ -103,7 +105,9 @@ class MemoryTransport:
         self._turns: dict[str, asyncio.Lock] = {}
         self._ended = asyncio.Event()
 
-    async def send(self, peer: str, header: bytes, payload: memoryview | None = None) -> None:
+    async def send(
+        self, peer: str, header: bytes, payload: memoryview | None = None, *, written: Written = unnoticed
+    ) -> None:
         """As `Transport.send`."""
         check_outgoing(self.limits, header, payload)
         if payload is not None:

@@ -61,11 +61,11 @@ def test_one_connection_carries_all_payloads_to_a_peer() -> None:
         a, b = start("a"), start("b")
         await asyncio.gather(*(a.send("b", b"x") for _ in range(7)))
         assert (a.talks, a.libp2p_streams, len(b.box.got)) == (1, 0, 7)
-        first = a.direct._way("b").stream
+        first = a.direct._way("b").connections[0].stream
         await ask_to_dial_back(a, "b")
         await until(lambda: not b.direct._dialled_back)
         await a.send("b", b"x")
-        assert a.direct._way("b").stream is first
+        assert a.direct._way("b").connections[0].stream is first
 
     run(test)
 

@@ -47,7 +47,7 @@ def test_a_connection_that_breaks_while_idle_is_replaced() -> None:
         await a.send("b", b"first")
         for pipe in list(b.direct.listener._serving):
             pipe.abort()
-        stream = a.direct._way("b").stream
+        stream = a.direct._way("b").connections[0].stream
         assert stream is not None
         await until(lambda: stream.ended)
         await a.send("b", b"second")
@@ -65,7 +65,7 @@ def test_a_connection_with_an_unasked_answer_is_not_used_again() -> None:
         await a.send("b", b"first")
         (pipe,) = b.direct.listener._serving
         pipe.write(encode(Refused("nobody asked")))
-        stream = a.direct._way("b").stream
+        stream = a.direct._way("b").connections[0].stream
         assert stream is not None
         await until(lambda: not stream.fit)
         await a.send("b", b"second")

@@ -96,7 +96,7 @@ class Wires:
         self.failure: Exception | None = None
         self.under_way = 0
 
-    async def send(self, peer: str, header: bytes, payload: memoryview | None = None) -> None:
+    async def send(self, peer: str, header: bytes, payload: memoryview | None = None, **_: Any) -> None:
         self.sent.append((peer, header, None if payload is None else bytes(payload)))
         self.under_way += 1
         try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.net.interface import Limits, Refusal, Traffic
+from p2p_diloco.net.interface import Limits, Refusal, Traffic, Written, unnoticed
 from p2p_diloco.node import outbox as outboxes
 from p2p_diloco.node.outbox import BULK_AT_ONCE, Outbox
 from tests.net.clocks import ByHand, by_hand
@@ -22,11 +22,16 @@ class Slow:
 
     def __init__(self) -> None:
         self.under_way: list[tuple[str, bytes]] = []
+        self.writes = False
         self.let_go = asyncio.Event()
         self.clock: ByHand
 
-    async def send(self, peer: str, header: bytes, payload: memoryview | None = None) -> None:
+    async def send(
+        self, peer: str, header: bytes, payload: memoryview | None = None, *, written: Written = unnoticed
+    ) -> None:
         self.under_way.append((peer, header))
+        if self.writes:
+            written()
         try:
             await self.let_go.wait()
         finally:
@@ -101,6 +106,20 @@ def test_so_many_payloads_go_to_a_peer_at_once() -> None:
         assert await box.drained(1.0)
         await box.emptied(1.0)
         assert answers == [None] * (BULK_AT_ONCE + 3)
+
+    played(test)
+
+
+def test_written_payloads_keep_no_others_waiting() -> None:
+    """Once the transport has written a payload the next one may leave, though none is answered yet."""
+
+    async def test(box: Outbox, wires: Slow, answers: list[Any]) -> None:
+        wires.writes = True
+        for n in range(3 * BULK_AT_ONCE):
+            box.put("a", b"%d" % n, PAYLOAD, answers.append)
+        await wires.clock.passes(0.01)
+        assert wires.under_way == [("a", b"%d" % n) for n in range(3 * BULK_AT_ONCE)]
+        assert answers == []
 
     played(test)
 

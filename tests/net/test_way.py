@@ -1,0 +1,273 @@
+"""Several direct connections to one peer: when, how many, and what they carry."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2p_diloco.net import direct as direct_module
+from p2p_diloco.net.interface import Refusal
+from p2p_diloco.net.pacing import Took
+from p2p_diloco.net.tcp import TcpSocket
+from p2p_diloco.net.way import CONNECTIONS_MAX, EACH_CARRIES_BYTES, READINGS, Together, Way, connections_for
+from tests.net.direct_peers import Start, run, until
+
+MIB = 1 << 20
+
+
+class Line:
+    """A connection with given counters."""
+
+    def __init__(self, path_bytes: float = 0.0) -> None:
+        self.now, self.path, self.rate = Took(0, 0.0), path_bytes, list[float | None]()
+
+    def moves(self, count: int, held_up_s: float) -> None:
+        self.now = Took(self.now.bytes + count, self.now.held_up_s + held_up_s)
+
+    def took(self) -> Took:
+        return self.now
+
+    def path_bytes(self) -> float:
+        return self.path
+
+    def pace(self, rate: float | None) -> None:
+        self.rate.append(rate)
+
+
+def read(together: Together, *lines: Line) -> int:
+    """The number of connections after a reading of these."""
+    for line in lines:
+        together.add(line)
+    together.pace(None)
+    for line in lines:
+        together.remove(line)
+    return together.wanted
+
+
+# -- how many
+
+
+@pytest.mark.parametrize(
+    ("mbit", "rtt_ms", "count"),
+    [(100, 100, 1), (1000, 1, 1), (1000, 10, 1), (250, 20, 1), (500, 100, 4), (1000, 20, 2), (1000, 100, 8)],
+)  # fmt: skip
+def test_the_number_follows_bandwidth_times_delay(mbit: float, rtt_ms: float, count: int) -> None:
+    """One on short or slow paths, `CONNECTIONS_MAX` at most."""
+    assert connections_for(mbit * 1e6 / 8 * rtt_ms / 1e3) == count
+
+
+def test_the_number_never_falls_with_a_longer_path() -> None:
+    """It begins with one, and grows by one for each `EACH_CARRIES_BYTES`."""
+    counts = [connections_for(path * EACH_CARRIES_BYTES / 4) for path in range(100)]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[3], counts[4], counts[-1]) == (1, 1, 2, CONNECTIONS_MAX)
+
+
+def test_all_connections_together_fill_the_path() -> None:
+    """Readings of one moment are added; the largest of the kept readings counts, and is forgotten after `READINGS`."""
+    together = Together()
+    assert together.wanted == 1
+    assert read(together, Line(1.0 * MIB), Line(1.0 * MIB)) == 2
+    for _ in range(READINGS - 1):
+        assert read(together, Line()) == 2
+    assert read(together, Line()) == 1
+
+
+def test_bytes_that_wait_in_queues_are_not_the_paths() -> None:
+    """Where queues make a round trip ten times as long, the path holds a tenth of what is not acknowledged."""
+    info = bytearray(184)
+    for at, value in ((16, 1000), (24, 4000), (68, 50_000), (148, 5_000)):
+        struct.pack_into("I", info, at, value)
+    sock = SimpleNamespace(getsockopt=lambda *_: bytes(info))
+    assert TcpSocket(sock).path_bytes() == pytest.approx(400_000)  # type: ignore[arg-type]
+    assert TcpSocket(SimpleNamespace(getsockopt=lambda *_: b"")).path_bytes() == 0.0  # type: ignore[arg-type]
+    ended = socket.socket()
+    ended.close()
+    assert TcpSocket(ended).path_bytes() == 0.0
+
+
+# -- measured as one
+
+
+def test_progress_is_the_sum_and_the_longest_hold_up() -> None:
+    """Bytes before a connection was added don't count, and those of one that was removed still do."""
+    together, one, other = Together(), Line(), Line()
+    one.moves(100, 5.0)
+    together.add(one)
+    one.moves(10, 0.1)
+    assert together.took() == (10, pytest.approx(0.1))
+    together.add(other)
+    one.moves(10, 0.1)
+    other.moves(20, 0.3)
+    assert together.took() == (40, pytest.approx(0.4))
+    other.moves(5, 0.2)
+    together.remove(other)
+    assert together.took() == (45, pytest.approx(0.6))
+
+
+def test_a_peers_rate_is_divided_among_its_connections() -> None:
+    """No limit means none on any of them."""
+    together, lines = Together(), [Line(), Line()]
+    for line in lines:
+        together.add(line)
+    together.pace(100.0)
+    together.pace(None)
+    assert [line.rate for line in lines] == [[50.0, None]] * 2
+
+
+# -- which is free
+
+
+def stream() -> Any:
+    """A stream without a socket."""
+    made = SimpleNamespace(fit=True, retired=False, frames=SimpleNamespace(pipe=SimpleNamespace(paced=None)))
+    made.retire = lambda: setattr(made, "retired", True)
+    return made
+
+
+def test_connections_take_turns() -> None:
+    """A connection is lent to one payload at a time; the one that was used longest ago is next."""
+    way, streams = Way(), [stream() for _ in range(3)]
+    for one in reversed(streams):
+        way.add(one)
+    lent = [way.lend() for _ in range(3)]
+    assert [one.stream for one in lent if one] == streams
+    assert way.lend() is None
+    assert not way.has_room
+    for one in lent[::-1]:
+        assert one is not None
+        way.together._path_bytes.append(10.0 * MIB)  # all are needed
+        way.give_back(one, 1, 100)
+    assert way.has_room
+    again = way.lend()
+    assert again is not None
+    assert again.stream is streams[0]
+
+
+def test_what_the_path_does_not_need_is_dropped_when_given_back() -> None:
+    """One connection stays; also one that carried enough, or is unfit, is dropped."""
+    way, streams = Way(), [stream() for _ in range(2)]
+    for one in streams:
+        way.add(one)
+    first = way.lend()
+    assert first is not None
+    way.give_back(first, 1, 100)
+    assert (len(way.connections), first.stream.retired) == (1, True)
+    last = way.lend()
+    assert last is not None
+    way.give_back(last, 1, 100)
+    assert len(way.connections) == 1
+    assert way.lend() is last
+    way.give_back(last, 99, 100)
+    assert way.connections == []
+
+
+# -- payloads
+
+
+def needed(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let every path need so many connections."""
+    monkeypatch.setattr(Together, "wanted", property(lambda _: count))
+
+
+def test_each_payload_gets_its_own_answer_on_several_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 60 payloads on four connections each third is refused, and its sender learns it; each of the rest arrives once
+    with its own bytes; none goes over libp2p."""
+    needed(monkeypatch, 4)
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        await until(lambda: a.direct._way("b").attempt is None)
+        await a.send("b", b"second")
+        await until(lambda: len(a.direct._way("b").connections) == 4)
+        deliver = b.box.deliver
+
+        async def refuse_some(sender: str, header: bytes, payload: memoryview | None) -> None:
+            await asyncio.sleep(0.001 * (int(header) % 7))
+            if int(header) % 3 == 0:
+                raise Refusal(f"not {int(header)}")
+            await deliver(sender, header, payload)
+
+        b.box.deliver = refuse_some  # type: ignore[method-assign]
+        sends = (a.send("b", b"%d" % n * (1 + 50_000 * (n % 5)), b"%d" % n) for n in range(60))
+        outcomes = await asyncio.gather(*sends, return_exceptions=True)
+        assert [str(one) if one else None for one in outcomes] == [
+            f"not {n}" if n % 3 == 0 else None for n in range(60)
+        ]
+        arrived = {int(header): payload for _, header, payload in b.box.got if header != b"h"}
+        assert arrived == {n: b"%d" % n * (1 + 50_000 * (n % 5)) for n in range(60) if n % 3}
+        assert len(b.box.got) == 2 + 40
+        assert len(b.direct.listener._serving) == 4
+        assert a.libp2p_streams == 0
+
+    run(test)
+
+
+def test_payloads_begin_in_the_order_of_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they wait for a free connection."""
+    needed(monkeypatch, 2)
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await asyncio.gather(*(a.send("b", b"x") for _ in range(3)))
+        await until(lambda: len(a.direct._way("b").connections) == 2)
+        begun, admit = list[bytes](), b.box.admit
+        take = a.direct.take
+
+        async def noted(peer: str) -> Any:
+            lent = await take(peer)
+            begun.append(b"taken")
+            return lent
+
+        a.direct.take = noted  # type: ignore[method-assign]
+        b.box.admit = lambda sender, header: begun.append(header) or admit(sender, header)  # type: ignore[func-returns-value,method-assign]
+        await asyncio.gather(*(a.send("b", bytes(3 * MIB), b"%d" % n) for n in range(6)))
+        admitted = [int(header) for header in begun if header != b"taken"]
+        assert sorted(admitted) == list(range(6))
+        assert all(abs(at - n) <= 1 for at, n in enumerate(admitted)), admitted  # two connections may swap neighbours
+
+    run(test)
+
+
+def test_a_broken_connection_of_several_loses_no_payload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The payloads on it go over libp2p; the rest arrives on the other connections."""
+    needed(monkeypatch, 3)
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"x")
+        await a.send("b", b"x")
+        await until(lambda: len(a.direct._way("b").connections) == 3)
+        sends = [asyncio.create_task(a.send("b", bytes([n]) * MIB)) for n in range(12)]
+        await until(lambda: len(b.box.got) > 3)
+        next(iter(b.direct.listener._serving)).abort()
+        await asyncio.gather(*sends)
+        assert {payload[0] for _, _, payload in b.box.got if len(payload) == MIB} == set(range(12))
+
+    run(test)
+
+
+def test_further_connections_that_fail_leave_the_first_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are tried again after `RETRY_S`, and no payload goes over libp2p meanwhile."""
+    monkeypatch.setattr(direct_module, "RETRY_S", 1000.0)
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.send("b", b"first")
+        needed(monkeypatch, 3)
+        b.direct._closing = True  # offers no further connection
+        for n in range(5):
+            await a.send("b", b"%d" % n)
+            await until(lambda: a.direct._way("b").attempt is None)
+        b.direct._closing = False
+        assert (len(a.direct._way("b").connections), a.libp2p_streams) == (1, 0)
+        assert a.talks == 1 + 2 * 2  # two further ones, each asked for in both directions
+        assert len(b.box.got) == 6
+
+    run(test)
