@@ -13,6 +13,7 @@ only to peers that are connected to it or that it can dial, at no more than its 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dial_back import dial_back
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import VERSION, FrameError, Message, Refused
-from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Traffic, Unreachable
+from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.streams import start
 
@@ -38,6 +39,8 @@ GONE = "this peer was connected to the relay until a moment ago, and isn't any m
 
 RELAY_MBIT = 50.0
 """The most that a relay passes on by default, in Mbit/s."""
+LINGER_S = 2.0
+"""Seconds that a peer has to read a refusal before the relay closes the stream."""
 REQUEST_S = 5.0
 """Deadline for a request."""
 OPEN_S = 3.0
@@ -115,7 +118,11 @@ class Relay:
                 case {"check": list(addresses)}:
                     await self._check(peer, seen_at, addresses, frames)
                 case _:
-                    frames.write(Refused("this is no request to a relay"))
+                    raise Refusal("this is no request to a relay")
+        except Refusal as refusal:
+            frames.write(Refused(refusal.reason))
+            with contextlib.suppress(*_FAILURES):
+                await frames.discard(None, LINGER_S)  # if unread bytes were left, the refusal could be lost on its way
         except _FAILURES as error:
             log.debug("a request of %s to this relay failed: %r", peer, error)
         finally:
@@ -133,8 +140,7 @@ class Relay:
     async def _register(self, peer: str, frames: FrameStream) -> None:
         """Remember that the peer is connected for as long as its stream lasts."""
         if self._rate is None or (len(self._registered) >= PEERS_COUNTED_MAX and peer not in self._registered):
-            frames.write(Refused("this peer is no relay" if self._rate is None else "this relay is full"))
-            return
+            raise Refusal("this peer is no relay" if self._rate is None else "this relay is full")
         if (older := self._registered.get(peer)) is not None:
             older.abort()
         self._registered[peer] = frames.pipe
@@ -162,18 +168,15 @@ class Relay:
     async def _open(self, peer: str, other: str, frames: FrameStream) -> None:
         """Open a stream to the other peer, and join it with this one."""
         if self._rate is None:
-            frames.write(Refused("this peer is no relay"))
-            return
+            raise Refusal("this peer is no relay")
         if len(self._joined) >= STREAMS_MAX or self._joined.count(peer) >= STREAMS_PER_PEER_MAX:
-            frames.write(Refused("this relay passes on too many streams already"))
-            return
+            raise Refusal("this relay passes on too many streams already")
         self._joined.append(peer)
         try:
             try:
                 there, _ = await self._daemon.open_stream(other, RELAYED, timeout_s=OPEN_S)
             except Unreachable as error:
-                self._refuse(other, error, frames)
-                return
+                raise Refusal(self._why_not(other, error)) from None
             try:
                 FrameStream(there, other, Limits(), self.traffic).write(Message(_packed({"from": peer})))
                 frames.write(Message(b""))
@@ -183,9 +186,9 @@ class Relay:
         finally:
             self._joined.remove(peer)
 
-    def _refuse(self, other: str, error: Unreachable, frames: FrameStream) -> None:
+    def _why_not(self, other: str, error: Unreachable) -> str:
         gone_for_s = asyncio.get_running_loop().time() - self._gone.get(other, float("-inf"))
-        frames.write(Refused(GONE if gone_for_s < GONE_S else f"the relay can't reach it either: {error}"))
+        return GONE if gone_for_s < GONE_S else f"the relay can't reach it either: {error}"
 
     async def _join(self, one: Pipe, other: Pipe) -> None:
         """Pass bytes on in both directions until one of the streams ends."""
@@ -212,8 +215,7 @@ class Relay:
 
     async def _check(self, peer: str, seen_at: str, addresses: Sequence[object], frames: FrameStream) -> None:
         if peer in self._checked or len(self._checked) >= CHECKS_WAITING_MAX:
-            frames.write(Refused("this peer dials too many others back already"))
-            return
+            raise Refusal("this peer dials too many others back already")
         self._checked.add(peer)
         try:
             async with self._checks:
