@@ -34,7 +34,8 @@ class AsynchronousLog(ShardLog):
         self.arrived: dict[str, float] = {}  # when each contribution in the inbox arrived
         # submitters that are counted but not yet answered, each with the base of its submission
         self.owed: dict[str, Version] = {}
-        self.told: dict[str, Version] = {}  # by peer: its last commit that was answered with others in its place
+        # by peer: its last commit of another lineage that was answered with commits of this one
+        self.told: dict[str, Version] = {}
         self.unheard: dict[str, Held] = {}  # Held messages that were sent but not delivered
         self.claims: dict[Version, tuple[int, str]] = {}  # claims on versions that this replica has not reached
         self.unproven = False  # the next version is a fetched one: other peers may already be further
@@ -112,7 +113,7 @@ class AsynchronousLog(ShardLog):
 
     def _able(self) -> bool:
         """Whether this peer may make a commit now. In addition to `ShardLog._able`, enough workers must be live, unless
-        the commit only makes a version for ``trusted`` tensors."""
+        the commit's only purpose is a version that matches damaged tensors (``trusted``)."""
         return super()._able() and (self.round.trusted or len(self._workers()) >= self.needed)
 
     def _workers(self) -> list[str]:
@@ -163,8 +164,8 @@ class AsynchronousLog(ShardLog):
 
     def _window(self, now: float) -> Contributions:
         """Return the submissions of the next commit, sorted by peer. Without grace: the one that arrived first. With
-        grace: all that arrived, once the grace has passed, every working peer has submitted, or the Delayed Nesterov
-        buffer is full."""
+        grace: all that arrived (at most as many as a Delayed Nesterov buffer has room for), as soon as one of these
+        holds: they fill the buffer, every working peer has submitted, or the grace has passed; none before that."""
         assert self.state is not None
         size, inbox = self.rules.dn_buffer_size, self.round.inbox
         room = size - self.state.buffered if size > 1 else len(inbox) + 1
@@ -259,8 +260,8 @@ class AsynchronousLog(ShardLog):
         return super().committed(sender, commit)
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
-        """Handle a commit on a version not reached here. If its base is this peer's proposal, the sender holds the
-        proposal. If this peer may have to hold the commit, it fetches the commits in between."""
+        """Handle a commit on a version not reached here. If the commit's base is this peer's proposal, the sender holds
+        the proposal. If this peer may have to hold the commit, it also fetches the commits before this one."""
         effects = self.held(sender, commit.base, now)
         asks = self._names_me(commit) or (sender == commit.aggregator and self.round.working is None)
         if asks and self.version is not None and self.version.epoch < commit.base.epoch:
@@ -268,13 +269,13 @@ class AsynchronousLog(ShardLog):
         return effects
 
     def insists(self, sender: str, commit: Commit) -> bool:
-        """Return whether the sender sends a commit again after it was told of others in its place. Two lineages that
-        answered each other's commits with their own would do so for ever."""
+        """Return whether this peer has already answered this commit of another lineage with commits of its own. Two
+        peers that always answered each other in this way would never stop."""
         return self.told.get(sender) == commit.version
 
     def repeated(self, sender: str, commit: Commit) -> list[Effect]:
-        """Handle a commit that this peer has already. If the commit's author sent it, answer, because this peer's Held
-        was lost or the author is behind."""
+        """Handle a commit on an earlier version or on another lineage. Only the commit's author is answered: it did not
+        get this peer's Held, or it is behind."""
         if sender != commit.aggregator:
             return []
         if commit.version == self.version:

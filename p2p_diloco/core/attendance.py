@@ -4,11 +4,11 @@ Law: local knowledge only, from contributions, commits and Summaries. This modul
 commit decides. All shards of a fragment share one `Attendance`: a peer that is counted in one shard is expected in all
 of them, and a peer that is left out of one is soon left out of all.
 
-A commit names every worker that holds a state. A worker that was named, but without which the round closed, is named
-again only when it shows an epoch later than the one it missed: a peer announces each epoch that it reaches without
-being counted. A round waits until its deadline for a named peer that holds the round's base or was counted in the
-commit that made it. For any other named peer it waits only for a grace, which doubles with each miss in a row, because
-that peer may still be fetching a state while the round stalls.
+A commit names every worker that holds a state. If a round closes without a worker that it named, this worker is named
+again only once it shows that it has reached a later epoch: a peer announces each epoch that it reaches without being
+counted. A round waits until its deadline for a named peer that holds the round's base or was counted in the commit that
+made this base. For any other named peer it waits only for a grace, which doubles with each miss in a row, because that
+peer may still be fetching a state while the round stalls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .roster import Roster
 from .rules import Rules
 
 ROUNDS_KEPT = 9
-"""The usual length of a round is the median of so many last rounds."""
+"""The usual length of a round is the median of at most this many last rounds."""
 STRANGERS_MAX = 16
 """Peers unknown to the roster are forgotten here once there are more of them than this."""
 DOUBLINGS_MAX = 5
@@ -131,12 +131,13 @@ class Attendance:
 
     def sure(self, peer: str, epoch: int) -> bool:
         """Whether the peer is sure to take part in the round on a base of this epoch: it holds the base or was counted
-        in the commit that made it, and no other shard has closed this round without it."""
+        in the commit that made the base, and no shard's round of this epoch has closed without the peer."""
         missed = self._missed.get(peer)
         return self._evidence(peer) >= epoch and (missed is None or missed.epoch < epoch)
 
     def waits_until(self, peer: str, opened: float) -> float:
-        """Return when the grace ends of a peer that is not sure to take part, in a round that opened at ``opened``."""
+        """Return when a round stops waiting for a peer that is not sure to take part. ``opened``: when the round
+        opened."""
         missed = self._missed.get(peer)
         if missed is None:
             return opened + self.grace

@@ -301,8 +301,8 @@ class CatchUp:
         return same_lineage
 
     def _descends(self, state: State) -> bool:
-        """Whether the state may replace the present one: it is newer, or the present tensors are damaged and it is the
-        same version."""
+        """Whether the state may replace the present one: none is held, the state is newer, or it is the same version
+        and the present tensors are damaged."""
         mine = self.logs[state.shard].version
         if mine is None or (self.logs[state.shard].round.damaged is not None and state.version == mine):
             return True

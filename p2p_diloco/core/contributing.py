@@ -31,7 +31,7 @@ class Contributing:
         self.carried = [Carried() for _ in logs]
         self.flight: dict[int, Version] | None = None  # the shards of the exchange under way, with their bases
         self.to_land: deque[int] = deque()  # the same shards as a queue; a shard whose wait is over goes to the end
-        # fragment → unlike epochs of its shards; the trainer no longer waits for these to become equal
+        # fragment → different epochs of its shards; the trainer no longer waits for these to become equal
         self.tolerated: dict[int, tuple[int, ...]] = {}
         self.turn = 0  # asynchronous: number of contributions so far; it selects the fragment that is due
         self.left = PerShard(logs, self._leaves_behind)
@@ -45,8 +45,8 @@ class Contributing:
 
     @property
     def merged(self) -> tuple[int, str]:
-        """(epoch, digest) of what the trainer has merged. The digest is empty if the shards of a fragment are at unlike
-        epochs, because such a mixture is no state of the run."""
+        """(epoch, digest) of what the trainer has merged. The digest is empty if the shards of a fragment are at
+        different epochs, because such a mixture is no state of the run."""
         bases = [carried.base for carried in self.carried]
         versions = [base for base in bases if base is not None]
         if not versions or len(versions) < len(bases):
@@ -89,9 +89,9 @@ class Contributing:
 
     @property
     def uneven(self) -> bool:
-        """Whether a merge should wait because the shards of a fragment are at unlike epochs. The merge should not wait
-        if the trainer has already waited for these same epochs (a repaired shard is ahead for a round), or if a shard
-        that is behind waits for this trainer."""
+        """Whether a merge should wait because the shards of a fragment are at different epochs. The merge should not
+        wait if the trainer has already waited for these same epochs (a repaired shard is ahead for a round), or if a
+        shard that is behind waits for this trainer."""
         if self.rules.asynchronous or self.flight is not None or not self.logs.whole:
             return False
         return any(
@@ -106,7 +106,7 @@ class Contributing:
         return any(isinstance(log, SynchronousLog) and log.awaits_me for log in at_epoch)
 
     def tolerate(self) -> None:
-        """Record that the trainer no longer waits for shards that are now at unlike epochs."""
+        """Record the epochs that differ within a fragment: the trainer no longer waits for these to become equal."""
         self.tolerated = self.logs.uneven()
 
     def merge(self) -> Load:
@@ -145,7 +145,7 @@ class Contributing:
 
     @staticmethod
     def _stands_at(log: ShardLog) -> tuple[int, int] | None:
-        """Return (fragment, epoch) of a shard; None if it holds no state or its part of the run has ended."""
+        """Return (fragment, epoch) of a shard; None if the shard has no state here, or the run has ended for it."""
         return None if log.version is None or log.final else (log.fragment, log.version.epoch)
 
     def _due_in_turn(self) -> tuple[int, ...]:
@@ -171,7 +171,7 @@ class Contributing:
             log, carried = self.logs[shard], self.carried[shard]
             oldest = carried.send(id)
             if log.version is None or log.version != carried.base:
-                # the base changed while the pseudo-gradient was computed: its progress is carried, as if not counted
+                # the base changed while the pseudo-gradient was computed: the progress is carried, as if not counted
                 continue
             flight[shard], carried.sends = log.version, carried.sends + 1
             mine = Contribution(shard, log.version, id, oldest, event.weight, event.samples, payload)
@@ -211,8 +211,8 @@ class Contributing:
         return True
 
     def _flying(self, flight: dict[int, Version]) -> bool:
-        """Whether the exchange still waits for a shard. After a fork the log may ask for another fragment. The trainer
-        then continues with that fragment; its contribution to the first fragment may still be counted; if not, the
+        """Whether the exchange still waits for a shard. The wait ends, too, if another fragment has become due after a
+        fork: the trainer continues with that one. The contribution under way may still be counted; if it is not, its
         progress is carried."""
         lowest = self._lowest()
         for _ in flight:

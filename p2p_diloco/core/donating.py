@@ -12,9 +12,9 @@ from .state import relation
 
 
 def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
-    """Return the commits and states that the peer lacks. If the lineages differ and it did not ask for ``whole``
-    states, return this replica's versions instead. If it is ahead in a shard, or lacks nothing in the shards that it
-    named, return the versions, too."""
+    """Return messages with the commits and states that the peer lacks. If the lineages differ and the peer did not ask
+    for ``whole`` states, it gets this replica's versions instead. The versions are added if the peer is ahead in a
+    shard, or lacks nothing in the shards that it named."""
     mine = [log.state for log in logs if log.state is not None]
     if len(mine) < len(logs) or len(request.have) != len(logs):
         return []

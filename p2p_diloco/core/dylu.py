@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from .schedule import dylu_steps
 
 READINGS = 9
-"""The formula uses the median of so many readings: up to four outliers change nothing, and a lasting change has its
-effect after five readings."""
+"""The formula uses the median of the last readings, this many at most: up to four outliers change nothing, and a
+lasting change has its effect after five readings."""
 
 STAYS_WITHIN = 0.1
 """The number of steps stays the same while the formula's result differs from it by no more than this share."""
@@ -21,7 +21,8 @@ STAYS_WITHIN = 0.1
 
 @dataclass(slots=True)
 class Pace:
-    """One peer's number of inner steps. ``base``: H, the number of the fastest peer and of a peer of unknown speed."""
+    """One peer's number of inner steps. ``base``: H, the number of inner steps of the fastest peer, and of any peer
+    whose speed is unknown."""
 
     base: int
     steps: int = field(init=False)

@@ -35,8 +35,8 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
-    """A message could not be delivered. ``gone``: the dial was refused, or a relay knows that the peer is gone;
-    otherwise no way to the peer was found, a deadline passed or the receiver refused the message."""
+    """A message could not be delivered. ``gone``: True if the dial was refused or a relay knows that the peer is gone;
+    False if no path to the peer was found, a deadline passed, or the receiver refused the message."""
 
     to: str
     message: Message
@@ -75,8 +75,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """This peer found that other peers can dial it (``reachable``), or that they can't, so that it is private. The same
-    may be reported again."""
+    """This peer has found out whether other peers can dial it (``reachable``); if not, this peer is private. The same
+    result may be reported again."""
 
     reachable: bool
 
@@ -300,9 +300,9 @@ class Loaded:
 class Load:
     """The answer to the trainer's Merge: merge ``shards`` (perhaps none); then contribute the shards in ``due``.
 
-    Shards that are due belong to one fragment. In synchronous mode it is the fragment of the lowest epoch (of several,
-    the first), and its shards at that epoch are due, so peers with the same log choose alike. In asynchronous mode the
-    fragments take turns. ``due`` is empty when the run has ended.
+    Shards that are due belong to one fragment. In synchronous mode: the fragment with the lowest epoch (if several
+    have it, the first of these). Its shards at that epoch are due, so peers with the same logs choose the same shards.
+    In asynchronous mode the fragments take turns. ``due`` is empty when the run has ended.
     """
 
     shards: tuple[Loaded, ...]

@@ -1,5 +1,5 @@
 """Fetching a whole model's state from several donors at once: which shard to request from which donor, and when to
-repeat it.
+repeat a request.
 
 Law: `catchup` judges whether a state may be taken. This module requests few shards at a time from each donor. So a
 donor's death costs only those shards, no donor uploads much at once, and donors that appear later are used, too.
@@ -28,8 +28,9 @@ class Asked:
 class Gathering:
     """A fetch of the whole model's state, shard by shard, from every peer whose model version is at least ``target``.
 
-    ``first``: the donor that is asked for its versions to begin. ``vector``: the versions that it reported, by shard;
-    None until then. Only states of their lineage are taken, so that two lineages never mix.
+    ``first``: the donor whose versions are asked for at the beginning. ``vector``: the versions that this donor
+    reported, by shard; None until it has. Only states of the lineage of these versions are taken, so that two lineages
+    never mix.
     """
 
     rules: Rules

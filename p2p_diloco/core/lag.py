@@ -49,8 +49,8 @@ class Lag:
     # -- what follows
 
     def is_far(self, theirs: ModelVersion) -> bool:
-        """Whether a peer's model is more than one epoch of all shards ahead, so that commits on their way would not
-        suffice."""
+        """Whether a peer's model is ahead by more than one epoch for each shard, on average, so that the commits on
+        their way would not suffice."""
         mine = self.logs.model()
         return theirs.generation == mine.generation and theirs.epochs - mine.epochs > len(self.logs)
 
@@ -71,9 +71,9 @@ class Lag:
     def keep_up(self, peer: str, now: float) -> Fetch | None:
         """Asynchronous: return a request for what is newer at the peer, or None if the peer was asked lately.
 
-        The request is only for shards that this peer may have to aggregate, because being behind is usual in the
-        others. If there are no such shards, the request is for versions only, every ``dead_after``, so that a fork is
-        noticed.
+        The request is only for shards that this peer may have to aggregate, because in other shards it is usual to be
+        behind. If there are no such shards, the peer is only asked for its versions, once per ``dead_after``, so that a
+        fork is noticed.
         """
         states = (log.state for log in self.logs)
         mine = tuple(s.shard for s in states if s is not None and self.roster.me in s.plan.succession)

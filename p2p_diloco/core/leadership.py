@@ -2,7 +2,7 @@
 
 Law: the plan gives term 0 to its first peer. A higher term is claimed and needs the promise of every live peer that
 holds a state. A reachable candidate claims before a private one. If two peers claim the same term, the higher peer id
-wins. Other peers are read only through the roster. A claim ends with its version.
+wins. What is known of other peers is read from the roster only. A claim ends when the shard's next version comes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Leadership:
         self.me, self.roster, self.state = roster.me, roster, state
         self.plan = Plan((), ()) if state is None else state.plan
         self.term, self.holder = 0, self.plan.succession[0] if self.plan.succession else ""
-        # the promises for this peer's claim; None unless it has the term by a claim
+        # the peers that promised, if this peer holds the term by a claim; else None
         self.promised_by: set[str] | None = None
 
     # -- questions
@@ -29,10 +29,10 @@ class Leadership:
         return [*self.plan.succession, *(p for p in self.plan.group if p not in self.plan.succession)]
 
     def target(self) -> tuple[int, str]:
-        """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. The
-        peer is the holder while it lives, also if it has become private. Else it is the next live candidate that is
-        reachable, or the next private one if none is. If all candidates are gone, it is the lowest id of all other
-        peers that may aggregate, again a reachable one if there is one."""
+        """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. That
+        is the holder while it lives, even if it has become private. Once the holder is gone, it is the next live
+        candidate: a reachable one if there is one, else a private one. If all candidates are gone, it is the peer with
+        the lowest id among all that may aggregate, again a reachable one if there is one."""
         if self.roster.may_aggregate(self.holder):
             return self.term, self.holder
         candidates = self.candidates()
@@ -44,14 +44,15 @@ class Leadership:
         return self.term, self.holder
 
     def unpromised(self) -> list[str]:
-        """Return the peers that must still promise before this peer, having claimed the term, may write the commit."""
+        """Return the peers whose promise is missing: a peer that has claimed the term may write the commit only once it
+        has all promises. Empty if this peer has not claimed the term."""
         if self.promised_by is None:
             return []
         return [p for p in self.roster.alive() if self.roster.holds_state(p) and p not in self.promised_by]
 
     def is_claimed_by_another(self, sender: str, fragment: int) -> bool:
-        """Whether a live peer other than this one and ``sender`` holds the term and has not reached a later epoch
-        itself."""
+        """Whether the term is held by a live peer that is neither this peer nor ``sender``, and that is not yet at a
+        later epoch than this peer."""
         summary = self.roster.summary(self.holder) if self.holder not in (self.me, sender) else None
         if summary is None or self.state is None:
             return False

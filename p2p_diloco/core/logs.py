@@ -1,8 +1,8 @@
 """The logs of all shards, and totals over them.
 
-Law: a log that was handed out (by index or in a loop) may change until the event ends. Only logs that were handed out
-are counted again, so an event on one shard costs the same for any number of shards. In a loop over all logs, every log
-counts as handed out.
+Law: a log that was handed out (by index or in a loop) may change until the event ends. The totals are updated only for
+logs that were handed out, so an event on one shard costs the same for any number of shards. In a loop over all logs,
+every log counts as handed out.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Logs(Sequence[ShardLog]):
         self._collected = [0 for _ in self._logs]
         # totals over the states that `_count` has added
         self._empty = len(self._logs)
-        self._epochs = [Counter[int]() for _ in rules.fragments]
-        self._open = [Counter[int]() for _ in rules.fragments]  # of these, the shards for which the run goes on
+        self._epochs = [Counter[int]() for _ in rules.fragments]  # by fragment: epoch → number of shards
+        self._open = [Counter[int]() for _ in rules.fragments]  # the same, without shards for which the run has ended
         self._generations, self._revisions = Counter[int](), Counter({FOUNDED: len(self._logs)})
         self._samples_sum = self._epochs_sum = self._collected_sum = 0
         self._model: ModelVersion | None = None
@@ -167,8 +167,8 @@ class Logs(Sequence[ShardLog]):
     # -- for derived values
 
     def watch(self) -> set[int]:
-        """Return a new set, to which each shard is added whose log is handed out. The set starts with all shards; its
-        owner empties it."""
+        """Return a new set. Whenever a log is handed out, its shard is added to the set. At first the set holds all
+        shards; the caller empties it."""
         self._watches.append(set(range(len(self._logs))))
         return self._watches[-1]
 

@@ -26,7 +26,7 @@ class Plan:
     succession: tuple[str, ...]
 
     def names(self, peer: str) -> bool:
-        """Whether the plan names the peer, so that it needs the commit soon."""
+        """Whether the plan names the peer. Such a peer needs the commit that contains this plan soon."""
         return peer in self.group or peer in self.succession
 
 
@@ -140,8 +140,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """Refusal of a submission: at ``version`` it is more than ``max_staleness`` epochs behind. The refusing peer also
-    sends the commits since the submission's base, or the newest state."""
+    """Refusal of a submission, because its base is more than ``max_staleness`` epochs behind ``version``. The refusing
+    peer also sends the commits since that base, or the newest state."""
 
     shard: int
     id: ContributionId
@@ -190,8 +190,8 @@ class Fetch:
     """Request for the commits or states that are newer than ``have``, for these ``shards`` (None: for all). With an
     empty ``shards``: request for the receiver's versions.
 
-    ``whole``: the sender knows that the lineages differ and asks for whole states: of these ``shards``, or with None of
-    all shards that differ.
+    ``whole``: the sender knows that the lineages differ and asks for whole states: of ``shards`` or, if that is None,
+    of all shards that differ.
     """
 
     have: tuple[Version | None, ...]
@@ -201,8 +201,8 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The sender's version of each shard. ``forked``: the lineages differ, so compare whole models before taking a
-    state."""
+    """The sender's version of each shard. ``forked``: the lineages differ, so the receiver compares whole models before
+    it takes a state."""
 
     versions: tuple[Version, ...]
     forked: bool

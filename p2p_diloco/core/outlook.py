@@ -29,7 +29,7 @@ def waiting(replica: Replica) -> str:
 
 def round_now(replica: Replica) -> tuple[int, int, int] | None:
     """Return (fragment, contributions received, contributions expected) of a round that the replica aggregates; None if
-    it has received none."""
+    no such round has received a contribution."""
     for log in replica.logs:
         came = len(log.round.inbox)
         if came and log.lead.holder == replica.me:

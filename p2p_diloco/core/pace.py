@@ -27,8 +27,8 @@ LATE_MAX = 0.1
 steps should not shrink to three because the fourth would end slightly late."""
 
 STEPS_MIN, STEPS_MAX = 3, 31
-"""The usual time of a step is the median of the last steps: of no fewer than STEPS_MIN once so many are known, and of
-no more than STEPS_MAX."""
+"""The usual time of a step is the median of the last steps. Their number is that of a round's steps, but at least
+STEPS_MIN (once so many are known) and at most STEPS_MAX."""
 
 
 def speeds(summaries: Mapping[str, Summary]) -> dict[str, float]:
@@ -40,8 +40,8 @@ def trains_for(steps: int, nbytes: int, me: str, summaries: Mapping[str, Summary
     """Return the seconds from the merge of a round's base to the end of this peer's inner steps, T - x_w; inf while no
     speed is known.
 
-    steps: those of the fastest peer. nbytes: of a contribution and a mean together. summaries: of all live peers. An
-    unknown bandwidth counts as the median of the known ones.
+    steps: the number that the fastest peer makes. nbytes: the size of a contribution and a mean together. summaries: of
+    all live peers. An unknown bandwidth counts as the median of the known ones.
     """
     known = speeds(summaries)
     if not known:

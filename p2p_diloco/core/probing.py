@@ -1,7 +1,7 @@
 """Liveness of peers: which peers are probed, and when they count as dead. Time is an argument, never read.
 
-Law: besides the peers that this peer waits for, a fixed number of peers is probed per interval, whatever the size of
-the swarm. A peer is dead after silence of ``dead_after``. A peer whose messages arrive, but which no probe has reached
+Law: besides the peers that this peer waits for, a fixed number of peers is probed per interval, however many peers the
+run has. A peer is dead after silence of ``dead_after``. A peer whose messages arrive, but which no probe has reached
 for ``deaf_after`` intervals, is dead until a probe reaches it: a link that works only one way counts as cut.
 """
 

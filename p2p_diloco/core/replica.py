@@ -1,5 +1,5 @@
 """One peer's part in the protocol: ``handle(event, now)`` returns effects, and ``next_wakeup()`` the time of the next
-call.
+Wakeup.
 
 All events enter the core here. The same state and event give the same effects. A replica knows versions, references and
 weights, never tensors; time is an argument. `shard` handles one shard, `catchup` the whole state, `presence`
@@ -95,7 +95,7 @@ class Replica:
         self.adopted = FOUNDED  # the revision last logged as reached by every shard
         self.next_tick = self.planned = now
         self.ends = PerShard(self.logs, lambda log: log.closes_at())  # when the round closes if nothing arrives
-        self.asked_of = self.roster.standing()  # the roster from which these times were computed
+        self.asked_of = self.roster.standing()  # what `standing` returned when `ends` was last computed
 
     # -- questions
 

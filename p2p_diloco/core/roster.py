@@ -172,7 +172,8 @@ class Roster:
 
     def departed(self, peer: str, incarnation: int) -> bool:
         """Record that an incarnation of the peer left. Returns False, and records nothing, if the known Summary is of
-        another incarnation: the message came after the next incarnation's Summary, or before its own incarnation's."""
+        another incarnation: either the peer has restarted since, or the Summary of the incarnation that left has not
+        arrived."""
         member = self.members.setdefault(peer, Member())
         if member.summary is not None and member.summary.incarnation != incarnation:
             return False

@@ -17,7 +17,7 @@ class Round:
 
     lead: which peer may write the commit. opened: when the version came, the first contribution came, or this peer took
     over, whichever was last. asks_at: when to ask again for missing messages. patience: the length of the interval that
-    ends then. inbox: contributions, by peer.
+    ends at ``asks_at``. inbox: contributions, by peer.
 
     working: the tensor work under way. draft: the commit that this peer's Average computes. proposed: the computed
     commit, until every peer that must hold it does. interrupted: an Average to repeat once its damaged base is

@@ -68,13 +68,14 @@ class Rules:
 
     @property
     def probe_every(self) -> float:
-        """The time between two probes of a peer that this peer waits for, and between two rounds of probes to other
-        peers."""
+        """The time between two probes of a peer that this peer waits for. After the same time a few of the other peers
+        are probed, too."""
         return self.heartbeat_interval
 
     @property
     def settle(self) -> float:
-        """How long another peer may be ahead before this peer fetches its state: usually a commit is on its way."""
+        """How long another peer may be ahead before this peer fetches a state from it: usually the missing commit is on
+        its way."""
         return 2 * self.heartbeat_interval
 
     @property
@@ -133,7 +134,8 @@ class Rules:
 
     @property
     def say_again(self) -> float:
-        """The time between two log lines about a fault that lasts."""
+        """The time between two log lines about a fault that lasts. Async: also the longest time until an unanswered
+        submission is sent again."""
         return 6 * self.heartbeat_timeout
 
     def idle_after(self, step_time_s: float) -> float:

@@ -26,8 +26,9 @@ def fragment_due(step: int, sync_every: int, fragments: int) -> int | None:
 
 
 def fragment_by_log(epochs: Sequence[int | None]) -> int | None:
-    """Return the fragment that is due next: the one with the lowest epoch, and of several the first. In ``epochs`` None
-    stands for a finished fragment. None is returned if all are finished."""
+    """Return the fragment that is due next: the one with the lowest epoch (if several have it, the first of these).
+    ``epochs``: the epoch of each fragment, or None if it is finished. The result is None if all fragments are
+    finished."""
     open_ones = [(epoch, fragment) for fragment, epoch in enumerate(epochs) if epoch is not None]
     return min(open_ones)[1] if open_ones else None
 

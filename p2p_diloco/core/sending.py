@@ -33,8 +33,8 @@ class Sending:
         return True
 
     def goes_on(self, state: State | None, base: Version, due: bool) -> bool:
-        """Whether the exchange of the contribution made on ``base`` continues. ``due``: by the epochs in the logs, the
-        shard is still to be contributed."""
+        """Whether the exchange of the contribution made on ``base`` continues. ``due``: whether the epochs in the logs
+        say that this shard is still to be contributed."""
         return state is not None and state.version == base and due
 
     # -- what happens to it
@@ -70,7 +70,7 @@ class Sending:
             self.handed = None
 
     def lost(self, peer: str) -> None:
-        """Handle a peer that died or left."""
+        """Handle a peer that died or left: the contribution is no longer on its way to that peer."""
         if self.under_way == peer:
             self.under_way = None
 

@@ -67,7 +67,8 @@ class ShardLog(ABC):
         return relation(self.state, theirs)
 
     def unpromised(self) -> list[str]:
-        """Return the peers that must still promise before this peer, having claimed the term, may write the commit."""
+        """Return the peers whose promise is missing: a peer that has claimed the term may write the commit only once it
+        has all promises. Empty if this peer has not claimed the term."""
         return self.lead.unpromised()
 
     @property
@@ -118,7 +119,7 @@ class ShardLog(ABC):
 
     def deliver(self, now: float) -> list[Effect]:
         """Send this peer's own contribution to the aggregator, or collect it if this peer aggregates. Nothing is sent
-        if the aggregator has the contribution, it is on its way, or it can't be counted any more."""
+        if the contribution has arrived there, is on its way, or can't be counted any more."""
         mine = self.own.mine
         if mine is None or not self.own.sendable(self.version):
             return []
@@ -137,7 +138,7 @@ class ShardLog(ABC):
         return self.deliver(now)
 
     def withdraw(self) -> None:
-        """Drop this peer's own contribution: the trainer is about to overwrite its memory."""
+        """Drop this peer's own contribution, because the trainer is about to overwrite the memory that holds it."""
         self.own.mine = None
         self.round.inbox.pop(self.me, None)
 
@@ -194,7 +195,7 @@ class ShardLog(ABC):
         return self.offer(now)
 
     def offer(self, now: float) -> list[Effect]:
-        """Send the proposed commit to the peers that must hold it. Publish it once all of them do."""
+        """Send the proposed commit to the peers that must hold it. Publish it once all of these peers hold it."""
         proposed = self.round.proposed
         if proposed is None or self.frozen:
             return []
@@ -204,7 +205,8 @@ class ShardLog(ABC):
         return [Send(p, proposed.commit) for p in due]
 
     def must_hold(self, proposed: Proposal) -> list[str]:
-        """Return the peers that must still hold the proposal before it is published: in synchronous mode none."""
+        """Return the peers that don't hold the proposal yet but must before it is published: in synchronous mode
+        none."""
         return []
 
     @abstractmethod
@@ -233,8 +235,8 @@ class ShardLog(ABC):
         return []
 
     def insists(self, sender: str, commit: Commit) -> bool:
-        """Return whether the sender sends a commit again after it was told of others in its place. Then it has appended
-        the commit, and is on another lineage. In synchronous mode it is not told."""
+        """Return whether the sender repeats a commit that this peer has already answered with commits of its own
+        lineage. The sender is then on another lineage. In synchronous mode such commits are not answered."""
         return False
 
     def repeated(self, sender: str, commit: Commit) -> list[Effect]:
@@ -251,7 +253,7 @@ class ShardLog(ABC):
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
         """Handle the computed outer step of another peer's commit: append the commit. Returns (commit, effects): the
-        commit if it names another digest, else None."""
+        commit if it names another digest than the computed one, else None."""
         work = self.round.working
         if not isinstance(work, Apply) or work.commit.base != base:
             return None, []
@@ -389,9 +391,9 @@ class ShardLog(ABC):
         self.round.damaged, self.round.past_mending = None, True
 
     def mended(self, now: float, *, trusted: bool = False) -> list[Effect]:
-        """End the damage: the tensors match the version again, so an interrupted Average is repeated. ``trusted``: they
-        do not match, but no peer has sent better ones. Then this peer writes the next commit, even if another peer has
-        claimed the term: any peer that could promise the term would have sent better tensors."""
+        """End the damage: the tensors match the version again, so an interrupted Average is repeated. ``trusted``: the
+        tensors still do not match, but no peer has sent better ones. Then this peer writes the next commit, even if
+        another peer has claimed the term: any peer that could promise the term would have sent better tensors."""
         round = self.round
         average, round.interrupted = round.interrupted, None
         round.damaged = None

@@ -6,9 +6,9 @@ N peers take part, with P bytes of contributions each; peer i aggregates the sha
 sends its contributions to the other aggregators, (1 − s_i) P, and its commits to the N − 1 others, s_i P each; it
 receives as much. So its link of b_i bytes a second, each way, is busy for
     t_i = P · (1 + (N − 2) s_i) / b_i
-(a peer that only aggregates keeps its link busy no longer than that), and the round takes max t_i at best. No peer is
-done before P / b_i. If the other peers can do all the rest within that time, it is the optimum; else all links should
-be busy equally long:
+(a peer that only aggregates keeps its link busy no longer than that), and the round takes max t_i at best. Even with
+s_i = 0 a link is busy for P / b_i, so no round is shorter than the longest of these times. That longest time is the
+optimum if the other peers can do all other work within it; else all links should be busy equally long:
     T / P = max(max 1 / b_i, (N − 2 + m) / Σ b_i)       the sum over the m peers that may aggregate
     0 ≤ s_i ≤ (T b_i / P − 1) / (N − 2)
 Within these limits the shares are as equal as possible. With two peers, each sends P bytes, no matter
@@ -26,7 +26,7 @@ STEP = 2**0.5
 """The ratio of each bandwidth to the median is rounded to a power of this number, because measurements vary and equal
 peers should share equally."""
 STEPS_MAX = 40
-"""A ratio of more steps than this, up or down, counts as this many steps."""
+"""Ratios are limited to the range from STEP**-STEPS_MAX to STEP**STEPS_MAX."""
 
 
 def shares(links: Mapping[str, float], members: Collection[str]) -> dict[str, Fraction]:
@@ -65,7 +65,7 @@ def _step(number: int) -> Fraction:
 
 
 def _levelled(most: Mapping[str, Fraction]) -> dict[str, Fraction]:
-    """Return parts of a total of 1 that are as equal as possible, with no part above its limit in ``most``. The limits
+    """Divide 1 among the peers as equally as possible, so that no peer gets more than its limit in ``most``. The limits
     must add up to 1 or more."""
     left, found = Fraction(1), dict[str, Fraction]()
     waiting = sorted(most, key=lambda peer: (most[peer], peer))

@@ -1,8 +1,8 @@
 """This peer's own contribution in asynchronous mode, a submission: it counts on any version of the lineage.
 
 Law: an exchange ends when the peer's own state counts the submission, when the submission was refused and the newer
-state has arrived, or when it can't be counted any more. The trainer merges then, and also when its base's lineage was
-left. `asynchronous` is the aggregator's side.
+state has arrived, or when it can't be counted any more. The trainer merges then, and also when this peer has left the
+lineage of the trainer's base. `asynchronous` is the aggregator's side.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Submitting(Sending):
         return carried.sends > 1
 
     def loads(self, state: State, base: Version | None) -> bool:
-        """Whether the trainer should merge this shard now: its exchange is over, its base's lineage was left, or the
-        run has ended."""
+        """Whether the trainer should merge this shard now, because its exchange is over, this peer has left the lineage
+        of ``base``, or the run has ended."""
         over, self.over = self.over, False
         return over or final(state.version, self.rules) or base is None or not grown_from(state, base)
 

@@ -16,14 +16,14 @@ from .messages import Plan
 def elected(
     run: str, shards: tuple[int, ...], reachable: Sequence[str], private: Sequence[str] = ()
 ) -> Mapping[int, tuple[str, ...]]:
-    """Return, by shard, the peers that should hold it at any epoch, ``reachable`` ones first; the first one aggregates.
-    All have equal weight: with measured weights, each new measurement would move whole shards."""
+    """Return, for each shard, the peers that should hold it, whatever its epoch: ``reachable`` peers first. The first
+    one aggregates. All peers have equal weight: with measured weights, each new measurement would move whole shards."""
     return in_tiers(run, 0, shards, [dict.fromkeys(members, 1.0) for members in (reachable, private)])
 
 
 def may_stay(me: str, plan: Plan, reachable: Sequence[str], private: Sequence[str], room: int) -> tuple[str, ...]:
-    """Return the peers that may stay successors: the reachable ones, and as many present private successors as there
-    are too few reachable ones. ``room``: how many successors there should be."""
+    """Return the peers that may stay successors: all reachable peers; if these are fewer than ``room``, also present
+    private successors, to make up the number. ``room``: how many successors there should be."""
     free = max(0, room - len(without(reachable, me)))
     return (*reachable, *[peer for peer in without(plan.succession, me) if peer in private][:free])
 

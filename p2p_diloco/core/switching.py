@@ -11,8 +11,8 @@ from .version import Version, descends, model_version
 
 
 def came_late(state: State, told: Version) -> bool:
-    """Whether the donor sent this state before it reported the version ``told``. Then the state does not show that the
-    donor left its lineage."""
+    """Whether the donor sent this state before it reported the version ``told``. If so, the state is no sign that the
+    donor has changed lineage since that report."""
     v = state.version
     return v.generation == told.generation and v.epoch < told.epoch and v.samples <= told.samples
 
@@ -57,8 +57,8 @@ class Switching:
         return self.differing() - set(self.staged)
 
     def takes(self, peer: str, state: State) -> bool | None:
-        """Whether a state belongs to the lineage being taken. None if the state shows that its donor has changed
-        lineage, too."""
+        """Whether a state from this peer belongs to the lineage being taken. None if it shows that the donor has left
+        this lineage."""
         told = self.vector[state.shard]
         if peer not in (self.donor, *self.before) or came_late(state, told):
             return False

@@ -93,8 +93,9 @@ class SynchronousLog(ShardLog):
         return self.work(tuple(sorted(self.round.inbox.items())), now) if closes else []
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
-        """Return a plan whose group is every live worker that holds a state, unless it missed its last round, and whose
-        succession lists the peers that took part already: reachable ones, and after them private ones."""
+        """Return the next plan. Its group: every live worker that holds a state and is not idle, except workers that
+        missed the last round that named them. Its succession: the peers that took part already, reachable ones before
+        private ones."""
         assert self.state is not None
         epoch, present = self.state.version.epoch, self.state.plan
         # (peers that compute the same outer steps, unlike peers): each with its bandwidth

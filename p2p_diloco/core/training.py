@@ -56,7 +56,7 @@ class Training:
 
     def start(self, now: float) -> list[Effect]:
         """Let training start on the newest state. The start is delayed while stored commits lead to newer states, and
-        for a short while if the shards of a fragment are at unlike epochs."""
+        for a short while if the shards of a fragment are at different epochs."""
         if self.ready or not self.logs.whole:
             return []
         if not self.rules.asynchronous:
@@ -73,7 +73,7 @@ class Training:
         return self.load(now)
 
     def load(self, now: float) -> list[Effect]:
-        """Answer the trainer's Merge. The answer is delayed while the shards of a fragment are at unlike epochs, so
+        """Answer the trainer's Merge. The answer is delayed while the shards of a fragment are at different epochs, so
         that one state of the run is merged; but not for long, because a shard that is behind may wait for this
         trainer's contribution."""
         if self.merging is None:

@@ -26,8 +26,8 @@ def descends(newer: Version, history: Mapping[int, str], older: Version) -> bool
     """Whether ``newer`` is ``older`` or descends from it. ``history``: digests of ``newer`` and its last ancestors, by
     epoch.
 
-    Along a lineage neither epochs nor samples fall. If ``older`` is older than the whole history, epochs and samples
-    alone decide.
+    Along a lineage neither epochs nor samples fall. If ``history`` does not go back as far as ``older``, epochs and
+    samples alone decide.
     """
     if newer == older:
         return True

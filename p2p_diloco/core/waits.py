@@ -48,8 +48,8 @@ class Waits:
 
     def quorum(self, now: float) -> int:
         """Return the lowest number of contributions with which the round may close: half of the peers that take part,
-        and two if several do, because after a step with one contribution the outer momentum would carry the model
-        towards one peer's data."""
+        but at least two if several take part, because after a step with one contribution the outer momentum would carry
+        the model towards one peer's data. Never fewer than ``needed``."""
         taking_part = len(self.round.inbox) + len(self._taking_part(now))
         return max(self.needed, min(taking_part, max(2, math.ceil(taking_part / 2))))
 
