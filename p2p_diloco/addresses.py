@@ -40,8 +40,8 @@ def check_peer_address(address: str, *, key: str = "initial_peers") -> str:
 
 
 def check_listen_address(address: str, *, key: str = "host_maddrs") -> str:
-    """Check an address to listen on and return it: it must name a host and a port (0 lets the system choose), and no
-    peer.
+    """Check an address to listen on and return it: it must name a host and a port (port 0: the system chooses one), and
+    must not name a peer.
 
     Raises:
         AddressError: the address can't be read, or it names a peer.

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 MAX_SHOWN = 8
-"""The most differing keys or parameters that a sentence lists; it then gives the number of the others."""
+"""The most keys or parameters that a sentence lists. If more differ, it adds how many more there are."""
 
 
 class P2PDilocoError(Exception):
@@ -38,7 +38,7 @@ class P2PDilocoError(Exception):
 
     exit_code: ClassVar[int] = 1
     sent: ClassVar[tuple[str, ...]] = ("wrong", "key", "value", "mend")
-    """The constructor arguments from which the other end of a channel makes the error again."""
+    """The constructor arguments that `to_wire` encodes, and from which `from_wire` makes the error again."""
 
     def __init__(self, wrong: str, *, key: str = "", value: object = "", mend: str = "") -> None:
         self.wrong = _one_line(wrong)
@@ -53,13 +53,13 @@ class P2PDilocoError(Exception):
         return self.spelled(str)
 
     def spelled(self, spell: Callable[[str], str]) -> str:
-        """The error's sentence, with keys as `spell` writes them."""
+        """The error's sentence, with each key written as `spell(key)`, for instance as a flag."""
         key = spell(self.key)
         subject = f"{key}={self.value} " if key and self.value else f"{key} " if key else ""
         return f"{subject}{self._wrong_as(spell)}" + (f"; {self.mend}" if self.mend else "")
 
     def _wrong_as(self, spell: Callable[[str], str]) -> str:
-        """`wrong`, with the keys in it as `spell` writes them."""
+        """The text `wrong`, with each key in it written as `spell(key)`."""
         return self.wrong
 
     def to_wire(self) -> dict[str, object]:
@@ -78,7 +78,7 @@ class AddressError(UsageError):
 
 
 class ConfigError(P2PDilocoError):
-    """A setting has a value that can't be used, or names a file or folder that can't."""
+    """A setting has a value that can't be used, or names a file or folder that can't be used."""
 
     exit_code = 3
 
@@ -153,7 +153,7 @@ class NodeDied(P2PDilocoError):
 
 
 class RankDied(P2PDilocoError):
-    """Another process of the group that is one peer has ended, or makes other calls than this one."""
+    """In a peer of several processes, another process has ended, or makes other calls than this one."""
 
 
 def from_wire(wire: Mapping[str, object]) -> P2PDilocoError:
@@ -176,7 +176,7 @@ def reason(error: OSError) -> str:
 
 
 def shown(value: object) -> str:
-    """A value as a user would write it: lists with commas, switches as on and off, nothing as 'unset'."""
+    """A value as a user would write it: lists with commas, switches as on and off, None as 'unset'."""
     match value:
         case None:
             return "unset"

@@ -32,8 +32,8 @@ class Interrupts:
     """A context in which a signal of `ENDING` raises `KeyboardInterrupt` in the main thread, with the signal's number
     as the argument. Ignored signals stay ignored. In any other thread the context has no effect.
 
-    `holds_nothing`: a signal that comes during an import ends the process at once, with status 128 + the signal's
-    number.
+    `holds_nothing`: the program holds nothing to clean up, so a signal that comes during an import or an `exec` ends
+    the process at once, with status 128 + the signal's number.
     """
 
     def __init__(self, *, holds_nothing: bool = False) -> None:
@@ -87,7 +87,7 @@ class Interrupts:
             self._hook_before(lost)
 
     def _send_again(self, number: int) -> None:
-        """Send a signal again after `AGAIN_S`. Two waiting signals of one kind are sent once."""
+        """Send a signal again after `AGAIN_S`. A signal that is already waiting isn't sent twice."""
         if number not in self._waiting:
             self._waiting.add(number)
             timer = threading.Timer(AGAIN_S, self._send, (number,))

@@ -28,7 +28,7 @@ def file_of(run_id: str) -> Path:
 
 
 def remember(run_id: str, addresses: Iterable[str]) -> None:
-    """Add addresses to the file, and keep the newest ones."""
+    """Add addresses to the run's file; only the `KEPT` addresses that were added last stay in it."""
     now = time.time()
     known = {**_read(run_id), **dict.fromkeys(addresses, now)}
     newest = sorted(known, key=lambda address: (-known[address], address))[:KEPT]
@@ -43,7 +43,7 @@ def remember(run_id: str, addresses: Iterable[str]) -> None:
 
 
 def remembered(run_id: str, but: Sequence[str] = ()) -> list[str]:
-    """The addresses kept in the last seven days, newest first, without those in `but`."""
+    """The run's addresses that were remembered in the last seven days, newest first, without those in `but`."""
     known = _read(run_id)
     recent = [address for address, when in known.items() if time.time() - when < KEPT_FOR_S and address not in but]
     return sorted(recent, key=lambda address: (-known[address], address))

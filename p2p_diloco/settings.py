@@ -135,7 +135,7 @@ def check_readable(path: Path, *, key: str) -> None:
 
 
 def prepare_identity_path(path: Path) -> None:
-    """Raise ConfigError unless an identity can be read from `path`, or written there; makes its folder."""
+    """Raise ConfigError unless an identity file can be read at `path`, or made there (then make the file's folder)."""
     key = flag("identity_path")
     if path.is_dir():
         raise ConfigError("is a folder", key=key, value=path, mend="name a file in it")

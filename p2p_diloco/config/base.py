@@ -46,7 +46,7 @@ WRONG = {
     "bool_type": "is neither on nor off",
     "string_pattern_mismatch": "is not a name that can be used",
 }
-"""The words for each of pydantic's error types; limits are filled in."""
+"""What is wrong, in words, for each of pydantic's error types. Limits such as {ge} are filled in."""
 MENDS = {
     "literal_error": "choose {expected}",
     "bool_parsing": "choose true or false",
@@ -54,7 +54,7 @@ MENDS = {
     "string_pattern_mismatch": "use up to 64 letters, digits, dots, dashes and underscores, starting with a letter or "
     "digit",
 }
-"""The mend for each of pydantic's error types, where it is not to choose the default value."""
+"""The mend for some of pydantic's error types; `_explained` chooses the mend for all others."""
 
 
 class Settings(BaseModel):
@@ -65,7 +65,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _read_text(cls, value: Any, info: ValidationInfo) -> Any:
-        """Convert the text of a flag, a variable or a file: unset values, lists and tables."""
+        """Convert a text from a flag, a variable or a file to the field's type: None, a list, a table, a path."""
         annotation = cls.model_fields[cast(str, info.field_name)].annotation
         if not isinstance(value, str):
             return value
@@ -116,14 +116,14 @@ def bare_type(annotation: object) -> object:
 def unknown_setting(
     key: str, value: object, known: Collection[str], spelled: Callable[[str], str] = str
 ) -> ConfigError:
-    """The error for a key that is no setting; it suggests a similar setting. Keys are written as `spelled`."""
+    """The error for a key that is no setting; it suggests a similar setting. Each key is shown as `spelled(key)`."""
     close = get_close_matches(key, known, n=1)
     mend = f"did you mean {spelled(close[0])}?" if close else "leave it out"
     return ConfigError("is not a setting", key=spelled(key), value=value, mend=mend)
 
 
 def _table(key: str, text: str) -> object:
-    """Read a table from JSON, as flags and environment variables write it."""
+    """Read a table from JSON: flags and environment variables give tables as JSON."""
     try:
         return json.loads(text or "{}")
     except ValueError:

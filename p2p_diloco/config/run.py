@@ -17,7 +17,7 @@ Codec = Literal["bf16", "fp32", "fp16", "int8", "int4", "e3m0", "topk"]
 
 LIVE_KEYS = frozenset({"outer_lr", "outer_momentum", "stop_after_epochs", "stop_after_samples"})
 """Settings that are not in a run's fingerprint: a joiner with other values is accepted and uses the run's. The outer
-rates may change while the run goes on (`core/revision.py`); the others don't change in this version."""
+rates may change while the run goes on (`core/revision.py`); the two stop settings don't change in this version."""
 
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "sync": ("pace", "round_timeout", "pause_timeout", "carry_rounds"),
@@ -26,7 +26,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 """The settings that one mode alone uses; in the other mode they must have their defaults."""
 
 MOMENTUM_OF_EACH_MAX = 0.5
-"""The highest outer momentum without a warning in asynchronous mode, if every submission updates the momentum."""
+"""In asynchronous mode, a higher outer momentum causes a warning if every submission updates the momentum."""
 
 
 class RunConfig(Settings):
@@ -266,7 +266,7 @@ class RunConfig(Settings):
     def difference(self, other: RunConfig, keys: Collection[str] | None = None) -> list[tuple[str, object, object]]:
         """List the settings in which two configs differ, except `LIVE_KEYS`, as (key, the other's value, this one's).
 
-        `keys`: the settings to compare; None: all. A joiner compares those that it was given:
+        `keys`: the settings to compare; None: all. A joiner compares those that it was given with the run's (`runs`):
         ``mine.difference(runs, mine.given)``.
         """
         theirs, mine = other.to_wire(), self.to_wire()

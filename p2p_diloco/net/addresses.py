@@ -1,7 +1,7 @@
 """The multiaddrs that a transport dials and listens on.
 
 Law: text in, text or an `AddressError` out; nothing is resolved or dialled. `p2p_diloco.addresses` checks addresses;
-this adds the canonical form, and where to listen.
+this file adds their canonical form, and chooses where to listen.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def leads_over_a_relay(address: str) -> bool:
 
 
 def listen_for(initial_peers: Sequence[str]) -> list[str]:
-    """Where to listen: on loopback if every initial peer is there, else on all interfaces. The system picks the port.
+    """Where to listen: on loopback if all initial peers do so, else on all interfaces. The system picks the port.
 
     A peer without initial peers founds a swarm, and listens on loopback.
     """

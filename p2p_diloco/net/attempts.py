@@ -22,7 +22,7 @@ async def first(
     """The result of the first attempt that succeeds. The next attempt begins when one has failed, or after `stagger_s`.
 
     `discard` gets the result of an attempt that succeeds too late, perhaps after the return. `failed` gets the error of
-    each that fails; if it raises, the others are given up.
+    each attempt that fails; if `failed` raises, the other attempts are given up.
 
     Raises:
         the error of the last attempt, if all fail; OSError without attempts.
@@ -51,8 +51,8 @@ async def first(
 
 
 async def within(timeout_s: float, attempt: Coroutine[Any, Any, T], *, discard: Callable[[T], None]) -> T:
-    """The result of an attempt; `discard` gets it if it comes too late. `asyncio.wait_for` loses it if a cancellation
-    comes at the same moment.
+    """The result of an attempt. A result that comes too late goes to `discard`; `asyncio.wait_for` would lose a result
+    that comes at the same moment as a cancellation.
 
     Raises:
         asyncio.TimeoutError: it took longer than `timeout_s`.
@@ -70,7 +70,7 @@ async def within(timeout_s: float, attempt: Coroutine[Any, Any, T], *, discard: 
 
 
 def _abandon(task: asyncio.Task[T], discard: Callable[[T], None]) -> None:
-    """Cancel an attempt. It may have ended already, or succeed all the same."""
+    """Cancel an attempt. If it has succeeded already, or succeeds all the same, `discard` gets its result."""
 
     def over(task: asyncio.Task[T]) -> None:
         if not task.cancelled() and task.exception() is None:

@@ -23,20 +23,20 @@ LARGE_BYTES = 64 * 1024
 FAST = float(2**27)
 """Bytes a second (a gigabit) above which links count as equal: above it the machines' other work sets the speed."""
 CLEARLY = 1.25
-"""The announced bandwidth changes only when the measured one differs by this factor, so that elections don't follow
-each fluctuation."""
+"""The announced bandwidth changes only when the measured one differs by this factor, so that the choice of
+aggregators doesn't follow each fluctuation."""
 
 
 @dataclass(slots=True)
 class Meter:
     """The bandwidth meter of one direction. Its clock runs while payloads with two or more partners are under way. The
     new bytes of a payload are spread evenly over the time since its last report. Each `WINDOW_S` of this clock makes a
-    reading, once all payloads in it have reported."""
+    reading, once all payloads under way have reported after its end."""
 
     _readings: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
     _under_way: list[Payload] = field(default_factory=list)
     _windows: dict[int, float] = field(default_factory=dict)
-    """Bytes of each window that is not a reading yet, by its number."""
+    """Bytes of each window that has not made a reading yet, by the window's number."""
     _several: bool = False
     """Whether the payloads under way have two or more partners."""
     _clock_s: float = 0.0
@@ -69,7 +69,7 @@ class Meter:
         return self._clock_s
 
     def spread(self, count: float, since: float, until: float) -> None:
-        """Count bytes that arrived between two times of `clock`, `since` being the earlier one."""
+        """Count bytes that arrived between the times `since` and `until` of `clock`, spread evenly over that time."""
         first, last = int(since / WINDOW_S), int(until / WINDOW_S)
         for window in range(first, last + 1):
             inside = min(until, (window + 1) * WINDOW_S) - max(since, window * WINDOW_S)
@@ -121,7 +121,7 @@ class Bandwidth:
 
     @property
     def rate(self) -> float:
-        """Bytes a second of the slower known direction, at most FAST; 0 while neither is known."""
+        """Bytes a second in the slower direction whose rate is known, at most `FAST`; 0 while neither rate is known."""
         known = [meter.rate for meter in (self.up, self.down) if meter.rate > 0]
         return min([*known, FAST]) if known else 0.0
 

@@ -126,7 +126,7 @@ class Circuits:
         return self._relays_of.get(peer, ())
 
     async def _stay_registered(self, relay: str) -> None:
-        """Register at a relay, again and again, while fewer than `RELAYS_MAX` others keep a registration."""
+        """Register at a relay, again and again, whenever this peer has fewer than `RELAYS_MAX` other registrations."""
         again_s = REGISTER_AGAIN_S
         while True:
             try:
@@ -141,7 +141,7 @@ class Circuits:
             await asyncio.sleep(again_s)
 
     async def _registration(self, relay: str) -> None:
-        """Register at a relay; returns when the relay ends it."""
+        """Register at a relay, and ping it to stay registered; returns when the relay ends the registration."""
         pipe, found_at = await self._daemon.open_stream(relay, RELAY, timeout_s=OPEN_S)
         frames = FrameStream(pipe, relay, Limits(), self.traffic)
         try:
@@ -160,7 +160,7 @@ class Circuits:
     # -- opening
 
     def relays_to(self, peer: str, linked: Iterable[str]) -> list[str]:
-        """The relays to ask for a stream to a peer: its own, then this peer's, then the peers `linked` to this one."""
+        """The relays to ask for a stream to `peer`: its own, then this peer's, then the peers `linked` to this peer."""
         relays = dict.fromkeys((*self.relays_of(peer), *self.registered, *self._relays, *linked))
         return [relay for relay in relays if relay not in (peer, self._daemon.peer_id)][:RELAYS_MAX]
 
@@ -168,7 +168,7 @@ class Circuits:
         """Open a stream to a peer through the first of these relays that reaches it.
 
         Raises:
-            Unreachable: no relay reaches the peer. `refused`: a relay has just lost its connection to it.
+            Unreachable: no relay reaches the peer. `refused`: a relay has just lost its connection to the peer.
         """
         if not relays:
             raise Unreachable("no relay is known")
@@ -228,7 +228,7 @@ class Circuits:
         await self._protocols[protocol](peer, inside, f"{seen_at}/p2p/{relay}/p2p-circuit")
 
     async def _accepted(self, relay: str, pipe: Pipe) -> tuple[str, str, Pipe]:
-        """Do the handshake; returns the other peer, its protocol and the encrypted pipe."""
+        """Do the handshake; returns the other peer, the protocol that it asks for, and the encrypted pipe."""
         frames = FrameStream(pipe, relay, Limits(), self.traffic)
         match unpacked(await _message(frames)):
             case {"from": str(peer)}:
@@ -257,7 +257,7 @@ def _statement(certificate: bytes) -> bytes:
 
 
 def _certificate_of(peer: str, hello: bytes) -> bytes:
-    """The certificate in a hello, once its signature is checked."""
+    """The certificate in the hello message of `peer`. Raises FrameError unless `peer` has signed it."""
     match unpacked(hello):
         case {"certificate": bytes(certificate), "proof": str(proof)}:
             if signer(_statement(certificate), proof) == peer:

@@ -27,12 +27,12 @@ CLOSE_S = 3.0
 REAP_S = 0.1
 """Seconds that asyncio gets to notice that a daemon which failed to start has ended."""
 DIAL_S = 5.0
-"""Deadline for dialling an initial peer. Together with asking for its clock it stays below 10 s."""
+"""Deadline for dialling an initial peer. Dialling it and asking for its clock take less than 10 s together."""
 ADDRESSES_PER_PEER_MAX = 16
 
 
 class Daemon:
-    """A running p2pd. Made by `start`, ended by `close`. `on_death` is called with the reason if it ends otherwise."""
+    """A running p2pd. Made by `start`, ended by `close`. `on_death` is called with the reason if it ends by itself."""
 
     def __init__(self, p2p: Any, on_death: Callable[[str], None] | None) -> None:
         self.p2p = p2p
@@ -55,8 +55,8 @@ class Daemon:
         on_death: Callable[[str], None] | None,
         map_port: bool = False,
     ) -> Daemon:
-        """Start a daemon that listens at `host_maddrs`, or nowhere in client mode. Without `identity_path` it has
-        an identity of its own. `map_port`: it asks the router to forward its port, by UPnP or NAT-PMP.
+        """Start a daemon that listens at `host_maddrs`, or nowhere in client mode. Without `identity_path` it
+        makes a new identity. `map_port`: the daemon asks the router to forward its port, by UPnP or NAT-PMP.
 
         Raises:
             ConfigError: the daemon can't listen at these addresses, or can't announce the given ones.

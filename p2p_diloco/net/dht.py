@@ -1,4 +1,4 @@
-"""A peer of the DHT that belongs to no run: a daemon and Hivemind's DHT node. `bootstrap` serves one.
+"""A member of the DHT: a daemon and Hivemind's DHT node. It needs no run; the command `bootstrap` starts such a member.
 
 Law: joins, stays joined, stores and fetches records; knows no messages. All of it runs in the caller's event loop: no
 fork, no thread.

@@ -1,7 +1,7 @@
 """Dialling a peer back, to tell it whether other peers can reach it.
 
-Law: only the address from which the peer's request came is dialled, so that no peer can send another one's dials
-elsewhere. An answering listener counts only if it is that peer: behind a router it may be a neighbour.
+Law: only the IP address from which a peer's request came is dialled, so that no peer can make others dial a third
+party. A listener that answers counts only if it is the peer: behind a router it may be another machine.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ DIAL_S = 2.0
 START_S = 5.0
 """Deadline for starting a daemon."""
 ADDRESSES_MAX, NAMES_MAX = 8, 2
-"""The most addresses of a peer that are looked at, and the most names among them."""
+"""The most addresses of a peer that are used, and the most of these that hold a name instead of an IP address."""
 
 Place = tuple[str, int]
 """An IP address and a TCP port."""
 
 
 async def dial_back(peer: str, seen_at: str, addresses: Sequence[str]) -> dict[str, str | None]:
-    """Dial a peer at those of its addresses that lie at the place it is `seen_at`, and at its ports there.
+    """Dial a peer at those of its addresses that lead to the IP address in `seen_at`. If that IP address is in none of
+    them, a router is assumed there, and it is dialled at each of the peer's ports.
 
-    Returns for each address the reason why it can't be reached there; None: it was reached.
+    Returns for each address the reason why the peer can't be reached at it; None: it was reached.
     """
     seen = place_of(seen_at)
     if seen is None:
@@ -66,7 +67,7 @@ def place_of(address: str) -> Place | None:
 
 
 def places(addresses: Iterable[str]) -> set[Place]:
-    """The places of these multiaddrs; those that have none are left out."""
+    """The IP address and TCP port of each of these multiaddrs; multiaddrs that lack one are left out."""
     return {place for place in map(place_of, addresses) if place is not None}
 
 
@@ -82,7 +83,7 @@ def _is_name(address: str) -> bool:
 
 
 async def _resolved(address: str) -> list[Place]:
-    """The places of an address with a name."""
+    """The IP addresses to which the name in an address resolves, each with the port; empty if there are none."""
     _, _, name, _, port, *_ = address.split("/")
     loop = asyncio.get_running_loop()
     try:
@@ -103,8 +104,8 @@ async def _dial(peer: str, place: Place, translated: bool) -> str | None:
 
 
 async def _proved(peer: str, place: Place) -> str | None:
-    """Dial with a new daemon, whose handshake checks the peer's identity: this peer's own daemon would use the
-    connection that it has."""
+    """Dial with a new daemon, whose handshake checks the peer's identity: this peer's own daemon would not
+    dial, but use the connection that it has already."""
     host, port = place
     try:
         daemon = await Daemon.start(

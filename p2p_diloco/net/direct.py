@@ -33,16 +33,16 @@ from p2p_diloco.net.way import CONNECTIONS_MAX, Connection, Way
 log = logging.getLogger(__name__)
 
 DIAL_S = 3.0
-"""Deadline for an attempt to connect, the question over libp2p included. The attempt in the other direction has as
-long."""
+"""Deadline for the request over libp2p, and again for the dial. If the other peer is asked to dial, request and dial
+together have twice as long."""
 PATIENCE_PART = 0.1
-"""The part of `connect_timeout_s` for which a payload waits for a direct connection before it goes over libp2p."""
+"""The fraction of `connect_timeout_s` for which a payload waits for a direct connection before it goes over libp2p."""
 OPEN_MAX = 256
-"""The most peers to which this peer keeps connections to send on. With more, those to the least recently used one are
-closed."""
+"""The most peers to which this peer keeps connections to send on. With more, the connections to the least recently
+used peer are closed."""
 DIALLED_BACK_MAX = CONNECTIONS_MAX + 1
-"""The most connections that this peer dials at one other peer's request: one more than the other peer uses, until this
-end notices that an earlier one has ended."""
+"""The most connections that this peer dials at one other peer's request: one more than that peer uses, because this
+end may not have noticed yet that an earlier one has ended."""
 RETRY_S, RETRY_S_MAX = 30.0, 600.0
 """Seconds from a failure to the next attempt; they double with each further failure, up to the maximum."""
 CARRIED_BYTES_MAX = 1 << 37
@@ -62,7 +62,7 @@ class DirectChannel:
 
     Args:
         streams: the peer's streams, with their limits and counts.
-        open_stream: opens a libp2p stream to a peer's `answer`.
+        open_stream: opens a libp2p stream to a peer, which that peer's `answer` serves.
         addresses: returns the known multiaddrs of a peer.
         serve: receives the payloads that come on a connection.
         hosts: the IP addresses to listen on.
@@ -96,11 +96,11 @@ class DirectChannel:
     # -- for the sender of payloads
 
     async def take(self, peer: str) -> Connection | None:
-        """Lend the caller a connection to write a payload on, until `give_back`; None: use libp2p. Callers for the same
-        peer come one after the other.
+        """Lend the caller a connection to write a payload on, until `give_back`; None: use libp2p. Call it for the
+        same peer only after the last call has returned.
 
         Waits a moment for a first attempt to connect. If the attempt takes longer, only later payloads use its
-        connection. If there are connections, waits until a payload is written on one of them.
+        connection. If all connections are lent, waits until one is given back.
         """
         way = self._way(peer)
         while True:
@@ -215,7 +215,7 @@ class DirectChannel:
     # -- connecting
 
     def _connect_more(self, peer: str, way: Way) -> None:
-        """Begin to open the connections that are missing, unless that failed lately."""
+        """Begin to open the connections that are missing, unless an attempt is under way or has failed lately."""
         first, now = not way.fit(), self._clock()
         if way.missing <= 0 or self._closing or way.attempt is not None:
             return

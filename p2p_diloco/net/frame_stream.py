@@ -61,7 +61,7 @@ class FrameStream:
             self._traffic.received(self.peer, self.pipe.filled_bytes)
 
     async def discard(self, count: int | None, within_s: float) -> bool:
-        """Read `count` bytes, or with None all until the stream's end, and drop them. False if they didn't come in
+        """Read and drop `count` bytes; with None, all bytes until the stream's end. False if they didn't all come in
         time."""
         now = asyncio.get_running_loop().time
         give_up_at = now() + within_s

@@ -21,7 +21,7 @@ from enum import IntEnum
 
 MAGIC = b"p2d"
 VERSION = 2
-"""Version 2: payloads follow one another also on streams over libp2p."""
+"""Version 2: a stream over libp2p carries several payloads, one after the other."""
 REASON_BYTES_MAX = 1024
 PREFIX = struct.Struct(">3sBBI")
 _COUNT = struct.Struct(">Q")

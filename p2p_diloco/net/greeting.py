@@ -15,7 +15,7 @@ GREETING = b"\x13/multistream/1.0.0\n"
 """The first bytes that a libp2p listener sends over TCP."""
 
 _UNREACHED = {errno.EHOSTUNREACH: "no route to that machine", errno.ENETUNREACH: "no route to that network"}
-"""The words for system errors of a dial, for which asyncio gives none; the same as in `net.reasons`."""
+"""The words for those errors of a dial for which asyncio has no text; `net.reasons` uses the same words."""
 
 
 async def no_answer(host: str, port: int, within_s: float) -> str | None:

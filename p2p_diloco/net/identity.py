@@ -31,7 +31,7 @@ class IdentityFile:
 
     @classmethod
     def claim(cls, path: str | None, generate: Callable[[str], None]) -> IdentityFile:
-        """Lock the key file at `path`, after `generate(path)` if there is none; without a path, a temporary key file.
+        """Lock the key file at `path`; `generate` makes it if there is none. Without a path, make a temporary key file.
 
         Raises:
             ConfigError: the file can't be read or written, or another process uses it.

@@ -33,8 +33,8 @@ the totals count all peers."""
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits, in bytes and seconds, on what other peers may cost a transport. The default timeouts hold before a peer
-    is in a run; the run sets its own, from its `heartbeat_timeout`."""
+    """Limits, in bytes and seconds, on what other peers may cost a transport. The default timeouts hold until a peer
+    is in a run; from then on the run's `heartbeat_timeout` sets them."""
 
     header_bytes_max: int = 64 * 1024
     """The longest header, with or without a payload."""
@@ -52,7 +52,7 @@ class Limits:
     """The most links that other peers may keep open to this one; a newer link of the same peer replaces the older one.
     The same limit holds for streams over libp2p that wait for further payloads."""
     rate_bytes_per_s_min: float = 64 * 1024.0
-    """A slower transfer is cut off (see `transfer_timeout_s`)."""
+    """The lowest rate of a transfer; a slower one is cut off (see `transfer_timeout_s`)."""
 
     def transfer_timeout_s(self, payload_bytes: int) -> float:
         """The longest time that a payload of this length may take, even if its bytes come steadily."""
@@ -81,7 +81,7 @@ class Unreachable(Exception):
 
 
 Written = Callable[[], None]
-"""Is called when another payload may be sent."""
+"""A function that the transport calls when another payload may be sent."""
 
 
 def unnoticed() -> None:
@@ -112,7 +112,7 @@ class Inbox(Protocol):
         ...
 
     def closed(self, peer: str) -> None:
-        """Called when a stream to or from this peer broke. A hint only: the peer may have died, or left, or neither."""
+        """Called when a stream to or from this peer broke. The peer may have died or left, or may still be there."""
         ...
 
     def moving(self, peer: str) -> None:
@@ -143,7 +143,7 @@ class Traffic:
     peers: dict[str, PeerTraffic] = field(default_factory=dict)
     bandwidth: Bandwidth = field(default_factory=Bandwidth)
     receiving: Callable[[], AbstractContextManager[None]] = nullcontext
-    """A context entered while a payload comes in; it measures how long that takes."""
+    """Makes a context that is entered while a payload comes in, to measure how long that takes."""
 
     def sent(self, peer: str, count: int) -> None:
         """Count bytes sent to a peer."""
@@ -202,7 +202,7 @@ class Records(Protocol):
         answered.
 
         An owned record is signed, and only this peer can replace it. If its subkey is a peer id, or starts with one and
-        a slash, readers accept it from that peer alone. Under any other subkey the latest expiration wins.
+        a slash, readers accept it from that peer alone. Under any other subkey the record that expires last wins.
 
         Raises:
             ValueError: the value exceeds `VALUE_BYTES_MAX`, a name `KEY_BYTES_MAX`, or `ttl_s` `TTL_S_MAX`.
@@ -218,7 +218,7 @@ class Records(Protocol):
         ...
 
     def sign(self, statement: bytes) -> str:
-        """Sign a statement: a proof that this peer makes it."""
+        """Sign a statement; the returned text proves that this peer makes the statement."""
         ...
 
     def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
@@ -228,7 +228,7 @@ class Records(Protocol):
 
 class Transport(Records, Protocol):
     """A node's access to the network. `limits` bounds every call, and may be replaced: calls that begin later use the
-    new ones. Every call may be cancelled."""
+    new limits. Every call may be cancelled."""
 
     limits: Limits
     traffic: Traffic
@@ -242,11 +242,11 @@ class Transport(Records, Protocol):
         self, peer: str, header: bytes, payload: memoryview | None = None, *, written: Written = unnoticed
     ) -> None:
         """Send a message to a peer; returns once the peer's inbox has accepted it. `written` is called when
-        another payload would not wait for this one to be written; perhaps more than once, or not at all.
+        another payload needn't wait any more for this one to be written; perhaps more than once, or not at all.
 
         Messages without a payload arrive in the order of the calls to one peer. A message with a payload (of any
         length, even 0) goes on another stream, and may arrive before or after them. The payload must not change until
-        this ends.
+        this call ends.
 
         Raises:
             Refusal: the receiver, or a limit on this side, refused the message.

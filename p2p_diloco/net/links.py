@@ -21,7 +21,7 @@ from p2p_diloco.net.streams import Streams, start
 log = logging.getLogger(__name__)
 
 DOUBT_PART = 0.4
-"""The part of `read_timeout_s` after which a link whose answers stay away is doubted."""
+"""The fraction of `read_timeout_s` after which another path is sought if no answer has come on a link."""
 RELAYED_S = 60.0
 """Seconds after which a link through a relay looks for a direct path."""
 
@@ -95,7 +95,7 @@ class Links:
             start(self._open_another(peer, link, around), self._streams.tasks)
 
     async def _open_another(self, peer: str, link: Link, around: bool) -> None:
-        """Open another link and put it in the place of this one. If this one works again meanwhile, it stays."""
+        """Replace `link` by a link over another path, unless `link` was answered meanwhile or both are relayed."""
         began = asyncio.get_running_loop().time()
         try:
             other = await self._open(peer, around)
@@ -115,6 +115,6 @@ class Links:
             self._moved(peer)
 
     def _look_for_a_direct_path(self, peer: str, link: Link) -> None:
-        """Look after a while, if this link goes through a relay."""
+        """If this link goes through a relay, try to move it to a direct path after `RELAYED_S`."""
         if link.relayed:
             asyncio.get_running_loop().call_later(RELAYED_S, self._move, peer, link, False)

@@ -31,7 +31,7 @@ class OfferError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An offer. `ports`: (IP version, TCP port), the same on every known host of the peer; `certificate` in DER."""
+    """An offer. `ports`: (IP version, TCP port), the same at all of the peer's addresses; `certificate` in DER."""
 
     ports: tuple[tuple[int, int], ...]
     certificate: bytes
@@ -70,7 +70,7 @@ def _port(content: object) -> tuple[int, int]:
 
 
 class Tickets:
-    """The valid tickets: drawn, not used and not expired. `clock` in seconds."""
+    """The valid tickets: those that were drawn, and are neither used nor expired. `clock` returns seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -94,8 +94,8 @@ class Tickets:
         return number + secret
 
     def redeem(self, ticket: bytes) -> str | None:
-        """The peer for which a valid ticket was drawn; else None. The ticket becomes invalid, even if its secret is
-        wrong."""
+        """The peer for which this ticket was drawn; None if the ticket isn't valid. The ticket with this number becomes
+        invalid, even if the secret is wrong."""
         self._forget_old()
         number, presented = ticket[:_NUMBER_BYTES], ticket[_NUMBER_BYTES:]
         secret, peer, _ = self._open.pop(number, (bytes(_SECRET_BYTES), None, 0.0))

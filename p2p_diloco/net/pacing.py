@@ -19,19 +19,19 @@ from typing import NamedTuple, Protocol
 TICK_S = 0.1
 """Seconds between two computations of the shares."""
 FULL = 0.9
-"""The network limits a connection's rate in a tick if it delays the connection for this part of the tick."""
+"""The network limits a connection in a tick if it delays the connection for at least this fraction of the tick."""
 FILLING, SPAN = 5, 10
-"""Of several such ticks in a row, the first FILLING only fill the buffers on the way. After them, every SPAN ticks make
-a reading of the link."""
+"""Of consecutive ticks in which the network limits every connection, the first FILLING only fill the buffers on the
+way. After them, every SPAN ticks make a reading of the link."""
 READINGS = 20
 """How many readings are kept: a link that becomes slow is noticed after this many readings."""
 ROOM, LOOK, LEAP = 1.03, 1.1, 1.3
 """The rate that is shared out, as a multiple of the best reading: usually ROOM; LOOK, to probe whether the link carries
 more; LEAP, after a reading showed that it does."""
 LOOK_EVERY = 20
-"""One reading in this many is a probe: without probes, paced peers on a shared link would never learn that it carries
-more. As many readings are kept, so one of them is always a probe; connections use a little less than their share, and
-without probes the shares would shrink."""
+"""One reading in this many is a probe. Without probes, paced peers on a shared link would never learn that it carries
+more, and the shares would shrink, because connections use a little less than their share. As `READINGS` is the same,
+one of the kept readings is always a probe."""
 HIGHER = 1.02
 """A reading that exceeds the best one by this factor is not taken for noise."""
 GROWTH = 1.25

@@ -21,13 +21,13 @@ from p2p_diloco.net.reach import answers
 HEAD_START_S = 0.5
 """Seconds that a direct dial has before relays are asked as well."""
 RELAYED_FOR_S = 30.0
-"""Seconds after a relay was faster than a direct dial, in which a direct dial to the peer has no head start."""
+"""When a relay was faster than a direct dial, direct dials to that peer have no head start for so many seconds."""
 LOOK_EVERY_S = 5.0
 """Seconds between two looks whether a broken direct path works again, and the deadline for each."""
 AVOIDED_S = 600.0
 """The longest time for which a direct path is avoided."""
 REMEMBERED_MAX = 4096
-"""The most peers of which it is remembered that a relay was faster."""
+"""The most peers remembered because a relay was faster, and the most remembered because their direct path is broken."""
 
 
 class Paths:
@@ -40,8 +40,8 @@ class Paths:
 
     async def open(self, peer: str, protocol: str, *, timeout_s: float, around: bool = False) -> Opened:
         """Open a stream to a peer; returns it with the multiaddr at which the peer was found. `around`: only through
-        relays, because the direct path is in doubt. If one reaches the peer, later streams avoid the direct path until
-        the peer answers on it.
+        relays, because the direct path is in doubt. If a relay reaches the peer, later streams avoid the direct path
+        until the peer answers on it.
 
         Raises:
             Unreachable: neither path leads to the peer. `refused`: as far as can be told, the peer has ended.
@@ -80,7 +80,7 @@ class Paths:
         return opened
 
     async def close(self) -> None:
-        """Watch no more."""
+        """Stop watching the broken direct paths."""
         watches = list(self._broken.values())
         for watch in watches:
             watch.cancel()

@@ -66,9 +66,9 @@ class PayloadStream:
         over: Callable[[asyncio.Future[None]], None],
         reached: Callable[[int], None],
     ) -> Verdict:
-        """Write a message with its payload, and wait for its answer. `over` is called with the future of the writing as
-        soon as the next payload may be written. `reached` is called now and then with the number of bytes that have
-        arrived.
+        """Write a message with its payload, and wait for its answer. As soon as the next payload may be written, `over`
+        is called; its argument is the future of this payload's writing, which is done by then. `reached` is called now
+        and then with the number of bytes that have arrived.
 
         A cancelled send does not affect other payloads' answers.
 
@@ -101,8 +101,8 @@ class PayloadStream:
     async def _verdict(
         self, place: int, payload_bytes: int, read_timeout_s: float, reached: Callable[[int], None]
     ) -> Verdict:
-        """The answer to the `place`th payload written on the stream. The receiver must report progress until it
-        answers.
+        """The answer to payload number `place` of the stream, counted from 0. The receiver must report progress until
+        it answers.
 
         Payloads written before this one must arrive first, even if their sends were cancelled; so the deadline includes
         the time that they may take.

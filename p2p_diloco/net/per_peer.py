@@ -61,7 +61,7 @@ class OnePerPeer(Generic[T]):
         return self._opened.get(peer) is one
 
     def replace(self, peer: str, one: T, other: T) -> bool:
-        """Put another object in the place of this one; returns False if the peer has this one no longer."""
+        """Replace the peer's object `one` by `other`; returns False if `one` is not the peer's object any more."""
         if self.has(peer, one):
             self._opened[peer] = other
             return True

@@ -24,7 +24,7 @@ TLS_CHUNK_BYTES = 64 * 1024
 """The same for connections that this process encrypts. It is smaller so that few encrypted bytes wait unsent, as with
 `tcp.UNSENT_BYTES`."""
 CLOSE_S = 2.0
-"""Seconds that written bytes have to leave once the stream is closed."""
+"""Once the stream is closed, bytes that were written before may still be sent for so many seconds."""
 
 
 class PipeBroken(Exception):
@@ -46,7 +46,7 @@ class Pipe(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         over_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
         self.paced: TcpSocket | None = TcpSocket(sock) if self._encrypts and over_tcp else None
-        """Limits the connection's rate; None for a stream to the daemon, also for an encrypted one."""
+        """A direct connection's socket, which limits its rate; None for a stream to the daemon, even if encrypted."""
         if self._encrypts:
             transport.set_write_buffer_limits(high=1)
         else:
@@ -87,7 +87,7 @@ class Pipe(asyncio.BufferedProtocol):
     # -- called by asyncio
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The buffer for the next bytes: the caller's memory while it waits for a payload."""
+        """The buffer for the next bytes: while `read_into` waits, the memory that it has to fill."""
         return self._scratch if self._target is None else self._target[self.filled_bytes :]
 
     def buffer_updated(self, nbytes: int) -> None:

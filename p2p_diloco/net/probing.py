@@ -22,7 +22,7 @@ from p2p_diloco.net.reasons import likely_reason
 PADDING_BYTES_MAX = 3 << 20
 """The longest padding of a question; the daemon takes messages of at most 4 MiB."""
 NO_ANSWER = "no answer"
-"""Begins the reason if a peer, or the way to it, was silent; for any other failure there is another reason."""
+"""The words in the error of `ask` if nothing came back in time; all other failures have other words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ async def ask(daemon: Daemon, peer: str, *, timeout_s: float, padding_bytes: int
     """Ask a peer of the DHT for its time. `padding_bytes` of zeros travel with the question, and the peer drops them.
 
     Raises:
-        Unreachable: no answer came in time, or the peer is not one of the DHT.
+        Unreachable: no answer came in time, or the peer is not a member of the DHT.
     """
     assert padding_bytes <= PADDING_BYTES_MAX
     request = dht_pb2.PingRequest()  # names no node, so the peer doesn't count the asker as a peer of the DHT
@@ -84,5 +84,5 @@ async def ask(daemon: Daemon, peer: str, *, timeout_s: float, padding_bytes: int
 
 
 def _stub(daemon: Daemon, peer: str) -> Any:
-    """What sends a request to a peer. Hivemind's own method needs a member of the DHT; its parent's doesn't."""
+    """The object that sends requests to a peer. Only the parent's `get_stub` works without a member of the DHT."""
     return super(DHTProtocol, DHTProtocol).get_stub(daemon.p2p, PeerID.from_base58(peer))

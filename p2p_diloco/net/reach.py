@@ -1,7 +1,7 @@
 """Whether other peers can dial this one: asked of the initial peers and of peers of the run, again and again.
 
-Law: what is asked of others is only to dial back; this file decides what their answers mean. One peer that can't dial
-this one makes it private: a peer that aggregates must be reached by all.
+Law: other peers are asked only to dial back; this file decides what their answers mean. If even one of them can't dial
+this peer, this peer is private: a peer that aggregates must be reached by all.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ log = logging.getLogger(__name__)
 ASK_S = 12.0
 """Deadline for an answer: dialling back may need the start of a daemon."""
 ADDRESS_LETTERS_MAX, REASON_LETTERS_MAX = 200, 200
-"""The longest address that counts in an answer, and how much of a reason is kept."""
+"""In an answer, longer addresses are ignored, and longer reasons are cut."""
 ASKED_MAX = 3
-"""The most peers that are asked at a time."""
+"""The most peers that are asked before the questions begin again (`ASK_EVERY_S`)."""
 LOOK_EVERY_S, ASK_EVERY_S = 2.0, 60.0
-"""Seconds between two looks whether something has changed, and between two questions without a change."""
+"""Seconds between two looks for new peers or addresses, and the time after which all questions are asked again."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """A peer's answer. `seen_at`: the multiaddr at which it sees this peer; `reached`: for each address that it dialled
-    None, or the reason why it didn't reach this peer there."""
+    """A peer's answer. `seen_at`: the multiaddr at which it sees this peer; `reached`: each address that it dialled,
+    with None if it reached this peer there, else the reason why not."""
 
     seen_at: str
     reached: dict[str, str | None]
@@ -94,7 +94,7 @@ async def _requested(daemon: Daemon, peer: str, request: dict[str, Any], within_
 
 
 def _told(answer: object, me: str) -> DialBack:
-    """A peer's answer, without all that is no address of this peer. Raises FrameError if it can't be read."""
+    """Read a peer's answer; addresses that are not this peer's are left out. Raises FrameError if it can't be read."""
     match answer:
         case {"seen": str(seen), "reached": dict(reached)}:
             told: dict[str, str | None] = {}
@@ -106,12 +106,12 @@ def _told(answer: object, me: str) -> DialBack:
 
 
 def _plain(text: str) -> str:
-    """A stranger's text as it may stand in a log."""
+    """A stranger's text, made safe for a log: cut, and with spaces for unprintable characters."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:REASON_LETTERS_MAX])
 
 
 def judged(own: Sequence[str], answer: DialBack) -> Reach:
-    """What a peer's answer says of this peer, which listens at the addresses `own`."""
+    """Whether other peers can dial this one, which listens at the addresses `own`, by one peer's answer."""
     seen = place_of(answer.seen_at)
     if seen is None or not answer.reached:
         return Reach()
@@ -129,7 +129,7 @@ def judged(own: Sequence[str], answer: DialBack) -> Reach:
 
 
 async def ask_all(daemon: Daemon, peers: Sequence[str]) -> dict[str, DialBack]:
-    """Ask these peers at once; those that don't answer are left out. A peer that listens nowhere asks none."""
+    """Ask these peers at once; those that don't answer are left out. If this peer listens nowhere, none is asked."""
     if not daemon.addresses:
         return {}
     outcomes = await asyncio.gather(*(ask(daemon, peer, daemon.addresses) for peer in peers), return_exceptions=True)
@@ -145,7 +145,7 @@ async def ask_all(daemon: Daemon, peers: Sequence[str]) -> dict[str, DialBack]:
 
 
 def together(own: Sequence[str], answers: Iterable[DialBack]) -> Reach:
-    """What these answers say together of a peer that listens at the addresses `own`."""
+    """Whether other peers can dial this one, which listens at the addresses `own`, by several peers' answers."""
     if not own:
         return Reach("private", "it listens nowhere (client_mode)")
     told = [reach for reach in (judged(own, answer) for answer in answers) if reach.kind != "unknown"]
@@ -157,9 +157,9 @@ class ReachFinder:
 
     Args:
         daemon: this peer's daemon.
-        answers: those that came already, by peer.
+        answers: the answers that have come already, by the peer that gave them.
         linked: returns the peers that this one is connected to.
-        changed: called when `now` becomes of another kind.
+        changed: called with the new `now` when its kind has changed.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class ReachFinder:
         await asyncio.gather(self._watching, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Ask each newly linked peer; all again when this peer's addresses have changed, and after a while."""
+        """Ask newly linked peers; begin again when this peer's addresses have changed, and every `ASK_EVERY_S`."""
         clock = asyncio.get_running_loop().time
         began_at, addresses = clock(), list(self._daemon.addresses)
         while True:

@@ -149,8 +149,8 @@ class Receiver:
 
     async def _payload(self, frames: FrameStream, bulk: Bulk, before: asyncio.Task[None] | None) -> memoryview | None:
         """Receive one payload, or refuse it unread and return None. Memory is allocated only once the header and the
-        size are accepted and the payload has a turn. This payload is answered only after the previous one
-        (`before`)."""
+        size are accepted and fewer than `streams_max` payloads are being received. This payload is answered only after
+        the previous one, which the task `before` answers."""
         reason = self._objection(frames.peer, bulk.header, bulk.payload_bytes)
         if reason is None and not await self._granted():
             reason = f"busy: {self._streams.limits.streams_max} payloads are under way"
@@ -169,7 +169,7 @@ class Receiver:
         return payload
 
     async def _granted(self) -> bool:
-        """Wait for a turn to receive a payload; False if none is free in time."""
+        """Wait until fewer than `streams_max` payloads are being received; False if that takes too long."""
         if not self._receiving.locked():
             return await self._receiving.acquire()
         try:

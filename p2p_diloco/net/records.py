@@ -64,7 +64,7 @@ class SignedRecords(RSASignatureValidator):  # type: ignore[misc]  # Hivemind ha
 
 def newest_records(found: Mapping[bytes, tuple[bytes, float]]) -> dict[str, tuple[bytes, float]]:
     """The live records among those under a key, as name -> (value, expiration in seconds since 1970). Of several with
-    the same name, the one that expires last.
+    the same name, only the one that expires last is returned.
 
     A record whose name is a peer id, or starts with one and a slash, counts only if that peer owns it.
 

@@ -1,4 +1,4 @@
-"""The relay that a bootstrap or a peer is for others: it joins two streams, and dials peers back that ask for it.
+"""The relay that a bootstrap or a peer is for others: it joins two streams, and dials back the peers that ask for it.
 
 Law: a relay can't read the bytes that it passes on: the two peers encrypt them end to end (`circuits`). It passes on
 only to peers that are connected to it or that it can dial, at no more than its rate, and knows no run.
@@ -61,13 +61,13 @@ CHECK_S = 10.0
 CLOSE_S = 3.0
 """How long the end of a relay may take: a daemon that was started to dial a peer back has to end."""
 BURST_S = 0.1
-"""Seconds' worth of bytes that may pass at once."""
+"""After a pause, as many bytes may pass at once as the rate allows in so many seconds."""
 
 _FAILURES = (OSError, FrameError, PipeBroken, PipeStalled, Unreachable, asyncio.TimeoutError)
 
 
 class Rate:
-    """Limits the sum of what passes to `bytes_per_s`."""
+    """Limits what passes on all streams together to `bytes_per_s`."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s

@@ -70,7 +70,7 @@ class Sender:
         return stream
 
     def _path_broke(self, peer: str) -> None:
-        """End the streams on which payloads to the peer are written: they are sent again, through a relay."""
+        """End the streams on which payloads to the peer are written; these payloads are sent again, through a relay."""
         if self.direct is not None:
             self.direct.broke(peer)
         self._payload_streams.forget(peer, lambda stream: stream.frames.pipe.abort())
@@ -155,7 +155,7 @@ class Sender:
     async def _transfer(
         self, stream: PayloadStream, header: bytes, payload: memoryview, over: Callable[[], None]
     ) -> Verdict:
-        """Do as `PayloadStream.send`, and count and measure. Calls `over` when the next payload may be written."""
+        """Do as `PayloadStream.send`, count bytes and measure. Calls `over` when the next payload may be written."""
         peer, clock, traffic = stream.frames.peer, asyncio.get_running_loop().time, self._streams.traffic
         traffic.went(peer, stream.way)
         measured = traffic.bandwidth.up.begin(peer, clock(), len(payload))

@@ -1,4 +1,4 @@
-"""Signatures with a peer's identity. A signed statement, a proof, can be passed on and checked by any peer.
+"""Signatures with a peer's identity. A proof that a peer made a statement can be passed on, and checked by any peer.
 
 Law: keys and bytes; no socket, no DHT, no Hivemind. A proof is text: the public key and the signature, each in base64.
 A peer's id is a hash of its public key, so a proof needs no further authority. (libp2p's peer-ids specification; keys
@@ -32,7 +32,7 @@ class SigningKey:
     """The private key of a peer, from its identity file."""
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
-        """Read the file, unless its `content` is given. A running peer may be using it.
+        """Read the file, unless its `content` is given. The file may be in use by a running peer.
 
         Raises:
             ConfigError: the file can't be read, or holds no such key.
@@ -58,7 +58,7 @@ class SigningKey:
         self.peer_id = peer_id_of(self._public)
 
     def sign(self, statement: bytes) -> str:
-        """Sign a statement: a proof that this peer makes it."""
+        """Sign a statement; the returned text proves that this peer makes the statement."""
         signature = self._key.sign(statement, _PADDING, _HASH)
         return f"{b64encode(self._public).decode()}.{b64encode(signature).decode()}"
 

@@ -14,7 +14,7 @@ import sys
 from p2p_diloco.net.pacing import Took
 
 UNSENT_BYTES = 256 * 1024
-"""The most unsent bytes in the kernel's buffer. By default they are megabytes: payloads written one after the other
+"""The most unsent bytes in the kernel's buffer. By default it holds megabytes: payloads written one after the other
 would then share a slow link, and the first would arrive as late as the last."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPALIVE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
@@ -42,22 +42,23 @@ def set_up(sock: socket.socket) -> None:
 
 
 class TcpSocket:
-    """A TCP connection as `pacing.Paced`."""
+    """A TCP connection that can be measured and paced (a `pacing.Paced`)."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._took = Took(0, 0.0)
 
     def took(self) -> Took:
-        """TCP's counters; their last known values if the kernel gives none or the connection has ended."""
+        """The connection's progress by TCP's counters, or their last known values if the kernel gives none."""
         if (info := self._info()) is not None:
             _, _, _, acknowledged, _, busy_us, awaited_us = info
             self._took = Took(acknowledged, (busy_us - awaited_us) / 1e6)
         return self._took
 
     def path_bytes(self) -> float:
-        """How many of the connection's bytes its path holds now: those not acknowledged, less the part of the round
-        trip that they spend in queues. 0 if the kernel does not say, or the connection has ended."""
+        """How many of the connection's bytes its path holds now: those not acknowledged, less the share
+        that waits in queues (by the present and the shortest round trip time). 0 if the kernel does not say, or the
+        connection has ended."""
         if (info := self._info()) is None:
             return 0.0
         packet_bytes, unacknowledged, rtt_us, _, shortest_us, _, _ = info

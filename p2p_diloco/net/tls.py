@@ -121,8 +121,8 @@ async def connect(host: str, port: int, family: int, certificate: bytes) -> Conn
 
 
 async def secured(pipe: Pipe, certificate: Certificate, other: bytes, *, dials: bool) -> Pipe:
-    """Encrypt a stream on which both ends begin now. `other`: the certificate that the other end must show (DER);
-    `dials`: whether this end speaks first. The caller sets the deadline, by cancelling.
+    """Encrypt a stream from now on; the other end does the same. `other`: the certificate that it must show (DER);
+    `dials`: whether this end is TLS's client. The caller sets the deadline, by cancelling.
 
     Raises:
         OSError: the handshake failed, or the other end holds another certificate.

@@ -21,18 +21,19 @@ CONNECTIONS_MAX = 8
 """The most connections to one peer."""
 EACH_CARRIES_BYTES = 3 << 19
 """The bytes of the path (bandwidth × delay) that one connection is to carry: 1.5 MiB. Half as many as Linux allows a
-connection by default (`tcp_wmem` of 4 MiB, `tcp_rmem` of 6 MiB), so the number grows before the window is the limit."""
+connection by default (`tcp_wmem` of 4 MiB, `tcp_rmem` of 6 MiB), so connections are added before the window is the
+limit."""
 READINGS = 100
 """How many readings of the path, one for each tick of the pacer while payloads are written, are kept."""
 
 
 def connections_for(path_bytes: float) -> int:
-    """How many connections a path needs that holds so many bytes at a time."""
+    """How many connections are needed on a path that holds `path_bytes` at a time."""
     return min(1 + int(path_bytes / EACH_CARRIES_BYTES), CONNECTIONS_MAX)
 
 
 class Measured(Paced, Protocol):
-    """A connection that can be paced, and that knows its path."""
+    """A connection that can be paced, and that tells how many bytes its path holds."""
 
     def path_bytes(self) -> float:
         """How many of the connection's bytes its path holds now, without those that wait in the path's queues."""
@@ -56,7 +57,7 @@ class Together:
         self._took[connection] = connection.took()
 
     def remove(self, connection: Measured) -> None:
-        """Leave a connection out."""
+        """Measure a connection no longer. Its progress so far still counts."""
         if connection in self._took:
             self.took()
             del self._took[connection]
@@ -72,7 +73,7 @@ class Together:
         return Took(self._bytes, self._held_up_s)
 
     def pace(self, rate: float | None) -> None:
-        """Limit the connections to `rate` bytes a second together, in equal parts; and read the path."""
+        """Limit the connections to `rate` bytes a second in all, each equally; read how many bytes the path holds."""
         self._path_bytes.append(sum(connection.path_bytes() for connection in self._took))
         for connection in self._took:
             connection.pace(None if rate is None else rate / len(self._took))
@@ -80,7 +81,7 @@ class Together:
 
 @dataclass(slots=True)
 class Connection:
-    """One direct connection. `lent`: a payload is written on it."""
+    """One direct connection. `lent`: a payload is being written on it."""
 
     stream: PayloadStream
     carried_bytes: int = 0
@@ -99,7 +100,7 @@ class Way:
     failures: int = 0
     retry_at: float = 0.0
     more_at: float = 0.0
-    """When further connections may be opened again."""
+    """The earliest time at which further connections may be opened."""
     given_back: asyncio.Event = field(default_factory=asyncio.Event)
 
     def fit(self) -> Sequence[Connection]:

@@ -39,7 +39,7 @@ async def look(dht: Records, run_id: str) -> Snapshot:
 
 
 async def run_record(dht: Records, run_id: str) -> RunRecord | None:
-    """The run's record. If several peers have founded the run, the lowest name wins, as it does for joiners."""
+    """The run's record. If several peers have founded the run, the record with the lowest hash wins, as for joiners."""
     try:
         found = await unowned.fetch(dht, f"{run_id}/config")
     except Unreachable:

@@ -18,7 +18,7 @@ STYLES = ("-", "--", ":", "-.")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve, drawn in text with its `mark`."""
+    """A curve. In a text plot it is drawn with the character `mark`."""
 
     label: str
     mark: str
@@ -37,8 +37,8 @@ class Moment:
 def text_plot(
     curves: Sequence[Curve], moments: Sequence[Moment], x_max: float, width: int, height: int, x_label: str
 ) -> list[str]:
-    """A plot as lines of text: `height` rows of at most `width` characters, then axis and legend; no lines without a
-    point.
+    """A plot as lines of text: `height` rows of at most `width` characters, then axis and legend. Empty if no
+    curve has a point.
 
     x goes from 0 to `x_max`. Where curves overlap, the first one is drawn.
     """

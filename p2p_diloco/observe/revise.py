@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The revision that the run is at or will adopt, and the names of the peers that know of it and that have adopted
-    it in all shards. `news`: whether this call has made that revision; if not, the run had its rates already."""
+    """The revision that the run has adopted or will adopt, the names of the peers that know of it, and of those that
+    have adopted it in all shards. `news`: True if this call made it; False if the run had the wanted rates already."""
 
     revision: Revision
     news: bool
@@ -49,7 +49,7 @@ class Outcome:
 
 async def revise(dht: Records, run_id: str, asker: SigningKey, rates: Mapping[str, float], within_s: float) -> Outcome:
     """Change `outer_lr`, `outer_momentum` or both of a run, and wait until a live peer has adopted the change, at most
-    `within_s`. A rate that is not named stays.
+    `within_s`. A rate that is not in `rates` stays as it is.
 
     Raises:
         Refused: there is no such run, the asker has not founded it, another revision of the founder came first, or the

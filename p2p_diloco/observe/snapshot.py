@@ -41,14 +41,14 @@ class RunStatus:
     """The highest epoch of any peer."""
     shards: int | None
     revision: int | None
-    """The highest revision that a peer has in all its shards; 0: the rates are those of the config. None if no peer
-    reports one."""
+    """The highest revision that any peer has adopted in all its shards. 0: no peer reports one, so the rates are those
+    of the config. None: the run's record isn't known either."""
     outer_lr: float | None
     """The outer learning rate at that revision."""
     outer_momentum: float | None
     """The outer momentum at that revision."""
     config: dict[str, object] | None
-    """The run config as published; None before that, or if it can't be read."""
+    """The run config as published; None if it isn't published yet or can't be read."""
     round: RoundProgress | None
     events: tuple[RunEvent, ...]
     """The newest events, oldest first."""
@@ -98,7 +98,7 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
 
 
 def _highest(record: RunRecord | None, peers: Iterable[PeerStatus]) -> tuple[int | None, float | None, float | None]:
-    """The highest revision that a peer has in all its shards, and its rates."""
+    """The highest revision that any peer has adopted in all its shards, and that revision's outer lr and momentum."""
     told = [
         (peer.revision, peer.outer_lr, peer.outer_momentum)
         for peer in peers
@@ -113,7 +113,7 @@ def _highest(record: RunRecord | None, peers: Iterable[PeerStatus]) -> tuple[int
 
 
 def _round(peers: Iterable[PeerStatus]) -> RoundProgress | None:
-    """The progress of the round that is furthest from its end. A fragment's round ends with its slowest shard's."""
+    """The progress of the round that is furthest from its end: a fragment's round ends only when all its shards' do."""
     found = [peer.round for peer in peers if peer.round is not None]
     return min(found, key=lambda progress: (progress.got / progress.want, progress.fragment), default=None)
 

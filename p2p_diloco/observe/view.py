@@ -35,7 +35,7 @@ SETTINGS_SHOWN = (
 )
 """The settings of the run that are shown; `--json` has all."""
 SHOWN_ASYNCHRONOUS = ("dn_buffer_size", "dylu", "async_grace", "max_staleness", "successors")
-"""The settings that are shown as well in asynchronous mode."""
+"""Further settings, which are shown only in asynchronous mode."""
 BINS = ("0", "1", "2", "3", "4–5", "6–7", "8–11", "12–15", "16–23", "24–31", "32–63", "64+")
 """The bins of a staleness histogram, in epochs."""
 
@@ -117,7 +117,7 @@ SECTIONS = (
 
 
 def drawn(snapshot: Snapshot) -> RenderableType:
-    """The run as tables of its peers, below its round's progress and above the newest events."""
+    """The run as a headline, its settings, its round's progress, tables of its peers, and the newest events."""
     settings = [Text(line, "dim") for line in _settings(snapshot.run)]
     tables = [table for section in SECTIONS for table in _tables(section, snapshot)]
     events = [Text(line, "dim") for line in _events(snapshot.run)]
@@ -169,7 +169,7 @@ def _headline(snapshot: Snapshot) -> str:
 
 
 def _settings(run: RunStatus) -> list[str]:
-    """One line with the run's settings at its founding and since; none if no peer has published them."""
+    """One line with the run's settings, the outer rates as they are now; no line if no settings are known."""
     now = {**(run.config or {}), "outer_lr": run.outer_lr, "outer_momentum": run.outer_momentum}
     shown = (*SETTINGS_SHOWN, *SHOWN_ASYNCHRONOUS) if run.mode == "async" else SETTINGS_SHOWN
     settings = [(key, now[key]) for key in shown if now.get(key) is not None]
@@ -206,7 +206,7 @@ def _buffered(peer: PeerStatus) -> str:
 
 
 def _direct(peer: PeerStatus) -> str:
-    """How many of the peers to which this one sends payloads get them directly; and how many over a relay."""
+    """`3/5 (1 relayed)`: of 5 peers that this one sends payloads to, 3 get them directly and 1 over a relay."""
     if (ways := peer.ways) is None or not (total := ways.direct + ways.libp2p + ways.relayed):
         return UNKNOWN
     relayed = f" ({ways.relayed} relayed)" if ways.relayed else ""
@@ -214,7 +214,7 @@ def _direct(peer: PeerStatus) -> str:
 
 
 def _aggregates(peer: PeerStatus) -> str:
-    """The shards that the peer aggregates: the first few by number, then their count."""
+    """The shards that the peer aggregates: the first few by number, and if there are more, the count of all."""
     first = ",".join(str(shard) for shard in peer.aggregates[:SHARDS_SHOWN])
     return f"{first}… ({peer.aggregates_count})" if peer.aggregates_count > SHARDS_SHOWN else first or UNKNOWN
 
