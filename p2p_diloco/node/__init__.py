@@ -19,7 +19,7 @@ transport; the trainer's process owns the model. The two share one piece of memo
     inbox          incoming messages: before the run is known, while it is described (`describing`), and in it
                    (`run_inbox`); `wire` encodes them, `misfit` checks them against the run
     trainer        the trainer's requests and their answers; `submissions` and `ledger` keep its counters
-    local_progress the fate of its local progress at each merge
+    local_progress decides what becomes of the trainer's local progress at each merge
     status         the status of a peer; `reporting` makes it, `records` publishes it in the DHT
     saving         checkpoints
     unowned        records in the DHT that every peer keeps alive: changed rates (`revising`), the end of a run (`ends`)

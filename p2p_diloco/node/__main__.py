@@ -25,10 +25,10 @@ from p2p_diloco.errors import P2PDilocoError
 from p2p_diloco.node.channel import ChannelClosed, Message, NodeEnd
 
 LEAVE_WITHIN_S = 5.0
-"""Seconds to leave the run in once the trainer has ended; then the process ends."""
+"""Seconds that the node has to leave the run after the trainer's end; then the node's process ends."""
 
 MMAPPED_FROM = 32 * 2**20
-"""Larger pieces of memory are returned to the kernel at once; this is the highest limit that glibc allows."""
+"""Bytes. A longer piece of memory is returned to the kernel once it is freed; glibc allows no higher value."""
 FREE_KEPT = 256 * 2**20
 """Bytes of free memory that are kept at the end of the heap."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h

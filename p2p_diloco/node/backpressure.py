@@ -1,8 +1,8 @@
 """Backpressure: a contribution waits while the replica already holds many payloads.
 
-Law: a wait is bounded. If no room is made within the bound, this contribution and all that follow are taken, until room
-is made again. So two peers never wait for each other for ever, and at a round's deadline every contribution that came
-in time has been taken.
+Law: a wait is bounded. If the number of held payloads doesn't fall within the bound, this contribution and all later
+ones are taken without a wait, until the number falls. So two peers never wait for each other for ever, and at a round's
+deadline every contribution that came in time has been taken.
 
 A waiting contribution delays the next message of its sender. So little more than one payload of each peer waits here at
 a time.
@@ -16,14 +16,14 @@ from p2p_diloco.core.replica import Replica
 
 
 class Backpressure:
-    """Makes contributions wait for room. Call `look` after each event. `patience_s`: the longest wait in which no room
-    is made."""
+    """Makes contributions wait while the replica holds too many payloads. Call `look` after each event. `patience_s`:
+    the longest wait during which the number of held payloads doesn't fall."""
 
     def __init__(self, replica: Replica, patience_s: float) -> None:
         self._replica, self._patience_s = replica, patience_s
         self._collected = 0
         self._made = asyncio.Event()
-        self._in_vain = False  # a wait lasted `patience_s`, and no room has been made since
+        self._in_vain = False  # a wait lasted `patience_s`, and the number has not fallen since
 
     async def wait(self, shard: int) -> None:
         """Wait until a contribution to this shard may be taken."""
@@ -35,7 +35,7 @@ class Backpressure:
                 self._wake()
 
     def look(self) -> None:
-        """Wake waiting contributions if the last event has made room."""
+        """Wake waiting contributions if the replica holds fewer payloads than at the last call."""
         before, self._collected = self._collected, self._replica.collected
         if self._collected < before:
             self._in_vain = False

@@ -29,7 +29,7 @@ from p2p_diloco.node.tensor_work import TensorWork
 @dataclass(frozen=True)
 class Common:
     """The shared values of a node whose peer has found its run. `started_at`, in seconds since 1970, is part of
-    `incarnation`; the replica's own incarnation may rise later. `ledger`: the time of the present exchange, by part."""
+    `incarnation`; the replica's own incarnation may rise later. `ledger`: where the present exchange's time went."""
 
     local: PeerConfig
     run: Run

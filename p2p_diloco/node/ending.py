@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 class Ending:
-    """A peer's knowledge of its run's end, and its record of the end."""
+    """What a peer knows about the end of its run, and the record of this end that the peer keeps in the DHT."""
 
     def __init__(
         self, transport: Transport, founding: Founding, replica: Replica, goes_on: GoesOn, folder: Path | None
@@ -52,7 +52,7 @@ class Ending:
     # -- a peer that starts
 
     async def begin(self, within_s: float) -> None:
-        """Publish the end that is on this disk, before other peers see this peer and go on training with it."""
+        """Publish the end that is on this peer's disk, before other peers see this peer and go on training with it."""
         if self._on_disk is not None:
             await self._try(ends.store(self._transport, self._founding, self._on_disk), within_s)
 
@@ -174,8 +174,8 @@ class Ending:
 async def until_the_others_have_it(
     replica: Replica, group: Collection[str], wait_s: float, tell: Callable[[str], None]
 ) -> None:
-    """Wait, for at most `wait_s`, while the other peers fetch the last state from this one: until no live peer lacks
-    it, and as many peers as the last round's `group` had either have it or have left again."""
+    """Wait, for at most `wait_s`, for the other peers to fetch the last state from this one. The wait ends when no live
+    peer lacks the state, and at least len(group) - 1 other peers have it or have left. `group`: the last round's."""
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + wait_s
     while clock() < give_up_at:

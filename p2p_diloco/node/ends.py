@@ -1,7 +1,7 @@
 """The record of a run's end: its content, its signature, and its copies in the DHT and on disk.
 
-Law: a record states that the signing peer has held this state as the run's last one. It is `unowned`, and several peers
-may sign the same end. `ending` decides whether it binds this peer.
+Law: a record states that the signing peer has held this state as the run's last one. No peer owns the record (see
+`unowned`), and several peers may sign the same end. `ending` decides whether a record binds this peer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class End:
 
 
 def statement(founding: Founding, model: ModelVersion, time: float) -> bytes:
-    """The bytes that the signer signs. They are invalid for any other founding of a run of the same name."""
+    """The bytes that the signer signs. They name the founding: a signature is invalid in another run of this name."""
     said = [model.generation, model.samples, model.epochs, model.digest, time]
     return bytes(msgpack.packb(["p2p-diloco end", founding.run_id, founding.founder, float(founding.time), *said]))
 

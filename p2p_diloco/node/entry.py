@@ -61,11 +61,11 @@ async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd
 async def _open_transport(
     local: PeerConfig, inbox: Inbox, channel: NodeEnd, dead: asyncio.Future[None]
 ) -> HivemindTransport:
-    """Start a transport through the initial peers, or else through addresses remembered from this run. `dead` fails if
-    its daemon dies.
+    """Start a transport through the initial peers, or else through addresses remembered from this run. If the
+    transport's daemon dies, the future `dead` gets an exception.
 
     Raises:
-        NoBootstrapReached: none of them answers.
+        NoBootstrapReached: no initial peer and no remembered address answers.
     """
 
     def daemon_died(why: str) -> None:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class EventQueue:
-    """Events in their order, each with the future of its waiter, if there is one."""
+    """Posted events, first in, first out; each with a future if a caller waits for the event's effects."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[tuple[Event, Fed | None]] = asyncio.Queue()

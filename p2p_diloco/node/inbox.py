@@ -28,7 +28,7 @@ class Handler:
         raise Refusal("this peer is not in a run yet")
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """Check the payload; returns the message with it.
+        """Check the payload; returns the message with the payload in it.
 
         Raises:
             Refusal: the payload can't be used.

@@ -1,7 +1,8 @@
 """Finds the run that a peer names, or founds it.
 
 Law: the decision is made once, at the start, from DHT records and one other peer's description; afterwards the replica
-decides. A run's record is `unowned`. If two peers found a run at once, the record with the lowest name wins.
+decides. A run's record has no owner (see `unowned`). If two peers found a run at once, the record with the lowest name
+wins.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Joining:
     async def find_run(self, founding: RunConfig, founded: tuple[str, float] | None = None) -> Joined:
         """Find the run, or found it with the settings `founding` if this peer has a model and there is no run yet.
 
-        `founded`: a run that comes back from a checkpoint keeps this founder and this time of its founding.
+        `founded`: for a run restarted from a checkpoint, its founder and the time of its founding, which it keeps.
 
         Raises:
             GaveUpWaiting: no peer founded it in time.
@@ -180,8 +181,8 @@ async def keep_record(transport: Transport, joined: Joined) -> None:
 
 
 async def store_record(transport: Transport, run_id: str, value: bytes) -> None:
-    """Store a run's record in the DHT. If an older copy expires later, the DHT keeps that copy, which has the same
-    content."""
+    """Store a run's record in the DHT. Of several copies the DHT keeps the one that expires last; they all have the
+    same content."""
     await unowned.store(transport, f"{run_id}/config", value, RECORD_TTL_S)
 
 

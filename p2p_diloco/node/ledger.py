@@ -18,8 +18,8 @@ INNER, PAUSED, MERGE, PSEUDO_GRADIENT = "inner", "paused", "merge", "pseudo_grad
 CODEC, GROUP, TRANSFER, OUTER_STEP = "codec", "group", "transfer", "outer_step"
 
 OF_EXCHANGE = (OUTER_STEP, CODEC, TRANSFER, GROUP)
-"""The parts of an exchange in the node, in the ledger's order: arithmetic, transfers, and otherwise waiting for the
-averaging group."""
+"""The parts into which the node divides an exchange's time, in the ledger's order. All time that belongs to no other
+part counts as waiting for the averaging group."""
 OF_TRAINING = (PSEUDO_GRADIENT, *OF_EXCHANGE, MERGE, PAUSED, INNER)
 """The parts of a trainer's time."""
 
@@ -28,8 +28,8 @@ Seconds = dict[str, float]
 
 
 class Ledger:
-    """Sums seconds by part in two columns: `hidden` for the time in which training went on, which is up to
-    `stands_since()`; `stood` for the time after that.
+    """Sums seconds by part in two columns. Time before the moment `stands_since()` is counted in `hidden`, because
+    training went on; time after it is counted in `stood`, because training stood still.
 
     `clock` and `stands_since` use the same clock, which another process may use too.
     """
@@ -62,8 +62,8 @@ class Ledger:
             self._under_way[name] -= 1
 
     def split(self, name: str, before: float, seconds: Mapping[str, float]) -> None:
-        """Move `seconds` of the part `name` to other parts: in all at most what was added to `name` since it stood at
-        `before` seconds."""
+        """Move seconds in the column `stood` from the part `name` to other parts, to each its number in `seconds`;
+        together at most what was added to `name` since its sum was `before`."""
         for other, share in seconds.items():
             if other != name:
                 moved = min(share, self._stood[name] - before)

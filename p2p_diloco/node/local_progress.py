@@ -1,8 +1,8 @@
-"""The fate of a trainer's local progress at each merge, and the samples that were sent, counted and dropped.
+"""Decides what becomes of a trainer's local progress at each merge; counts the samples sent, counted and dropped.
 
-Law: pure; only this module decides the fate. From the log's `Carry`, the base's condition in `Bases` and the run's
-settings follows one `Take` for each shard, which the trainer's processes carry out. Steps and samples are whole
-numbers; if no samples are reported, a step counts as one.
+Law: pure; only this module decides it. The decision is one `Take` for each shard, made from the log's `Carry`, the
+condition of the shard's base (`Bases`) and the run's settings; the trainer's processes carry it out. Steps and samples
+are whole numbers; if no samples are reported, a step counts as one sample.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Take(Enum):
     SUBTRACT = "subtract"  # local ← θ + (local − base) + Δ
     RESTORE = "restore"  # local ← θ + (local − base) − Δ
     SENT = "sent"  # local ← θ − Δ: only the sent progress is known
-    MIX = "mix"  # local ← θ, and `local_share` of the difference between local and θ
+    MIX = "mix"  # local ← θ + local_share · (local − θ)
     DROP = "drop"  # local ← θ
     FORGET = "forget"  # local ← θ, and Δ ← 0: later takes must not add or subtract what was sent
 
@@ -89,7 +89,7 @@ class LocalProgress:
         return weight, samples or steps
 
     def send(self, n: int, shards: tuple[int, ...], samples: int) -> None:
-        """Record that request `n` sends these shards' progress up to the last merge, `samples` samples."""
+        """Record that request `n` sends these shards' progress up to the last merge, made on `samples` samples."""
         self.exchange = Exchange(n, shards, samples, tuple(self._sent[shard] for shard in shards))
         self._sent_at = self._trained[0]
         for shard in shards:

@@ -53,7 +53,7 @@ _LIMITS: dict[type, dict[str, int]] = {
 message."""
 
 _SIMPLE = {int, float, str, bool, NoneType}
-"""Types of fields that have no parts to check."""
+"""Types of values that contain no other values, so there is nothing further to check in them."""
 
 
 def misfit(message: Message, shards: int, fragments: int) -> str:

@@ -47,7 +47,8 @@ from p2p_diloco.node.outbox import Made, Outcome
 from p2p_diloco.node.trainer import TrainerSide
 
 PROMPT_MAX = 4
-"""The most commits of each shard on their way to a working peer that no plan names; further ones give way."""
+"""Commits for a training peer that no plan names are sent at once while fewer than this many, times the number of
+shards, are under way to it; further ones wait for the payloads of rounds."""
 
 log = logging.getLogger(__name__)
 
@@ -131,8 +132,8 @@ class Node:
         self._arm()
 
     def _arm(self) -> None:
-        """Set the timer for the replica's next Wakeup. Most events don't change its time; one Wakeup in the queue is
-        enough."""
+        """Set the timer for the replica's next Wakeup, unless a Wakeup is queued already, or the timer is set for this
+        time already, as after most events."""
         due = self._replica.next_wakeup()
         if self._waking:
             return
@@ -225,7 +226,7 @@ class Node:
             self._under_way[to] += isinstance(message, Commit)
             match message:
                 case Commit(shard=shard, plan=plan) if self._run.rules.asynchronous:
-                    # several sends make one answer: a submitter waits until each successor holds its commit
+                    # urgent, because a submitter is answered only once every successor holds the commit
                     self._outbox.put(to, header, payload, answer, line=shard, urgent=to in plan.succession)
                 case Commit(shard=shard, plan=plan) if payload is not None and not self._soon(to, plan):
                     kept = shard, message.base.epoch % self._run.rules.commits_kept
@@ -236,8 +237,8 @@ class Node:
                     self._outbox.put(to, header, payload, answer)
 
     def _soon(self, to: str, plan: Plan) -> bool:
-        """Whether rounds may wait for this peer: it takes part or is about to, and receives commits as fast as they are
-        made."""
+        """Whether a commit for this peer is sent at once, because rounds may wait for the peer: the plan names it, or
+        it trains and receives commits as fast as they are made."""
         room = PROMPT_MAX * self._run.rules.shards
         return plan.names(to) or (self._under_way[to] < room and to in self._replica.roster.workers())
 

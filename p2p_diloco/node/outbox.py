@@ -1,10 +1,11 @@
 """Outgoing messages, each sent by a task of its own.
 
-Law: each message is accepted by its receiver, or the reason is reported to the sender; nothing is sent twice. Payloads
-to one peer leave in order, as fast as the transport writes them, so a slow peer delays neither the payloads of others
-nor its own probes. Payloads of one `line` leave one at a time. An `urgent` payload, which its receiver must hold before
-another peer is answered, doesn't wait for payloads outside its line. Messages for a peer that catches up wait for the
-payloads of rounds, leave a few at a time, and are dropped when a newer one replaces them.
+Law: each message is accepted by its receiver, or the sender is told why not; nothing is sent twice. Payloads to one
+peer leave in order, as fast as the transport writes them, so a slow peer delays neither the payloads to other peers nor
+its own probes. Of payloads to one peer with the same `line`, each leaves once the previous one was answered. An
+`urgent` payload, which its receiver must hold before another peer is answered, waits only for earlier ones with its
+`line`. Messages for a peer that catches up wait for the payloads of rounds, leave a few at a time, and are dropped when
+a newer one replaces them.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from weakref import WeakValueDictionary
 from p2p_diloco.net.interface import Refusal, Transport, Unreachable
 
 BULK_AT_ONCE = 4
-"""The most payloads to one peer that the transport has not written yet. Those that are written wait for their answers
-beside them, because a path of long delay carries many."""
+"""The most payloads to one peer that the transport is writing at a time. Payloads that are written and wait for their
+answers don't count, because a path of long delay carries many."""
 LATE_BYTES = 4 * 2**20
-"""Messages to a peer that catches up leave together until their payloads have this length: sent one at a time, many
-short ones would each take a round trip."""
+"""Messages to a peer that catches up leave in batches; a batch is full once its payloads have this length together.
+Many short messages, sent one by one, would take a round trip each."""
 GIVE_WAY = 2.0
 """The longest time that messages to a peer that catches up wait for rounds, as a multiple of the time that sending the
 last such messages took: a run whose rounds leave no gap must not shut newcomers out."""
@@ -85,7 +86,7 @@ class Outbox:
         self._keyed: dict[Hashable, dict[asyncio.Task[None], Answer]] = {}
         self._turns: dict[str, asyncio.Semaphore] = {}
         self._in_order = WeakValueDictionary[tuple[str, Hashable], asyncio.Lock]()
-        self._lines: dict[str, dict[Hashable, tuple[Made, Answer]]] = {}  # by peer: those queued, by key, oldest first
+        self._lines: dict[str, dict[Hashable, tuple[Made, Answer]]] = {}  # by peer: queued messages, oldest first
         self._patience_s: dict[str, float] = {}
         self._rounds, self._late = _Count(), _Count()  # payloads, and lines, queued or under way
 
@@ -100,8 +101,9 @@ class Outbox:
         line: Hashable = None,
         urgent: bool = False,
     ) -> None:
-        """Send a message; `answer` gets the outcome. `key`: for `withdraw`. A payload leaves once the earlier ones in
-        the same `line` to the peer were answered; an `urgent` one doesn't wait for payloads outside its line."""
+        """Send a message; `answer` gets the outcome. `key`: the key by which `withdraw` finds a payload. A payload
+        leaves once all earlier ones to this peer with the same `line` were answered; an `urgent` one waits for no
+        other payloads."""
         if payload is None:
             self._start(self._send(to, header, answer))
             return
@@ -177,7 +179,7 @@ class Outbox:
         clock = asyncio.get_running_loop().time
         with self._late:
             while line:
-                await asyncio.sleep(0)  # messages that were put here in the same turn go first
+                await asyncio.sleep(0)  # messages put here in the same turn of the loop go first
                 if self._gives_way:
                     await self._rounds.none(self._patience_s.get(to, GIVE_WAY_S))
                 began = clock()
@@ -186,7 +188,7 @@ class Outbox:
             del self._lines[to]
 
     async def _send_some(self, to: str, line: dict[Hashable, tuple[Made, Answer]]) -> None:
-        """Send the oldest messages of a line, as many as make `LATE_BYTES`, and wait for their answers."""
+        """Send the oldest messages in `line` until their payloads have `LATE_BYTES`, and wait for their answers."""
         under_way, made_bytes = list[asyncio.Task[None]](), 0
         while line and made_bytes < LATE_BYTES:
             make, answer = line.pop(next(iter(line)))
@@ -196,7 +198,7 @@ class Outbox:
         await asyncio.wait(under_way)
 
     async def _make_and_send(self, to: str, make: Made, answer: Answer, length: asyncio.Future[int]) -> None:
-        """Make a message and send it. `length` gets the bytes of its payload, 0 if it can't be made."""
+        """Make a message and send it. The future `length` gets its payload's length in bytes, 0 if it can't be made."""
 
         async def send() -> None:
             try:

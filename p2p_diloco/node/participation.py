@@ -42,8 +42,8 @@ LOOK_EVERY_S = 0.1
 MEASURE_EVERY_S = 1.0
 """Seconds between two looks at the link's measured bandwidth."""
 LIVES_ON_S = 6.0
-"""If an earlier process with this identity wrote a record this many seconds after this process's start, it is still
-alive. Clocks in a DHT differ by at most half of this."""
+"""An earlier process with this identity is alive if its record is from more than this many seconds after this process's
+start. The clocks of two peers in a DHT differ by at most half as much."""
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class Participation:
 
     def _settled(self) -> None:
         """Check whether the run has ended, save the outer state if a checkpoint is due, and tell the trainer, which
-        saves its own state beside it."""
+        then saves its own state beside the checkpoint."""
         self._ending.settled()
         self._saving.settled()
         shared, traffic = self._common.shared, self._transport.traffic

@@ -1,8 +1,8 @@
 """Converts dataclasses to plain values (lists, numbers, text) and back; a field's type says which values are valid.
 
 Law: any input gives a value of the requested type or an `Unfit`. Only dataclasses can be sent. No pickle. A dataclass
-is written as the list of its fields, in order. At the top of a record (`Record`) it is a map of its fields by name,
-which versions with other fields can read too.
+is written as the list of its fields, in order. Only the outermost dataclass of a record (`Record`) is written as a map
+of its fields by name, so that versions of this package with other fields can read it too.
 """
 
 from __future__ import annotations

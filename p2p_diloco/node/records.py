@@ -66,7 +66,7 @@ async def read_peers(dht: Records, run_id: str) -> dict[str, PeerStatus]:
 
 
 async def who_takes_part(dht: Records, run_id: str) -> dict[str, float]:
-    """The peers that take part in rounds by their records, each with its record's time in seconds since 1970."""
+    """The peers whose records say that they take part in rounds, each with its record's time in seconds since 1970."""
     peers = await read_peers(dht, run_id)
     return {peer: status.time for peer, status in peers.items() if status.state in TAKE_PART}
 

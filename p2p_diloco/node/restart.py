@@ -18,10 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class GoesOn:
-    """Whether the run has never stopped, because a live peer's DHT record says that it trains.
+    """Finds out whether the run has never stopped, that is, whether a live peer trains according to its DHT record.
 
-    `training` returns the peers whose records say so, with the records' times. The first records may be from before a
-    power cut: a record counts only once it has been renewed.
+    `training` returns the peers that train according to their records, with the records' times. A record counts only
+    once it has been renewed, because the first one found may be from before a power cut.
     """
 
     def __init__(self, replica: Replica, training: Callable[[], Awaitable[Mapping[str, float]]]) -> None:
@@ -42,9 +42,9 @@ async def until_the_others_are_back(
     goes_on: GoesOn,
     tell: Callable[[str], None],
 ) -> None:
-    """Wait, for at most `wait_s`, until as many peers are here as the last round's `group` had, and until this peer has
-    the greatest version that any of them holds. If the run has never stopped, wait only for the state of a newer
-    generation.
+    """Wait, for at most `wait_s`, until both hold: at least as many peers are live as the last round's `group` had; and
+    every live peer has a state, none a greater one than this peer. In a run that has never stopped, wait only if a live
+    peer is of a newer generation.
 
     `tell` is called with the reason for the wait; the text stays the same while the reason does.
     """

@@ -1,7 +1,7 @@
 """Revisions of a run's outer rates: the founder's signature on them, and the DHT record of the newest one.
 
-Law: a revision is valid if the run's founder has signed it for this founding; any peer may pass it on. Its record is
-`unowned`; the highest one wins.
+Law: a revision is valid if the run's founder has signed it for this founding; any peer may pass it on. No peer owns its
+record (see `unowned`); the highest valid revision wins.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2p_diloco.node.run import RunRecord
 from p2p_diloco.node.unowned import TRIED_MAX
 
 RECORD_TTL_S = 600.0
-"""How long the DHT keeps a revision until a peer reads it."""
+"""How long the DHT keeps a revision that no peer renews."""
 LOOK_EVERY_S = 3.0
 KEEP_EVERY_S = 60.0
 

@@ -26,12 +26,12 @@ from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.outer import OuterOptimizer
 
 KEPT_BYTES, KEPT_MIN, KEPT_MAX = 256 * 2**20, 4, 1024
-"""Limits on the commits that a newcomer keeps while states come: bytes of all shards together, and the least and most
-of each shard."""
+"""Limits on the commits that a newcomer keeps while it fetches states: the bytes for all shards together, and the least
+and the greatest number of commits for each shard."""
 
 FETCH_BYTES, FETCH_MIN = 4 * 2**20, 2
-"""A newcomer asks each donor for as many shards at a time as make so many bytes of states, and at least for so many
-shards: few, to divide the work evenly among donors, and enough to use a link of long delay."""
+"""At a time, a newcomer asks each donor for shards whose states have FETCH_BYTES together, but for at least FETCH_MIN
+shards: few enough to divide the work evenly among donors, and enough to use a link of long delay."""
 
 VERSION_BYTES = 64
 """The most bytes of a shard's version in a header."""
@@ -128,7 +128,7 @@ class Run:
 
     @cached_property
     def round_nbytes(self) -> int:
-        """Bytes of a contribution and of a mean of one fragment, on average."""
+        """Bytes of one fragment's contribution and mean together, averaged over the fragments."""
         both, layout = (self.config.codec, self.reply_codec), self.layout
         return sum(codecs.nbytes(codec, s.numel) for s in layout.shards for codec in both) // len(layout.fragments)
 

@@ -84,8 +84,8 @@ class RunInbox(Handler):
         self._node.moving(peer)
 
     def _believed(self, sender: str, message: Message) -> Message:
-        """Remove from a probe a revision that the founder has not signed; the rest may be true. Commits and states need
-        no such check, because their digests cover their revisions."""
+        """Remove from a probe a revision that the founder has not signed; its other fields stay. Commits and states
+        need no such check, because their digests cover their revisions."""
         match message:
             case Probe(summary) | ProbeAck(summary) if summary.revision.number:
                 if self._proven(summary.revision):

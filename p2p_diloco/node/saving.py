@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 class Saving:
     """Writes a checkpoint every `save_every` epochs of the whole model, and at the run's end.
 
-    The epoch falls if a greater lineage was adopted; epochs are then counted from the epoch of that lineage.
+    If a greater lineage with a lower epoch is adopted, the count starts again at the last multiple of `save_every`.
     """
 
     def __init__(self, common: Common) -> None:

@@ -56,7 +56,7 @@ class Slot(Generic[N]):
 
 
 class RoundSlots:
-    """Seven adjacent numbers, written one by one: a reader may see figures of two rounds."""
+    """The seven numbers of a `LastRound`, written one by one, so a reader may see a mixture of two rounds."""
 
     def __init__(self) -> None:
         self._indices = [next(_indices) for _ in fields(LastRound)]
@@ -71,7 +71,7 @@ class RoundSlots:
 
 
 class Header:
-    """Numbers of 8 bytes, each written by one side: first by the trainer, then by the node."""
+    """Numbers of 8 bytes, each written by one side: first those that the trainer writes, then those of the node."""
 
     # -- by the trainer
 
@@ -103,7 +103,7 @@ class Header:
     leave_s = Slot(float)
     """Seconds that a departing node may stay after the run's end, until all others have the last state."""
     goal = Slot(int)
-    """The number of commits, summed over fragments, up to which a peer asks all others to exchange at once."""
+    """A peer has asked all others to exchange at every step until the run has this many commits over all fragments."""
     saved = Slot(int)
     """The epoch of the newest checkpoint of the outer state that is written or begun; 0: none."""
     trains_for_s = Slot(float)

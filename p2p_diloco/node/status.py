@@ -23,7 +23,7 @@ TEXT_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class LastRound:
-    """The shares of a peer's last round's time: six shares that add up to 1, without pauses."""
+    """What a peer's last round, without pauses, spent its time on: six shares that add up to 1, and `hidden`."""
 
     inner: float
     encode: float

@@ -29,7 +29,7 @@ class SubmissionLog:
         """The number of submissions that were not counted in some shard: too stale, or of a lineage that lost. Those
         after the run's end are in neither number."""
         self.staleness = 0
-        """The greatest staleness of a shard of the last counted submission, in epochs."""
+        """The greatest staleness among the shards of the last counted submission, in epochs."""
         self.histogram = [0] * len(STALENESS_FROM)
         """The number of counted submissions with a staleness in each bin of `STALENESS_FROM`."""
 

@@ -138,8 +138,8 @@ class TensorWork:
                 return 0
 
     def objection(self, message: Message, payload: memoryview) -> str:
-        """The reason for refusing a payload, or an empty text: a value is not finite, or is too large for a
-        contribution, so that sums might not be finite."""
+        """The reason for refusing a payload; empty if there is none. All values must be finite, and in a contribution
+        so small that sums are finite too."""
         match message:
             case Contribution(shard=shard):
                 return _unfit(payload, self._run.config.codec, self._numel(shard), MAGNITUDE_MAX)
@@ -156,8 +156,8 @@ class TensorWork:
         """Encode a shard's pseudo-gradient from `delta` [numel], for contribution `id`. If `delta` has the codec's form
         already, the result is its memory, without a copy.
 
-        The error of a codec of few bits is added to the next contribution, unless this one has no weight. Values that
-        every peer would refuse are sent as zeros, because a refused contribution would be sent again for ever.
+        With error feedback the rounding error is added to the next contribution, unless this one has no weight. Values
+        that every peer would refuse are sent as zeros, because a refused contribution would be sent again for ever.
         """
         place, codec, numel = self._run.layout.shards[shard], self._run.config.codec, self._numel(shard)
         values, feedback = delta[place.start : place.stop], None

@@ -158,7 +158,7 @@ class TrainerSide:
     # -- what others tell
 
     def nudged(self, goal: int) -> None:
-        """Pass on a peer's request to exchange the whole model, only once, and not if its goal is far ahead."""
+        """Pass a peer's request to exchange the whole model on to the trainer, unless `goal` is far ahead."""
         if goal <= self._commits + 2 * len(self._run.layout.fragments):
             self._shared.goal = max(goal, self._shared.goal)
 
@@ -173,7 +173,7 @@ class TrainerSide:
         self._not_reading.set()
 
     async def not_reading(self) -> None:
-        """Wait until the trainer doesn't read θ. Its next reading may begin before the caller runs again."""
+        """Wait until the trainer doesn't read θ. Checked again after each wait, as it may have begun to read anew."""
         while not self._not_reading.is_set():
             await self._not_reading.wait()
 

@@ -16,7 +16,7 @@ from p2p_diloco.node.plain import from_plain, to_plain
 from p2p_diloco.node.wire import PROTOCOL
 
 TRIED_MAX = 16
-"""The most records of one look whose signatures are checked, from the highest down: strangers may have stored some."""
+"""Of the records under a key only this many, the highest, get their signatures checked: strangers may store many."""
 
 T = TypeVar("T")
 

@@ -72,7 +72,7 @@ def extents_of(model: nn.Module, layout: Layout, rank: Rank = ALONE) -> list[Ext
 
 
 def _share(name: str, param: nn.Parameter, rank: Rank) -> tuple[int, int, bool]:
-    """The number of elements before this rank's part and in it, and whether other ranks hold the rest."""
+    """(elements before this rank's part of the parameter, elements in it, whether the ranks hold different parts)."""
     if not is_sharded(param) or not _is_cut(param):
         return 0, param.numel(), False
     rows, width = param.shape[0], math.prod(param.shape[1:])

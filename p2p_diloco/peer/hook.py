@@ -1,8 +1,8 @@
 """The work at each `optimizer.step()`: count it, merge changed shards, and exchange a fragment when it is due.
 
 Law: the only path from the optimizer to the run and back. The node's replica decides which fragment is due and which
-peer averages it. An exchange is sent, and its result is merged (it "lands") `overlap_steps` later; training goes on in
-between. At most one exchange is under way.
+peer averages it. The result of an exchange is merged (the exchange "lands") `overlap_steps` inner steps after it was
+sent; training goes on in between. At most one exchange is under way.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Hook:
 
     @property
     def standing(self) -> Standing:
-        """The present position of this trainer."""
+        """The trainer's present position in the run, and its counters."""
         memory, merger = self._memory, self._merger
         totals: dict[str, Any] = {
             "sync_count": merger.counted,
@@ -209,8 +209,8 @@ class Hook:
                 return True
 
     def _send(self, due: Due, began: float, *, stands: bool) -> Flight:
-        """Send the pseudo-gradient that was written for `due`. `began`: the waiting time when this exchange began.
-        `stands`: training stands still until the result is merged.
+        """Send the pseudo-gradient that was written for `due`. `began`: the total waiting time before this exchange.
+        `stands`: whether training stands still until the result is merged.
 
         Raises:
             ConfigError: samples are the weight, and none were reported.
@@ -238,7 +238,7 @@ class Hook:
         return True
 
     def _wait_for_commits(self, flight: Flight) -> float | None:
-        """Wait until an exchange is over: without a deadline, but for a run's `start_peers` at most `wait_timeout_s`.
+        """Wait until an exchange is over. Only the wait for a run's `start_peers` has a deadline, `wait_timeout_s`.
         Returns the seconds of the exchange that were hidden behind training; None: the exchange never began."""
         starting = self._config.start_peers > 1 and self._memory.epoch == 0
         timeout_s = self._wait_timeout_s if starting else math.inf

@@ -1,8 +1,8 @@
 """A peer's own checkpoints: the inner optimizers, torch's random states and the counters.
 
 Law: saved beside the outer state's checkpoints (`<checkpoint_dir>/inner/checkpoint-<epoch>`), by the training thread,
-at the first step after the node has begun one; each rank of a group saves its part. Only this peer needs it, so a
-failure to save or read it is logged, and training goes on.
+at the first step after the node has begun to write the outer one; each rank of a group saves its part. Only this peer
+needs its own checkpoints, so a failure to save or read one is logged, and training goes on.
 """
 
 from __future__ import annotations

@@ -23,12 +23,13 @@ from p2p_diloco.tensors.layout import Layout
 from p2p_diloco.tensors.mean import MAGNITUDE_MAX
 
 MERGED_AT_ONCE = 1 << 18
-"""The most elements merged at a time. Merging needs as much extra memory, which malloc never returns."""
+"""The most elements merged at a time. Their fp32 copy takes extra memory, which malloc never returns to the kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The place of some of a parameter's values: their shard, and their range in the flat vector."""
+    """The place of some of a parameter's values: their shard, and their range in the flat vector.
+    `speaks`: as in `Extent`."""
 
     shard: int
     place: slice

@@ -36,8 +36,7 @@ class Metrics:
     hidden_time_s: float = _total(0.0)
     """How long training went on while an exchange was under way: the four hidden times, below."""
     inner_time_s: float = _total(0.0)
-    """All time between exchanges: inner steps, data, logs. With the waiting time and the pauses it makes up the whole.
-    """
+    """Time in inner steps, data loading, logging: all time that is neither waiting time nor a pause."""
     pseudo_gradient_time_s: float = _total(0.0)
     """Computing base − local, and checking that it may be sent."""
     codec_time_s: float = _total(0.0)

@@ -39,9 +39,9 @@ class Peer:
     on exchanges happen inside `optimizer.step()`. Leaving the context leaves the run, also on an exception. With model
     and optimizer None the peer trains nothing, and aggregates for the others.
 
-    A model that `fully_shard` has sharded over torch.distributed, or DistributedDataParallel copied, is one peer of all
-    its ranks: each makes a `Peer`, and the same calls to it. Each rank exchanges its own rows through shared memory,
-    and only rank 0 communicates with the run.
+    If `fully_shard` has sharded the model over torch.distributed, or DistributedDataParallel has copied it, all its
+    ranks together are one peer: each makes a `Peer`, and the same calls to it. Each rank exchanges its own rows through
+    shared memory, and only rank 0 communicates with the run.
 
     Raises:
         ConfigError, UsageError: a setting or an argument is wrong.
@@ -62,8 +62,8 @@ class Peer:
         config: RunConfig | Mapping[str, Any] | None = None,
         local: PeerConfig | None = None,
     ) -> None:
-        """`optimizer`: of several, the last one's step counts as an inner step. `config`: only the given settings must
-        match the run's; the rest is read from the run. `run_id`, `initial_peers`: in place of those in `local`."""
+        """`optimizer`: if there are several, a step of the last one is an inner step. `config`: the given settings must
+        match the run's; all others are taken from the run. `run_id`, `initial_peers`: in place of those in `local`."""
         given = {} if local is None else local.given
         if run_id is not None:
             given["run_id"] = run_id
@@ -151,7 +151,7 @@ class Peer:
 
     def global_state_dict(self) -> dict[str, Tensor]:
         """A copy of the model's state_dict with the global parameters in place of its own; buffers are the
-        model's. Of a sharded model, each rank's part, sharded as the model is. In synchronous mode these are the
+        model's. For a sharded model each rank gets its part, sharded like the model. In synchronous mode these are the
         parameters of `epoch`; in asynchronous mode the newest.
         """
         values = self._hook.global_values()

@@ -67,7 +67,7 @@ class Rank0Client(RankLink):
 
 
 class RankNHook:
-    """The hook of a rank other than 0: it has the methods of `Hook`, and rank 0's last report. `save`:
+    """The hook of a rank other than 0. It has the methods of `Hook`; its `standing` is what rank 0 told last. `save`:
     `InnerState.save`, if this peer keeps checkpoints."""
 
     def __init__(self, rank0: Rank0Client, local: LocalModel, save: Callable[..., None] | None) -> None:

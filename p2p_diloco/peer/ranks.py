@@ -25,7 +25,7 @@ from p2p_diloco.peer.extents import Rank, is_sharded, reshard
 from p2p_diloco.tensors.layout import trainable
 
 PATH_BYTES = 256
-"""Bytes of the message with the path on which rank 0 listens; the system allows paths of about a hundred."""
+"""Length of the message with the path on which rank 0 listens; the system allows paths of about a hundred bytes."""
 COME_S = 60.0
 """Deadline for a rank to connect."""
 _HELLO_BYTES = 4
@@ -33,8 +33,8 @@ _HELLO_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The group of one peer's processes, as one of them sees it. `rank`: that process's; `process_group`: torch's, for
-    small tensors on `device`."""
+    """The group of one peer's processes, as one of them sees it. `rank`: the rank of this process. `process_group`:
+    torch's group, which carries small tensors on `device`."""
 
     rank: Rank
     process_group: Any

@@ -1,4 +1,4 @@
-"""The session of a peer in its run: made on entering, with a node of its own (alone or as rank 0) or as another rank.
+"""The session of a peer in its run, made when a process enters: as rank 0 or alone it starts a node, else it has none.
 
 Law: starts all parts in order, and each is complete when it is made. The caller's `ExitStack` ends them in reverse
 order, also if a later step fails.
@@ -38,7 +38,7 @@ from p2p_diloco.tensors.layout import FragmentPlan, Layout, specs_of
 START_S = 90.0
 """Deadline for the start of a node, without its waits for other peers."""
 LEAVE_S = 5.0
-"""Deadline for a node to leave the run, without the time that it announces itself and a checkpoint's."""
+"""Deadline for a node to leave the run. The node's `leave_s` and the time for a checkpoint are added to it."""
 RUN_KEYS = ("config", "layout", "checkpoint", "peer_id", "addresses")
 """The facts about the run that rank 0 sends to the other ranks."""
 

@@ -46,9 +46,9 @@ class Times:
         return self._ledger.stood[GROUP]
 
     def exchanged(self, waited_since: float, stood: Mapping[str, float], hidden: Mapping[str, float]) -> float:
-        """Split the time for which training has waited for an exchange: the increase of `group_s` since it was
-        `waited_since`. `stood`, `hidden`: the node's seconds by part, while training stood still and while it went on.
-        Returns the sum of `hidden`."""
+        """Divide the time for which training has waited for an exchange, by which `group_s` has grown since it was
+        `waited_since`, among the parts. `stood`, `hidden`: the node's seconds by part, while training stood still and
+        while training went on. Returns the sum of `hidden`."""
         self._ledger.split(GROUP, waited_since, stood)
         for part, seconds in hidden.items():
             self._hidden[part] += seconds
