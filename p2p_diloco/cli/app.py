@@ -209,8 +209,8 @@ def simulate(
 ) -> None:
     """Try the protocol on simulated swarms under random faults, and report.
 
-    In a world of a few peers processes die, freeze, return and are cut off,
-    messages are lost and doubled, and clocks are wrong, all decided by its seed.
+    Each simulated swarm (a world) has a few peers. Processes die, freeze, return and are cut off,
+    messages are lost and doubled, and clocks are wrong. The world's seed decides all of this.
     The exit code is 1 if an invariant did not hold.
     """
     from p2p_diloco.cli.simulate import simulate as play
@@ -242,11 +242,11 @@ def bench(
     direct: bool = Option(True, help="Payloads over TLS connections of our own, or over libp2p's streams alone."),
     as_json: bool = Option(False, "--json", help="Print the figures as one JSON object."),
 ) -> None:
-    """Measure a whole round between real processes on this machine, and what else could do it.
+    """Measure a whole round between real processes on this machine, and the same work by other methods.
 
-    Nothing is trained: pseudo-gradients are made up. Measured beside it, in turns:
-    a plain libp2p stream of the same bytes; and gloo's all-reduce and Hivemind's
-    averager with the same outer step.
+    Nothing is trained: pseudo-gradients are made up. The other methods take turns with the run:
+    a plain libp2p stream of the same bytes; gloo's all-reduce with the same outer step;
+    and Hivemind's averager with the same outer step.
     """
     from p2p_diloco.cli.bench.command import bench as measure
     from p2p_diloco.cli.bench.plan import Plan, count_of, links_of, names_of

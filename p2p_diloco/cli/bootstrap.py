@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def serve(host: str, port: int, flags: Mapping[str, object], *, as_json: bool) -> None:
-    """Serve the DHT, and relay, until a signal comes. `flags`: further settings of a peer that were given.
+    """Serve the DHT and a relay until a signal comes. `flags`: the peer settings that the user gave, by key.
 
     Raises:
         UsageError: a host or a port can't be read. AddressError: an address can't be read. ConfigError: the identity's

@@ -42,7 +42,7 @@ def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[...,
 
 
 def given(model: type[BaseModel], flags: Mapping[str, object]) -> dict[str, object]:
-    """The model's flags that were given, with their values."""
+    """The flags that the user gave for fields of `model`: their values, by field."""
     return {key: flags[key] for key in model.model_fields if flags.get(key) not in (None, [])}
 
 

@@ -38,7 +38,7 @@ def join_run(
     config_file: Path | None,
     command: Sequence[str] | None,
 ) -> int:
-    """Train until the end; returns the exit status, which is that of the command if there is one.
+    """Train, aggregate or run `command` to the end; returns the exit status (with a command, the command's).
 
     Raises:
         UsageError, ConfigError: the settings can't be used; nothing has been started. The built-in trainer raises

@@ -32,8 +32,8 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logs(form: str, *, debug: bool = False, quiet: bool = False) -> None:
-    """Send log records from INFO on to stderr; with `debug` this package's records from DEBUG on, with `quiet` none
-    below ERROR.
+    """Send log records from INFO on to stderr; with `debug` this package's records from DEBUG on, with `quiet` this
+    package's records from ERROR on.
 
     Raises:
         UsageError: `form` is not one of auto, rich, plain, json.

@@ -40,7 +40,7 @@ def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> 
 def check_free(address: str, *, key: str | None = None) -> None:
     """Raise ConfigError if this process can't listen on an address. Only TCP is checked.
 
-    `key`: the setting with the address; None: `--host` and `--port`.
+    `key`: the setting that the error names; None: the error names `--host` or `--port`.
     """
     _, version, host, protocol, port, *_ = address.split("/")
     if protocol != "tcp":

@@ -1,4 +1,4 @@
-"""`set`: changes the outer rates of a running run, for its founder.
+"""`set`: changes the outer learning rate or momentum of a run in progress, if its founder asks for it.
 
 Law: all checks that need no swarm come first; `observe.revise` makes the change.
 """
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 def set_rates(
     rates: Mapping[str, object], flags: Mapping[str, object], config_file: Path | None, *, wait_s: float, as_json: bool
 ) -> None:
-    """Change the run's outer rates, and print the outcome.
+    """Change the run's outer learning rate or momentum (`rates`), and print the outcome.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers. `revise` raises

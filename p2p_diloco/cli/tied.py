@@ -21,7 +21,7 @@ _WATCHER = "import psutil, sys; watched = psutil.Process(int(sys.argv[1])); sys.
 def tied(command: Sequence[str], *, by_kernel: bool | None = None, **options: Any) -> subprocess.Popen[bytes]:
     """Start a command that is killed when this process ends; `options` are those of `subprocess.Popen`.
 
-    `by_kernel`: whether the kernel kills the command, or else a watcher; None: the kernel does on Linux.
+    `by_kernel`: True: the kernel kills the command; False: a watcher does; None: the kernel on Linux, else a watcher.
     """
     by_kernel = sys.platform == "linux" if by_kernel is None else by_kernel
     process = subprocess.Popen(command, preexec_fn=_die_with_parent() if by_kernel else None, **options)

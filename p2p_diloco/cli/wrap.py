@@ -1,4 +1,4 @@
-"""Runs a user's command with this process's environment and signals; the command ends when this process ends.
+"""Runs a user's command, passes this process's signals on to it, and lets it end when this process ends.
 
 Law: processes and signals; nothing about peers or runs.
 """

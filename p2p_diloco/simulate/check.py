@@ -71,7 +71,7 @@ class Outcome:
 
 
 def kind_of(seed: int) -> str:
-    """Return the kind of simulated run that a seed stands for, unless another kind is asked for."""
+    """Return the kind that a simulated run with this seed has by default."""
     return "crowded" if seed % _CROWDED == _CROWDED - 1 else _MIX[seed % len(_MIX)]
 
 
@@ -90,7 +90,8 @@ def drawn(seed: int, kind: str = "healed") -> Settings:
 
 
 def _revised(settings: Settings, rng: Random) -> Settings:
-    """Let the founder change the outer rates, once or several times, in a third of the simulated runs."""
+    """In a third of the simulated runs, let the founder change the outer learning rate and momentum, once or several
+    times."""
     if rng.random() < 2 / 3:
         return settings
     return replace(settings, revisions=rng.randint(1, 4), record_kept=rng.random() < 0.5)
@@ -153,7 +154,7 @@ def _bereaved(rng: Random) -> Settings:
 
 
 def _hesitant(rng: Random) -> Settings:
-    """Draw a simulated run in which bases may change between a Load and its Contribute."""
+    """Draw a simulated run in which bases may change between a Load and the Contribute that answers it."""
     settings = _bereaved(rng)
     return replace(settings, hesitation=1.0, faults=(*settings.faults, "flip"))
 
@@ -233,8 +234,8 @@ def _torn(rng: Random) -> Settings:
 
 
 def _private(rng: Random) -> Settings:
-    """Draw a simulated run with private peers and relays, in either mode. In a third of these runs all faults may be
-    masked by relays."""
+    """Draw a simulated run with private peers and relays, in either mode. A third of these runs have only faults that
+    relays may mask."""
     settings = _torn(rng) if rng.random() < 1 / 3 else _healed(rng)
     peers, bootstrap, masked = rng.randint(2, 6), rng.random() < 0.7, rng.random() < 1 / 3
     faults = ["pair", "mute", "turn", "heal", "pause"]

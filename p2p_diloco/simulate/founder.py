@@ -1,4 +1,5 @@
-"""The founder of a simulated run: it asks for other outer rates and leaves their record in the DHT."""
+"""The founder of a simulated run: it asks for revisions (a new outer learning rate and momentum), and records them in
+the DHT."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ RECORDED_S = 20.0
 
 
 class Founder:
-    """Asks for other outer rates, and holds their record as the DHT would."""
+    """Asks for revisions, and holds the record of the latest one as the DHT would."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.recorded, self.recorded_until = FOUNDED, 0.0  # the revision in the DHT, and when its record expires
 
     def ask(self, within: float) -> None:
-        """Schedule requests for revisions at random times within so many seconds."""
+        """Schedule requests for revisions at random times in the next ``within`` seconds."""
         asks = Random(f"revisions {self.world.seed}")
         for number in range(1, self.world.settings.revisions + 1):
             # now and then two revisions have the same number, as if the asker had not seen the first one

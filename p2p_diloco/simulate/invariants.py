@@ -57,7 +57,8 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
 
 
 def advanced(world: World, process: Process, shard: int, version: Version) -> None:
-    """Check that along a lineage the revision never falls (invariant h), when a peer's shard has a new version."""
+    """When a peer's shard has a new version on the same lineage, check that its revision is not lower than before
+    (invariant h)."""
     before, state = process.reached.get(shard), process.replica.state(shard)
     if before is not None and state.history.get(before[0].epoch) == before[0].digest:
         fell = state.revision < before[1]
@@ -80,8 +81,8 @@ def _blame(world: World, process: Process) -> None:
 
 
 def _bury(world: World, process: Process) -> None:
-    """Check that a peer that has just been found dead is dead, unless the two had no way to each other lately, or one
-    of them was frozen or has started lately (invariant p)."""
+    """Check that every peer that this process has just declared dead is dead (invariant p). It is excused if lately the
+    two had no path to each other, or one of them was frozen or started."""
     dead = {peer for peer, member in process.replica.roster.members.items() if member.dead}
     lately = world.now - world.rules.deaf_after * world.rules.probe_every - 2.0
     for peer in sorted(dead - process.buried):
@@ -95,8 +96,8 @@ def _bury(world: World, process: Process) -> None:
 
 
 def elects(world: World, process: Process, work: Average) -> None:
-    """Check the plan of a drafted commit: its author knows no reachable peer that could aggregate, or succeed, in place
-    of a private one (invariant o)."""
+    """Check the plan of a drafted commit: it names a private peer as aggregator or successor only if the author of the
+    commit knows no reachable peer that could do this instead (invariant o)."""
     draft = process.replica.logs[work.shard].round.draft
     if not world.ways.on or draft is None:
         return
@@ -207,16 +208,16 @@ def intact(world: World) -> None:
 
 
 def ended_damaged(world: World) -> bool:
-    """Whether the run has ended for every peer that holds its greatest state, and the memory of all of them was damaged
-    since. No commit will repair the damage then, and no other peer has that state."""
+    """Whether the run has ended for every peer that holds the greatest state, and the memory of each of these peers is
+    damaged. No commit will repair the damage then, and no other peer has that state."""
     greatest = max((p.replica.roster.mine.model for p in world.alive.values()), default=ModelVersion())
     holders = [p for p in world.alive.values() if p.replica.roster.mine.model == greatest and p.replica.finished]
     return bool(holders) and all(any(world.damaged(p, s) for s in range(world.rules.shards)) for p in holders)
 
 
 def revised(world: World, asked: Revision) -> None:
-    """Check that all peers know the highest revision, which is ``asked`` or higher, and that every shard for which the
-    run goes on is at it (invariant h)."""
+    """Check that all peers know the highest revision, which is ``asked`` or higher, and that every shard has adopted
+    it, except shards that have reached the run's end (invariant h)."""
     highest = world.founder.highest()
     require(highest >= asked, "h", f"{asked} was known, but now {highest} is the highest")
     for name, process in world.alive.items():

@@ -85,8 +85,8 @@ class Membership:
         life.open = Exchange(self.world.now, shards, life.exchanges[fragment])
 
     def merges(self, process: Process, load: Load) -> None:
-        """Check that the result of an exchange, which a trainer merges, counts the trainer's contribution, unless it
-        was its first one to the fragment (invariant l)."""
+        """When a trainer merges the result of an exchange, check that the result counts the trainer's contribution,
+        unless this was its first contribution to the fragment (invariant l)."""
         life = self._life(process)
         life.since = min(life.since, self.world.now)
         judged = self._judged(self.world.now, life)
@@ -161,7 +161,8 @@ class Membership:
         return not world.rules.asynchronous and world.trainers.training and since >= quiet
 
     def _works(self, process: Process, shard: int, version: object) -> bool:
-        """Whether the peer has worked on this version of the shard, and for so long that all peers know it."""
+        """Whether the peer works on this version of the shard, and has trained for so long that all peers know of
+        it."""
         life, world = self._life(process), self.world
         if process.replica.finished or process.replica.departed:
             return False

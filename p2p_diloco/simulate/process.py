@@ -36,7 +36,7 @@ class Process:
         self.flown = 0  # inner steps since the last contribution
         self.waiting_for: dict[str, float] = {}  # unable peer → since when a round here waits for it
         self.best = ModelVersion()  # the greatest model version so far
-        self.woke = 0.0  # when the end of all faults ended its being frozen
+        self.woke = 0.0  # when healing ended its last freeze
         self.buried = set[str]()  # peers that count as dead here
         self.known = FOUNDED  # the highest revision that this process has known
         self.reached: dict[int, tuple[Version, Revision]] = {}  # by shard: the last version and its revision

@@ -74,8 +74,8 @@ class Ways:
     # -- messages
 
     def delay(self, sender: str, to: str) -> float | None:
-        """Choose the way of a message. Returns how much longer than on a direct link it takes; None if there is no
-        way."""
+        """Choose the way of a message. Returns how many seconds longer it takes than on a direct link; None if the
+        message has no way at all."""
         before = self._taken.get((sender, to), DIRECT)
         if self.direct(sender, to):
             self._taken.pop((sender, to), None)
@@ -142,7 +142,7 @@ class Ways:
         self.look()
 
     def heal(self) -> None:
-        """End the faults of relays: there is one from now on."""
+        """End the faults of relays: from now on at least one relay works."""
         self.bootstrap = self._world.settings.bootstrap
         if self.on and not self.bootstrap and self.private.issuperset(self._world.names):
             self.turn(self._world.names[0])

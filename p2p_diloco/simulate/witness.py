@@ -39,8 +39,8 @@ class Witness:
 
     def merges(self, process: Process, loaded: Loaded) -> None:
         """Record that a trainer merges a newer state. Steps made during its exchange now count as made on the new
-        version. After a change of lineage all its uncounted steps do, because the new lineage lacks the versions that
-        they were made on."""
+        version. After a change of lineage all its uncounted steps count as made on it, because the new lineage lacks
+        the versions that they were made on."""
         shard, trainer = loaded.shard, process.trainer
         before = self.bases.get((id(trainer), shard))
         left = before is not None and process.replica.logs[shard].relation(before) == "fork"

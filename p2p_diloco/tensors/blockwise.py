@@ -35,7 +35,7 @@ class Integers:
     that no value exceeds its peak."""
 
     bits: int
-    """4 or 8. A code is a uint8; its lower `bits` count."""
+    """4 or 8. A code is a uint8, of which only the lower `bits` bits count."""
 
     @property
     def levels(self) -> int:
@@ -49,7 +49,8 @@ class Integers:
 
     @property
     def points(self) -> tuple[float, ...]:
-        """The 16 code points of 4 bits, in units. With 8 bits a code is its own point, read as int8."""
+        """The code point, in units, of each of the 16 codes of 4 bits. A code of 8 bits needs no table: read as int8,
+        it is its own point."""
         return tuple(float(max(code - 16, -7) if code > 7 else code) for code in range(16))
 
     def nearest(self, values: Tensor, inverse: Tensor) -> Tensor:
@@ -171,7 +172,7 @@ def _blocks(numel: int) -> int:
 
 
 def _rows(flat: Tensor) -> Iterator[Tensor]:
-    """Views [blocks, BLOCK] of `flat`, on a CPU small enough for its cache; the last block is padded with 0."""
+    """Views [blocks, BLOCK] of `flat`; on a CPU, each view fits into the cache. The last block is padded with 0."""
     whole = flat.numel() // BLOCK * BLOCK
     at_once = flats.BLOCK // BLOCK if flat.device.type == "cpu" else max(whole, 1)
     yield from torch.split(flat[:whole].reshape(-1, BLOCK), at_once)

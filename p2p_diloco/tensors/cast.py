@@ -1,6 +1,7 @@
 """Codecs that cast each element to the nearest value of a dtype.
 
-Law: values that a peer may send (`mean.MAGNITUDE_MAX`) stay finite. fp16 ends at 65504 and clamps to it.
+Law: values up to `mean.MAGNITUDE_MAX`, the largest that a peer may send, stay finite: fp16 clamps them to 65504, its
+largest value.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Cast:
         return as_bytes(cast)
 
     def peak(self, raw: Tensor, numel: int) -> float:
-        """As `codec.Codec.peak`, exactly."""
+        """As `codec.Codec.peak`; here it is not just a bound, but the largest magnitude itself."""
         return magnitude(raw.view(self.dtype))
 
     def decode(self, raw: Tensor) -> Tensor:

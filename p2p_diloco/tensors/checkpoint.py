@@ -73,10 +73,10 @@ def save(
 ) -> Path:
     """Write `checkpoint-<epoch>` under `root`, then remove all but the newest `keep`; return its path.
 
-    `tensors`: by file stem, then by name; any dtype, device and strides. `manifest`: further entries, as JSON;
-    `generation` and `samples` among them come before the epoch when the newest is chosen. A checkpoint of the same
-    epoch is replaced, whatever its lineage. Raises `CheckpointError` if it can't be written (e.g. the disk is full);
-    older checkpoints are then unchanged.
+    `tensors`: by file stem, then by name; any dtype, device and strides. `manifest`: further entries, as JSON; its
+    `generation`, then its `samples`, and only then the epoch decide which of two checkpoints is newer. A checkpoint of
+    the same epoch is replaced, whatever its lineage. Raises `CheckpointError` if the checkpoint can't be written (e.g.
+    the disk is full); older checkpoints are then unchanged.
     """
     if keep < 1 or epoch < 0 or _OWN_KEYS & manifest.keys() or not all(map(_STEM.fullmatch, tensors)):
         raise ValueError(
@@ -129,7 +129,7 @@ def epoch_of(path: Path) -> int:
 
 
 def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, object]]:
-    """A checkpoint's tensors, by file stem and name, and its manifest. `CheckpointError` if it is broken."""
+    """A checkpoint's tensors, by file stem and name, and its manifest. Raises `CheckpointError` if it is broken."""
     path = Path(path)
     manifest = _read_manifest(path)
     tensors: dict[str, dict[str, Tensor]] = {}
@@ -254,7 +254,7 @@ def _read_manifest(folder: Path) -> dict[str, object]:
 
 
 def _check_files(folder: Path, manifest: Mapping[str, object]) -> list[str]:
-    """The names of the files, verified against the manifest. `CheckpointError` for a file that differs."""
+    """Compare the files with the manifest; returns their names. Raises `CheckpointError` if a file differs."""
     files = manifest["files"]
     assert isinstance(files, dict), "checked when the manifest was read"
     for name, expected in files.items():

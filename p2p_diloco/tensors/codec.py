@@ -23,25 +23,26 @@ from p2p_diloco.tensors.topk import TopK
 
 
 class Codec(Protocol):
-    """One row of the table. `raw` is uint8 [nbytes]."""
+    """One row of the table `CODECS`. `raw`: the encoded bytes, uint8 [nbytes]."""
 
     @property
     def feeds_back(self) -> bool:
         """Whether the sender adds the codec's error to its next contribution (`feedback`)."""
 
     def nbytes(self, numel: int) -> int:
-        """Bytes of `numel` elements."""
+        """How many bytes `numel` elements take when encoded."""
 
     def encode(self, flat: Tensor) -> memoryview:
-        """The bytes of `flat` [numel] fp32, on any device."""
+        """Encode `flat`, fp32 [numel] on any device; returns the bytes."""
 
     def peak(self, raw: Tensor, numel: int) -> float:
-        """An upper bound of all magnitudes; NaN or infinite unless all values are finite. ValueError for invalid
-        bytes."""
+        """An upper bound of the values' magnitudes; NaN or infinite if any value isn't finite. Raises ValueError for
+        invalid bytes."""
 
     def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
         """The values as fp32, in blocks like those of `flat.blocks`; a block is valid until the next one is drawn.
-        ValueError, before the first block, for invalid bytes, which may include values that are not finite."""
+        Raises ValueError, before the first block, for invalid bytes; a codec may also refuse values that aren't
+        finite."""
 
 
 CODECS: dict[str, Codec] = {
@@ -63,7 +64,8 @@ def written_in(codec: str, rounding: str) -> torch.dtype:
 
 
 def nbytes(codec: str, numel: int) -> int:
-    """Bytes of `numel` elements. `ConfigError` for an unknown codec, here and in the functions below."""
+    """How many bytes `numel` elements take when encoded. This function and those below raise `ConfigError` for an
+    unknown codec."""
     return _codec(codec).nbytes(numel)
 
 
@@ -109,14 +111,14 @@ def decode_blocks(buffer: Buffer, codec: str, numel: int) -> Iterator[Tensor]:
 
 
 def peak(buffer: Buffer, codec: str, numel: int) -> float:
-    """An upper bound of all magnitudes in `buffer`; NaN or infinite unless all are finite. ValueError as for
-    `decode`."""
+    """An upper bound of the values' magnitudes in `buffer`; NaN or infinite if any value isn't finite. Raises
+    ValueError for an invalid buffer."""
     check_length(buffer, codec, numel)
     return _codec(codec).peak(tensor_over(buffer), numel)
 
 
 def check_length(buffer: Buffer, codec: str, numel: int) -> None:
-    """ValueError unless `buffer` has the length of `numel` elements."""
+    """Raise ValueError unless `buffer` has the length of `numel` encoded elements."""
     expected, found = nbytes(codec, numel), memoryview(buffer).nbytes
     if found != expected:
         raise ValueError(f"{numel} elements in {codec} are {expected} bytes, found {found}")

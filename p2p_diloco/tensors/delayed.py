@@ -1,11 +1,11 @@
 """Delayed Nesterov: the outer step of the asynchronous mode, spread over N submissions. Pure functions of one shard.
 
 Law: as in `outer`: no update in place, and each line below is one operation on fp32, rounded by itself, so that
-replicas on different machines agree to the bit. The buffer is state; the log counts the submissions in it, and passes
-their number in.
+replicas on different machines agree to the bit. The buffer belongs to the state. The caller counts the submissions in
+it (`core`), and passes their number in.
 
-A commit adds k submissions with mean ḡ (k = 1, or all submissions of a grace window) to a buffer B of size N that holds
-f; f + k ≤ N. Scalars are computed in double and rounded to fp32 first.
+A commit adds k submissions with mean ḡ (k = 1, or all submissions of a grace window) to a buffer B, which holds f
+submissions already and at most N: f + k ≤ N. Scalars are computed in double and rounded to fp32 first.
 
     1. θ' ← θ − s·ḡ       s = η·(k/N) for "paper"; η·k for "buffered", or η·(k − 1) if the N-th is among the k
     2. B' ← B + k·ḡ

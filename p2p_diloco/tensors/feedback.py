@@ -36,9 +36,9 @@ class GivenUp:
     counted: bool = False
 
     def follow(self, counted: ContributionId | None) -> bool:
-        """Update for a lineage whose table has the entry `counted`; returns whether these contributions are now counted
-        and were not before, or the reverse. An entry beyond `last` changes nothing, because that lineage may or may not
-        count these."""
+        """Update for the lineage that is merged; returns whether `self.counted` has changed. The argument `counted` is
+        this peer's last contribution that the lineage counts. If that one is later than `last`, nothing changes,
+        because the lineage may or may not count `first` to `last`, too."""
         before = self.counted
         if counted is None or counted < self.first:
             self.counted = False
@@ -87,7 +87,8 @@ class Feedback:
         self.sent_apart(id)
 
     def merge(self, carry: Carry, counted: ContributionId | None) -> None:
-        """Update the residual for a merge of the trainer with this `carry`; `counted`: the table's entry for this peer.
+        """Update the residual when the trainer merges the shard with this `carry`. `counted`: this peer's last
+        contribution that the merged state counts.
 
         DROP has two causes. Either the progress is uncounted and too old: then r was not delivered, unless another
         lineage counts it later. Or a contribution older than the last one is counted: r was delivered with it and must

@@ -2,8 +2,8 @@
 
 Law: views and one subtraction, independent of the meaning of a vector's elements.
 
-Element-wise work on flat vectors goes block by block, and through numpy: a torch call costs four times as much as a
-numpy call: a third of the time that a block takes. torch and numpy round the same.
+Element-wise work on flat vectors goes block by block, and through numpy: the overhead of a call is four times as large
+in torch as in numpy, and would be a third of the time that a block takes. torch and numpy round the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def blocks(*tensors: Tensor, size: int | None = None) -> Iterator[tuple[Tensor, 
 
 
 def arrays(first: Iterable[Tensor], *others: Tensor) -> Iterator[tuple[Array, ...]]:
-    """The pieces of a flat vector, none longer than `BLOCK`, each with the same range of `others`."""
+    """The pieces of a flat vector (`first`), none longer than `BLOCK`, each with the same range of all `others`."""
     whole = [other.numpy() for other in others]
     start = 0
     for piece in first:

@@ -28,7 +28,8 @@ T = TypeVar("T")
 FragmentLayout = Literal["contiguous", "strided"]
 
 SHARDS_MAX = 960
-"""Fragments are not spread over more shards than this together, because some messages list the versions of all."""
+"""The most shards that all fragments together are spread over, unless shards would be too long: some messages list the
+versions of all shards."""
 
 _LONGEST_NAME = 4096
 """The most characters of a parameter's name in a layout from the wire."""
@@ -89,7 +90,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The flat vector of a run. `params` in the model's order; `fragments` hold their indices in flat order."""
+    """The flat vector of a run. `params`: in the model's order; `fragments`: for each fragment the indices of its
+    parameters in `params`, in flat order."""
 
     params: tuple[ParamSpec, ...]
     fragments: tuple[tuple[int, ...], ...]
@@ -166,7 +168,7 @@ class Layout:
         return tuple(shard for shard in self.shards if shard.fragment == fragment)
 
     def arrange(self, named: Mapping[str, T]) -> list[T]:
-        """Return these values, given by parameter name, in flat order."""
+        """Return the values of `named`, whose keys are the parameters' names, in flat order."""
         return [named[self.params[index].name] for fragment in self.fragments for index in fragment]
 
     def fingerprint(self) -> str:
@@ -267,7 +269,7 @@ class FragmentPlan:
                 mend=f"use {near}",
             )
         self.interval = sync_every // count
-        """Inner steps between two fragments."""
+        """Inner steps from the sending of one fragment to the sending of the next one."""
         self.fragments = [[layout.params[index].name for index in members] for members in layout.fragments]
         """The names of the parameters of each fragment."""
         self.fragment_of = {name: number for number, names in enumerate(self.fragments) for name in names}

@@ -27,10 +27,10 @@ FEW_SHARDS = (1, 2, 3, 4, 6, 8, 12, 24)
 
 
 def contiguous(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    """Cut `sizes` into `count` runs of neighbours so that the largest run is as small as possible.
+    """Cut `sizes` into `count` groups of neighbours so that the largest group is as small as possible.
 
-    Among such cuts, each run in turn is as close as possible to the mean of the runs that remain. Raises `ConfigError`
-    if there are fewer parameters than fragments.
+    Among such cuts, each group in turn is as close as possible to the mean of the groups not yet cut. Raises
+    `ConfigError` if there are fewer parameters than fragments.
     """
     if count > len(sizes):
         raise _too_many(count, f"the model has only {len(sizes)} trainable parameters", len(sizes))
@@ -75,7 +75,7 @@ def strided(names: Sequence[str], sizes: Sequence[int], count: int) -> tuple[tup
 
 def spread(numel: int, limit: int) -> int:
     """Choose the number of shards for a fragment of `numel` elements, so that the peers of a run can divide the
-    aggregation evenly. `limit`: the most shards, unless they would exceed SHARD_ELEMENTS_MAX."""
+    aggregation evenly. `limit`: the most shards; there are more only if a shard would exceed SHARD_ELEMENTS_MAX."""
     fewest = -(-numel // SHARD_ELEMENTS_MAX)
     if fewest > SHARDS:
         return -(-fewest // SHARDS_STEP) * SHARDS_STEP
@@ -90,7 +90,7 @@ def slices(start: int, stop: int, count: int) -> list[tuple[int, int]]:
 
 
 def _smallest_cap(sizes: Sequence[int], count: int) -> int:
-    """The smallest possible size of the largest of `count` runs, by bisection."""
+    """The smallest possible size of the largest of `count` groups, by bisection."""
     low, high = max(sizes), sum(sizes)
     while low < high:
         middle = (low + high) // 2
@@ -102,7 +102,7 @@ def _smallest_cap(sizes: Sequence[int], count: int) -> int:
 
 
 def _runs_needed(sizes: Sequence[int], cap: int) -> list[int]:
-    """For each start, the fewest runs of at most `cap` that cover the rest; 0 past the end."""
+    """For each start, the fewest groups of at most `cap` that cover the list from there on; 0 past the end."""
     needed = [0] * (len(sizes) + 1)
     stop, run = len(sizes), 0
     for start in range(len(sizes) - 1, -1, -1):
@@ -117,7 +117,8 @@ def _runs_needed(sizes: Sequence[int], cap: int) -> list[int]:
 def _best_stop(
     sizes: Sequence[int], start: int, left: int, cap: int, needed: Sequence[int], target: float
 ) -> tuple[int, int]:
-    """Stop and size of the run that begins at `start`: closest to `target` among the cuts that fit."""
+    """Stop and size of the group that begins at `start`: of the cuts that fit, the one whose size is closest to
+    `target`."""
     best: tuple[float, int, int] | None = None
     run = 0
     for stop in range(start + 1, len(sizes) - left + 2):

@@ -139,7 +139,7 @@ class ShardStore:
         return [as_bytes(self.theta(shard)), *(as_bytes(states[name]) for name in order)]
 
     def load(self, shard: int, buffer: Buffer, meta: bytes) -> Proposal:
-        """The joined `export` of another replica as a proposal, copied; nothing changes.
+        """Make a proposal of another replica's `export`, joined in `buffer`. Values are copied; nothing changes.
 
         Raises ValueError for a wrong length or for values that aren't finite.
         """

@@ -53,7 +53,7 @@ class TopK:
         return as_bytes(raw)
 
     def peak(self, raw: Tensor, numel: int) -> float:
-        """As `codec.Codec.peak`, exactly."""
+        """As `codec.Codec.peak`; here it is not just a bound, but the largest magnitude itself."""
         places, values = _parts(raw)
         _check(places, numel)
         return magnitude(values)
@@ -103,7 +103,7 @@ def _parts(raw: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(places: Tensor, numel: int) -> None:
-    """ValueError unless places rise within each chunk."""
+    """Raise ValueError unless the places rise within each chunk and lie in it."""
     whole = numel // CHUNK * KEPT
     for chunks, length in ((places[:whole].view(-1, KEPT), CHUNK), (places[whole:].unsqueeze(0), numel % CHUNK)):
         within = not chunks.numel() or bool((chunks[:, 0] >= 0).all() & (chunks[:, -1] < length).all())

@@ -35,6 +35,7 @@ def learning_rate(
 
 
 def run_horizon(*, epochs: int | None, sync_every: int, own_steps: int | None, submitters: int = 1) -> int | None:
-    """The inner step at which the schedule ends: the run's last step if known, else this peer's last step.
-    `submitters`: in asynchronous mode the number of peers whose submissions each make an epoch; otherwise 1."""
+    """The inner step at which the schedule ends: the run's last step if known, else this peer's last step; None if
+    neither is known. `submitters`: in asynchronous mode, in which every peer's submission makes an epoch, the number of
+    peers; otherwise 1."""
     return own_steps if epochs is None else epochs * sync_every // submitters

@@ -98,8 +98,8 @@ def train(
 ) -> Stopped:
     """Make inner steps until the run has `finished` or this peer has made its own `steps`.
 
-    The place in the text, and the learning rate after a peer's own warm-up, follow the run's step, so that a peer that
-    joins late or again continues where the others are.
+    The number of the next batch, and the learning rate after a peer's own warm-up, follow the run's step, so that a
+    peer that joins late, or joins again, continues where the others are.
     """
     judge = GPT(model.config).to(_device(model))
     batches.position = peer.global_step
@@ -144,7 +144,7 @@ def warm_start(model: GPT, batches: Batches, steps: int, config: TrainerConfig) 
 
 
 def new_optimizer(model: GPT, config: TrainerConfig) -> AdamW:
-    """The inner optimizer."""
+    """A new AdamW with the trainer's settings, as the inner optimizer."""
     return AdamW(model.parameters(), lr=config.lr, betas=BETAS, weight_decay=config.weight_decay)
 
 

@@ -9,10 +9,10 @@ turns, a round each, so that other work on the machine slows all groups equally.
     group      processes that are measured together, and their rounds
     measure    processor time and memory; the figures of all rounds
     table      figures for people and for programs
-    network    machines on links of their own
-    delay      the program of their switch, where packets are delayed or lost
+    network    simulated machines, each on a link of its own
+    delay      the program of the switch between them, if packets are to be delayed or lost
     frames     the packets in the switch's frames
-    serve      the program of a measured process; what it does is one of these four contenders:
-    ours       a peer of a run          gloo    an all-reduce
-    raw        bytes alone              averager    Hivemind's
+    serve      the program of a measured process, which runs one of these four contenders:
+    ours       a peer of a run          gloo        gloo's all-reduce
+    raw        a transfer of bytes      averager    Hivemind's averager
 """

@@ -1,4 +1,4 @@
-"""The contender `averager`: Hivemind's averager in a group of them, followed by the same outer step.
+"""The contender `averager`: one of a group of Hivemind's averagers, followed by the same outer step as in a run.
 
 Law: `DecentralizedAverager` is used as documented, and knows the group's size. A round is the search for a group and
 the all-reduce after it. The two are timed separately, because the search takes equally long for small and large models.

@@ -37,7 +37,7 @@ def bench(plan: Plan, *, as_json: bool) -> int:
     """Measure and print the figures; returns the exit status: 1 if something failed, 128 + n after signal n.
 
     Raises:
-        UsageError: this machine can't provide the links that the flags name.
+        UsageError: this machine has too little memory, or can't provide the links that the flags name.
         P2PDilocoError: the processes don't start.
     """
     machine: dict[str, Any] = {

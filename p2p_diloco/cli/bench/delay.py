@@ -1,5 +1,5 @@
 """`python -m p2p_diloco.cli.bench.delay SECONDS LOSS`: a switch that delivers each frame SECONDS later, and loses the
-part LOSS of their packets. Needs Linux and root.
+fraction LOSS of all packets. Needs Linux and root.
 
 Law: standard library only. Interfaces are named one a line on stdin, and each is answered by a line with its name; the
 process ends when its stdin ends. The kernel's own `netem` would do the same, but not every kernel has it.
@@ -25,9 +25,10 @@ from p2p_diloco.cli.bench.frames import addresses, survivors
 FRAME_BYTES_MAX = 70_000
 """More than the longest frame: 64 KiB, with headers."""
 AT_ONCE = 64
-"""The most frames that are read from one interface before frames that are due leave."""
+"""The most frames that are read from one interface before the frames that are due are sent."""
 BUFFER_BYTES = 64 << 20
-"""The buffers of each interface: room for all that arrives while this process waits for a processor."""
+"""Length of each interface's receive buffer and send buffer: enough for all frames that arrive while this process waits
+for a processor."""
 PRIORITY = -10
 """This process's niceness: if it waits for a processor, frames are later than asked for."""
 _ALL_FRAMES = 0x0003  # ETH_P_ALL
@@ -46,7 +47,7 @@ class Switch:
         self._due: deque[tuple[float, socket.socket, bytes]] = deque()
 
     def connect(self, interface: str) -> None:
-        """Take part in the traffic of an interface."""
+        """Start to receive frames from an interface, and to deliver frames through it."""
         port = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0)
         for option in (_OFFLOAD_HEADERS, _NOT_OUR_OWN):
             port.setsockopt(_SOL_PACKET, option, 1)

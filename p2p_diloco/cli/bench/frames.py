@@ -10,7 +10,8 @@ import struct
 from collections.abc import Callable
 
 _OFFLOADS = struct.Struct("=BBHHHH")
-"""Flags, kind of a long frame, header length, payload bytes of each packet, beginning and place of the checksum."""
+"""Flags, kind of a long frame, header length, payload bytes of each packet, where the checksummed bytes begin, and how
+far from there the checksum is."""
 OFFLOADS_BYTES = _OFFLOADS.size
 _ETHERNET_BYTES = 14
 _LONG_TCP4, _KIND_MASK = 1, 0x7F
@@ -30,7 +31,7 @@ def packets(frame: bytes) -> int:
 
 
 def part(frame: bytes, first: int, end: int) -> bytes:
-    """The packets from `first` to before `end` of a frame, as one frame."""
+    """Packets `first` (included) to `end` (excluded) of a frame, as one frame."""
     shape = _shape(frame)
     if shape is None or (first == 0 and end >= shape[2]):
         return frame
@@ -45,8 +46,9 @@ def part(frame: bytes, first: int, end: int) -> bytes:
 
 
 def survivors(frame: bytes, gap: Callable[[], int], until_loss: int) -> tuple[list[bytes], int]:
-    """The frame without its lost packets, cut where they were; and how many packets arrive after it until the next one
-    is lost. `until_loss` is that number before this frame; `gap` draws it anew after each loss."""
+    """Cut the lost packets out of a frame; returns the frames that remain, and how many packets after this frame arrive
+    before the next loss. `until_loss`: how many packets, this frame's included, arrive before the next loss; after each
+    loss `gap` draws this number anew."""
     count = packets(frame)
     if until_loss >= count:
         return [frame], until_loss - count
@@ -72,9 +74,10 @@ def _shape(frame: bytes) -> tuple[int, int, int] | None:
 
 
 def _describe(header: bytearray, first: int, each: int, payload_bytes: int, *, last: bool) -> None:
-    """Change the headers of a long frame so that they fit `payload_bytes` from its packet `first` on.
+    """Change the headers of a long frame for a new frame, which holds `payload_bytes` of its payload from packet
+    `first` on. `each`: payload bytes of a packet; `last`: whether the long frame's last packet is included.
 
-    TCP's checksum field then holds the sum of its pseudo header, because the kernel adds the rest.
+    TCP's checksum field then holds the sum of the pseudo header alone; the kernel adds the other bytes.
     """
     ip_at = _ETHERNET_BYTES
     tcp_at = ip_at + 4 * (header[ip_at] & 0x0F)

@@ -1,4 +1,4 @@
-"""The contender `gloo`: one rank of gloo's all-reduce, followed by the same outer step.
+"""The contender `gloo`: one rank of gloo's all-reduce, followed by the same outer step as in a run.
 
 Law: as in data-parallel training without this package: plain TCP, and a fixed group. With bf16 on the wire the sums are
 bf16 too, because gloo adds the values that it sends.

@@ -1,6 +1,6 @@
 """Groups of processes that are measured together, and their rounds.
 
-Law: every wait is bounded; it fails with a sentence that ends with the last log line of the process that didn't answer.
+Law: every wait has a deadline, after which it raises `Failed` with the last log line of the process that didn't answer.
 Figures are computed in `measure`.
 """
 
@@ -24,8 +24,8 @@ START_S = 180.0
 """Deadline for processes that import torch, all at once on few cores."""
 LOOK_EVERY_S = 0.01
 SEED = "seed"
-"""The name of the seed and of its machine: a peer with almost no model in a run of its own. The measured peers join
-through it, and its memory shows what a peer needs without a model."""
+"""The name of the seed and of its machine. The seed is a peer with almost no model, in a run of its own. The measured
+peers join through it, and its memory shows what a peer needs without a model."""
 
 
 class Failed(Exception):
@@ -41,7 +41,8 @@ class Bench:
     network: Network | None = None
 
     def start(self, name: str, kind: str, rank: int | None, **options: Any) -> Child:
-        """Start a measured process on the machine of its rank; without a rank, on another one with a fast link."""
+        """Start a measured process on the machine of its rank. Without a rank it is the seed, whose machine's link is
+        not throttled."""
         host, on, device = "127.0.0.1", list[str](), "lo0" if sys.platform == "darwin" else "lo"
         if self.network is not None:
             machine = SEED if rank is None else f"m{rank}"

@@ -39,8 +39,8 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of memory of one peer's processes, at their peak or at one moment. `shared`: bytes that are counted for two
-    of them."""
+    """Bytes of memory of one peer's processes, at their peak or at one moment. `shared`: bytes of shared memory that
+    `by_role` counts more than once."""
 
     by_role: Mapping[str, int]
     shared: int = 0
@@ -53,8 +53,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """All rounds of a group except the warm-up. `sent_bytes`: bytes that a peer sends in a round, computed, without
-    headers."""
+    """All rounds of a group except the warm-up. `sent_bytes`: bytes that a peer sends in a round, without headers; they
+    are computed, not measured."""
 
     name: str
     rounds: tuple[Round, ...]
@@ -66,7 +66,7 @@ class Result:
 
 
 def round_of(answers: Sequence[Mapping[str, Any]], cpu_s: Mapping[str, float]) -> Round:
-    """Make a round from the answers of its processes. A process without counters counts as waiting all the time."""
+    """Make a `Round` of its processes' answers. A process that tells no waiting time counts as waiting all the time."""
     slowest = max(answers, key=lambda answer: float(answer["took_s"]))
     waiting = statistics.mean(answer.get("waiting_s", answer["took_s"]) for answer in answers)
     hidden = statistics.mean(answer.get("hidden_s", 0.0) for answer in answers)

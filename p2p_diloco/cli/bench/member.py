@@ -49,7 +49,7 @@ class Clock:
             self._parts[name] = self._parts.get(name, 0.0) + time.perf_counter() - began
 
     def round(self) -> Line:
-        """The answer to `round`: the parts and their sum. All parts are then reset for the next round."""
+        """The answer to the command `round`: each part's time, and their sum. The times are then reset to 0."""
         parts, self._parts = self._parts, {}
         return {"took_s": sum(parts.values()), "parts": parts}
 

@@ -19,7 +19,7 @@ BRIDGE = "br0"
 """The bridge to which all machines are connected."""
 CONGESTION, CONGESTION_FILE = "cubic", "/proc/sys/net/ipv4/tcp_congestion_control"
 """TCP's congestion control on these machines, the default of most systems. If net.ipv4.tcp_allowed_congestion_control
-doesn't list it, they use this machine's."""
+doesn't list it, they use the one that this real machine uses."""
 WAIT_S = 20.0
 """Deadline for a command, or for an answer of the switch's process."""
 _numbers = itertools.count(1)
@@ -76,7 +76,7 @@ class Network:
         self._at_switch("link", "set", f"port{self._number(name)}", "master", bridge)
 
     def machine(self, name: str) -> list[str]:
-        """The beginning of a command line that runs on a machine. The machine is made at its first use."""
+        """The words to put before a command, so that it runs on this machine. The machine is made at its first use."""
         number = self._number(name) if name in self.machines else len(self.machines) + 1
         here = ["ip", "netns", "exec", f"{self.switch}-{number}"]
         if name not in self.machines:

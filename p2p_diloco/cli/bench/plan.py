@@ -22,14 +22,15 @@ RAW, GLOO, AVERAGER = BESIDE = ("raw", "gloo", "averager")
 WIDTHS = {GLOO: {"fp32": 4, "bf16": 2}, AVERAGER: {"fp32": 4, "fp16": 2}}
 """Bytes of an element on the wire, for each method and number format."""
 MEMORY = {"": (4e8, 36), RAW: (2e8, 5), GLOO: (3e8, 52), AVERAGER: (4e8, 64)}
-"""Measured memory of one peer of each method: bytes, and bytes for each parameter; "" is the run itself."""
+"""Memory of one peer of each method, as measured: a fixed number of bytes, and further bytes for each parameter. "" is
+the run itself."""
 STATE_WIDTH = 8
 """Bytes of a parameter's state: its value and its momentum."""
 PEERS_MAX = 32
 PARAMETERS_MAX = 10**10
 SLOWEST_MBIT = 0.01
 RATE_B_S = 5e6
-"""The lowest rate, in bytes a second, of all peers on one machine together; a slower round is given up."""
+"""The deadline of a round assumes that all peers on one machine together transfer at least so many bytes a second."""
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9}
 _RATES = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 _TIMES = {"ms": 1e-3, "s": 1.0}
@@ -93,8 +94,8 @@ class Plan:
         self.config()
 
     def config(self) -> RunConfig:
-        """The settings of the measured run: one inner step for each fragment, every peer in every round, and timeouts
-        so long that no peer counts as dead or idle while other groups have their turn."""
+        """The settings of the measured run. Every round needs every peer, and the timeouts are so long that no peer
+        counts as dead or idle while other groups play their rounds."""
         patience_s = max(60.0, self.round_s_max)
         return RunConfig(
             sync_every=self.steps or self.fragments,
@@ -109,7 +110,7 @@ class Plan:
 
     @property
     def share(self) -> float:
-        """The part of an averaged vector that one peer sends: a K-th to each of the K − 1 others."""
+        """The fraction of an averaged vector that one peer sends: 1/K of it to each of the K − 1 other peers."""
         return (self.peers - 1) / self.peers
 
     def wires(self, kind: str) -> Sequence[str]:
@@ -119,7 +120,7 @@ class Plan:
         return list(WIDTHS.get(kind, ["libp2p"]))
 
     def reduced_bytes(self, name: str, wire: str) -> int:
-        """Bytes that a peer sends in an all-reduce of the whole model: parts to be added, then sums."""
+        """Bytes that a peer sends in an all-reduce of the whole model: first values to be added up, then sums."""
         return ring_bytes(self.parameters, WIDTHS[name][wire], self.peers)
 
     def optimum_s(self, sent_bytes: int) -> float | None:

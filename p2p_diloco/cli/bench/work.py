@@ -1,7 +1,7 @@
 """The local computations of a round: a synthetic pseudo-gradient, the outer step and the merge.
 
-Law: the same functions and shards (`tensors`) as in a run, so that counterparts differ from a run only in how bytes
-travel.
+Law: the same functions and shards (`tensors`) as in a run, so that the other methods differ from a run only in how
+bytes travel.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIZE = 1e-3
 
 
 def model_of(numel: int, fragments: int) -> nn.Module:
-    """A model with `numel` parameters in pieces of about equal size, all zero."""
+    """A model of `numel` elements, all zero, in parameter tensors of about equal size."""
     pieces = min(numel, max(PIECES, fragments))
     model = nn.Module()
     for index in range(pieces):
@@ -49,7 +49,7 @@ class Synthetic:
 
 
 class Replica:
-    """The outer state and the model of a counterpart."""
+    """The outer state and the model of one process of another method (a `Counterpart`)."""
 
     def __init__(self, numel: int, fragments: int, rank: int) -> None:
         self.model = model_of(numel, fragments)
@@ -80,7 +80,7 @@ class Replica:
                 param.copy_(part)
 
     def _beside(self, *flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Each parameter with its part of flat vectors."""
+        """Each parameter with its slice of each of these flat vectors."""
         params = [param.detach() for param in self.model.parameters()]
         sizes = [param.numel() for param in params]
         return zip(params, *(torch.split(vector, sizes) for vector in flat), strict=True)

@@ -118,7 +118,7 @@ def _replace(stage: Stage, address: str) -> NewcomerOutcome:
 
 
 def _finish(stage: Stage, alone: Player) -> None:
-    """Wait for the end of the run on all peers, and for the end of the peer alone."""
+    """Wait until the run has ended on all peers, and until the peer that trains alone has ended."""
     stage.until(lambda: not any(peer.trains for peer in stage.peers), "the end of the run")
     stage.tell(f"the run has ended for all, after {stage.epoch} outer steps")
     if alone.trains:

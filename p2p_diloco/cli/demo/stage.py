@@ -65,7 +65,7 @@ class Script:
 
 @dataclass(slots=True)
 class Player:
-    """A training process of the demo, with its rows and its status."""
+    """A training process of the demo, with the rows that it has written and its last published status."""
 
     child: Child
     written: Lines
@@ -195,11 +195,12 @@ class Stage:
         return ids[assign(RUN_ID, epoch, [0], {str(peer): 1.0 for peer in ids})[0][0]]
 
     def losses(self, *, in_run: bool = True) -> dict[int, float]:
-        """The held-out losses so far, by outer step: the run's, or those of the peer alone."""
+        """The held-out losses so far, by outer step: the run's or, without `in_run`, those of the peer that trains
+        alone."""
         return held_out(player.rows for player in self.everyone if player.in_run is in_run)
 
     def curves(self) -> tuple[Curve, Curve]:
-        """The curves of the held-out losses so far: the run's, and that of the peer alone."""
+        """The curves of the held-out losses so far: the run's, then that of the peer that trains alone."""
         every = self.script.sync_every
         return compared(curve(self.losses(), every), curve(self.losses(in_run=False), every))
 

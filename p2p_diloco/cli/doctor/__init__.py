@@ -1,4 +1,5 @@
-"""`doctor` and `env`: what is wrong with this machine's way into a swarm, and what to send with a bug report.
+"""`doctor` and `env`: what would keep a peer on this machine from taking part in a run, and what to send with a bug
+report.
 
 Law: looks and measures; it changes no file and no setting, and takes no part in a run. A check is a small function that
 returns a `Finding`; `examination` calls all of them, `view` draws what they found. Hivemind is loaded only for checks

@@ -30,7 +30,7 @@ PACKAGES = (
 VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "LOCAL_RANK", "NO_COLOR", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "XDG_STATE_HOME",
 )  # fmt: skip
-"""Variables that are shown beside our own."""
+"""Environment variables that are shown in addition to those that begin with `PREFIX`."""
 GPU_S = 5.0
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?<![A-Z])KEY|AUTH", re.IGNORECASE)
 _GPU = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")

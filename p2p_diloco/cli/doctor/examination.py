@@ -1,7 +1,7 @@
 """All checks, at the same time: this machine, its ports, the initial peers, the peers of the run.
 
-Law: decides which check needs which other one's outcome; judges nothing itself. It ends in time: a part that takes too
-long is cancelled, and what it found until then is reported.
+Law: decides which check waits for the outcome of which other check; judges nothing itself. It ends in time: checks that
+take too long are cancelled, and what they found until then is reported.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from p2p_diloco.node.status import PeerStatus
 
 LIMIT_S = 15.0
-"""When the checks are cut off; ending the daemons may take 3 s more."""
+"""Seconds after which the checks are cut off; ending the daemons may take 3 s more."""
 DAEMON_START_S = 6.0
 DIAL_BACK_S = 9.0
-"""Deadline for an initial peer that dials this one back, for which it may start a daemon."""
+"""Deadline for an initial peer to dial this one back; the initial peer may have to start a daemon first."""
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ async def examine(wish: Wish, limit_s: float | None = None) -> Report:
 
 
 def _fault(part: str, error: BaseException | None) -> Finding | None:
-    """The finding for a part that ended with an error."""
+    """The finding for a group of checks that failed with this error; None if there was no error."""
     if error is None:
         return None
     log.debug("the checks of %s failed", part, exc_info=error)
@@ -106,8 +106,8 @@ async def _programs(notes: Notes) -> None:
 
 
 async def _network(wish: Wish, notes: Notes, before: asyncio.Task[None]) -> None:
-    """The ports, the initial peers as sockets see them, then those that answer and the run's peers over libp2p.
-    Hivemind, whose import keeps the processor busy, is loaded when `before` has ended."""
+    """Check the ports, then the initial peers with plain sockets, then, over libp2p, the initial peers that answered
+    and the run's peers. Hivemind, whose import keeps the processor busy, is loaded when `before` has ended."""
     here = ports.look(wish.peer)
     notes.add(*here.findings)
     addresses, findings = await initial.answering(wish.peer.initial_peers)
@@ -152,7 +152,7 @@ def _link_of(visit: swarm.Visit) -> Link:
 
 
 async def _run_peers(peer: PeerConfig, addresses: Sequence[str], lock: asyncio.Lock) -> list[PeerStatus]:
-    """The peers of the run; none if the records can't be read, for which other findings have the reason."""
+    """The peers of the run; an empty list if the records can't be read (other findings then tell the reason)."""
     try:
         async with lock:
             return await run_peers.found(peer.run_id, addresses)
@@ -199,7 +199,7 @@ async def _links(
     notes: Notes,
     lock: asyncio.Lock,
 ) -> None:
-    """Visit the run's peers."""
+    """Visit the run's peers, and note whether they answer and which path payloads to them take."""
     visited = statuses[: run_peers.PEERS_MAX]
     hosts = list(dict.fromkeys(map(host, here.listen)))
     async with run_peers.direct_channel(daemon, peer, hosts) as channel:

@@ -1,4 +1,4 @@
-"""The initial peers as plain sockets see them: which answer, why others don't, and what mends it.
+"""The initial peers as plain sockets see them: which of them answer, why the others don't, and what mends that.
 
 Law: one attempt for each address; Hivemind isn't loaded.
 """
@@ -37,7 +37,7 @@ _ANY = "take the address from the bootstrap's join line"
 
 
 async def answering(addresses: Sequence[str]) -> tuple[list[str], list[Finding]]:
-    """The addresses at which a peer may answer, and a finding for each other one."""
+    """The addresses at which a peer may answer, and a finding for each of the other addresses."""
     if not addresses:
         mend = "add --initial-peers and the address from the bootstrap's join line"
         text = "none is given, so nothing outside of this machine was checked"
@@ -47,7 +47,7 @@ async def answering(addresses: Sequence[str]) -> tuple[list[str], list[Finding]]
 
 
 def unanswered(found: Mapping[str, str | None]) -> list[Finding]:
-    """A finding for each address that doesn't answer. One that answers is enough, so the others are warnings then."""
+    """A finding for each address that doesn't answer: a warning if another address answers, because one is enough."""
     verdict = "warn" if None in found.values() else "bad"
     return [
         Finding(NAME, "warn" if verdict == "warn" else "bad", f"{address}: {why}", mend(address, why))

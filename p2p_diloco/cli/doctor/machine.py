@@ -21,7 +21,7 @@ from p2p_diloco.observe.figures import bytes_of
 NODE_BYTES = 200_000_000
 """Memory of a node without a model."""
 SMALL = 50_000_000
-"""Models with fewer parameters take `SMALL_MORE` bytes more for each."""
+"""Models with fewer parameters than this take `SMALL_MORE` bytes more for each parameter."""
 SMALL_MORE = 2
 PER_PARAMETER = 12
 """Bytes of host memory for each parameter, at the peak of a round: bf16, SGD, two peers."""
@@ -29,7 +29,7 @@ FEW_BITS = ("int8", "int4", "e3m0", "topk")
 SAVED_PER_PARAMETER = 16
 """Bytes of a checkpoint for each parameter: global value and outer momentum, and AdamW's two moments, 4 each."""
 ROOM_BYTES = 1_000_000_000
-"""Less room than this for checkpoints of a model of unknown size is a warning."""
+"""If the model's size is unknown, less free disk space than this for its checkpoints is a warning."""
 _TRIED_BYTES = 64 * 1024
 _CGROUPS = (
     ("memory.max", "memory.current"),
@@ -46,7 +46,7 @@ def per_parameter(run: RunConfig, parameters: int) -> int:
 
 
 def memory(run: RunConfig, parameters: int | None, free_bytes: int) -> Finding:
-    """Whether the free memory is enough for a model of that many parameters; None: of unknown size."""
+    """Whether the free memory is enough for a model with this number of parameters; None: the number is unknown."""
     free = f"{bytes_of(free_bytes, ' ')} free"
     if parameters is None:
         if free_bytes < NODE_BYTES:

@@ -34,7 +34,7 @@ class Ports:
 
     @property
     def port(self) -> int:
-        """The first port that the settings name; without one, the usual one."""
+        """The first port number in `listen`; `USUAL_PORT` if there is none."""
         return next((number for number in map(port_of, self.listen) if number), USUAL_PORT)
 
     @property
@@ -71,7 +71,8 @@ def own_hosts() -> set[str]:
 
 
 def on_the_internet(place: str) -> bool:
-    """Whether an IP address is one of the whole internet; a name counts as one."""
+    """Whether an IP address is a public one, which is valid on the whole internet. Any name but localhost counts as
+    public."""
     try:
         return ip_address(place).is_global
     except ValueError:

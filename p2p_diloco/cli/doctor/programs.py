@@ -28,7 +28,7 @@ _REINSTALL = "install it again: pip install --force-reinstall {}"
 
 
 def versions() -> Finding:
-    """The versions of this package, Python, torch and Hivemind; those that don't fit together are bad."""
+    """The versions of this package, Python, torch and Hivemind, as a finding: bad if they don't fit together."""
     installed = {name: version_of(name) for name in SHOWN}
     told = [f"p2p_diloco {__version__}", f"Python {platform.python_version()}"]
     text = ", ".join(told + [f"{name} {version or 'is missing'}" for name, version in installed.items()])
@@ -52,7 +52,7 @@ def version_of(package: str) -> str | None:
 
 
 def _pins() -> dict[str, str]:
-    """The packages of which this one needs an exact version."""
+    """The packages of which this package needs an exact version: name -> version."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         needed = (_PINNED.match(line) for line in metadata.requires(PACKAGE) or ())
         return {found[1]: found[2] for found in needed if found is not None}

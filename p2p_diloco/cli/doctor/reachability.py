@@ -1,4 +1,4 @@
-"""Whether other peers can dial this one, whether it is behind a NAT, and the command or forward that mends it.
+"""Whether other peers can dial this one, whether it is behind a NAT, and which command or port forwarding mends that.
 
 Law: pure; judges the initial peers' answers.
 """
@@ -31,7 +31,7 @@ _ELSE = "where that can't be done, nothing is lost: the peer exchanges through r
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where this peer is, as far as it is known."""
+    """What is known of this peer's place in the network."""
 
     peer: PeerConfig
     ports: Ports
@@ -46,7 +46,7 @@ class Position:
 
     @property
     def seen_at(self) -> list[str]:
-        """The multiaddrs from which other peers see this one, those beyond this machine."""
+        """The multiaddrs from which other peers see this one's connections come, without those on loopback."""
         return [answer.seen_at for answer in self.answers.values() if not is_loopback(answer.seen_at)]
 
     @property
@@ -167,7 +167,7 @@ def _mend(here: Position, installed: Callable[[str], object]) -> str:
 
 
 def _open(port: int, installed: Callable[[str], object]) -> str:
-    """The command that opens a port in this machine's firewall."""
+    """A sentence on how to open a port in this machine's firewall, with the command if it is known."""
     command = next((text for name, text in _FIREWALLS.items() if installed(name)), None)
     firewall = f": `{command.format(port=port)}`" if command else ""
     fixed = f"join with {flag('host_maddrs')} /ip4/0.0.0.0/tcp/{port}"
@@ -175,7 +175,7 @@ def _open(port: int, installed: Callable[[str], object]) -> str:
 
 
 def _forward(here: Position) -> str:
-    """The forward that lets others dial through a NAT, and the flags that go with it."""
+    """A sentence on the port to forward on the router so that others can dial this peer, and the flags to join with."""
     port = here.ports.port
     own = min((place for place in here.own if not _stays_here(place)), key=_order, default="this machine")
     outside = here.outside or "ROUTER"
@@ -187,7 +187,7 @@ def _forward(here: Position) -> str:
 
 
 def _failures(here: Position, places: Collection[str] = ()) -> str:
-    """Each address that failed, with the reason that the first peer gave; only `places` if there are any."""
+    """Each address that failed, with the first reason that a peer gave. If `places` are given, only these addresses."""
     told: dict[str, str] = {}
     for answer in here.answers.values():
         for address, why in answer.reached.items():
@@ -205,7 +205,7 @@ def _place(address: str) -> str:
 
 
 def _stays_here(place: str) -> bool:
-    """Whether an IP address says nothing to other machines: loopback, or IPv6's link-local."""
+    """Whether an IP address is of no use to other machines: a loopback address, or IPv6's link-local."""
     return place.startswith(("127.", "fe80:")) or place == "::1"
 
 

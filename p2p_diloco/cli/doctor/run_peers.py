@@ -1,4 +1,4 @@
-"""The peers of the run: whether each can be reached from here, and which way payloads take to it.
+"""The peers of the run: whether each can be reached from here, and which path payloads to it take.
 
 Law: reads the run's records and opens connections, but takes no part in the run and sends no payload.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 PEERS_MAX = 8
 """The most peers of the run that are visited."""
 PATIENT_S = 60.0
-"""`connect_timeout_s` of the connections here; an attempt at a direct one is waited for, for a tenth of it."""
+"""`connect_timeout_s` of the connections here. `DirectChannel` waits a tenth of it for a direct connection."""
 
 
 async def found(run_id: str, initial_peers: Sequence[str]) -> list[PeerStatus]:
@@ -89,7 +89,7 @@ class _NoInbox:
 async def link_to(
     daemon: Daemon, channel: DirectChannel | None, status: PeerStatus, one_at_a_time: asyncio.Lock
 ) -> tuple[Visit, Link]:
-    """Visit a peer of the run at its addresses, and find out which way payloads would take."""
+    """Visit a peer of the run at its addresses, and find out which path payloads to it would take."""
     daemon.introduce(status.peer_id, status.addresses)
     attempts = [asyncio.create_task(visit(daemon, at, one_at_a_time)) for at in status.addresses]
     try:
@@ -116,7 +116,8 @@ async def _way(channel: DirectChannel | None, peer_id: str, address: str) -> str
 
 
 def peers(links: Sequence[Link], unreached: Sequence[tuple[str, Visit]], left_out: int) -> Finding | None:
-    """Whether the run's peers can be reached from here; None without peers. `unreached`: names and visits."""
+    """Whether the run's peers can be reached from here; None without peers. `unreached`: the name and the visit of each
+    peer that didn't answer; `left_out`: how many peers were not visited."""
     if not links and not unreached:
         return None
     more = f"; {left_out} more were not tried" if left_out else ""

@@ -23,9 +23,9 @@ TRIES = 3
 """How often a small question is asked; the shortest time counts."""
 MIDDLE_BYTES, LARGE_BYTES, HUGE_BYTES = 16 << 10, 256 << 10, 2 << 20
 QUICK_S = 0.5
-"""A large question that took less is asked again with `HUGE_BYTES`, which measures a fast link better."""
+"""If `LARGE_BYTES` take no longer than this, `HUGE_BYTES` are sent too, which measures a fast link better."""
 CLOCK_WARN_S = 1.0
-"""A difference that is a warning; a larger one than `CLOCK_DIFFERENCE_S_MAX` is refused when joining."""
+"""Clocks that differ by more than this are a warning; by more than `CLOCK_DIFFERENCE_S_MAX`, the peer can't join."""
 _HANGS = "it takes connections but doesn't answer: its process hangs, or its machine is overloaded"
 _NOT_HIVEMIND = "something else answers there, not Hivemind's DHT"
 
@@ -44,7 +44,8 @@ class Visit:
 
 
 async def visit(daemon: Daemon, address: str, one_at_a_time: asyncio.Lock) -> Visit:
-    """Ask the peer at a full multiaddr. Large questions wait for the lock, so that they don't share the link."""
+    """Visit the peer at a multiaddr with its peer id. Large questions wait for the lock, so that no two of them share
+    this machine's link."""
     from p2p_diloco.net.probing import NO_ANSWER, ask
 
     if (why := await daemon.greet(address)) is not None:
@@ -86,7 +87,7 @@ async def _rate(daemon: Daemon, peer: str, rtt_s: float) -> float:
 
 
 def answered(visits: Sequence[Visit]) -> list[Finding]:
-    """One finding with all initial peers that answered, and one for each other one."""
+    """One finding that lists all initial peers that answered, and one finding for each peer that didn't."""
     reached = [each for each in visits if each.unreached is None]
     findings = unanswered({each.address: each.unreached for each in visits})
     if reached:
@@ -95,7 +96,8 @@ def answered(visits: Sequence[Visit]) -> list[Finding]:
 
 
 def clock(visits: Sequence[Visit]) -> Finding | None:
-    """This machine's clock beside the nearest of the visited peers' clocks; None if no peer told its time."""
+    """Whether this machine's clock agrees with the visited peers' clocks, at least with the closest of them; None if no
+    peer told its time."""
     known = [each.clock_ahead_s for each in visits if each.clock_ahead_s is not None]
     if not known:
         return None
