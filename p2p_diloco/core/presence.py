@@ -94,7 +94,7 @@ class Presence:
         return effects + self.catchup.seen(peer, summary.model, now)
 
     def _advance(self, now: float) -> list[Effect]:
-        """Do what a changed Summary makes due in each log."""
+        """After a change of a Summary: let each shard's log take the steps that are due now."""
         return [effect for log in self.logs for effect in log.advance(now)]
 
     # -- silence and refused dials

@@ -41,7 +41,7 @@ class Copies:
     """Whether buffers are page-locked."""
 
     def begin(self) -> None:
-        """Make all earlier computations visible to the copies."""
+        """Let the next copies wait for all earlier computations, so that they read finished values."""
 
     def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
         """Start to copy the chunk into the buffer."""

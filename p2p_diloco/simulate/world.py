@@ -326,7 +326,8 @@ class World:
             self.lines.append(f"{self.now:9.3f} {who} {what}")
 
     def damaged(self, process: Process, shard: int) -> bool:
-        """Whether a shard's tensors do not match its version. Only a bit flip may be the reason."""
+        """Whether a shard's tensors differ from what its version says. Raises Violation unless a simulated bit flip is
+        the cause."""
         state = process.replica.state(shard)
         damaged = process.store.present[shard].digest(meta_of(state)) != state.version.digest
         require(not damaged or self.flips > 0, "a", f"{process.name}: shard {shard} does not match its version")
