@@ -208,9 +208,9 @@ class AsynchronousLog(ShardLog):
     # -- writing the next commit
 
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:
-        """Append the commit and answer its submitters. If a successor died and the next commit names another one,
-        answer only after the new successor holds the state, so that what a submitter was told survives one more
-        death."""
+        """Append the commit and answer its submitters. If a successor died and the next commit names a new one,
+        wait with the answers until the new one holds the state: otherwise the death of this peer, too, could lose what
+        submitters were told is counted."""
         commit = proposed.commit
         counted = [(c.peer, self.round.inbox.pop(c.peer, None)) for c in commit.contributions]
         have_it = {self.me, *proposed.holding}

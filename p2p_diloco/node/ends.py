@@ -42,7 +42,8 @@ class End:
 
 
 def statement(founding: Founding, model: ModelVersion, time: float) -> bytes:
-    """The bytes that the signer signs. They name the founding: a signature is invalid in another run of this name."""
+    """The bytes that the signer signs. They identify the run's founding, so a signature is invalid in another run with
+    the same `run_id`."""
     said = [model.generation, model.samples, model.epochs, model.digest, time]
     return bytes(msgpack.packb(["p2p-diloco end", founding.run_id, founding.founder, float(founding.time), *said]))
 

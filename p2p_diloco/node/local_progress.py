@@ -112,7 +112,8 @@ class LocalProgress:
     def merge(
         self, carries: Mapping[int, Carry], due: Collection[int], trained: tuple[int, int], *, afresh: bool, ended: bool
     ) -> dict[int, Take]:
-        """Decide the `Take` of each shard that the log offers, and of each other shard whose local values are unusable.
+        """Decide how the trainer merges (`Take`) each shard that the log offers, and any further shard whose local
+        values are unusable.
 
         `trained`: the trainer's steps and samples since the start. `due`: the shards that are sent next. `afresh`: the
         model's values are unusable. `ended`: the run has ended, so no round will count further progress.

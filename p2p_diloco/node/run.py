@@ -1,4 +1,4 @@
-"""The agreement of a run's peers as one value: settings, model layout, and values derived from them.
+"""All that a run's peers agree on, in one object: the settings, the model layout, and what follows from both.
 
 Law: derived once, when a run is found or founded, and never changed. Nothing is sent or received here.
 """

@@ -93,7 +93,7 @@ class TensorWork:
         return self.store.digest(state.shard, meta_of(state)) != state.version.digest
 
     def apply(self, effect: Apply) -> Applied:
-        """Propose the outer step of a commit that another peer made."""
+        """Compute the outer step of another peer's commit. The result is a proposal until it is accepted."""
         commit = effect.commit
         shard, submissions, digest = commit.shard, len(commit.contributions), NO_DIGEST
         try:

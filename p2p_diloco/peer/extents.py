@@ -50,7 +50,8 @@ class Extent:
         return self.start + self.numel
 
     def values(self) -> Tensor:
-        """The parameter's present memory; a wrapper may move it when training begins."""
+        """The tensor that holds the parameter's values now. Ask again for each use: a wrapper, such as FSDP, may move
+        them to other memory when training begins."""
         return local_part(self.param)
 
     def like(self, flat: Tensor) -> Tensor:

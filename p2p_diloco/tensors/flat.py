@@ -1,4 +1,4 @@
-"""Iteration over flat vectors in host memory, piece by piece; the pseudo-gradient.
+"""Walks over flat vectors in host memory, piece by piece, and computes the pseudo-gradient.
 
 Law: views and one subtraction, independent of the meaning of a vector's elements.
 

@@ -52,7 +52,7 @@ def lines() -> Iterator[str]:
 
 
 def variables(environment: Mapping[str, str]) -> Iterator[str]:
-    """The environment variables that concern a peer; of those that may be secret only the names."""
+    """The environment variables that concern a peer. Values that may be secret are left out."""
     for name in sorted(environment):
         if name.startswith(PREFIX) or name in VARIABLES:
             yield f"{name}={'(left out)' if _SECRET.search(name) else environment[name]}"
