@@ -55,6 +55,9 @@ class Links:
         doubting = loop.call_later(doubt_s, self._doubt, peer, link, loop.time())
         try:
             await link.send(header)
+        except Unreachable:
+            self._links.drop(peer, link)  # at once: a caller that tries again must not get the dead link
+            raise
         finally:
             doubting.cancel()
 

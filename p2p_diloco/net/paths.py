@@ -47,9 +47,14 @@ class Paths:
             Unreachable: neither path leads to the peer. `refused`: as far as can be told, the peer has ended.
         """
         if around or peer in self._broken:
-            opened = await self._circuits.open(peer, protocol, self._circuits.relays_to(peer, self._linked()))
-            self._avoid(peer)
-            return opened
+            try:
+                opened = await self._circuits.open(peer, protocol, self._circuits.relays_to(peer, self._linked()))
+            except Unreachable as error:
+                if around or error.refused:
+                    raise
+            else:
+                self._avoid(peer)
+                return opened
         clock = asyncio.get_running_loop().time
         relays = self._circuits.relays_to(peer, self._linked())
         sought = bool(relays and self._circuits.relays_of(peer))

@@ -168,3 +168,17 @@ def test_a_relayed_link_comes_back_to_a_direct_path(monkeypatch: pytest.MonkeyPa
         assert rig.moved == []
 
     run(test)
+
+
+def test_a_dead_link_is_not_used_twice() -> None:
+    """A sender that tries again at once, and never lets other tasks run, gets a new link."""
+
+    async def test(rig: Rig) -> None:
+        await rig.links.send("b", b"one")
+        rig.pipes[0].abort()
+        with pytest.raises(Unreachable):
+            await rig.links.send("b", b"two")
+        await rig.links.send("b", b"three")
+        assert rig.arrived == [("direct", b"one"), ("direct", b"three")]
+
+    run(test)

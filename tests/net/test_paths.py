@@ -329,3 +329,23 @@ def test_a_broken_path_is_avoided_until_the_peer_answers_on_it(monkeypatch: pyte
         await sides.paths.close()
 
     run(test)
+
+
+def test_a_broken_path_is_tried_if_no_relay_is_left() -> None:
+    """The relay may have ended, and the path may work again."""
+
+    async def test(start: Start, clock: ByHand) -> None:
+        sides = start()
+        dial = asyncio.create_task(sides.paths.open("b", "/p", timeout_s=5.0, around=True))
+        await clock.passes(0.01)
+        sides.succeed(sides.relayed[0], RELAYED)
+        await dial
+        again = sides.dial()
+        await clock.passes(0.01)
+        sides.relayed[1].set_exception(Unreachable("the relay has ended"))
+        await clock.passes(0.01)
+        stream = sides.succeed(sides.direct[0], DIRECTLY)
+        assert await again == (stream, DIRECTLY)
+        await sides.paths.close()
+
+    run(test)
