@@ -45,13 +45,14 @@ class AsynchronousLog(ShardLog):
 
     @property
     def needed(self) -> int:
-        """Live workers required for an outer step: ``start_peers`` for the first step, ``min_peers`` after it."""
+        """The number of live workers that an outer step requires: ``start_peers`` for the first step, ``min_peers`` for
+        later ones."""
         rules, counted = self.rules, self.state is not None and self.state.counted
         return rules.min_peers if counted else max(rules.min_peers, rules.start_peers)
 
     def unpromised(self) -> list[str]:
-        """Return the peers that must still promise: live peers, and peers that the plan names but that have not sent a
-        Summary yet."""
+        """Return the peers whose promise this peer's claim still needs: live peers that hold a state, and peers that
+        the plan names but that have not sent a Summary yet."""
         promised = self.lead.promised_by
         if promised is None:
             return []
@@ -59,7 +60,8 @@ class AsynchronousLog(ShardLog):
         return [*super().unpromised(), *strangers]
 
     def waiting(self) -> str:
-        """Return one sentence that says what this peer's submission waits for; an empty one if it waits for nothing."""
+        """Return one sentence that says what this peer's submission waits for; an empty string if it waits for
+        nothing."""
         _, holder = self.lead.target()
         if holder != self.me:
             return f"waiting for {holder} to answer a submission"
@@ -74,20 +76,21 @@ class AsynchronousLog(ShardLog):
         return ""
 
     def waited_for(self) -> list[str]:
-        """Return the peers that must hold the proposed commit and do not hold it yet."""
+        """Return the peers that must hold the proposed commit and have not confirmed that they do."""
         return [] if self.round.proposed is None else self.must_hold(self.round.proposed)
 
     def must_hold(self, proposed: Proposal) -> list[str]:
-        """Return the live peers that the proposal's plan or the present plan names and that do not hold the proposal
-        yet. Empty if the proposal was computed from damaged tensors, because no other peer could be given its base."""
+        """Return the peers that must hold the proposal before it is published and have not confirmed that they do: live
+        peers in the succession of the present plan or of the proposal's plan. Return none if the proposal was computed
+        from damaged tensors, because no other peer can get the version that it was made on."""
         if self.round.trusted or self.state is None:
             return []
         return sorted(p for p in proposed.missing(self.state.plan, self.me) if self._can_hold(p))
 
     def _can_hold(self, peer: str) -> bool:
-        """Whether the peer can hold a commit: it holds a state and computes the same outer steps, or it is presumed
-        live and has not sent a Summary yet. A peer without a state counts as dead here, because it must fetch the whole
-        model first."""
+        """Whether the peer can hold a commit. It can if it holds a state and its outer steps lead to the same digests
+        as this peer's. It also can if it is presumed live and has not sent a Summary yet. A peer without a state can't:
+        it must fetch the whole model first."""
         summary = self.roster.summary(peer)
         if summary is None:
             return self.roster.presumed(peer)
@@ -98,22 +101,23 @@ class AsynchronousLog(ShardLog):
         return {*watched, *self.unpromised(), *self.waited_for()}
 
     def donors(self) -> list[str]:
-        """Return the peers in the succession that may have undamaged tensors. If there are none, return all peers that
-        may have them, though peers outside the succession are usually behind."""
+        """Return the peers in the succession that may have undamaged tensors. If there are none, return all other peers
+        that may have them. (Peers outside the succession are usually at an earlier version.)"""
         able = super().donors()
         return [p for p in able if self.state is not None and p in self.state.plan.succession] or able
 
     @property
     def deadline(self) -> float:
-        """When the grace window of the first submission ends; inf if there is no submission."""
+        """The time at which the grace of the earliest submission ends; inf if no submission waits."""
         return min((self.arrived[p] for p in self.round.inbox), default=float("inf")) + self.rules.async_grace
 
     def closes_at(self) -> float | None:
         return self.deadline if self.round.inbox and self._able() else None
 
     def _able(self) -> bool:
-        """Whether this peer may make a commit now. In addition to `ShardLog._able`, enough workers must be live, unless
-        the commit's only purpose is a version that matches damaged tensors (``trusted``)."""
+        """Whether this peer may make a commit now: `ShardLog._able` allows it, and enough workers are live. With
+        ``trusted`` set, the number of workers does not matter, because the commit then only makes a version that
+        matches damaged tensors."""
         return super()._able() and (self.round.trusted or len(self._workers()) >= self.needed)
 
     def _workers(self) -> list[str]:
@@ -121,7 +125,7 @@ class AsynchronousLog(ShardLog):
         return [p for p, s in self.roster.summaries().items() if s.role == "worker" and s.epochs]
 
     def _training(self) -> list[str]:
-        """Return the workers that are expected to submit: live, and not idle."""
+        """Return the workers that are expected to submit: live workers that hold a state and are not idle."""
         return [p for p in self._workers() if (s := self.roster.summary(p)) is not None and not s.idle]
 
     # -- submissions
@@ -132,8 +136,8 @@ class AsynchronousLog(ShardLog):
         return super().contribute(mine, now)
 
     def collect(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """Handle a submission on this version or an earlier one. If it is counted already, its author is answered
-        again."""
+        """Handle a submission made on the present version or on an earlier one. If a commit has already counted the
+        submission, answer its author again."""
         assert self.state is not None
         if self.final or settled(contribution, self.state.counted.get(sender)):
             return [] if sender == self.me else self._answer(sender, contribution.base)
@@ -149,11 +153,12 @@ class AsynchronousLog(ShardLog):
         return effects + self.close(now)
 
     def overtaken(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """Handle a submission on an earlier version: it counts like one on the present version."""
+        """Handle a submission made on an earlier version: it counts like a submission made on the present version."""
         return self.collect(sender, contribution, now)
 
     def close(self, now: float) -> list[Effect]:
-        """Start the next commit if there are submissions for it, or a better succession."""
+        """Start the next commit if this peer may make one and there is a reason for it: submissions to count, or a new
+        succession."""
         if not self._able() or self.state is None:
             return []
         effects, trusted = self._refuse_stale(self.state.version), self.round.trusted
@@ -163,9 +168,10 @@ class AsynchronousLog(ShardLog):
         return effects + self.work(window, now)
 
     def _window(self, now: float) -> Contributions:
-        """Return the submissions of the next commit, sorted by peer. Without grace: the one that arrived first. With
-        grace: all that arrived (at most as many as a Delayed Nesterov buffer has room for), as soon as one of these
-        holds: they fill the buffer, every working peer has submitted, or the grace has passed; none before that."""
+        """Return the submissions that the next commit counts, sorted by peer; none if that commit should wait. If
+        ``async_grace`` is 0, return the submission that arrived first. Otherwise return all that have arrived, but no
+        more than the Delayed Nesterov buffer has room for. Do so once they fill the buffer, or every working peer has
+        submitted, or the grace is over."""
         assert self.state is not None
         size, inbox = self.rules.dn_buffer_size, self.round.inbox
         room = size - self.state.buffered if size > 1 else len(inbox) + 1
@@ -177,8 +183,8 @@ class AsynchronousLog(ShardLog):
         return tuple(sorted(by_arrival[:room])) if closes else ()
 
     def _refuse_stale(self, version: Version) -> list[Effect]:
-        """Refuse submissions that are more than ``max_staleness`` epochs behind. Their authors send the progress once
-        more."""
+        """Refuse submissions whose base is more than ``max_staleness`` epochs behind this version. Their authors then
+        send the same progress once more."""
         most, effects = self.rules.max_staleness, list[Effect]()
         if most is None:
             return effects
@@ -187,7 +193,12 @@ class AsynchronousLog(ShardLog):
             if behind <= most:
                 continue
             del self.round.inbox[peer]
-            effects.append(Note("stale", f"shard {self.shard}: refused a submission of {peer}, {behind} epochs behind"))
+            effects.append(
+                Note(
+                    "stale",
+                    f"shard {self.shard}: refused a submission of {peer}, because its base is {behind} epochs behind",
+                )
+            )
             refusal = Stale(self.shard, contribution.id, version)
             if peer == self.me:
                 self.own.stale(refusal, self.state)
@@ -196,8 +207,8 @@ class AsynchronousLog(ShardLog):
         return effects
 
     def _answer(self, peer: str, base: Version) -> list[Effect]:
-        """Return the messages that bring a peer from ``base`` to the newest version: the commits since then, or the
-        whole state."""
+        """Return the messages that bring a peer from ``base`` to the newest version: the commits made since ``base``,
+        or the whole state."""
         assert self.state is not None
         summary = self.roster.summary(peer)
         at = next((i for i, commit in enumerate(self.recent) if commit.base == base), None)
@@ -208,9 +219,9 @@ class AsynchronousLog(ShardLog):
     # -- writing the next commit
 
     def publish(self, proposed: Proposal, now: float) -> list[Effect]:
-        """Append the commit and answer its submitters. If a successor died and the next commit names a new one,
-        wait with the answers until the new one holds the state: otherwise the death of this peer, too, could lose what
-        submitters were told is counted."""
+        """Append the proposed commit and send it to the authors of the submissions that it counts. If a successor has
+        died, wait with these answers until the next commit has named a new successor, and that successor holds the
+        state. Otherwise this peer's death could lose submissions that their authors believe to be counted."""
         commit = proposed.commit
         counted = [(c.peer, self.round.inbox.pop(c.peer, None)) for c in commit.contributions]
         have_it = {self.me, *proposed.holding}
@@ -230,12 +241,12 @@ class AsynchronousLog(ShardLog):
         return [Accept(((self.shard, commit.version.digest),)), *answers, *follows]
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
-        """Return a plan with the present aggregator and successors, unless one of them is gone or another peer is
-        elected."""
+        """Return the plan that the next commit contains. The aggregator and the successors stay, unless one of them is
+        gone or another peer is elected."""
         return Plan(tuple(self._training()), self._succession(now))
 
     def _succession(self, now: float) -> tuple[str, ...]:
-        """Return the aggregator and the successors that the next commit names."""
+        """Return the succession that the next commit names: the aggregator, then the successors."""
         assert self.state is not None
         summaries, room = self.roster.summaries(), self.rules.successors
         members = {p: s.eligible for p, s in summaries.items() if s.epochs and not s.unlike} or {self.me: True}
@@ -249,9 +260,9 @@ class AsynchronousLog(ShardLog):
     # -- others' commits and states
 
     def committed(self, sender: str, commit: Commit) -> list[Effect]:
-        """Handle another peer's commit: it replaces this peer's draft, unless this peer's claim is greater than the
-        author's. A commit whose author is this peer itself always replaces the draft: an earlier incarnation made it,
-        and another peer may hold it."""
+        """Handle a commit that a peer sent. It replaces this peer's draft, unless this peer's claim wins against the
+        author's. A commit that this peer itself wrote in an earlier incarnation always replaces the draft, because
+        another peer may hold that commit."""
         round, lead = self.round, self.lead
         mine = round.proposed is not None and round.proposed.version == commit.version
         greater = (commit.term, commit.aggregator) > (lead.term, lead.holder) or commit.aggregator == self.me
@@ -260,8 +271,9 @@ class AsynchronousLog(ShardLog):
         return super().committed(sender, commit)
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
-        """Handle a commit on a version not reached here. If the commit's base is this peer's proposal, the sender holds
-        the proposal. If this peer may have to hold the commit, it also fetches the commits before this one."""
+        """Handle a commit on a version that this replica has not reached. If that version is this peer's own proposal,
+        record that the sender holds the proposal. If this peer may have to hold the commit, ask the sender for the
+        commits before it."""
         effects = self.held(sender, commit.base, now)
         asks = self._names_me(commit) or (sender == commit.aggregator and self.round.working is None)
         if asks and self.version is not None and self.version.epoch < commit.base.epoch:
@@ -269,13 +281,13 @@ class AsynchronousLog(ShardLog):
         return effects
 
     def insists(self, sender: str, commit: Commit) -> bool:
-        """Return whether this peer has already answered this commit of another lineage with commits of its own. Two
-        peers that always answered each other in this way would never stop."""
+        """Return whether this peer has already answered this commit with commits of its own lineage. It gives that
+        answer only once: two peers that always answered each other's commits would never stop."""
         return self.told.get(sender) == commit.version
 
     def repeated(self, sender: str, commit: Commit) -> list[Effect]:
-        """Handle a commit on an earlier version or on another lineage. Only the commit's author is answered: it did not
-        get this peer's Held, or it is behind."""
+        """Handle a commit that was made on an earlier version or on another lineage. Answer only if the commit's author
+        sent it. That author did not get this peer's Held, or lacks newer commits."""
         if sender != commit.aggregator:
             return []
         if commit.version == self.version:
@@ -287,8 +299,9 @@ class AsynchronousLog(ShardLog):
         return self._answer(sender, commit.base)
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
-        """Handle the computed outer step of another peer's commit. If a plan names this peer, tell the commit's author
-        that this peer holds the commit."""
+        """Append another peer's commit, if the outer step that this peer computed for it gives the digest that the
+        commit names. If this peer may become the aggregator, tell the commit's author that this peer holds the
+        commit."""
         commit = self.round.working.commit if isinstance(self.round.working, Apply) else None
         named = commit is not None and self._names_me(commit)
         wrong, effects = super().applied(base, digest, now)
@@ -300,15 +313,15 @@ class AsynchronousLog(ShardLog):
         return wrong, effects
 
     def _names_me(self, commit: Commit) -> bool:
-        """Whether the commit's plan or the present plan lets this peer aggregate."""
+        """Whether this peer is in the succession of the commit's plan or of the present plan."""
         present = () if self.state is None else self.state.plan.succession
         return self.me in commit.plan.succession or self.me in present
 
     # -- a new version
 
     def adopt(self, state: State, now: float) -> list[Effect]:
-        """Replace the present state with a fetched or restored one. Its plan gives this peer no right to aggregate,
-        because other peers may be further: this peer must ask for promises first."""
+        """Replace the present state with a fetched or restored one. If its plan names this peer as aggregator, this
+        peer must first ask for promises, because other peers may have newer versions."""
         self.recent, self.unproven = [], True
         return super().adopt(state, now) + self.ask()
 
@@ -319,8 +332,8 @@ class AsynchronousLog(ShardLog):
         self.recent = [*self.recent, commit][-kept:]
 
     def begin(self, now: float) -> list[Effect]:
-        """Begin the next round: keep the submissions that this peer must still count, and answer the authors of all
-        other submissions."""
+        """Begin the round on a new version. Keep the submissions that this peer must still count, and answer the
+        authors of the others."""
         inbox = self.round.inbox
         self.renew(now)
         self.round.inbox = inbox
@@ -346,7 +359,8 @@ class AsynchronousLog(ShardLog):
         return effects + self.advance(now)
 
     def _claim_again(self, version: Version, now: float) -> None:
-        """Set which peer may aggregate the new version: by its plan, or by a claim that arrived early."""
+        """Record which peer may write the commit after the new version: the peer that the version's plan names, or a
+        peer whose claim arrived before the version did."""
         if self.unproven and self.lead.holder == self.me:
             self.lead.promised_by = set()
         self.unproven = False
@@ -362,7 +376,8 @@ class AsynchronousLog(ShardLog):
     # -- lost messages, and time
 
     def undelivered(self, to: str, message: Commit | State | Held) -> None:
-        """Arrange that a message is sent again: a proposal, a Held, or, in place of an answer, the newest state."""
+        """Called when a message could not be delivered. Arrange that a proposal or a Held is sent again; in place of
+        any other commit or state, send the newest state."""
         proposed = self.round.proposed
         if isinstance(message, Held):
             self.unheard[to] = message
@@ -372,8 +387,8 @@ class AsynchronousLog(ShardLog):
             self.outgoing.undelivered(to, self.state)
 
     def insist(self, now: float) -> list[Effect]:
-        """Send again, at growing intervals, what may have been lost: a Held, and this peer's own submission. (`advance`
-        sends a proposal again.)"""
+        """Send again what may have been lost: a Held message, and, at growing intervals, this peer's own submission.
+        (`advance` sends a proposal again.)"""
         if not self.roster.may_aggregate(self.lead.target()[1]):
             return []
         unheard, self.unheard = self.unheard, {}
@@ -388,7 +403,8 @@ class AsynchronousLog(ShardLog):
     # -- failover
 
     def asked_by(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        """Handle another peer's claim; store a claim on a version that is not reached yet."""
+        """Answer another peer's claim to write the next commit. If this replica has not reached the version that the
+        claim names, store the claim."""
         if request.base != self.version:
             claim = (request.term, sender)
             self.claims[request.base] = max(self.claims.get(request.base, claim), claim)

@@ -32,8 +32,9 @@ DOUBLINGS_MAX = 5
 
 @dataclass(slots=True)
 class Missed:
-    """The last round that named a peer and closed without its contribution. ``epoch``: of the round's base. ``when``:
-    the time it closed. ``in_a_row``: the number of such rounds since the peer was last counted."""
+    """The last round that named a peer and closed without its contribution. ``epoch``: the epoch of the round's base.
+    ``when``: the time at which the round closed. ``in_a_row``: the number of such rounds since a commit last counted
+    the peer."""
 
     epoch: int
     when: float
@@ -56,7 +57,7 @@ class Attendance:
     # -- what is seen
 
     def shows(self, peer: str, epoch: int) -> None:
-        """Record that the peer holds this epoch, because it has sent what only a holder can send."""
+        """Record that the peer has reached this epoch: it sent a message that only a peer at this epoch can send."""
         self._shown[peer] = max(epoch, self._shown.get(peer, -1))
 
     def planned(self, plan: Plan, epoch: int) -> None:
@@ -84,7 +85,7 @@ class Attendance:
             self._newest, self._since = epoch, now
 
     def forget(self, peer: str) -> None:
-        """Forget what is known of a peer that restarted: what its earlier incarnation held proves nothing."""
+        """Forget what is known of a peer that has restarted: its new incarnation may lack what the earlier one held."""
         for known in (self._named, self._shown, self._counted, self._missed):
             known.pop(peer, None)
 
@@ -97,32 +98,35 @@ class Attendance:
                     del known[peer]
 
     def has_news(self) -> bool:
-        """Whether a round closed without a member since the last call. If so, the waits of other shards may be shorter:
-        a peer that is given up in one shard is given up sooner in the others."""
+        """Whether a round has closed without one of its members since the last call. If so, the waits of other shards
+        may now end earlier: a peer that is given up in one shard is given up sooner in the others."""
         news, self._news = self._news, False
         return news
 
     def clear(self) -> None:
-        """Forget which peers attended: another lineage was adopted, which has other epochs."""
+        """Forget which peers attended. Called when this replica adopts a state of another lineage, because the recorded
+        epochs belong to the old one."""
         self._named, self._shown, self._counted, self._missed = {}, {}, {}, {}
         self._newest = -1
 
     # -- questions
 
     def group(self, plan: Plan, epoch: int) -> list[str]:
-        """Return, sorted, the peers that take part in a shard's round on a base of this epoch: the peers that its plan
-        names, the peers that another shard's plan names for the same epoch, and workers that hold this epoch."""
+        """Return the peers that take part in a shard's round on a base of this epoch, sorted. They are the peers that
+        the shard's ``plan`` names, the peers that another shard's plan names for this epoch, and the workers that are
+        sure to take part."""
         named = (peer for peer, latest in self._named.items() if latest == epoch)
         return sorted({*plan.group, *named, *filter(lambda peer: self.sure(peer, epoch), self.roster.workers())})
 
     def is_named(self, peer: str, plan: Plan, epoch: int) -> bool:
-        """Whether a plan names the peer for a shard's round on a base of this epoch."""
+        """Whether ``plan``, or the plan of another shard of the fragment, names the peer for the round on a base of
+        this epoch."""
         return peer in plan.group or self._named.get(peer) == epoch
 
     def names(self, peer: str, plan: Plan, epoch: int, contributors: Collection[str]) -> bool:
-        """Whether the next commit should name the peer: the commit counts the peer, or the peer has shown an epoch
-        later than the last round that left it out. ``plan``, ``epoch``: of the commit's base. ``contributors``: the
-        peers that the commit counts."""
+        """Whether the next commit's plan should name the peer. It should if that commit counts the peer, or if the peer
+        has shown a later epoch than that of the last round that left it out. ``plan`` and ``epoch`` are those of the
+        commit's base; ``contributors`` are the peers that the commit counts."""
         if peer in contributors:
             return True
         missed = self._missed.get(peer)
@@ -130,14 +134,14 @@ class Attendance:
         return self._evidence(peer) > last
 
     def sure(self, peer: str, epoch: int) -> bool:
-        """Whether the peer is sure to take part in the round on a base of this epoch: it holds the base or was counted
-        in the commit that made the base, and no shard's round of this epoch has closed without the peer."""
+        """Whether the peer is sure to take part in the round on a base of this epoch. The peer must hold the base or be
+        counted in the commit that made it, and no shard's round of this epoch may have closed without the peer."""
         missed = self._missed.get(peer)
         return self._evidence(peer) >= epoch and (missed is None or missed.epoch < epoch)
 
     def waits_until(self, peer: str, opened: float) -> float:
-        """Return when a round stops waiting for a peer that is not sure to take part. ``opened``: when the round
-        opened."""
+        """Return the time at which a round stops waiting for a peer that is not sure to take part. ``opened``: when the
+        round opened."""
         missed = self._missed.get(peer)
         if missed is None:
             return opened + self.grace
@@ -148,23 +152,24 @@ class Attendance:
         return peer in self._counted
 
     def is_near(self, peer: str, epoch: int) -> bool:
-        """Whether the peer is at most one epoch behind this epoch, or may have come so near since it sent its last
-        Summary."""
+        """Whether the peer is known to be at most one epoch behind this epoch, or may have come so near since it sent
+        its last Summary."""
         unheard = round(self.rules.settle / self._usual) if self._rounds and self._usual > 0 else 0
         return self._evidence(peer) >= epoch - 1 - unheard
 
     @property
     def grace(self) -> float:
-        """The longest wait, in seconds, for a named peer that has never missed a round."""
+        """How long, in seconds, a round waits for a peer that its plan names but that has not shown that it holds the
+        round's base. For a peer that has missed rounds, `waits_until` makes the wait longer."""
         return max(self.rules.settle, self._usual)
 
     @property
     def _usual(self) -> float:
-        """The usual length of a round in seconds; 0 until known."""
+        """The usual length of a round in seconds; 0 while it is unknown."""
         return statistics.median(self._rounds) if self._rounds else 0.0
 
     def _evidence(self, peer: str) -> int:
-        """Return the highest epoch that the peer is known to hold; -1 if none is known."""
+        """Return the highest epoch that the peer is known to have reached; -1 if none is known."""
         summary = self.roster.summary(peer)
         said = summary.epochs[self.fragment] if summary is not None and summary.epochs else -1
         return max(said, self._shown.get(peer, -1), self._counted.get(peer, -1))

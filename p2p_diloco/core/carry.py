@@ -31,7 +31,8 @@ class Carried:
     sends: int = 0
 
     def send(self, id: ContributionId) -> ContributionId:
-        """Record a new contribution; return the oldest contribution whose progress it carries."""
+        """Record that a new contribution is sent. Return the id of the oldest contribution whose uncounted progress the
+        new one carries."""
         if self.last is None or self.included or self.oldest is None:
             self.oldest, self.oldest_base, self.sends = id, self.base, 0
         self.last, self.included = id, False
@@ -39,7 +40,7 @@ class Carried:
 
     def merge(self, version: Version, counted: ContributionId | None, *, given_up: bool) -> Carry:
         """Record that the trainer merges ``version``, and return what happens to its local progress. ``counted``: this
-        peer's last contribution that the version counts. ``given_up``: uncounted progress is dropped."""
+        peer's last contribution that ``version`` counts. ``given_up``: whether uncounted progress is dropped."""
         self.base = version
         if self.last is None or self.oldest is None:
             return Carry.KEEP

@@ -2,8 +2,8 @@
 
 A late join, a missed commit, a repair and a healed partition are handled alike: ask for what is newer. A small gap is
 fetched from one peer, a large one gathered from several. A state that descends from the present one is taken shard by
-shard. If lineages differ, the peers compare whole models once: the peer with the lesser model takes every differing
-shard of the greater model, all at once, or none.
+shard. If lineages differ, the peers compare the versions of their whole models: the peer with the lower model
+version takes every differing shard of the other lineage, all at once, or none.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from .version import ModelVersion, Version, descends, model_version
 
 @dataclass(slots=True)
 class Fetching:
-    """A fetch of everything newer from one peer. The fetch ends when this replica's model reaches ``target``.
-    ``progress``: when data last arrived."""
+    """A fetch from one peer of everything that is newer there. It ends when this replica's model version reaches
+    ``target``. ``progress``: the time at which data last arrived."""
 
     donor: str
     target: ModelVersion
@@ -35,7 +35,7 @@ class Fetching:
 
 
 class CatchUp:
-    """Decides when to fetch and from which peer, and which fetched states are taken."""
+    """Decides when to fetch newer states, from which peers, and whether to take a state that has arrived."""
 
     def __init__(self, rules: Rules, logs: Logs, roster: Roster) -> None:
         self.rules, self.logs, self.roster = rules, logs, roster
@@ -51,12 +51,12 @@ class CatchUp:
 
     @property
     def donor(self) -> str | None:
-        """The peer from which a fetch or a change of lineage is under way, or None."""
+        """The peer from which a fetch or a change of lineage takes states now; None if neither is under way."""
         under_way = self.switching or self.fetching
         return None if under_way is None else under_way.donor
 
     def donors(self) -> list[str]:
-        """Return the peers from which a state is being fetched, sorted."""
+        """Return the peers from which this replica is fetching states, sorted."""
         if self.donor is not None:
             return [self.donor]
         if self.gathering is None:
@@ -66,8 +66,8 @@ class CatchUp:
     # -- asking
 
     def seen(self, peer: str, theirs: ModelVersion, now: float) -> list[Effect]:
-        """Handle the model version that another peer reported: fetch from it if it is ahead and no commit seems to be
-        on its way."""
+        """Handle the model version that another peer reported. If it is higher than this replica's, and no commit seems
+        to be on its way, fetch from that peer."""
         if self.gathering is not None:
             return self._ask_more(now)
         mine = self.logs.model()
@@ -83,13 +83,13 @@ class CatchUp:
         return self.gather(peer, theirs, now) if self.lag.is_far(theirs) else self.fetch(peer, theirs, now)
 
     def gather(self, first: str, target: ModelVersion, now: float) -> list[Effect]:
-        """Begin to fetch shard by shard from every peer whose model is at least ``target``. First ask ``first`` for its
-        versions."""
+        """Begin to fetch the whole model, shard by shard, from all peers whose model version is ``target`` or higher.
+        First ask the peer ``first`` for its versions."""
         self.gathering = Gathering(self.rules, first, target, now)
         return [Send(first, Fetch(self.logs.versions(), shards=()))]
 
     def _ask_more(self, now: float, but: Collection[str] = ()) -> list[Effect]:
-        """Request more shards from donors that can take another request, except from the donors in ``but``."""
+        """Request more shards from the donors that can take another request, except the donors in ``but``."""
         gathering = self.gathering
         if gathering is None or gathering.vector is None:
             return []
@@ -105,8 +105,8 @@ class CatchUp:
         return [Send(donor, Fetch(have, shards=shards)) for donor, shards in requests]
 
     def _gather_again(self, now: float) -> list[Effect]:
-        """Gather again if commits are missing between the fetched states and the stored commits. The missing commits
-        will not arrive any more, because the rounds were faster than the transfers of states."""
+        """Gather the states again if the stored commits do not follow directly on the fetched states. The commits
+        between them were made while the states were on their way, and will never arrive."""
         kept = ((log.version, log.incoming.commits) for log in self.logs)
         late = [commit for version, commits in kept if version not in commits for commit in commits.values()]
         donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""
@@ -116,7 +116,8 @@ class CatchUp:
         return self.gather(donor, self.logs.model(), now)
 
     def _too_old(self, peer: str, state: State, now: float) -> list[Effect]:
-        """Handle a state older than the gathering needs: request this shard from another donor."""
+        """Handle a state that is older than the version that the gathering needs: request this shard from another
+        donor."""
         gathering = self.gathering
         asked = None if gathering is None else gathering.asked.get(state.shard)
         if gathering is None or gathering.vector is None or asked is None or asked.donor != peer:
@@ -129,7 +130,8 @@ class CatchUp:
         return self._ask_more(now)
 
     def fetch(self, peer: str, target: ModelVersion, now: float) -> list[Effect]:
-        """Ask the peer for everything newer, and for the whole state of doubted shards."""
+        """Ask the peer for everything that is newer than this replica's states, and for the whole states of doubted
+        shards."""
         if self.donor is not None:
             return []
         self.fetching = Fetching(peer, target, now)
@@ -138,12 +140,14 @@ class CatchUp:
         return [Send(peer, Fetch(have))]
 
     def doubt(self, shards: Collection[int]) -> None:
-        """Record that this replica's state of these shards is wrong: the next fetch asks for them whole."""
+        """Record that this replica's states of these shards are wrong. The next fetch asks for these shards as whole
+        states."""
         self.doubted.update(shards)
         self.fetching = None  # a fetch under way does not ask for them
 
     def is_fetching(self, shards: Collection[int]) -> bool:
-        """Whether a fetch is under way, or a fetched state of one of these shards is being loaded."""
+        """Whether a fetch or a change of lineage is under way, or a fetched state of one of these shards is being
+        loaded."""
         return self.donor is not None or any(shard in shards for shard, _ in self.filling)
 
     def moved(self, now: float) -> list[Effect]:
@@ -156,7 +160,8 @@ class CatchUp:
         return self._ask_more(now)
 
     def gone(self, peer: str, now: float) -> list[Effect]:
-        """Handle a peer that died or can't be reached: ask another donor for the shards requested from it."""
+        """Handle a peer that died, restarted or can't be reached. Request from other donors the shards that were
+        requested from this peer."""
         self.lag.gone(peer)
         if self.donor == peer:
             self._abandon()
@@ -171,7 +176,8 @@ class CatchUp:
         return self._ask_more(now, but=[peer])
 
     def tick(self, now: float) -> list[Effect]:
-        """Give up a fetch that makes no progress; ask again for overdue shards."""
+        """Called after each heartbeat interval: give up a fetch that makes no progress, and request overdue shards
+        again."""
         effects = self._insist(now)
         if self.gathering is None:
             return effects
@@ -184,8 +190,8 @@ class CatchUp:
         return [*effects, *self._ask_more(now, but=donors), *self._ask_more(now)]
 
     def _insist(self, now: float) -> list[Effect]:
-        """Give up a fetch that makes no progress. A change of lineage first asks again for its missing shards, because
-        the staged ones would be lost."""
+        """Give up a fetch that makes no progress. A change of lineage first requests its missing shards again, because
+        giving up would lose the shards that have already arrived."""
         under_way = self.switching or self.fetching
         if under_way is None or now - under_way.progress < self.rules.fetch_again:
             return []
@@ -206,12 +212,13 @@ class CatchUp:
                 return self.told(sender, message, now)
             case State():
                 return self.got(sender, message, now)
-        raise AssertionError(f"catching up has no such message: {message}")
+        raise AssertionError(f"only Fetch, Versions and State messages are handled here, not {message}")
 
     # -- taking
 
     def told(self, peer: str, message: Versions, now: float) -> list[Effect]:
-        """Handle the versions that a peer reported. If the lineages differ, the greater whole model wins."""
+        """Handle the versions of all shards that a peer reported. If the peer is on another lineage, compare the two
+        model versions: the lineage with the higher model version wins."""
         if len(message.versions) != len(self.logs):
             return []
         fork = message.forked or any(
@@ -233,8 +240,8 @@ class CatchUp:
         return [self.switching.ask()]
 
     def _told_more(self, peer: str, versions: tuple[Version, ...], now: float) -> list[Effect]:
-        """Handle the versions of a peer on the same lineage: the first donor's answer to a gathering, or a donor's
-        answer that it holds nothing newer."""
+        """Handle the versions that a peer of the same lineage reported during a gathering: the first donor's answer, or
+        a donor's answer that it holds nothing newer."""
         gathering = self.gathering
         if gathering is None:
             return []
@@ -245,8 +252,8 @@ class CatchUp:
         return self._ask_more(now)
 
     def got(self, peer: str, state: State, now: float) -> list[Effect]:
-        """Handle a shard's state that arrived: load it if it belongs to the lineage being taken or descends from the
-        present state."""
+        """Handle a state of one shard that has arrived. Load it if it belongs to the lineage that this replica changes
+        to or, without such a change, if it descends from the present state."""
         key = (state.shard, state.version)
         staged = None if self.switching is None else self.switching.staged.get(state.shard)
         known = key in self.filling or (staged is not None and staged.version == state.version)
@@ -262,13 +269,16 @@ class CatchUp:
         return [Fill(state, meta_of(state))]
 
     def filled(self, shard: int, version: Version, digest: str, now: float) -> list[Effect]:
-        """Handle a fetched state that was loaded and has this digest. If the digest is right, the state becomes the
-        present one, or is staged for a change of lineage."""
+        """Handle a fetched state whose tensors were loaded and have this ``digest``. If its version names the same
+        digest, the state becomes the shard's present state or, during a change of lineage, is staged."""
         state, held = self.filling.pop((shard, version), (None, None))
         if state is None or held != self.logs[shard].version:
             return []  # the fetch was given up, or a newer version has come: ignore the proposal
         if digest != version.digest:
-            note = Note("mismatch", f"shard {shard}: a fetched state of epoch {version.epoch} has a wrong digest")
+            note = Note(
+                "mismatch",
+                f"shard {shard}: a fetched state of epoch {version.epoch} has another digest than its version names",
+            )
             self._abandon()
             return [note]
         if self.switching is not None:
@@ -279,7 +289,8 @@ class CatchUp:
         return [Accept(((shard, digest),)), *follows]
 
     def _wanted(self, peer: str, state: State) -> bool:
-        """Whether a state that arrived should be loaded."""
+        """Whether to load a state that has arrived. If the state shows that the donor has left its lineage, also give
+        up the change to that lineage."""
         if self.switching is None:
             return self._descends(state) and self._of_what_is_gathered(state)
         takes = self.switching.takes(peer, state)
@@ -288,8 +299,8 @@ class CatchUp:
         return bool(takes)
 
     def _of_what_is_gathered(self, state: State) -> bool:
-        """Whether the gathering under way, if any, may take this state: it must descend from what the first donor
-        reported."""
+        """Whether the state fits the gathering that is under way: it must descend from the version that the first donor
+        reported. True if no gathering is under way."""
         if self.gathering is None or self.gathering.vector is None:
             return True
         told = self.gathering.vector[state.shard]
@@ -301,15 +312,17 @@ class CatchUp:
         return same_lineage
 
     def _descends(self, state: State) -> bool:
-        """Whether the state may replace the present one: none is held, the state is newer, or it is the same version
-        and the present tensors are damaged."""
+        """Whether the state may replace the shard's present state. It may if this replica holds no state of the shard,
+        if the new state descends from the present one, or if both have one version and the present tensors are
+        damaged."""
         mine = self.logs[state.shard].version
         if mine is None or (self.logs[state.shard].round.damaged is not None and state.version == mine):
             return True
         return state.version != mine and descends(state.version, state.history, mine)
 
     def _switch(self, switching: Switching, now: float) -> list[Effect]:
-        """Change to the other lineage, once every shard that differs has arrived."""
+        """Once every shard that differs has arrived, replace all of them at once. This changes the replica to the other
+        lineage."""
         if switching.missing():
             return []
         greater, before, staged = switching.is_greater(), self.logs.model(), switching.staged
@@ -325,7 +338,7 @@ class CatchUp:
         return [*effects, Note("fork", text), Send(donor, Fetch(self.logs.versions()))]
 
     def _abandon(self) -> None:
-        """Give up all fetches and any change of lineage."""
+        """Give up every fetch and change of lineage that is under way."""
         self.fetching = self.gathering = self.switching = None
         self.filling.clear()
         for log in self.logs:

@@ -45,8 +45,8 @@ class Contributing:
 
     @property
     def merged(self) -> tuple[int, str]:
-        """(epoch, digest) of what the trainer has merged. The digest is empty if the shards of a fragment are at
-        different epochs, because such a mixture is no state of the run."""
+        """The (epoch, digest) of the state that the trainer merged last. The digest is empty if the shards of a
+        fragment are at different epochs, because such a mixture is no state of the run."""
         bases = [carried.base for carried in self.carried]
         versions = [base for base in bases if base is not None]
         if not versions or len(versions) < len(bases):
@@ -57,31 +57,33 @@ class Contributing:
 
     @property
     def merged_samples(self) -> int:
-        """Samples counted in what the trainer has merged: the lowest number of any shard."""
+        """How many samples are counted in the state that the trainer merged last: the lowest number over all shards."""
         return min((carried.base.samples if carried.base is not None else 0) for carried in self.carried)
 
     @property
     def left_behind(self) -> bool:
-        """Whether some shard's present state does not descend from what the trainer has merged."""
+        """Whether the present state of any shard does not descend from the version that the trainer merged last."""
         return bool(self.left.now())
 
     def _leaves_behind(self, log: ShardLog) -> bool | None:
-        """True if the shard's present state does not descend from the trainer's base; else None."""
+        """Return True if the shard's present state does not descend from the version that the trainer merged last; else
+        None."""
         base = self.carried[log.shard].base
         return None if log.state is None or base is None or grown_from(log.state, base) else True
 
     def counted(self, shard: int) -> ContributionId | None:
-        """Return this peer's last contribution that the shard's state counts, or None."""
+        """Return the id of this peer's last contribution that the shard's state counts; None if it counts none."""
         state = self.logs[shard].state
         return None if state is None else state.counted.get(self.me)
 
     def behind(self, shards: Sequence[int]) -> list[int | None]:
-        """Asynchronous: return the staleness of this peer's last submission to each of these shards; None where it was
-        not counted."""
+        """In asynchronous mode, return the staleness of this peer's last submission to each of these shards; None for a
+        shard that did not count it."""
         return [own.behind for shard in shards if isinstance(own := self.logs[shard].own, Submitting)]
 
     def uncounted(self, shards: Sequence[int]) -> list[str]:
-        """Asynchronous: return the reasons why this peer's last submission was not counted in some of these shards."""
+        """In asynchronous mode, return the reasons why some of these shards did not count this peer's last
+        submission."""
         own = (self.logs[shard].own for shard in shards)
         return sorted({sent.uncounted for sent in own if isinstance(sent, Submitting)} - {""})
 
@@ -89,9 +91,9 @@ class Contributing:
 
     @property
     def uneven(self) -> bool:
-        """Whether a merge should wait because the shards of a fragment are at different epochs. The merge should not
-        wait if the trainer has already waited for these same epochs (a repaired shard is ahead for a round), or if a
-        shard that is behind waits for this trainer."""
+        """Whether a merge should wait because the shards of a fragment are at different epochs. It should not wait if
+        the trainer has already waited with the shards at these same epochs (a repaired shard stays ahead for a whole
+        round), or if a shard at the lowest epoch waits for this trainer's contribution."""
         if self.rules.asynchronous or self.flight is not None or not self.logs.whole:
             return False
         return any(
@@ -100,17 +102,19 @@ class Contributing:
         )
 
     def _is_awaited(self, fragment: int, epoch: int) -> bool:
-        """Whether any shard of the fragment that is at this epoch waits for this peer's contribution."""
+        """Whether any shard of this fragment, at this epoch, waits for this peer's contribution."""
         logs = (self.logs.look_at(shard) for shard in self.rules.fragments[fragment])
         at_epoch = (log for log in logs if log.version is not None and log.version.epoch == epoch)
         return any(isinstance(log, SynchronousLog) and log.awaits_me for log in at_epoch)
 
     def tolerate(self) -> None:
-        """Record the epochs that differ within a fragment: the trainer no longer waits for these to become equal."""
+        """Record which fragments now have shards at different epochs, and which epochs. The trainer no longer waits for
+        these epochs to become equal."""
         self.tolerated = self.logs.uneven()
 
     def merge(self) -> Load:
-        """Return the answer to a Merge: the shards to merge, and the shards to contribute next."""
+        """Return the answer to the trainer's Merge: which shards to merge now, and to which shards to contribute
+        next."""
         if self.flight is not None or not self.logs.whole:
             return Load((), ())
         loads = []
@@ -128,7 +132,7 @@ class Contributing:
         return Load(tuple(loads), due)
 
     def due(self) -> tuple[int, ...]:
-        """Return the shards that are to be contributed next."""
+        """Return the shards to which the trainer should contribute next."""
         if self.rules.asynchronous:
             return self._due_in_turn()
         lowest = self._lowest()
@@ -137,7 +141,8 @@ class Contributing:
         return tuple(s for s in self.rules.fragments[lowest[0]] if self._stands_at(self.logs[s]) == lowest)
 
     def _lowest(self) -> tuple[int, int] | None:
-        """Return (fragment, epoch) of the shards that are due by the logs; None if the run has ended."""
+        """Return (fragment, epoch) of the shards that are due next: those shards of the fragment that are at this
+        epoch. None if the run has ended."""
         epochs = self.logs.open_epochs()
         fragment = fragment_by_log(epochs)
         epoch = None if fragment is None else epochs[fragment]
@@ -145,12 +150,13 @@ class Contributing:
 
     @staticmethod
     def _stands_at(log: ShardLog) -> tuple[int, int] | None:
-        """Return (fragment, epoch) of a shard; None if the shard has no state here, or the run has ended for it."""
+        """Return (fragment, epoch) of a shard; None if this replica holds no state of the shard, or the run has ended
+        for it."""
         return None if log.version is None or log.final else (log.fragment, log.version.epoch)
 
     def _due_in_turn(self) -> tuple[int, ...]:
-        """Asynchronous: return the shards of the fragment whose turn it is. Turns are counted, because epochs do not
-        tell which fragments this peer has contributed to."""
+        """In asynchronous mode, return the shards of the fragment whose turn it is. Turns are counted, because epochs
+        do not tell to which fragments this peer has contributed."""
         count = len(self.rules.fragments)
         for fragment in range(self.turn, self.turn + count):
             if due := tuple(s for s in self.rules.fragments[fragment % count] if not self.logs[s].final):
@@ -160,7 +166,7 @@ class Contributing:
     # -- sending
 
     def contribute(self, event: Contribute, now: float) -> list[Effect]:
-        """Send the trainer's pseudo-gradients to their aggregators."""
+        """Send the trainer's pseudo-gradients to the aggregators of their shards."""
         if self.rules.asynchronous:
             return self._submit(event, now)
         self.sequence += 1
@@ -182,7 +188,8 @@ class Contributing:
         return effects
 
     def _submit(self, event: Contribute, now: float) -> list[Effect]:
-        """Asynchronous: send submissions. They count on any base of the lineage, with weight 1."""
+        """In asynchronous mode, send the trainer's pseudo-gradients as submissions. Each one has weight 1, and can be
+        counted on any later version of its lineage."""
         self.sequence, self.turn = self.sequence + 1, self.turn + 1
         id = ContributionId(self.incarnation, self.sequence)
         bases, effects = dict[int, Version](), list[Effect]()
@@ -198,22 +205,22 @@ class Contributing:
         return effects if bases else [Release(sent=False)]
 
     def _take_off(self, flight: dict[int, Version]) -> None:
-        """Record the exchange that is now under way."""
+        """Record the exchange that now begins: its shards, with the base of each."""
         self.flight, self.to_land = flight or None, deque(flight)
 
     # -- what follows
 
     def landed(self) -> bool:
-        """Whether the exchange under way has ended. If so, it is cleared."""
+        """Return whether the exchange that was under way has just ended. If so, record that none is under way."""
         if self.flight is None or self._flying(self.flight):
             return False
         self.flight = None
         return True
 
     def _flying(self, flight: dict[int, Version]) -> bool:
-        """Whether the exchange still waits for a shard. The wait ends, too, if another fragment has become due after a
-        fork: the trainer continues with that one. The contribution under way may still be counted; if it is not, its
-        progress is carried."""
+        """Whether the exchange under way still waits for one of its shards. After a fork another fragment may have
+        become due: the wait ends then, too, and the trainer goes on with that fragment. A commit may still count the
+        contribution that is under way. If none does, the next contribution carries its progress."""
         lowest = self._lowest()
         for _ in flight:
             log = self.logs[self.to_land[0]]
@@ -224,8 +231,8 @@ class Contributing:
         return False
 
     def renew_incarnation(self, shards: Iterable[int]) -> None:
-        """Raise this peer's incarnation above every counted one: a contribution with a lower id would never be
-        counted."""
+        """Raise this peer's incarnation if one of these shards counts a contribution with a higher id than this peer
+        has used. New contributions with lower ids would never be counted."""
         for shard in shards:
             counted = self.counted(shard)
             if counted is not None and counted > ContributionId(self.incarnation, self.sequence):

@@ -1,4 +1,4 @@
-"""The answer to a peer that asks for a newer state.
+"""The answer to a peer that asks for newer states.
 
 Law: a state is sent only to a peer of the same lineage; otherwise both peers first compare whole models.
 """
@@ -12,9 +12,9 @@ from .state import relation
 
 
 def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
-    """Return messages with the commits and states that the peer lacks. If the lineages differ and the peer did not ask
-    for ``whole`` states, it gets this replica's versions instead. The versions are added if the peer is ahead in a
-    shard, or lacks nothing in the shards that it named."""
+    """Return the messages that answer a peer's Fetch: the commits and states that the peer lacks. If the peer is on
+    another lineage and did not ask for ``whole`` states, it gets this replica's versions instead. It gets the versions
+    in addition if it has a newer version of some shard, or lacks nothing in the shards for which it asked."""
     mine = [log.state for log in logs if log.state is not None]
     if len(mine) < len(logs) or len(request.have) != len(logs):
         return []
@@ -36,6 +36,7 @@ def answer(logs: Logs, peer: str, request: Fetch) -> list[Effect]:
 
 
 def tell_versions(logs: Logs, peer: str, *, forked: bool = True) -> list[Effect]:
-    """Send the peer this replica's versions, if all shards are held. ``forked``: the peer is on another lineage."""
+    """Return a message that tells the peer this replica's versions; no message while a shard is missing here.
+    ``forked``: whether the peer is on another lineage."""
     versions = [log.version for log in logs if log.version is not None]
     return [Send(peer, Versions(tuple(versions), forked=forked))] if len(versions) == len(logs) else []

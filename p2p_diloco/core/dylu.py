@@ -21,8 +21,8 @@ STAYS_WITHIN = 0.1
 
 @dataclass(slots=True)
 class Pace:
-    """One peer's number of inner steps. ``base``: H, the number of inner steps of the fastest peer, and of any peer
-    whose speed is unknown."""
+    """One peer's number of inner steps between two submissions. ``base`` is H: the number that the fastest peer makes,
+    and that any peer of unknown speed makes."""
 
     base: int
     steps: int = field(init=False)
@@ -32,7 +32,8 @@ class Pace:
         self.steps = self.base
 
     def adjust(self, speed: float, others: Iterable[float]) -> int:
-        """Add a reading of this peer's and the other peers' speeds, and return the number of inner steps from now on.
+        """Record a reading of this peer's speed and the other peers' speeds. Return the number of inner steps that this
+        peer makes from now on.
 
         Speeds are in inner steps per second; ≤ 0: unknown. Readings are ordered by own speed / fastest speed, and the
         formula is applied to the median one (the lower of two). If this peer's speed is unknown, the readings are

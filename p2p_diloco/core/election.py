@@ -17,7 +17,8 @@ Weighted = tuple[tuple[str, float], ...]
 
 
 def rank(key: str, members: Mapping[str, float]) -> list[str]:
-    """Return the members by falling score for ``key``. A member of twice the weight is first twice as often.
+    """Return the members by their score for ``key``, highest first. A member with twice another member's weight is
+    first for twice as many keys.
 
     Removing a member never reorders the others (Thaler and Ravishankar 1998; weights after Schindelhauer and Schomaker
     2005: score = −weight / ln u).
@@ -28,8 +29,8 @@ def rank(key: str, members: Mapping[str, float]) -> list[str]:
 def assign(
     run: str, epoch: int, shards: Sequence[int], members: Mapping[str, float], group: Mapping[str, float] = _NOBODY
 ) -> dict[int, tuple[str, ...]]:
-    """Return the order of succession of each shard. No member is first in more shards than its share (see `shares`),
-    rounded up.
+    """Return, for each shard, the members in their order of succession. No member is first in more shards than its
+    share of all shards (see `shares`), rounded up.
 
     members: peer → bandwidth of the peers that may aggregate, in any unit, 0 where unknown. group: the same for all
     peers that contribute. Raises ValueError when there is no member.
@@ -53,7 +54,7 @@ def assign(
 def assigned(
     run: str, epoch: int, shards: tuple[int, ...], members: Weighted, group: Weighted = ()
 ) -> Mapping[int, tuple[str, ...]]:
-    """Return `assign` of these arguments, cached."""
+    """Return the result of `assign` for these arguments, from a cache if it is there."""
     return assign(run, epoch, shards, dict(members), dict(group))
 
 
@@ -64,14 +65,14 @@ def in_tiers(
     tiers: Iterable[Mapping[str, float]],
     group: Mapping[str, float] = _NOBODY,
 ) -> dict[int, tuple[str, ...]]:
-    """Return the order of succession of each shard: the members of the first tier as `assign` orders them, then those
-    of the next tier. Empty orders if every tier is empty."""
+    """Return, for each shard, the peers in their order of succession: the members of the first tier in the order of
+    `assign`, then the members of each later tier. The order is empty if every tier is empty."""
     elections = [assigned(run, epoch, shards, tuple(tier.items()), tuple(group.items())) for tier in tiers if tier]
     return {shard: tuple(peer for election in elections for peer in election[shard]) for shard in shards}
 
 
 def without(peers: Iterable[str], left_out: str) -> list[str]:
-    """Return the peers in order, except ``left_out``."""
+    """Return the peers without ``left_out``, in the same order."""
     return [peer for peer in peers if peer != left_out]
 
 

@@ -27,7 +27,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The receiving replica has handled the message."""
+    """The peer ``to`` has received and handled the message."""
 
     to: str
     message: Message
@@ -35,8 +35,8 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class SendFailed:
-    """A message could not be delivered. ``gone``: True if the dial was refused or a relay knows that the peer is gone;
-    False if no path to the peer was found, a deadline passed, or the receiver refused the message."""
+    """A message could not be delivered. ``gone`` is True if the dial was refused or a relay knows that the peer is
+    gone. It is False if no path to the peer was found, a deadline passed, or the receiver refused the message."""
 
     to: str
     message: Message
@@ -75,8 +75,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Reachable:
-    """This peer has found out whether other peers can dial it (``reachable``); if not, this peer is private. The same
-    result may be reported again."""
+    """This peer has found out whether other peers can dial it. If they can't (``reachable`` is False), this peer is
+    private. The node may report the same result several times."""
 
     reachable: bool
 
@@ -105,8 +105,8 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class Contribute:
-    """The trainer's pseudo-gradients are ready for the shards that a Load named as due. ``payloads``: in the order of
-    ``shards``."""
+    """The trainer's pseudo-gradients are ready for the shards that a Load named as due. ``payloads`` are in the order
+    of ``shards``."""
 
     shards: tuple[int, ...]
     weight: float
@@ -119,7 +119,7 @@ class Contribute:
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """The answer to Average: the outer step on ``base`` leads to ``digest``."""
+    """The answer to Average: the outer step, taken from ``base``, leads to ``digest``."""
 
     shard: int
     base: Version
@@ -137,7 +137,7 @@ class Damaged:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The answer to Apply: the outer step of another peer's commit on ``base`` leads to ``digest``."""
+    """The answer to Apply: another peer's commit, applied to ``base``, leads to ``digest``."""
 
     shard: int
     base: Version
@@ -158,7 +158,8 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Found the run with epoch 0 of every shard. ``digests``: by shard, over θ₀ and ``founding_meta``."""
+    """This peer is to found the run, with every shard at epoch 0. ``digests``: one for each shard, computed over θ₀ and
+    ``founding_meta``."""
 
     generation: int
     digests: tuple[str, ...]
@@ -166,22 +167,22 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Start from a checkpoint. ``states``: the replicated state of every shard; the tensors are already in place and
-    verified."""
+    """This peer is to start from a checkpoint. ``states``: the replicated state of every shard; the tensors are already
+    in place and verified."""
 
     states: tuple[State, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Revised:
-    """The run's founder has signed this revision. The same revision may be reported again."""
+    """The node reports a revision that the run's founder has signed. It may report the same revision several times."""
 
     revision: Revision
 
 
 @dataclass(frozen=True, slots=True)
 class Depart:
-    """Leave the run on purpose."""
+    """This peer is to leave the run on purpose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +231,8 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Compute the weighted mean of contributions, rounded as it will be sent, and propose the outer step with it. The
-    answer is Averaged.
+    """Compute the weighted mean of the contributions, rounded as it will be sent, and the outer step with this mean.
+    Propose the result. The answer is Averaged.
 
     contributions: summed in the order given (sorted by peer id). meta: what the new digest covers besides the tensors.
     held: what the digest of the base covers besides the tensors; if the tensors do not have that digest, the answer is
@@ -250,8 +251,8 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Compute the outer step of another peer's commit and propose the result. ``meta``, ``buffered``: as for Average.
-    The answer is Applied."""
+    """Compute the outer step of another peer's commit and propose the result. ``meta`` and ``buffered`` are as in
+    Average. The answer is Applied."""
 
     commit: Commit
     meta: bytes
@@ -260,8 +261,8 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Load a fetched state and propose it. ``meta``: what its digest covers besides the tensors. The answer is
-    Filled."""
+    """Load the tensors of a fetched state, and propose the state. ``meta``: what the state's digest covers besides the
+    tensors. The answer is Filled."""
 
     state: State
     meta: bytes
@@ -269,8 +270,8 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Make these proposals, each (shard, digest), the present state, all at once. Discard other proposals for these
-    shards."""
+    """Make these proposals the present states of their shards, all at once, and discard other proposals for these
+    shards. Each proposal is given as (shard, digest)."""
 
     proposals: tuple[tuple[int, str], ...]
 
@@ -298,7 +299,8 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The answer to the trainer's Merge: merge ``shards`` (perhaps none); then contribute the shards in ``due``.
+    """The answer to the trainer's Merge: the trainer merges ``shards`` (there may be none), and next contributes to the
+    shards in ``due``.
 
     Shards that are due belong to one fragment. In synchronous mode: the fragment with the lowest epoch (if several
     have it, the first of these). Its shards at that epoch are due, so peers with the same logs choose the same shards.
@@ -311,8 +313,8 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Tell the trainer that its exchange is over. ``sent`` False: nothing was sent because the bases had changed, so
-    the trainer should merge and try again."""
+    """Tell the trainer that its exchange is over. If ``sent`` is False, nothing was sent, because newer versions had
+    come: the trainer should merge them and contribute again."""
 
     sent: bool
 
@@ -324,7 +326,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Tell the trainer that a shard's present state has changed: it should merge at its next step."""
+    """Tell the trainer that a shard's present state has changed, so that it asks for a merge at its next inner step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +336,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line for the event log. ``kind`` is one of a fixed vocabulary, ``text`` is one sentence."""
+    """A line for the event log. ``kind`` is one of a fixed set of words, ``text`` is one sentence."""
 
     kind: str
     text: str

@@ -16,8 +16,8 @@ from .version import ModelVersion, Version
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request for one shard that is under way: its donor, when it was sent, and the version held here at that
-    time."""
+    """A request for one shard that has no answer yet: the donor that was asked, when the request was sent, and the
+    version that this replica held at that time."""
 
     donor: str
     when: float
@@ -44,13 +44,13 @@ class Gathering:
     behind: set[tuple[str, int]] = field(default_factory=set)  # (donor, shard): the donor sent an older state
 
     def begin(self, vector: tuple[Version, ...]) -> None:
-        """Record the versions that the first donor reported. Now every shard is to be requested."""
+        """Record the versions that the first donor reported. From now on every shard can be requested."""
         self.vector, self.told_by, self.left = vector, self.first, list(range(len(vector)))
 
     def ask(
         self, donors: Mapping[str, Collection[int]], have: Sequence[Version | None], now: float
     ) -> list[tuple[str, tuple[int, ...]]]:
-        """Return new requests as (donor, shards), and record them as sent.
+        """Return the requests to send now, each as (donor, shards), and record them as sent.
 
         ``donors``: donor → shards that it is known to hold. ``have``: this replica's versions. A shard is requested
         from a donor known to hold it, else from any donor that has not sent an older state of it.
@@ -66,8 +66,9 @@ class Gathering:
         return [(donor, shards) for donor, shards in requests.items() if shards]
 
     def told_to_hold(self, donor: str, epochs: Sequence[int]) -> set[int]:
-        """Return the shards of which this donor is known to hold the version in ``vector`` or a newer one. ``epochs``:
-        the lowest epoch of each fragment, from its Summary, so the donor may hold more shards than these."""
+        """Return the shards of which the donor is known to hold the version in ``vector`` or a newer one. ``epochs``:
+        the lowest epoch of each fragment, from the donor's Summary. The donor may hold more shards than are returned,
+        because these epochs are the lowest ones."""
         vector = self.vector
         if vector is None or not epochs:
             return set()
@@ -75,13 +76,14 @@ class Gathering:
         return {s for fragment, of in shards for s in of if all_of_it or epochs[fragment] >= vector[s].epoch}
 
     def hopeless(self, donors: Mapping[str, Collection[int]]) -> bool:
-        """Whether no request is under way and no donor may hold any of the remaining shards."""
+        """Whether the gathering can't go on: no request is under way, and every donor is known to lack the shards that
+        remain."""
         tried = all((p, s) in self.behind for p, holds in donors.items() for s in self.left if s not in holds)
         return not self.asked and tried and not any(s in holds for holds in donors.values() for s in self.left)
 
     def lacks(self, donor: str, shard: int) -> None:
-        """Record that the donor sent an older state of this shard than ``vector`` names, and request the shard
-        again."""
+        """Record that the donor sent a state of this shard that is older than the version in ``vector``, so that the
+        shard is requested again."""
         self.behind.add((donor, shard))
         self.again([shard])
 
@@ -96,15 +98,15 @@ class Gathering:
         self.came(shards)
 
     def of(self, donor: str) -> list[int]:
-        """Return the shards requested from this donor."""
+        """Return the shards for which a request to this donor is under way."""
         return [shard for shard, asked in self.asked.items() if asked.donor == donor]
 
     def overdue(self, now: float) -> list[int]:
-        """Return the shards requested longer than ``fetch_again`` ago."""
+        """Return the shards whose requests have been under way for ``fetch_again`` or longer."""
         return [shard for shard, asked in self.asked.items() if now - asked.when >= self.rules.fetch_again]
 
     def moved(self, versions: Sequence[Version | None]) -> list[int]:
-        """Return the shards whose version has changed since they were requested."""
+        """Return the requested shards whose version here has changed since the request."""
         return [shard for shard, asked in self.asked.items() if versions[shard] != asked.had]
 
     @property

@@ -1,4 +1,5 @@
-"""Contributions and commits on versions of a shard that this replica has not reached, stored until it reaches them."""
+"""Storage for contributions and commits that arrived early: this replica has not yet reached the versions that they
+were made on."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from .version import Version
 
 
 class Incoming:
-    """The contributions and commits of one shard that arrived early."""
+    """The contributions and commits of one shard that arrived before the version that they were made on."""
 
     def __init__(self, rules: Rules, roster: Roster) -> None:
         self.rules, self.roster = rules, roster
@@ -20,23 +21,26 @@ class Incoming:
         return len(self.early) + len(self.commits)
 
     def stash(self, sender: str, contribution: Contribution) -> None:
-        """Store a contribution unless its author is dead or has left. An author that has not sent a Summary yet will
-        soon do so or be found dead."""
+        """Store a contribution that arrived early, unless its author is dead or has left. An author that has not sent a
+        Summary yet will soon send one or be found dead."""
         if not self.roster.away(sender):
             self.early[sender] = contribution
 
     def keep(self, commit: Commit) -> None:
-        """Store a commit. If more than ``commits_kept`` are stored, drop the one on the oldest version."""
+        """Store a commit that arrived early. If more than ``commits_kept`` are then stored, drop the commit that was
+        made on the oldest version."""
         self.commits[commit.base] = commit
         if len(self.commits) > self.rules.commits_kept:
             del self.commits[min(self.commits)]
 
     def take_commit(self, version: Version) -> Commit | None:
-        """Remove and return the stored commit on this version, or None. Commits on earlier versions are dropped."""
+        """Remove and return the stored commit that was made on this version; return None if there is none. Drop the
+        stored commits that were made on earlier versions."""
         self.commits = {base: commit for base, commit in self.commits.items() if base.epoch >= version.epoch}
         return self.commits.pop(version, None)
 
     def lost(self, peer: str) -> None:
-        """Handle a peer that died or left: drop its contribution if the peer has never sent a Summary."""
+        """Handle the loss of a peer that died or left: drop its contribution if no Summary of this peer has ever
+        arrived."""
         if not self.roster.met(peer):
             self.early.pop(peer, None)

@@ -1,4 +1,5 @@
-"""Whether this replica is behind and has to fetch, or whether the missing commits are on their way.
+"""Judges whether this replica is behind other peers and must fetch states, or whether the missing commits are on their
+way.
 
 Law: this module judges by other peers' Summaries and by messages on versions that this replica does not hold; `catchup`
 sends the requests.
@@ -14,11 +15,11 @@ from .version import ModelVersion, Version
 
 
 class Lag:
-    """The signs that this replica is behind, and since when each one lasts."""
+    """The signs that this replica is behind other peers, and since when each sign lasts."""
 
     def __init__(self, rules: Rules, logs: Logs, roster: Roster) -> None:
         self.rules, self.logs, self.roster = rules, logs, roster
-        # the first greater model seen, when it was seen, and the peer that holds it
+        # the first higher model version that was seen, when it was seen, and the peer that reported it
         self.ahead: tuple[ModelVersion, float, str] | None = None
         # when payload bytes last came or went: they may belong to commits, or commits may wait behind them
         self.moving = float("-inf")
@@ -29,33 +30,34 @@ class Lag:
     # -- what is seen
 
     def gap(self, shard: int, now: float) -> None:
-        """Record that another peer works on a base that this replica does not hold: a commit was missed or is on its
-        way."""
+        """Record that another peer has sent a message on a version of this shard that this replica does not hold: a
+        commit was missed or is on its way."""
         at = self.logs[shard].version
         if shard not in self.missed or self.missed[shard][0] != at:
             self.missed[shard] = (at, now)
 
     def moved(self) -> None:
-        """Handle a change of this replica's versions: forget the greater model that was seen if this replica's model is
-        now as great."""
+        """Handle a change of this replica's versions. If the model version here has reached the higher one that another
+        peer reported, forget that report."""
         if self.ahead is not None and self.logs.model() >= self.ahead[0]:
             self.ahead = None
 
     def gone(self, peer: str) -> None:
-        """Handle a peer that died or can't be reached: forget the greater model that was seen if this peer holds it."""
+        """Handle a peer that died or can't be reached. If this peer reported the higher model version that is
+        remembered here, forget that version."""
         if self.ahead is not None and self.ahead[2] == peer:
             self.ahead = None
 
     # -- what follows
 
     def is_far(self, theirs: ModelVersion) -> bool:
-        """Whether a peer's model is ahead by more than one epoch for each shard, on average, so that the commits on
-        their way would not suffice."""
+        """Whether a peer's model is ahead of this replica's by more than one epoch per shard, on average. The commits
+        that are on their way would then not be enough."""
         mine = self.logs.model()
         return theirs.generation == mine.generation and theirs.epochs - mine.epochs > len(self.logs)
 
     def lasts(self, peer: str, theirs: ModelVersion, now: float) -> bool:
-        """Whether this replica has been behind for so long that it should fetch from this peer, whose model is greater.
+        """Whether this replica has been behind the peer's model version for so long that it should fetch from the peer.
 
         On a slow link the commits of one round arrive over some time. A state requested meanwhile would arrive after
         the commits and bring nothing new.
@@ -69,7 +71,8 @@ class Lag:
         return now - min([quiet, *stuck]) >= self.rules.settle
 
     def keep_up(self, peer: str, now: float) -> Fetch | None:
-        """Asynchronous: return a request for what is newer at the peer, or None if the peer was asked lately.
+        """In asynchronous mode, return a request for what is newer at the peer, or None if this replica asked the peer
+        a short time ago.
 
         The request is only for shards that this peer may have to aggregate, because in other shards it is usual to be
         behind. If there are no such shards, the peer is only asked for its versions, once per ``dead_after``, so that a

@@ -13,7 +13,8 @@ from .roster import Roster
 
 
 class Leadership:
-    """The term for one shard's next commit: which peer holds it and, if this peer claimed it, which peers promised."""
+    """The term for a shard's next commit: its number, the peer that holds it and, if this peer claimed it, the peers
+    that have promised."""
 
     def __init__(self, roster: Roster, state: State | None) -> None:
         self.me, self.roster, self.state = roster.me, roster, state
@@ -29,10 +30,10 @@ class Leadership:
         return [*self.plan.succession, *(p for p in self.plan.group if p not in self.plan.succession)]
 
     def target(self) -> tuple[int, str]:
-        """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. That
-        is the holder while it lives, even if it has become private. Once the holder is gone, it is the next live
-        candidate: a reachable one if there is one, else a private one. If all candidates are gone, it is the peer with
-        the lowest id among all that may aggregate, again a reachable one if there is one."""
+        """Return (term, peer): the peer that should aggregate now, as far as this peer knows, and its term. While the
+        holder of the term lives, that is the holder, even if it has become private. After its death, that is the next
+        live candidate or, if no candidate is live, the peer with the lowest id among all that may aggregate. In both
+        cases a reachable peer goes before a private one."""
         if self.roster.may_aggregate(self.holder):
             return self.term, self.holder
         candidates = self.candidates()
@@ -44,15 +45,16 @@ class Leadership:
         return self.term, self.holder
 
     def unpromised(self) -> list[str]:
-        """Return the peers whose promise is missing: a peer that has claimed the term may write the commit only once it
-        has all promises. Empty if this peer has not claimed the term."""
+        """Return the live peers that hold a state and have not yet promised to accept this peer's claim to the term.
+        This peer may write the commit only once all have promised. The list is empty if this peer has not claimed the
+        term."""
         if self.promised_by is None:
             return []
         return [p for p in self.roster.alive() if self.roster.holds_state(p) and p not in self.promised_by]
 
     def is_claimed_by_another(self, sender: str, fragment: int) -> bool:
-        """Whether the term is held by a live peer that is neither this peer nor ``sender``, and that is not yet at a
-        later epoch than this peer."""
+        """Whether another peer's claim stands against a commit sent by ``sender``: a third, live peer holds the term,
+        and it has not reached a later epoch than this peer."""
         summary = self.roster.summary(self.holder) if self.holder not in (self.me, sender) else None
         if summary is None or self.state is None:
             return False
@@ -69,20 +71,21 @@ class Leadership:
         self.term, self.holder, self.promised_by = term, holder, None
 
     def ask(self) -> list[Effect]:
-        """Return requests for promises. The requests are repeated until the commit is made, because a peer that adopts
-        the version later does not know the claim."""
+        """Return requests for promises if this peer has claimed the term. They are repeated until the commit is made,
+        because a peer that adopts the version later does not know of the claim."""
         if self.state is None or self.promised_by is None:
             return []
         request = TakeOver(self.state.shard, self.state.version, self.term)
         return [Send(p, request) for p in self.roster.alive() if self.roster.holds_state(p)]
 
     def refusal(self) -> Outdated:
-        """Return the answer to a peer that takes the wrong peer for the aggregator."""
+        """Return the refusal for a peer that takes the wrong peer for the aggregator. It names the peer that holds the
+        term."""
         assert self.state is not None
         return Outdated(self.state.shard, self.state.version, self.term, self.holder)
 
     def promised(self, sender: str, promise: Promise) -> bool:
-        """Record a peer's promise; return whether the promise is for the present claim."""
+        """Record a peer's promise, and return whether it was given for this peer's present claim."""
         mine = self.state is not None and promise.base == self.state.version and promise.term == self.term
         if not mine or self.holder != self.me or self.promised_by is None:
             return False
@@ -90,8 +93,9 @@ class Leadership:
         return True
 
     def is_overruled(self, sender: str, refusal: Outdated) -> bool:
-        """Whether a refusal names a greater claim than the known one, or comes from the known holder but names another
-        peer: that holder has then forgotten its own claim."""
+        """Whether a refusal shows that this peer takes the wrong peer for the holder of the term. The refusal does so
+        if it names a claim that wins against the known one. It also does so if the known holder sent it and names
+        another peer, because that holder has forgotten its own claim."""
         if self.state is None or refusal.base != self.state.version:
             return False
         greater = (refusal.term, refusal.holder) > (self.term, self.holder)

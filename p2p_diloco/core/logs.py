@@ -23,7 +23,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Logs(Sequence[ShardLog]):
-    """The logs by shard, with totals that are kept up to date."""
+    """The logs of all shards, and totals over them that are kept up to date."""
 
     def __init__(self, rules: Rules, logs: Iterable[ShardLog]) -> None:
         self._rules, self._logs = rules, tuple(logs)
@@ -78,13 +78,13 @@ class Logs(Sequence[ShardLog]):
     # -- all together
 
     def versions(self) -> tuple[Version | None, ...]:
-        """Return the version of each shard; None where no state is held."""
+        """Return the version of each shard; None where this replica holds no state."""
         self._look()
         return tuple(self._versions)
 
     @property
     def whole(self) -> bool:
-        """Whether a state of every shard is held."""
+        """Whether this replica holds a state of every shard."""
         self._look()
         return not self._empty
 
@@ -95,40 +95,42 @@ class Logs(Sequence[ShardLog]):
 
     @property
     def even(self) -> bool:
-        """Whether all shards are held and, in each fragment, all shards for which the run goes on are at one epoch."""
+        """Whether this replica holds all shards and, in each fragment, all shards are at the same epoch. Shards for
+        which the run has ended do not matter."""
         return self.whole and not self.uneven()
 
     def uneven(self) -> dict[int, tuple[int, ...]]:
-        """Return fragment → epochs of its shards, lowest first, for each fragment whose shards are at several epochs.
-        Shards that have reached the end of the run are left out."""
+        """Return the fragments whose shards are at different epochs, each with these epochs, lowest first. Shards that
+        have reached the end of the run are left out."""
         self._look()
         return {f: tuple(sorted(epochs)) for f, epochs in enumerate(self._open) if len(epochs) > 1}
 
     def epochs(self) -> tuple[int, ...]:
-        """Return the lowest epoch of each fragment. Only to be called while all shards are held."""
+        """Return the lowest epoch of each fragment. Call this only while this replica holds all shards."""
         self._look()
         return tuple(map(min, self._epochs))
 
     def open_epochs(self) -> list[int | None]:
-        """Return the lowest epoch of each fragment among held shards for which the run goes on; None for a fragment
-        without such shards."""
+        """Return the lowest epoch of each fragment, over the shards that this replica holds and for which the run goes
+        on. None for a fragment without such shards."""
         self._look()
         return [min(epochs, default=None) for epochs in self._open]
 
     @property
     def revision(self) -> Revision:
-        """The lowest revision over all shards."""
+        """The lowest revision of any shard."""
         self._look()
         return min(self._revisions)
 
     @property
     def collected(self) -> int:
-        """Number of other peers' payloads stored here, over all shards."""
+        """The number of other peers' payloads that this replica stores, over all shards."""
         self._look()
         return self._collected_sum
 
     def model(self) -> ModelVersion:
-        """Return the version of the whole model; the lowest one, `ModelVersion()`, while a shard is missing."""
+        """Return the version of the whole model. While a shard is missing here, this is the lowest version,
+        `ModelVersion()`."""
         if not self.whole:
             return ModelVersion()
         if self._model is None:
@@ -137,8 +139,8 @@ class Logs(Sequence[ShardLog]):
         return self._model
 
     def _look(self) -> None:
-        """Update the totals for the logs that were handed out. Each call until the event ends does so again, because
-        these logs may still change."""
+        """Update the totals for the logs that were handed out during this event. Each call until the event ends does so
+        again, because these logs may still change."""
         for shard in self._taken:
             log = self._logs[shard]
             if (collected := log.collected) != self._collected[shard]:
@@ -167,30 +169,31 @@ class Logs(Sequence[ShardLog]):
     # -- for derived values
 
     def watch(self) -> set[int]:
-        """Return a new set. Whenever a log is handed out, its shard is added to the set. At first the set holds all
-        shards; the caller empties it."""
+        """Return a new set, which at first contains all shards. Whenever a log is handed out, its shard is added to the
+        set. The caller empties the set."""
         self._watches.append(set(range(len(self._logs))))
         return self._watches[-1]
 
     def look_at(self, shard: int) -> ShardLog:
-        """Return a log for reading only: it does not count as handed out."""
+        """Return a shard's log for reading only. The log does not count as handed out."""
         return self._logs[shard]
 
 
 class PerShard(Generic[T]):
-    """A value derived from each log, computed again only for logs handed out since the last time. Read it only between
-    events, because a log that was handed out may still change during one."""
+    """Values that are computed from the logs, one for each shard. A value is computed again only if its log was handed
+    out since the last time. Read the values only between events: during an event, a log that was handed out may still
+    change."""
 
     def __init__(self, logs: Logs, of: Callable[[ShardLog], T | None]) -> None:
         self._logs, self._of, self._taken = logs, of, logs.watch()
         self._kept: dict[int, T] = {}
 
     def forget(self) -> None:
-        """Compute all values again next time, because something besides the logs has changed."""
+        """Let the next call of `now` compute all values again, because something besides the logs has changed."""
         self._taken.update(range(len(self._logs)))
 
     def now(self) -> Mapping[int, T]:
-        """Return the values by shard, without shards whose value is None."""
+        """Return the present values by shard. Shards whose value is None are left out."""
         kept = self._kept
         for shard in self._taken:
             said = self._of(self._logs.look_at(shard))
@@ -203,7 +206,7 @@ class PerShard(Generic[T]):
 
 
 def _add(counts: Counter[K], key: K, by: int) -> None:
-    """Add to a count, and remove it if it is now zero."""
+    """Add ``by`` to the count of ``key``. Remove the key if its count is now zero."""
     counts[key] += by
     if not counts[key]:
         del counts[key]

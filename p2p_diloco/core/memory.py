@@ -1,5 +1,5 @@
-"""A limit on the payloads of other peers that this replica stores, over all shards: contributions come first, then
-commits."""
+"""A limit on the number of other peers' payloads that this replica stores, over all shards. Contributions take the room
+first; commits get what is left."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Memory:
         self._commits = dict[int, None]()  # shards whose stored commit was written by another peer, oldest first
 
     def crowded(self, shard: int) -> bool:
-        """Whether a contribution to this shard should wait because too many payloads are stored. Contributions to the
-        first shard with an open round never wait: peers send in shard order, so that round closes next and frees
-        memory."""
+        """Whether a contribution to this shard should wait, because this replica stores too many payloads. A
+        contribution to the first shard with an open round never waits: peers send shards in order, so this round closes
+        next and frees memory."""
         if self.rules.asynchronous or self.logs.collected < self.rules.payloads_kept:
             return False
         return shard > min(self._open.now(), default=shard)
 
     def moved(self, shards: Sequence[int]) -> None:
-        """Handle new versions of these shards: store their commits, and if memory is short, drop the commits stored for
-        longest. A commit whose author may be gone is not dropped."""
+        """Handle new versions of these shards: record that the commits which made them are stored. If too many payloads
+        are stored, drop the commits that have been stored for longest. Keep a commit whose author may be gone."""
         for shard in shards:
             self._commits.pop(shard, None)
             last = self.logs.look_at(shard).outgoing.last

@@ -21,8 +21,8 @@ class Mending:
         self.repairs = 0  # number of fetches for repair so far; each asks the next donor
 
     def doubt(self, shard: int, author: str, now: float) -> list[Effect]:
-        """Handle a commit that led to another digest here than it names: fetch the shard's whole state again, from the
-        author or, if the author is gone, from any peer that is ahead."""
+        """Handle a commit whose outer step led to another digest here than the commit names. Fetch the shard's whole
+        state from the commit's author or, if the author is gone, from any peer whose model is newer."""
         self.catchup.doubt([shard])
         if author == self.roster.me or not self.roster.live(author):
             ahead = [p for p, s in self.roster.summaries().items() if s.model > self.logs.model()]
@@ -32,7 +32,8 @@ class Mending:
         return self.catchup.fetch(author, self.logs.model(), now)
 
     def mend(self, now: float) -> list[Effect]:
-        """Fetch damaged shards again. If no peer has sent them within ``dead_after``, use their tensors as they are."""
+        """Fetch the damaged shards again. If no peer can send them, or none has done so within ``dead_after``, go on
+        with the damaged tensors."""
         damaged = [log for log in self.logs if log.round.damaged is not None]
         shards = [log.shard for log in damaged]
         if not damaged or self.catchup.is_fetching(shards):

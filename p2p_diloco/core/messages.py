@@ -26,7 +26,7 @@ class Plan:
     succession: tuple[str, ...]
 
     def names(self, peer: str) -> bool:
-        """Whether the plan names the peer. Such a peer needs the commit that contains this plan soon."""
+        """Whether the plan names the peer. A peer that is named needs the commit with this plan soon."""
         return peer in self.group or peer in self.succession
 
 
@@ -67,7 +67,7 @@ class ProbeAck:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The sender leaves the run on purpose, so no peer needs to wait for it. ``incarnation``: the incarnation that
+    """The sender leaves the run on purpose, so no peer needs to wait for it. ``incarnation`` says which incarnation
     leaves, because the message may arrive after the sender has restarted."""
 
     incarnation: int
@@ -103,8 +103,8 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One outer step of a shard: the payload (the encoded mean) applied to ``base`` at ``revision`` gives ``version``.
-    ``plan``: for the next round."""
+    """One outer step of a shard. The payload is the encoded mean: applied to ``base`` with the rates of ``revision``,
+    it gives ``version``. ``plan`` is the plan of the next round."""
 
     shard: int
     base: Version
@@ -119,8 +119,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """The sender aggregates the round on ``base`` and asks for the receiver's contribution. The receiver sends its
-    contribution even if it was delivered before, because the sender may have lost it."""
+    """The sender aggregates the round on ``base`` and asks for the receiver's contribution. The receiver sends it even
+    if it was delivered before, because the aggregator may have lost it."""
 
     shard: int
     base: Version
@@ -153,8 +153,8 @@ class Stale:
 
 @dataclass(frozen=True, slots=True)
 class TakeOver:
-    """The sender claims the right to write the commit after ``base``, because the peers before it in the succession are
-    gone."""
+    """The sender claims the right to write the commit that follows ``base``, because the peers before it in the
+    succession are gone."""
 
     shard: int
     base: Version
@@ -173,8 +173,8 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Outdated:
-    """Refusal of a contribution, commit or claim: as far as the sender knows, ``holder`` holds ``term`` for the commit
-    after ``base``."""
+    """Refusal of a contribution, commit or claim. As far as the sender knows, ``holder`` holds ``term`` for the commit
+    that follows ``base``."""
 
     shard: int
     base: Version
@@ -187,8 +187,8 @@ class Outdated:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Request for the commits or states that are newer than ``have``, for these ``shards`` (None: for all). With an
-    empty ``shards``: request for the receiver's versions.
+    """Asks the receiver for the commits or states that are newer than the versions in ``have``: of ``shards`` or, if
+    this is None, of all shards. If ``shards`` is empty, the message asks only for the receiver's versions.
 
     ``whole``: the sender knows that the lineages differ and asks for whole states: of ``shards`` or, if that is None,
     of all shards that differ.
@@ -201,8 +201,8 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The sender's version of each shard. ``forked``: the lineages differ, so the receiver compares whole models before
-    it takes a state."""
+    """The sender's version of each shard. ``forked``: the two peers are on different lineages, so the receiver compares
+    the model versions before it takes a state."""
 
     versions: tuple[Version, ...]
     forked: bool

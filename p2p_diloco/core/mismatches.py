@@ -9,7 +9,7 @@ from .rules import Rules
 
 
 class Mismatches:
-    """Counts and logs commits that lead to another digest than they name."""
+    """Counts and logs the commits whose outer step leads to another digest here than the commit names."""
 
     def __init__(self, rules: Rules, roster: Roster, now: float) -> None:
         self.rules, self.roster = rules, roster
@@ -17,12 +17,13 @@ class Mismatches:
         self.silent_until, self.unsaid = now, 0
 
     def agreed(self) -> None:
-        """Record that a commit led to the digest that it names."""
+        """Record that a commit's outer step led to the digest that the commit names."""
         self.in_a_row = 0
 
     def found(self, text: str, now: float) -> list[Effect]:
-        """Record that a commit led to another digest than it names. Log it, unless such a line was logged lately. After
-        ``astray_max`` such commits in a row, ask for states instead of commits. ``text``: what to log."""
+        """Record that a commit's outer step led to another digest than the commit names, and log ``text``, unless such
+        a line was logged lately. After ``astray_max`` such commits in a row, ask other peers for states instead of
+        commits."""
         self.in_a_row += 1
         if self.in_a_row >= self.rules.astray_max and not self.roster.mine.unlike:
             self.roster.says(unlike=True)

@@ -10,7 +10,7 @@ from .version import Version
 
 
 class Outgoing:
-    """One shard's last commit while a peer may lack it, and the messages of its present version to send again."""
+    """Stores one shard's last commit as long as a peer may lack it, and the messages that must be sent again."""
 
     def __init__(self, rules: Rules, roster: Roster) -> None:
         self.rules, self.roster = rules, roster
@@ -25,11 +25,13 @@ class Outgoing:
         self._let_go_if_held()
 
     def adopted(self) -> None:
-        """Record that the present version was not made by a commit here: a peer that lacks it gets the whole state."""
+        """Record that this replica adopted the present version as a state, without a commit. So a peer that lacks this
+        version gets the whole state."""
         self.last, self.lacking = None, set()
 
     def renew(self, state: State) -> None:
-        """Handle a new version: an undelivered state is replaced by the new one, an undelivered commit is dropped."""
+        """Handle a new version of the shard: replace undelivered states with the new state, and drop undelivered
+        commits."""
         self.again = {peer: state for peer, message in self.again.items() if isinstance(message, State)}
         self.resent = {}
 
@@ -41,20 +43,20 @@ class Outgoing:
         return state if self.last is None or self.last.base != base or unlike else self.last
 
     def reached(self, peer: str) -> None:
-        """Record that the peer holds the present version. Once no live peer lacks it, the commit is dropped; newcomers
-        get the whole state."""
+        """Record that the peer holds the present version. Once no live peer lacks this version, drop its commit; peers
+        that join later get the whole state."""
         self.lacking.discard(peer)
         self._let_go_if_held()
 
     def let_go(self) -> None:
-        """Drop the last commit to free its memory, unless its author may be gone, because then perhaps no other peer
-        can send it."""
+        """Drop the last commit to free its memory. Keep it if its author may be gone, because then perhaps no other
+        peer can send it."""
         if self.last is not None and self.roster.sound(self.last.aggregator):
             self.last, self.lacking = None, set()
 
     def undelivered(self, to: str, message: Commit | State) -> None:
-        """Arrange that a message with the present version is sent again, because the round may wait for that peer. This
-        is done ``resends`` times at most for each peer."""
+        """Called when a message with the present version could not be delivered. Arrange that it is sent again, because
+        the round may wait for that peer; do so ``resends`` times at most for each peer."""
         tries = self.resent.get(to, 0)
         if tries < self.rules.resends:
             self.resent[to], self.again[to] = tries + 1, message

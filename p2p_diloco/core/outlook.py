@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def waiting(replica: Replica) -> str:
-    """Return one sentence that says what the replica waits for; an empty one if it waits for nothing."""
+    """Return one sentence that says what the replica waits for; an empty string if it waits for nothing."""
     if not replica.has_state:
         return _waiting_for_a_state(replica)
     if replica.rules.asynchronous:
@@ -29,7 +29,7 @@ def waiting(replica: Replica) -> str:
 
 def round_now(replica: Replica) -> tuple[int, int, int] | None:
     """Return (fragment, contributions received, contributions expected) of a round that the replica aggregates; None if
-    no such round has received a contribution."""
+    no round that it aggregates has received a contribution."""
     for log in replica.logs:
         came = len(log.round.inbox)
         if came and log.lead.holder == replica.me:

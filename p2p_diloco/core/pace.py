@@ -32,13 +32,14 @@ STEPS_MIN (once so many are known) and at most STEPS_MAX."""
 
 
 def speeds(summaries: Mapping[str, Summary]) -> dict[str, float]:
-    """Return the inner steps a second of each live peer that trains and makes progress, where known."""
+    """Return the speed, in inner steps a second, of each live worker that is not idle. Peers of unknown speed are left
+    out."""
     return {peer: s.speed for peer, s in summaries.items() if s.role == "worker" and not s.idle and s.speed > 0}
 
 
 def trains_for(steps: int, nbytes: int, me: str, summaries: Mapping[str, Summary]) -> float:
-    """Return the seconds from the merge of a round's base to the end of this peer's inner steps, T - x_w; inf while no
-    speed is known.
+    """Return how many seconds this peer trains in a round, from the merge of the round's base to the end of its inner
+    steps: T - x_w (see the module). The result is inf while no peer's speed is known.
 
     steps: the number that the fastest peer makes. nbytes: the size of a contribution and a mean together. summaries: of
     all live peers. An unknown bandwidth counts as the median of the known ones.
@@ -52,8 +53,8 @@ def trains_for(steps: int, nbytes: int, me: str, summaries: Mapping[str, Summary
 
 
 def is_over(trained_s: float, step_s: float, planned_s: float) -> bool:
-    """Whether the inner steps of the round are over: one more step would end after the planned time by more than half a
-    step, or by more than the share LATE_MAX of that time.
+    """Whether this peer should make no further inner step in this round, because that step would end too late: after
+    the planned time by more than half a step, or by more than LATE_MAX times the planned time.
 
     trained_s: the time since the merge of the round's base. step_s: the usual time of a step. planned_s: the result of
     `trains_for`.
@@ -75,7 +76,8 @@ class StepTimes:
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_MAX))
 
     def add(self, seconds: float, round_steps: int) -> None:
-        """Record a step of this many seconds, in rounds of ``round_steps`` steps."""
+        """Record that an inner step took this many seconds. ``round_steps``: the number of steps that a round has
+        now."""
         self._last.append(seconds)
         count = min(max(round_steps, STEPS_MIN), STEPS_MAX)
         self.usual = statistics.median(list(self._last)[-count:])

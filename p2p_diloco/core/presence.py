@@ -1,4 +1,4 @@
-"""Peers that come, go, turn private or reachable, and send their Summary: what the logs and `catchup` do then.
+"""Handles peers that come, go, become private or reachable, or send their Summary, and tells the logs and `catchup`.
 
 Law: the roster stores what is known of a peer. This peer probes all other peers at once if rounds depend on a change in
 its own Summary.
@@ -28,12 +28,13 @@ class Presence:
         return [Send(peer, Probe(self.roster.mine))]
 
     def tell_all(self, now: float) -> list[Effect]:
-        """Probe all live peers, and all peers that a plan names but that have not sent a Summary yet, because rounds
-        depend on what has changed in this peer's Summary."""
+        """Probe all live peers, and all peers that a plan names but that have not sent a Summary yet. Called when this
+        peer's own Summary has changed in a way that affects rounds."""
         return [effect for peer in self.roster.within_reach() for effect in self.probe(peer, now)]
 
     def turns(self, reachable: bool, now: float) -> list[Effect]:
-        """Handle that other peers can dial this peer now, or can't any more: tell all peers."""
+        """Handle the news that other peers can dial this peer (``reachable``), or that they no longer can. Tell all
+        peers."""
         if reachable == self.roster.mine.eligible:
             return []
         self.roster.says(eligible=reachable)
@@ -45,8 +46,8 @@ class Presence:
         return [Send(peer, Leave(self.roster.mine.incarnation)) for peer in self.roster.alive()]
 
     def learn(self, *heard: Revision) -> list[Effect]:
-        """Take the highest of these revisions, heard from peers or found in this peer's shards, if it is higher than
-        the known one. This peer's next commits and probes name it."""
+        """Handle revisions that this peer has heard of, or that its shards have reached. The highest revision becomes
+        the one that this peer knows, and that its next commits and probes name."""
         mine = self.roster.mine
         highest = max(mine.revision, *heard)
         if highest == mine.revision:
@@ -54,7 +55,7 @@ class Presence:
         self.roster.says(revision=highest)
         if self.logs.revision == highest:
             return []
-        return [Note("revision", f"{highest} is known, and each shard adopts it with its next commit")]
+        return [Note("revision", f"this peer has learnt of {highest}; each shard adopts it with its next commit")]
 
     # -- others tell
 
@@ -74,7 +75,7 @@ class Presence:
                 return [Note("left", f"{sender} left the run"), *self._lost(sender, now)]
 
     def _summarized(self, peer: str, summary: Summary, back: bool, now: float) -> list[Effect]:
-        """Handle a peer's Summary. ``back``: the peer was unknown or counted as dead before."""
+        """Handle the Summary that a peer sent. ``back``: whether the peer was unknown or counted as dead before."""
         before = self.roster.summary(peer)
         restarted = self.roster.summarized(peer, summary)
         back = back or (before is None and self.roster.live(peer))
@@ -94,7 +95,7 @@ class Presence:
         return effects + self.catchup.seen(peer, summary.model, now)
 
     def _advance(self, now: float) -> list[Effect]:
-        """After a change of a Summary: let each shard's log take the steps that are due now."""
+        """Called after a peer's Summary has changed: let each shard's log do what is due now."""
         return [effect for log in self.logs for effect in log.advance(now)]
 
     # -- silence and refused dials
@@ -117,7 +118,7 @@ class Presence:
         return effects
 
     def _lost(self, peer: str, now: float) -> list[Effect]:
-        """Handle a peer that died or left."""
+        """Handle a peer that died or left: tell `catchup` and the log of each shard."""
         effects = self.catchup.gone(peer, now)
         for log in self.logs:
             effects += log.lost(peer, now)

@@ -39,7 +39,7 @@ class Member:
 
     @property
     def live(self) -> bool:
-        """Whether the peer is here and has sent a Summary."""
+        """Whether the peer has sent a Summary and has neither died nor left."""
         return self.summary is not None and self.here
 
     @property
@@ -50,13 +50,13 @@ class Member:
 
 
 class Probing:
-    """The probes to all known peers, and the deaths found by them."""
+    """Decides which peers are probed, and finds peers that are dead because they do not answer."""
 
     def __init__(self, rules: Rules, members: dict[str, Member]) -> None:
         self.rules, self.members = rules, members
 
     def probe(self, peer: str, now: float) -> None:
-        """Record that a probe is sent."""
+        """Record that a probe is sent to the peer now."""
         member = self.members.setdefault(peer, Member())
         member.probed = now
         if member.unanswered is None:
@@ -64,8 +64,8 @@ class Probing:
         member.asked = True
 
     def to_probe(self, watched: Collection[str], now: float) -> list[str]:
-        """Return the peers to probe now: the watched ones, then those not probed for longest, and now and then a dead
-        one, so that the end of a partition is noticed."""
+        """Return the peers to probe now: the ``watched`` peers, then those whose last probe is longest ago, and from
+        time to time a dead peer, so that the end of a partition is noticed."""
         others = [peer for peer, member in self.members.items() if peer not in watched and member.left is None]
         others.sort(key=lambda peer: (self.members[peer].probed, peer))
         quiet = [peer for peer in others if not self.members[peer].dead]
@@ -73,8 +73,8 @@ class Probing:
         return sorted(watched) + quiet[:PROBED_EACH_INTERVAL] + dead[:1]
 
     def expire(self, now: float) -> list[str]:
-        """Handle the end of an interval: return the peers that have just become dead, by silence or because no probe
-        reaches them. Peers gone for ``forgotten_after`` are removed."""
+        """Handle the end of a heartbeat interval. Return the peers that have just been found dead, because they were
+        silent or because no probe reaches them. Remove peers that have been gone for ``forgotten_after``."""
         gone = []
         for peer, member in list(self.members.items()):
             if member.here:
@@ -93,14 +93,15 @@ class Probing:
         return gone
 
     def why_dead(self, peer: str) -> str:
-        """Return why `expire` found the peer dead, for the log."""
+        """Return the reason why `expire` found the peer dead, as a text for the log."""
         member = self.members[peer]
         if self.is_deaf(member):
             return f"sends messages, but no probe has reached it in {member.unreached} intervals"
         return "never answered" if member.summary is None else f"was silent for {self.rules.dead_after:g} s"
 
     def forgive(self, now: float) -> None:
-        """Restart the wait for every unanswered probe, because this process was suspended."""
+        """Let the wait for each unanswered probe begin again. Called when this process was suspended, because the other
+        peers' silence then proves nothing."""
         for member in self.members.values():
             if member.unanswered is not None:
                 member.unanswered = now
@@ -111,5 +112,6 @@ class Probing:
             self.members[peer].asked, self.members[peer].unreached = False, 0
 
     def is_deaf(self, member: Member) -> bool:
-        """Whether no probe reaches the peer, as far as this peer knows."""
+        """Whether the peer counts as deaf: for ``deaf_after`` intervals in a row, no probe is known to have reached
+        it."""
         return member.unreached >= self.rules.deaf_after

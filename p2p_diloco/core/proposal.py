@@ -1,4 +1,4 @@
-"""A computed commit that is not valid yet: which peers must hold it, which peers do, and when to send it to each.
+"""A computed commit that is not valid yet: which peers must hold it, which of them do, and when to send it to each.
 
 Law: this module does not know how a commit is made, nor what happens once every peer holds it.
 """
@@ -25,13 +25,13 @@ class Proposal:
         return self.commit.version
 
     def missing(self, present: Plan, me: str) -> set[str]:
-        """Return the peers that must hold the proposal and have not confirmed it: those that its plan or the present
-        plan lets aggregate."""
+        """Return the peers that must hold the proposal and have not confirmed it: the peers in the succession of the
+        present plan or of the proposal's plan."""
         return {*present.succession, *self.commit.plan.succession} - {me, *self.holding}
 
     def due(self, peers: Iterable[str], now: float, again_after: float) -> list[str]:
-        """Return those of these peers to which the proposal must be sent now, and record it as sent. ``again_after``:
-        the time until it is sent to the same peer again."""
+        """Return the peers among ``peers`` to which the proposal must be sent now, and record it as sent to them.
+        ``again_after``: how long to wait before it is sent to the same peer again."""
         due = [p for p in peers if now >= self.offered.get(p, now)]
         self.offered |= dict.fromkeys(due, now + again_after)
         return due

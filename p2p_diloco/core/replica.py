@@ -101,7 +101,7 @@ class Replica:
 
     @property
     def versions(self) -> tuple[Version | None, ...]:
-        """The version of each shard; None where no state is held."""
+        """The version of each shard; None where this replica holds no state."""
         return self.logs.versions()
 
     @property
@@ -111,16 +111,16 @@ class Replica:
 
     @property
     def epoch(self) -> int:
-        """The lowest epoch over all shards; 0 until all shards are held."""
+        """The lowest epoch of any shard; 0 until this replica holds all shards."""
         return min(self.logs.epochs()) if self.has_state else 0
 
     @property
     def revision(self) -> Revision:
-        """The lowest revision over all shards: no later outer step uses a lower one."""
+        """The lowest revision of any shard. No later outer step uses a lower one."""
         return self.logs.revision
 
     def state(self, shard: int) -> State:
-        """Return a shard's replicated state, which must exist."""
+        """Return the replicated state of a shard. This replica must hold one."""
         state = self.logs[shard].state
         assert state is not None
         return state
@@ -134,25 +134,27 @@ class Replica:
         return tuple(log.shard for log in self.logs if log.version is not None and log.lead.target()[1] == self.me)
 
     def round(self) -> tuple[int, int, int] | None:
-        """Return (fragment, contributions received, contributions expected) of a round that this peer aggregates, or
-        None."""
+        """Return (fragment, contributions received, contributions expected) of a round that this peer aggregates; None
+        if no round that it aggregates has received a contribution."""
         return outlook.round_now(self)
 
     @property
     def collected(self) -> int:
-        """Number of other peers' payloads stored here, for a round or for a version that is not reached yet."""
+        """The number of other peers' payloads that this replica stores, for rounds or for versions that it has not
+        reached yet."""
         return self.logs.collected
 
     def crowded(self, shard: int) -> bool:
-        """Whether a contribution to this shard should wait because too many payloads are stored."""
+        """Whether a contribution to this shard should wait, because this replica stores too many payloads."""
         return self.memory.crowded(shard)
 
     def waiting(self) -> str:
-        """Return one sentence that says what this replica waits for; an empty one if it waits for nothing."""
+        """Return one sentence that says what this replica waits for; an empty string if it waits for nothing."""
         return outlook.waiting(self)
 
     def next_wakeup(self) -> float:
-        """Return when to feed Wakeup unless another event comes first; inf once this peer has left."""
+        """Return the time at which the node must feed a Wakeup, unless another event comes first; inf once this peer
+        has left."""
         if self.departed:
             return float("inf")
         if (standing := self.roster.standing()) != self.asked_of:
@@ -233,7 +235,7 @@ class Replica:
     # -- messages
 
     def _received(self, sender: str, message: Message, now: float) -> list[Effect]:
-        """Handle a message. A sender that was unknown or counted as dead is probed."""
+        """Handle a message from another peer. If the sender was unknown or counted as dead, probe it."""
         match message:
             case Probe() | ProbeAck() | Leave():
                 return self.presence.received(sender, message, now)
@@ -263,7 +265,7 @@ class Replica:
         return [effect for state in states for effect in self.logs[state.shard].adopt(state, now)]
 
     def _found(self, generation: int, digests: tuple[str, ...], now: float) -> list[Effect]:
-        """Begin with epoch 0 of every shard."""
+        """Found the run: begin with every shard at epoch 0."""
         effects: list[Effect] = []
         for log, digest in zip(self.logs, digests, strict=True):
             version = Version(generation, 0, 0, digest)
@@ -295,7 +297,7 @@ class Replica:
         self._describe()
         if self.revision != self.adopted:
             self.adopted = self.revision
-            effects.append(Note("revision", f"all shards are at {self.adopted}"))
+            effects.append(Note("revision", f"all shards now use {self.adopted}"))
         if not had_state:
             self.training.whole_since = now
         if not had_state or self._is_left_out(moved):
@@ -307,7 +309,7 @@ class Replica:
         return effects
 
     def _notice_idleness(self, now: float) -> list[Effect]:
-        """Tell all peers when this peer's trainer becomes idle or resumes."""
+        """Tell all peers if this peer's trainer has become idle or trains again."""
         idle = self.training.is_idle(now)
         if idle == self.roster.mine.idle:
             return []
@@ -315,8 +317,8 @@ class Replica:
         return self.presence.tell_all(now)
 
     def _is_left_out(self, moved: Sequence[int]) -> bool:
-        """Whether this peer trains but is not counted by a commit that made one of its new versions. The peer then
-        announces its new epochs, so that other peers name it again."""
+        """Whether this peer trains, but a commit that made one of its new versions does not count it. The peer then
+        announces its new epochs, so that the next plans name it again."""
         mine = self.roster.mine
         if self.rules.asynchronous or mine.role != "worker" or mine.idle or not self.logs.even:
             return False
@@ -324,6 +326,6 @@ class Replica:
         return not all(self.logs.look_at(s).counts_me for f in fragments for s in self.rules.fragments[f])
 
     def _describe(self) -> None:
-        """Update this peer's Summary with its present state."""
+        """Update this peer's own Summary with its present state."""
         model, epochs = self.logs.model(), self.logs.epochs()
         self.roster.says(model=model, epochs=epochs, incarnation=self.own.incarnation)

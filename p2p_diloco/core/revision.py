@@ -27,7 +27,7 @@ class Revision:
 
     @property
     def rates(self) -> tuple[float, float] | None:
-        """(outer_lr, outer_momentum) of this revision; None for revision 0, which uses the run's settings."""
+        """The rates (outer_lr, outer_momentum) of this revision; None for revision 0, which uses the run's settings."""
         return (self.outer_lr, self.outer_momentum) if self.number else None
 
     @property

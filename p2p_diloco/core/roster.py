@@ -31,7 +31,8 @@ class Roster:
         return peer == self.me or (peer in self.members and self.members[peer].live)
 
     def sound(self, peer: str) -> bool:
-        """Whether the peer is live and not suspect."""
+        """Whether the peer is live and not suspect: since its last message no connection to it has broken and no dial
+        was refused."""
         return self.live(peer) and (peer == self.me or not self.members[peer].suspect)
 
     def alive(self) -> list[str]:
@@ -39,7 +40,7 @@ class Roster:
         return sorted(peer for peer, member in self.members.items() if member.live)
 
     def workers(self) -> list[str]:
-        """Return all live workers that hold a state of this lineage and are not idle, this peer included."""
+        """Return all live workers that hold a state of this peer's lineage and are not idle, this peer included."""
         here = {peer: member.summary for peer, member in self.members.items() if member.live} | {self.me: self.mine}
         return [peer for peer, s in here.items() if s is not None and _works(s) and not self.elsewhere(s)]
 
@@ -65,7 +66,7 @@ class Roster:
         return peer in self.members and self.members[peer].presumed
 
     def met(self, peer: str) -> bool:
-        """Whether the peer has ever sent its Summary."""
+        """Whether a Summary of the peer has ever arrived."""
         return peer == self.me or (peer in self.members and self.members[peer].summary is not None)
 
     def away(self, peer: str) -> bool:
@@ -83,7 +84,7 @@ class Roster:
         return self.holds_state(peer) or self.presumed(peer)
 
     def reachable(self, peer: str) -> bool:
-        """Whether other peers can dial the peer, by its last Summary; True if it has not sent one."""
+        """Whether other peers can dial the peer, by its last Summary; True if the peer has not sent a Summary yet."""
         summary = self.summary(peer)
         return summary is None or summary.eligible
 
@@ -97,8 +98,8 @@ class Roster:
         return mine.role, bool(mine.epochs), others
 
     def elsewhere(self, theirs: Summary) -> bool:
-        """Whether a peer's Summary shows that it is on another lineage: its generation differs, or it has fewer samples
-        than this peer though none of its epochs is lower.
+        """Whether a peer's Summary shows that the peer is on another lineage: its generation differs from this peer's,
+        or it counts fewer samples although none of its epochs is lower.
 
         Samples are compared only while the shards of each fragment are at one epoch here. False if either peer holds no
         state.
@@ -125,7 +126,7 @@ class Roster:
         return True
 
     def name(self, peer: str) -> None:
-        """Record that a commit names this peer for the next epoch."""
+        """Record that a commit names ``peer`` for the next round."""
         if peer != self.me:
             self.members.setdefault(peer, Member()).named = True
 
@@ -143,10 +144,10 @@ class Roster:
         return back and member.left is None
 
     def summarized(self, peer: str, summary: Summary) -> bool:
-        """Record a peer's Summary. Returns True if the peer has restarted: its new incarnation has lost what was sent
-        to the old one.
+        """Record a peer's Summary. Returns True if it shows that the peer has restarted and so has lost what was sent
+        to its earlier incarnation.
 
-        A Summary of the same incarnation with a lesser model is outdated and ignored.
+        A Summary of the same incarnation with a lower model version is outdated and ignored.
         """
         member = self.members[peer]
         before = member.summary
@@ -167,12 +168,12 @@ class Roster:
         return False
 
     def suspected(self, peer: str) -> None:
-        """Record that a connection to the peer broke."""
+        """Record that a connection to the peer broke, which makes the peer suspect."""
         self.members.setdefault(peer, Member()).suspect = True
 
     def departed(self, peer: str, incarnation: int) -> bool:
-        """Record that an incarnation of the peer left. Returns False, and records nothing, if the known Summary is of
-        another incarnation: either the peer has restarted since, or the Summary of the incarnation that left has not
+        """Record that this incarnation of the peer has left. If the peer's known Summary is of another incarnation,
+        record nothing and return False: either the peer has restarted since, or the Summary of this incarnation has not
         arrived."""
         member = self.members.setdefault(peer, Member())
         if member.summary is not None and member.summary.incarnation != incarnation:
@@ -182,5 +183,5 @@ class Roster:
 
 
 def _works(summary: Summary) -> bool:
-    """Whether a peer with this Summary trains on a state."""
+    """Whether a peer with this Summary is a worker that holds a state and is not idle."""
     return summary.role == "worker" and bool(summary.epochs) and not summary.idle

@@ -42,7 +42,7 @@ class Round:
     past_mending: bool = False
 
     def open(self, now: float, patience: float) -> None:
-        """Set the times of the round as if it began now."""
+        """Let the round begin now: set its times. ``patience``: seconds until missing messages are first asked for."""
         self.opened, self.patience, self.asks_at = now, patience, now + patience
 
     def ask_later(self, now: float, longest: float) -> None:

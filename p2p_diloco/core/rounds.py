@@ -1,4 +1,5 @@
-"""Dispatch of messages and tensor work that concern one shard.
+"""Passes each message and each result of tensor work to the part of the replica that handles it: a shard's log or
+`catchup`.
 
 Law: a message is handled by how its base relates to the shard's present version. If they are the same, the shard's log
 handles the message. Otherwise this replica may have missed a commit, or the peers may be on two lineages, which
@@ -19,7 +20,7 @@ from .version import Version
 
 
 class Rounds:
-    """Passes each message and tensor result to the log of its shard, or to `catchup`."""
+    """Passes each message and each result of tensor work to the log of its shard, or to `catchup`."""
 
     def __init__(
         self, logs: Logs, catchup: CatchUp, mending: Mending, mismatches: Mismatches, training: Training
@@ -28,7 +29,7 @@ class Rounds:
         self.mismatches, self.training = mismatches, training
 
     def received(self, sender: str, message: Message, now: float) -> list[Effect]:
-        """Handle a message of one shard's round, or of catching up."""
+        """Handle a message about a round of one shard, or about fetching newer states."""
         match message:
             case Contribution():
                 return self._contributed(sender, message, now)
@@ -51,7 +52,7 @@ class Rounds:
         return self.catchup.received(sender, message, now)
 
     def delivered(self, to: str, message: Message) -> None:
-        """Record that a message was delivered."""
+        """Record that the peer ``to`` has received a message."""
         match message:
             case Contribution(shard):
                 self.logs[shard].own.delivered(to, message, ok=True)
@@ -70,8 +71,8 @@ class Rounds:
         return []
 
     def applied(self, shard: int, base: Version, digest: str, now: float) -> list[Effect]:
-        """Handle the computed outer step of another peer's commit. If it led to another digest, fetch the shard
-        again."""
+        """Handle the result of Apply, the outer step of another peer's commit. If it has another digest than the commit
+        names, fetch the shard again."""
         wrong, effects = self.logs[shard].applied(base, digest, now)
         if wrong is None:
             if effects:
@@ -82,14 +83,16 @@ class Rounds:
         return effects + self.mending.doubt(shard, wrong.aggregator, now)
 
     def damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
-        """Handle the report that the shard's tensors no longer match their version: fetch them again."""
+        """Handle the report that a shard's tensors no longer match their version: fetch the shard again."""
         if not self.logs[shard].found_damaged(base, now):
             return []
         text = f"shard {shard}: the state of epoch {base.epoch} was changed in memory; fetching it again"
         return [Note("mismatch", text), *self.mending.mend(now)]
 
     def _contributed(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """Handle a contribution by how its base relates to the shard's version."""
+        """Handle a contribution. If it was made on the shard's present version or an earlier one, pass it to the
+        shard's log. Otherwise store it for later; if it was made on another lineage, also tell its author this
+        replica's versions."""
         log = self.logs[contribution.shard]
         match log.relation(contribution.base):
             case "equal":
@@ -104,7 +107,9 @@ class Rounds:
         return []
 
     def _committed(self, sender: str, commit: Commit, now: float) -> list[Effect]:
-        """Handle another peer's commit by how its base relates to the shard's version."""
+        """Handle a commit that another peer sent. If it was made on the shard's present version, the log applies it. If
+        it was made on a newer one, store it. If it was made on an earlier one or on another lineage, answer the
+        sender."""
         log = self.logs[commit.shard]
         if commit.base == log.version:
             return log.committed(sender, commit)
@@ -121,7 +126,9 @@ class Rounds:
         return [*missed, *self.catchup.fetch(sender, self.logs.model(), now)]
 
     def _asked(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        """Handle another peer's claim by how its base relates to the shard's version."""
+        """Handle another peer's claim to write the commit that follows ``request.base``. If this shard has a newer
+        version, send that version to the peer. If the peer is on another lineage, tell it this replica's versions.
+        Otherwise pass the claim to the shard's log."""
         log = self.logs[request.shard]
         match log.relation(request.base):
             case "ancestor" if log.state is not None:

@@ -13,7 +13,7 @@ EVEN_S_MAX = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Rules that all replicas agree on. Times in seconds."""
+    """The rules of a run, which are the same for all replicas. Times are in seconds."""
 
     run: str
     fragments: tuple[tuple[int, ...], ...]  # fragment → its shards
@@ -47,7 +47,7 @@ class Rules:
 
     @property
     def shards(self) -> int:
-        """Number of shards of the whole model."""
+        """The number of shards of the whole model."""
         return sum(len(shards) for shards in self.fragments)
 
     def ended(self, model: ModelVersion) -> bool:
@@ -59,35 +59,35 @@ class Rules:
 
     @property
     def payloads_kept(self) -> int:
-        """The most payloads of other peers that a replica stores, over all shards: contributions first, then commits
-        that peers may lack. The limit is half the number of shards, because each of two peers aggregates half of the
-        shards."""
+        """The highest number of other peers' payloads that a replica stores, over all shards: contributions first, then
+        commits that peers may lack. It is half the number of shards, because in a run of two peers each of them
+        aggregates half of the shards."""
         return max(1, self.shards // 2)
 
     # -- timeouts: every wait of the protocol is one of these
 
     @property
     def probe_every(self) -> float:
-        """The time between two probes of a peer that this peer waits for. After the same time a few of the other peers
-        are probed, too."""
+        """The time between two probes of a peer that this peer waits for. In each such interval a few of the other
+        peers are probed, too."""
         return self.heartbeat_interval
 
     @property
     def settle(self) -> float:
-        """How long another peer may be ahead before this peer fetches a state from it: usually the missing commit is on
-        its way."""
+        """How long another peer's model may be ahead of this peer's before this peer fetches from it. Usually the
+        missing commit is on its way."""
         return 2 * self.heartbeat_interval
 
     @property
     def even_within(self) -> float:
-        """How long a trainer waits until the shards of a fragment are at one epoch: usually the missing commits are on
-        their way."""
+        """The longest time that a trainer waits until all shards of a fragment are at one epoch. Usually the missing
+        commits are on their way."""
         return min(2 * self.heartbeat_interval, EVEN_S_MAX)
 
     @property
     def fetch_again(self) -> float:
-        """A fetch without progress for this long is given up and begun again. A change of lineage is not given up at
-        once: it first asks for the missing shards again, up to ``fetch_repeats`` times."""
+        """A fetch that makes no progress for this long is given up and begun again. A change of lineage is not given up
+        at once: it first requests the missing shards again, up to ``fetch_repeats`` times."""
         return 3 * self.heartbeat_timeout
 
     @property
@@ -102,13 +102,14 @@ class Rules:
 
     @property
     def answers_within(self) -> float:
-        """A transfer without progress for this long, or an answer that takes longer, counts as failed."""
+        """A transfer that makes no progress for this long has failed. So has a request whose answer takes longer than
+        this."""
         return self.heartbeat_timeout
 
     @property
     def room_within(self) -> float:
-        """The longest time that a contribution waits because too many payloads are stored, if their number does not
-        fall."""
+        """While too many payloads are stored, a new contribution waits until their number falls. If it has not fallen
+        after this time, the contribution is taken."""
         return self.heartbeat_timeout / 4
 
     @property
@@ -123,19 +124,20 @@ class Rules:
 
     @property
     def assigned_for(self) -> float:
-        """Async: the shortest time that a shard stays with its aggregator before it moves to a newly elected peer."""
+        """In asynchronous mode, the shortest time that a shard stays with its aggregator before it moves to a newly
+        elected peer."""
         return self.heartbeat_timeout
 
     @property
     def frozen_after(self) -> float:
-        """A wakeup that is late by this much shows that this process was suspended, so silence proves no peer's
-        death."""
+        """If a wakeup is late by this much, this process was suspended. Silence during that time does not prove that a
+        peer is dead."""
         return 2 * self.heartbeat_interval
 
     @property
     def say_again(self) -> float:
-        """The time between two log lines about a fault that lasts. Async: also the longest time until an unanswered
-        submission is sent again."""
+        """The time between two log lines about a fault that lasts. In asynchronous mode, it is also the longest time
+        until an unanswered submission is sent again."""
         return 6 * self.heartbeat_timeout
 
     def idle_after(self, step_time_s: float) -> float:

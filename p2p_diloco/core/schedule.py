@@ -26,15 +26,16 @@ def fragment_due(step: int, sync_every: int, fragments: int) -> int | None:
 
 
 def fragment_by_log(epochs: Sequence[int | None]) -> int | None:
-    """Return the fragment that is due next: the one with the lowest epoch (if several have it, the first of these).
-    ``epochs``: the epoch of each fragment, or None if it is finished. The result is None if all fragments are
-    finished."""
+    """Return the fragment that is due next: the one with the lowest epoch. If several fragments have this epoch, the
+    first of them is due. ``epochs``: the epoch of each fragment, or None if it is finished. The result is None if all
+    fragments are finished."""
     open_ones = [(epoch, fragment) for fragment, epoch in enumerate(epochs) if epoch is not None]
     return min(open_ones)[1] if open_ones else None
 
 
 def dylu_steps(speed: float, fastest: float, base: int) -> int:
-    """Return the inner steps of a peer by dynamic local updates: H_w = max(1, floor(v_w / v_max · H_base)).
+    """Return how many inner steps a peer makes by the rule of dynamic local updates: H_w = max(1, floor(v_w / v_max ·
+    H_base)).
 
     The formula is from arXiv 2401.09135, section 5. Speeds are in inner steps per second; if one is unknown (≤ 0), the
     result is ``base``.

@@ -25,16 +25,17 @@ class Sending:
     # -- for the trainer
 
     def gives_up(self, carried: Carried) -> bool:
-        """Whether uncounted progress has been sent too often and is dropped instead of sent again."""
+        """Whether the uncounted progress has been sent so often that it is now dropped instead of sent again."""
         return carried.sends > self.rules.carry_rounds
 
     def loads(self, state: State, base: Version | None) -> bool:
-        """Whether the trainer should merge this shard now. Called only if there is a newer state or a refusal."""
+        """Whether the trainer should merge this shard now; always True in synchronous mode. Called only if there is a
+        newer state or a refusal."""
         return True
 
     def goes_on(self, state: State | None, base: Version, due: bool) -> bool:
-        """Whether the exchange of the contribution made on ``base`` continues. ``due``: whether the epochs in the logs
-        say that this shard is still to be contributed."""
+        """Whether the trainer must still wait for the contribution that was made on ``base``. ``due``: whether this
+        shard is still due, judging by the epochs in the logs."""
         return state is not None and state.version == base and due
 
     # -- what happens to it
@@ -48,14 +49,15 @@ class Sending:
         return self.mine is not None and self.mine.base == version
 
     def send_to(self, holder: str) -> Contribution | None:
-        """Return the contribution, to be sent to this peer; None if the peer has it or it is on its way."""
+        """Return the contribution that must be sent to ``holder``; None if that peer has it already or it is on its way
+        there."""
         if holder in (self.handed, self.under_way):
             return None
         self.under_way = holder
         return self.mine
 
     def delivered(self, to: str, message: Contribution, ok: bool) -> None:
-        """Record that the contribution was delivered to the peer (``ok``), or could not be."""
+        """Record whether the contribution could be delivered to the peer ``to`` (``ok``)."""
         if self.mine is None or message.id != self.mine.id or self.under_way != to:
             return
         self.under_way = None
@@ -63,9 +65,9 @@ class Sending:
             self.handed = to
 
     def wanted(self) -> None:
-        """Handle an aggregator's request: let the contribution be sent again to the peer that this peer takes for the
-        aggregator, even if that peer has received it. If that peer has forgotten its claim to the term, it answers with
-        a refusal."""
+        """Handle an aggregator's request for the contribution: let it be sent again, even if it was delivered before.
+        It goes to the peer that this peer takes for the aggregator. If that peer has forgotten its claim to the term,
+        it answers with a refusal."""
         if self.handed != self.me:
             self.handed = None
 

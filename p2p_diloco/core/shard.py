@@ -58,7 +58,8 @@ class ShardLog(ABC):
 
     @property
     def collected(self) -> int:
-        """Number of other peers' payloads stored here, for the round or for a version that is not reached yet."""
+        """The number of other peers' payloads that are stored here for this shard: for its round, or for versions that
+        it has not reached yet."""
         return len(self.round.inbox) - (self.me in self.round.inbox) + len(self.incoming)
 
     def relation(self, theirs: Version) -> str:
@@ -67,8 +68,9 @@ class ShardLog(ABC):
         return relation(self.state, theirs)
 
     def unpromised(self) -> list[str]:
-        """Return the peers whose promise is missing: a peer that has claimed the term may write the commit only once it
-        has all promises. Empty if this peer has not claimed the term."""
+        """Return the live peers that hold a state and have not yet promised to accept this peer's claim to the term.
+        This peer may write the commit only once all have promised. The list is empty if this peer has not claimed the
+        term."""
         return self.lead.unpromised()
 
     @property
@@ -77,7 +79,7 @@ class ShardLog(ABC):
         return self.lead.holder == self.me and not self.unpromised()
 
     def donors(self) -> list[str]:
-        """Return the peers that may have undamaged tensors of this shard."""
+        """Return the other live peers that hold a state. They may have undamaged tensors of this shard."""
         return [p for p in self.roster.alive() if self.roster.holds_state(p)]
 
     def _able(self) -> bool:
@@ -92,7 +94,8 @@ class ShardLog(ABC):
     @property
     @abstractmethod
     def needed(self) -> int:
-        """The lowest number of contributors for an outer step; in asynchronous mode, of live workers."""
+        """How many peers an outer step needs at least: contributors in synchronous mode, live workers in asynchronous
+        mode."""
 
     @abstractmethod
     def waited_for(self) -> list[str]:
@@ -104,16 +107,17 @@ class ShardLog(ABC):
 
     @abstractmethod
     def closes_at(self) -> float | None:
-        """Return when the round will close if nothing arrives; None if it will not."""
+        """Return the time at which the round will close if no more messages arrive; None if it will not close without
+        them."""
 
     @abstractmethod
     def next_plan(self, contributors: set[str], now: float) -> Plan:
-        """Return the plan that the next commit names; ``contributors``: the peers that it counts."""
+        """Return the plan that the next commit contains. ``contributors``: the peers that this commit counts."""
 
     # -- this peer's own contribution
 
     def contribute(self, mine: Contribution, now: float) -> list[Effect]:
-        """Handle this peer's own contribution, which is ready to be sent."""
+        """Begin to send a new contribution of this peer."""
         self.own.begin(mine)
         return self.deliver(now)
 
@@ -146,18 +150,18 @@ class ShardLog(ABC):
 
     @abstractmethod
     def collect(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """Handle a contribution on the present version."""
+        """Handle a contribution that was made on the present version."""
 
     @abstractmethod
     def overtaken(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """Handle a contribution on an earlier version."""
+        """Handle a contribution that was made on an earlier version."""
 
     # -- writing the next commit
 
     @abstractmethod
     def close(self, now: float) -> list[Effect]:
-        """Start the next commit if the round may close. If no peer can replace damaged tensors, a commit without
-        contributions makes a version that matches the damaged tensors."""
+        """Start to compute the next commit if the round may close. If the tensors are damaged and no peer has better
+        ones, this commit has no contributions: it only makes a version that matches the damaged tensors."""
 
     def work(self, contributions: Contributions, now: float) -> list[Effect]:
         """Start to compute the next commit from these contributions."""
@@ -181,8 +185,8 @@ class ShardLog(ABC):
         return Commit(self.shard, base, version, self.lead.term, self.me, listed, plan, revision=revision)
 
     def averaged(self, base: Version, digest: str, payload: object, now: float) -> list[Effect]:
-        """Handle this peer's computed outer step: offer the commit, unless a newer version or a greater claim has
-        arrived."""
+        """Handle the outer step that this peer has computed as aggregator. Offer the commit, unless a newer version or
+        a higher claim has arrived meanwhile."""
         round = self.round
         if not isinstance(round.working, Average) or round.working.base != base or round.proposed is not None:
             return []
@@ -205,8 +209,8 @@ class ShardLog(ABC):
         return [Send(p, proposed.commit) for p in due]
 
     def must_hold(self, proposed: Proposal) -> list[str]:
-        """Return the peers that don't hold the proposal yet but must before it is published: in synchronous mode
-        none."""
+        """Return the peers that must hold the proposal before it is published but do not hold it yet. In synchronous
+        mode there are none."""
         return []
 
     @abstractmethod
@@ -216,8 +220,8 @@ class ShardLog(ABC):
     # -- others' commits and states
 
     def committed(self, sender: str, commit: Commit) -> list[Effect]:
-        """Handle another peer's commit on the present version: apply it, unless a live peer has claimed a higher
-        term."""
+        """Handle a commit that another peer made on the present version. Start to apply it, unless a live peer has
+        claimed a higher term."""
         if self.round.working is not None or self.frozen or self.state is None:
             return []
         older = (commit.term, commit.aggregator) < (self.lead.term, self.lead.holder)
@@ -225,22 +229,26 @@ class ShardLog(ABC):
             return [Send(sender, self.lead.refusal())]
         if commit.revision < self.state.revision:
             return [
-                Note("refused", f"a commit of {commit.aggregator} takes shard {self.shard} back to an earlier revision")
+                Note(
+                    "refused",
+                    f"a commit of {commit.aggregator} would set shard {self.shard} back to an earlier revision",
+                )
             ]
         self.round.working = Apply(commit, meta_of(append(self.state, commit, self.rules)), self.state.buffered)
         return [self.round.working]
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
-        """Handle a commit on a version not reached here. ``have``: this replica's versions of all shards."""
+        """Handle a commit on a version that this replica has not reached. ``have``: this replica's versions of all
+        shards."""
         return []
 
     def insists(self, sender: str, commit: Commit) -> bool:
-        """Return whether the sender repeats a commit that this peer has already answered with commits of its own
-        lineage. The sender is then on another lineage. In synchronous mode such commits are not answered."""
+        """Return whether the sender repeats a commit of another lineage that this peer has already answered with
+        commits of its own lineage. In synchronous mode this is always False, because such a commit gets no answer."""
         return False
 
     def repeated(self, sender: str, commit: Commit) -> list[Effect]:
-        """Handle a commit on an earlier version or on another lineage."""
+        """Handle a commit that was made on an earlier version or on another lineage."""
         return []
 
     def held(self, sender: str, version: Version, now: float) -> list[Effect]:
@@ -252,8 +260,9 @@ class ShardLog(ABC):
         return self.offer(now)
 
     def applied(self, base: Version, digest: str, now: float) -> tuple[Commit | None, list[Effect]]:
-        """Handle the computed outer step of another peer's commit: append the commit. Returns (commit, effects): the
-        commit if it names another digest than the computed one, else None."""
+        """Append another peer's commit, if the outer step that this peer computed for it gives the digest that the
+        commit names. Return (commit, effects). If the digests differ, ``commit`` is the commit, which was not appended;
+        else it is None."""
         work = self.round.working
         if not isinstance(work, Apply) or work.commit.base != base:
             return None, []
@@ -266,7 +275,7 @@ class ShardLog(ABC):
         return None, [Accept(((self.shard, digest),)), *self.begin(now)]
 
     def adopt(self, state: State, now: float) -> list[Effect]:
-        """Replace the present state with another one, whose tensors are already in place."""
+        """Make ``state`` the shard's present state. Its tensors are already in place."""
         if self.version is not None and not descends(state.version, state.history, self.version):
             self.attendance.clear()
         self.state, self.counts_me = fetched(state, self.rules), False
@@ -274,7 +283,7 @@ class ShardLog(ABC):
         return self.begin(now)
 
     def append(self, commit: Commit, now: float) -> None:
-        """Make the state after this commit the present state."""
+        """Append the commit: the state after it becomes the present state."""
         assert self.state is not None
         self.counts_me = any(c.peer == self.me for c in commit.contributions)
         self.state = append(self.state, commit, self.rules)
@@ -294,7 +303,7 @@ class ShardLog(ABC):
             self.roster.name(peer)
 
     def take_kept(self) -> list[Effect]:
-        """Apply the stored commit on the present version, if there is one."""
+        """If a commit on the present version is stored, start to apply it."""
         commit = None if self.version is None else self.incoming.take_commit(self.version)
         return [] if commit is None else self.committed(commit.aggregator, commit)
 
@@ -306,16 +315,18 @@ class ShardLog(ABC):
 
     @abstractmethod
     def insist(self, now: float) -> list[Effect]:
-        """Ask again for missing messages, at growing intervals."""
+        """Called after each heartbeat interval: repeat, at growing intervals, requests or messages that may have been
+        lost."""
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what is due after each heartbeat interval."""
+        """Called after each heartbeat interval: do what is due, and send again what may have been lost."""
         return [*self.advance(now), *self.ask(), *self.insist(now), *self.outgoing.send_again()]
 
     # -- failover
 
     def lost(self, peer: str, now: float) -> list[Effect]:
-        """Handle a peer that died or left: its successor takes over, and no round waits for it."""
+        """Handle a peer that died or left: no round waits for it any more. If it was the aggregator, its successor
+        takes over."""
         self.own.lost(peer)
         self.incoming.lost(peer)
         return self.advance(now)
@@ -330,7 +341,8 @@ class ShardLog(ABC):
             self.round.proposed.forgotten_by(peer)
 
     def advance(self, now: float) -> list[Effect]:
-        """Do what is due: take over, send the contribution, close the round, offer the commit."""
+        """Do what is due now: take over from an aggregator that is gone, send this peer's contribution, close the
+        round, offer the commit."""
         if self.version is None or self.final or self.frozen:
             return self.offer(now)
         term, holder = self.lead.target()
@@ -348,7 +360,8 @@ class ShardLog(ABC):
         return [] if self.frozen else self.lead.ask()
 
     def asked_by(self, sender: str, request: TakeOver, now: float) -> list[Effect]:
-        """Handle another peer's claim on this version: promise, unless a greater claim is known."""
+        """Handle another peer's claim to write the commit after this version. Answer with a promise, unless a claim
+        that wins against it is known."""
         if request.base == self.version:
             if (request.term, sender) < (self.lead.term, self.lead.holder):
                 return [Send(sender, self.lead.refusal())]
@@ -360,8 +373,8 @@ class ShardLog(ABC):
         return self.close(now) if self.lead.promised(sender, promise) else []
 
     def outdated(self, sender: str, refusal: Outdated, now: float) -> list[Effect]:
-        """Handle a refusal. If it names a greater claim, or comes from a holder that has forgotten its own claim,
-        accept the holder that it names."""
+        """Handle a refusal that names another holder of the term. Accept that holder if its claim wins against the
+        known one, or if the known holder sent the refusal and so has forgotten its own claim."""
         if not self.lead.is_overruled(sender, refusal):
             return []
         self.concede(refusal.term, refusal.holder)
@@ -374,8 +387,9 @@ class ShardLog(ABC):
     # -- damaged memory
 
     def found_damaged(self, base: Version, now: float) -> bool:
-        """Record that the tensors do not match this version; return True if the damage was not known. Another peer may
-        hold this peer's proposal already, so the Average that made the proposal is repeated after the repair."""
+        """Record that the tensors do not match the version ``base``. Return True if this damage was not known before.
+        Another peer may already hold this peer's proposal, so the Average that made the proposal is repeated after the
+        repair."""
         round = self.round
         if base != self.version or round.damaged is not None or round.trusted or round.past_mending:
             return False
@@ -391,9 +405,10 @@ class ShardLog(ABC):
         self.round.damaged, self.round.past_mending = None, True
 
     def mended(self, now: float, *, trusted: bool = False) -> list[Effect]:
-        """End the damage: the tensors match the version again, so an interrupted Average is repeated. ``trusted``: the
-        tensors still do not match, but no peer has sent better ones. Then this peer writes the next commit, even if
-        another peer has claimed the term: any peer that could promise the term would have sent better tensors."""
+        """Handle the end of a repair: the tensors match the version again, so repeat the Average that the damage
+        interrupted. With ``trusted``, the tensors still do not match, but no peer has sent better ones. This peer then
+        writes the next commit, even if another peer has claimed the term: any peer that could promise the term would
+        have sent better tensors."""
         round = self.round
         average, round.interrupted = round.interrupted, None
         round.damaged = None

@@ -30,7 +30,8 @@ STEPS_MAX = 40
 
 
 def shares(links: Mapping[str, float], members: Collection[str]) -> dict[str, Fraction]:
-    """Return the share of each of ``members``, the peers that may aggregate; the sum of the shares is 1.
+    """Return each member's share of the aggregation. ``members`` are the peers that may aggregate; their shares add up
+    to 1.
 
     links: peer → bandwidth > 0, in any unit, of all peers that take part, the members among them.
     """
@@ -51,22 +52,23 @@ def rounded(bandwidths: Mapping[str, float]) -> dict[str, Fraction]:
 
 
 def filled(bandwidths: Mapping[str, float]) -> dict[str, float]:
-    """Return the bandwidths, each unknown one (0) replaced by the median of the known ones (by 1 if none is known)."""
+    """Return the bandwidths with each unknown one (0) replaced by the median of the known ones, or by 1 if none is
+    known."""
     known = [each for each in bandwidths.values() if each > 0]
     usual = statistics.median_low(known) if known else 1.0
     return {peer: each or usual for peer, each in bandwidths.items()}
 
 
 def _step(number: int) -> Fraction:
-    """Return STEP to this power, which is first limited to ±STEPS_MAX."""
+    """Return STEP raised to the power ``number``. The power is limited to the range from -STEPS_MAX to STEPS_MAX."""
     number = max(-STEPS_MAX, min(STEPS_MAX, number))
     whole, half = divmod(number, 2)
     return Fraction(2.0**whole * (STEP if half else 1))
 
 
 def _levelled(most: Mapping[str, Fraction]) -> dict[str, Fraction]:
-    """Divide 1 among the peers as equally as possible, so that no peer gets more than its limit in ``most``. The limits
-    must add up to 1 or more."""
+    """Divide 1 among the peers as equally as their limits allow. ``most`` gives each peer's limit; the limits must add
+    up to 1 or more."""
     left, found = Fraction(1), dict[str, Fraction]()
     waiting = sorted(most, key=lambda peer: (most[peer], peer))
     for number, peer in enumerate(waiting):

@@ -26,7 +26,8 @@ def append(state: State, commit: Commit, rules: Rules) -> State:
 
 
 def fetched(state: State, rules: Rules) -> State:
-    """Return a fetched state without its tensors, and with only its newest ancestors (``rules.history`` at most)."""
+    """Return a copy of a fetched state, without its tensors. Its history keeps only the newest ancestors,
+    ``rules.history`` at most."""
     newest = sorted(state.history)[-rules.history :]
     return replace(state, history={epoch: state.history[epoch] for epoch in newest}, payload=None)
 
@@ -45,13 +46,14 @@ def founding(shard: int, version: Version, founder: str, role: str) -> State:
 
 
 def founding_meta(generation: int, founder: str, role: str) -> bytes:
-    """Return what the digest of each shard at epoch 0 covers besides θ₀."""
+    """Return the bytes that go into the digest of each shard at epoch 0, besides θ₀."""
     return meta_of(founding(0, Version(generation, 0, 0, ""), founder, role))
 
 
 def relation(mine: State | None, theirs: Version) -> str:
-    """Return how the version ``theirs`` relates to this peer's state ``mine``: ``equal``, ``ancestor``, ``fork``
-    (another lineage), or ``ahead`` (newer, and no sign of a fork; also if this peer holds no state)."""
+    """Return how the version ``theirs`` relates to this peer's state ``mine``: ``equal``, ``ancestor``, ``fork`` (on
+    another lineage) or ``ahead`` (newer, without a sign of a fork). If this peer holds no state, every version is
+    ``ahead``."""
     if mine is None:
         return "ahead"
     version = mine.version
@@ -65,7 +67,7 @@ def relation(mine: State | None, theirs: Version) -> str:
 
 
 def grown_from(state: State | None, base: Version) -> bool:
-    """Whether the state is ``base`` or descends from it."""
+    """Whether the state's version is ``base`` or descends from it."""
     return state is not None and descends(state.version, state.history, base)
 
 
@@ -78,8 +80,8 @@ def final(version: Version | None, rules: Rules) -> bool:
 
 
 def meta_of(state: State) -> bytes:
-    """Return what the digest of a state's version covers besides the tensors, as canonical JSON: version, term, plan,
-    counted contributions, and, where not zero, the buffered submissions and the revision."""
+    """Return the bytes that go into the digest of a state's version, besides the tensors. They are canonical JSON of
+    the version, term, plan, counted contributions, and, where not zero, the buffered submissions and the revision."""
     version, revision = state.version, state.revision
     covered: list[object] = [
         version.generation,

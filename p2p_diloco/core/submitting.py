@@ -1,4 +1,5 @@
-"""This peer's own contribution in asynchronous mode, a submission: it counts on any version of the lineage.
+"""This peer's own contribution in asynchronous mode. It is called a submission, and can be counted on any later version
+of its lineage.
 
 Law: an exchange ends when the peer's own state counts the submission, when the submission was refused and the newer
 state has arrived, or when it can't be counted any more. The trainer merges then, and also when this peer has left the
@@ -40,24 +41,25 @@ class Submitting(Sending):
         self.uncounted = ""  # the reason why the last submission was not counted
 
     def gives_up(self, carried: Carried) -> bool:
-        """Whether the progress was refused more than once, so that it is dropped instead of sent again."""
+        """Whether the progress was refused more than once. It is then dropped instead of sent again."""
         return carried.sends > 1
 
     def loads(self, state: State, base: Version | None) -> bool:
-        """Whether the trainer should merge this shard now, because its exchange is over, this peer has left the lineage
+        """Whether the trainer should merge this shard now, because the exchange is over, this peer has left the lineage
         of ``base``, or the run has ended."""
         over, self.over = self.over, False
         return over or final(state.version, self.rules) or base is None or not grown_from(state, base)
 
     def goes_on(self, state: State | None, base: Version, due: bool) -> bool:
-        """Whether the exchange continues: until the submission is counted, is refused, or can't be counted any more."""
+        """Whether the trainer must still wait for the submission: until it is counted, is refused, or can't be counted
+        any more."""
         return self.mine is not None
 
     def base_of(self, state: State | None, base: Version | None, oldest: Version | None) -> Version | None:
-        """Return the base that a contribution names, so that old work can't pass as fresh: the base of its oldest
-        progress or the trainer's base, whichever is older. (The trainer's base may be the older one after this peer
-        left a lineage and returned to it.) None if the present state does not descend from the trainer's base, or the
-        run has ended."""
+        """Return the version that a new submission names as its base: the older one of ``base``, the trainer's base,
+        and ``oldest``, the base of the oldest progress that the submission carries. So old work can't pass as fresh.
+        (The trainer's base is the older one if this peer has left a lineage and returned to it.) Return None if the
+        present state does not descend from the trainer's base, or the run has ended."""
         if base is None or state is None or final(state.version, self.rules) or not grown_from(state, base):
             return None
         return min(base, oldest) if oldest is not None and grown_from(state, oldest) else base
@@ -68,12 +70,12 @@ class Submitting(Sending):
         self.refused, self.over = None, False
 
     def sendable(self, version: Version | None) -> bool:
-        """Whether an aggregator could still count the submission: on any version."""
+        """Whether an aggregator could still count the submission. The shard's version does not matter."""
         return self.mine is not None
 
     def stale(self, refusal: Stale, state: State | None) -> None:
-        """Handle the aggregator's refusal. The exchange ends once this peer has reached the epoch at which the
-        submission was refused."""
+        """Handle the aggregator's refusal of a submission that is too stale. The exchange ends once this peer has
+        reached the epoch at which the submission was refused."""
         if self.mine is not None and refusal.id == self.mine.id:
             self.refused = refusal.version
             if state is not None:

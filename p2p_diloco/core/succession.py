@@ -22,23 +22,23 @@ def elected(
 
 
 def may_stay(me: str, plan: Plan, reachable: Sequence[str], private: Sequence[str], room: int) -> tuple[str, ...]:
-    """Return the peers that may stay successors: all reachable peers; if these are fewer than ``room``, also present
-    private successors, to make up the number. ``room``: how many successors there should be."""
+    """Return the peers that may stay successors: all reachable peers. If these are fewer than ``room``, present private
+    successors make up the number. ``room``: how many successors there should be."""
     free = max(0, room - len(without(reachable, me)))
     return (*reachable, *[peer for peer in without(plan.succession, me) if peer in private][:free])
 
 
 def hands_over(me: str, order: Sequence[str], assigned_for: float, least: float) -> bool:
-    """Whether this peer should hand a shard over: another peer is elected, and the shard has stayed here long enough.
-    Times in seconds."""
+    """Whether this peer should hand a shard over: another peer is elected, and the shard has been with this peer for
+    ``least`` seconds or more."""
     return order[0] != me and assigned_for >= least
 
 
 def succession(
     me: str, plan: Plan, order: Sequence[str], able: Sequence[str], room: int, *, hand_over: bool
 ) -> tuple[str, ...]:
-    """Return the succession that the next commit should name. Its first peer is the aggregator: ``me``, unless the
-    shard is handed over. Then come the successors: the present ones while they are in ``able``, then the elected
+    """Return the succession that the next commit should name. First comes the aggregator: ``me``, unless the shard is
+    handed over. Then come the present successors that are in ``able``, then other peers in the order of the election
     (``order``). ``room``: how many successors there should be."""
     others, first = without(plan.succession, me), order[0]
     successors = [p for p in others if p in able][:room]
@@ -52,5 +52,6 @@ def succession(
 
 
 def worth_a_commit(me: str, plan: Plan, then: Sequence[str]) -> bool:
-    """Whether the new succession ``then`` alone justifies a commit: it hands the shard over, or names a new peer."""
+    """Whether a commit should be made only in order to change the succession to ``then``, because that hands the shard
+    over or names a new peer."""
     return then[0] != me or not {*then} <= {me, *plan.succession}

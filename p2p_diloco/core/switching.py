@@ -11,15 +11,15 @@ from .version import Version, descends, model_version
 
 
 def came_late(state: State, told: Version) -> bool:
-    """Whether the donor sent this state before it reported the version ``told``. If so, the state is no sign that the
-    donor has changed lineage since that report."""
+    """Whether the donor sent this state before it reported the version ``told``. If so, the state does not show that
+    the donor has changed lineage since that report."""
     v = state.version
     return v.generation == told.generation and v.epoch < told.epoch and v.samples <= told.samples
 
 
 class Switching:
-    """One change of lineage. ``vector``: the donor's versions by shard. The logs are frozen meanwhile, because the
-    change would discard whatever they append."""
+    """One change to another lineage. ``vector``: the donor's version of each shard. The logs are frozen until the
+    change is over, because it would discard all commits that they append meanwhile."""
 
     def __init__(
         self, rules: Rules, logs: Logs, roster: Roster, donor: str, vector: tuple[Version, ...], now: float
@@ -32,13 +32,13 @@ class Switching:
         self.before = set[str]()  # earlier donors, whose states may arrive late
 
     def ask(self) -> Send:
-        """Return a request to the donor for all shards that differ."""
+        """Return a request to the donor for its states of all shards that differ."""
         return Send(self.donor, Fetch(self.logs.versions(), whole=True))
 
     def ask_again(self, now: float) -> Send | None:
-        """Return a request for the missing shards to the next donor, because nothing has arrived for ``fetch_again``.
-        None if no peer holds a model as great as the target, or after ``fetch_repeats`` requests: the change is then
-        given up."""
+        """Return a request for the missing shards to the next donor. Called when nothing has arrived for
+        ``fetch_again``. Return None if the change must be given up: no peer's model version reaches the target, or
+        ``fetch_repeats`` requests were in vain."""
         able = {p for p, s in self.roster.summaries().items() if s.model >= self.target > self.logs.model()}
         if not able or self.repeats >= self.rules.fetch_repeats:
             return None
@@ -48,17 +48,18 @@ class Switching:
         return Send(self.donor, Fetch(self.logs.versions(), whole=True, shards=tuple(sorted(self.missing()))))
 
     def differing(self) -> set[int]:
-        """Return the shards to take. Asynchronous: without shards where this replica is ahead on the same lineage."""
+        """Return the shards to take from the donor: those whose versions differ. In asynchronous mode, leave out shards
+        of which this replica holds a newer version on the same lineage."""
         behind = ("fork", "ahead") if self.rules.asynchronous else ("fork", "ahead", "ancestor")
         return {log.shard for log, v in zip(self.logs, self.vector, strict=True) if log.relation(v) in behind}
 
     def missing(self) -> set[int]:
-        """Return the shards to take that have not arrived."""
+        """Return the shards that must be taken and have not arrived yet."""
         return self.differing() - set(self.staged)
 
     def takes(self, peer: str, state: State) -> bool | None:
-        """Whether a state from this peer belongs to the lineage being taken. None if it shows that the donor has left
-        this lineage."""
+        """Whether a state that this peer sent belongs to the lineage that this replica changes to. None if the state
+        shows that the donor itself has left that lineage."""
         told = self.vector[state.shard]
         if peer not in (self.donor, *self.before) or came_late(state, told):
             return False
@@ -72,6 +73,6 @@ class Switching:
             self.progress, self.repeats = now, 0
 
     def is_greater(self) -> bool:
-        """Whether the model with all staged shards is greater than the present one."""
+        """Whether the model version with all staged shards would be higher than the present one."""
         staged = (self.staged.get(log.shard, log.state) for log in self.logs)
         return model_version([state.version for state in staged if state is not None]) > self.logs.model()

@@ -28,7 +28,7 @@ class SynchronousLog(ShardLog):
 
     @property
     def waits(self) -> Waits | None:
-        """Which peers the round waits for and how long; None while no state is held."""
+        """Which peers the round waits for and how long; None while this replica holds no state of the shard."""
         if self.state is None:
             return None
         return Waits(self.rules, self.roster, self.attendance, self.state, self.round)
@@ -54,7 +54,7 @@ class SynchronousLog(ShardLog):
 
     @property
     def awaits_me(self) -> bool:
-        """Whether this round waits for this peer, which has not contributed to it yet."""
+        """Whether this round still waits for this peer's contribution."""
         return self.waits is not None and not self.own.sendable(self.version) and self.waits.awaits(self.me)
 
     # -- contributions
@@ -77,7 +77,8 @@ class SynchronousLog(ShardLog):
         return effects + self.close(now)
 
     def overtaken(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
-        """Handle a contribution on an earlier version: it is too late, so send its author what is newer."""
+        """Handle a contribution that was made on an earlier version. It comes too late, so send its author the newer
+        commit or state."""
         assert self.state is not None
         self.attendance.shows(sender, contribution.base.epoch + 1)
         return [Send(sender, self.outgoing.news(self.state, sender, contribution.base))]
@@ -93,9 +94,9 @@ class SynchronousLog(ShardLog):
         return self.work(tuple(sorted(self.round.inbox.items())), now) if closes else []
 
     def next_plan(self, contributors: set[str], now: float) -> Plan:
-        """Return the next plan. Its group: every live worker that holds a state and is not idle, except workers that
-        missed the last round that named them. Its succession: the peers that took part already, reachable ones before
-        private ones."""
+        """Return the plan of the next round. Its group is every live worker that holds a state and is not idle, except
+        workers that missed the last round that named them. Its succession is made of peers that have already taken
+        part, with reachable peers before private ones."""
         assert self.state is not None
         epoch, present = self.state.version.epoch, self.state.plan
         # (peers that compute the same outer steps, unlike peers): each with its bandwidth
@@ -133,7 +134,7 @@ class SynchronousLog(ShardLog):
         super().append(commit, now)
 
     def begin(self, now: float) -> list[Effect]:
-        """Begin the round with the contributions that arrived early."""
+        """Begin the round on a new version with the contributions that arrived early."""
         self.renew(now)
         assert self.state is not None
         epoch = self.state.version.epoch
@@ -155,8 +156,8 @@ class SynchronousLog(ShardLog):
             self.outgoing.undelivered(to, message)
 
     def insist(self, now: float) -> list[Effect]:
-        """Ask for missing contributions once the round has lasted a while, then at growing intervals. If asked at once,
-        most peers would still be training."""
+        """Ask peers for missing contributions once the round has lasted a while, then again at growing intervals. At
+        the beginning of a round most peers are still training."""
         if self.state is None or self.final or not self.aggregating or now < self.round.asks_at:
             return []
         self.round.ask_later(now, self.rules.dead_after)

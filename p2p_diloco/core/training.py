@@ -1,4 +1,4 @@
-"""What this peer's trainer does, as its replica knows: it waits for a state, trains, merges, pauses, or is idle.
+"""What this peer's trainer does, as far as its replica knows: it waits for a state, trains, merges, pauses, or is idle.
 
 Law: the trainer starts on the newest state available, and merges states of the run, not mixtures of two epochs. The
 start and the merges are delayed only for a bounded time, because other peers may wait for this trainer.
@@ -73,9 +73,9 @@ class Training:
         return self.load(now)
 
     def load(self, now: float) -> list[Effect]:
-        """Answer the trainer's Merge. The answer is delayed while the shards of a fragment are at different epochs, so
-        that one state of the run is merged; but not for long, because a shard that is behind may wait for this
-        trainer's contribution."""
+        """Answer the trainer's Merge, if one waits for an answer. While the shards of a fragment are at different
+        epochs, delay the answer, so that the trainer merges a state of the run. The delay is short, because a shard
+        that is behind may wait for this trainer's contribution."""
         if self.merging is None:
             return []
         if self.own.uneven:

@@ -23,8 +23,8 @@ class Version:
 
 
 def descends(newer: Version, history: Mapping[int, str], older: Version) -> bool:
-    """Whether ``newer`` is ``older`` or descends from it. ``history``: digests of ``newer`` and its last ancestors, by
-    epoch.
+    """Whether the version ``newer`` is the version ``older`` or descends from it. ``history``: digests of ``newer`` and
+    its last ancestors, by epoch.
 
     Along a lineage neither epochs nor samples fall. If ``history`` does not go back as far as ``older``, epochs and
     samples alone decide.
@@ -40,7 +40,7 @@ def descends(newer: Version, history: Mapping[int, str], older: Version) -> bool
 
 @dataclass(frozen=True, slots=True, order=True)
 class ModelVersion:
-    """The version of a whole model: totals over its shards. In a fork the lineage with the greater model version wins,
+    """The version of a whole model: totals over its shards. In a fork the lineage with the higher model version wins,
     with all its shards."""
 
     generation: int = -1  # -1: no state is held; lower than the version of any state
@@ -66,14 +66,14 @@ SALT_BITS = 20
 
 
 def incarnation(clock_ms: int, salt: int) -> int:
-    """Return an incarnation number that grows with the clock. The random ``salt`` (below 2**20) tells two incarnations
-    apart that start at the same clock time."""
+    """Return an incarnation number that grows with the clock. Two incarnations that start at the same clock time differ
+    by their random ``salt`` (below 2**20)."""
     return clock_ms << SALT_BITS | salt
 
 
 def incarnation_after(counted: int, own: int) -> int:
-    """Return an incarnation number above ``counted`` with the salt of ``own``. A peer needs it when its clock is behind
-    the clock of its earlier incarnation."""
+    """Return an incarnation number above ``counted``, with the salt of ``own``. A peer needs it if its clock shows an
+    earlier time than during its earlier incarnation."""
     return ((counted >> SALT_BITS) + 1) << SALT_BITS | own & (1 << SALT_BITS) - 1
 
 
@@ -89,5 +89,5 @@ def model_version(versions: Sequence[Version]) -> ModelVersion:
 
 
 def digest_of(digests: Iterable[str]) -> str:
-    """Return one digest of the shards' digests, given in shard order."""
+    """Return one digest that covers the digests of all shards. They must be given in shard order."""
     return blake2b("".join(digests).encode(), digest_size=16).hexdigest()

@@ -42,14 +42,14 @@ class Waits:
 
     @property
     def needed(self) -> int:
-        """The lowest number of contributions for any outer step."""
+        """The lowest number of contributions that an outer step needs."""
         rules = self.rules
         return rules.min_peers if self.epoch else max(rules.min_peers, rules.start_peers)
 
     def quorum(self, now: float) -> int:
         """Return the lowest number of contributions with which the round may close: half of the peers that take part,
-        but at least two if several take part, because after a step with one contribution the outer momentum would carry
-        the model towards one peer's data. Never fewer than ``needed``."""
+        but at least two if several take part, and never fewer than ``needed``. With one contribution alone, the outer
+        momentum would carry the model towards one peer's data."""
         taking_part = len(self.round.inbox) + len(self._taking_part(now))
         return max(self.needed, min(taking_part, max(2, math.ceil(taking_part / 2))))
 
@@ -60,13 +60,15 @@ class Waits:
         return now >= self.deadline or not self._taking_part(now)
 
     def closes_at(self) -> float | None:
-        """Return when the round will close if nothing arrives; None if it will not."""
+        """Return the time at which the round will close if no more messages arrive; None if it will not close without
+        them."""
         moments = {self.deadline, *(self._given_up_at(p) for p in self.missing())} - {math.inf}
         return next(filter(self.may_close, sorted(moments)), None)
 
     @property
     def deadline(self) -> float:
-        """When the round closes with the contributions that it has, if they are a quorum."""
+        """The time at which the round stops waiting for missing members: from then on a quorum of contributions is
+        enough."""
         return self.round.opened + self.rules.round_timeout
 
     def to_ask(self) -> list[str]:
@@ -78,12 +80,13 @@ class Waits:
         return [p for p in working if p not in self.round.inbox]
 
     def _taking_part(self, now: float) -> list[str]:
-        """Return the missing members that are not given up: they are sure to take part, or their grace has not
-        ended."""
+        """Return the missing members for which the round still waits: they are sure to take part, or their grace has
+        not ended."""
         return [p for p in self.missing() if now < self._given_up_at(p)]
 
     def _given_up_at(self, peer: str) -> float:
-        """Return when a missing member is given up; inf if it is sure to take part."""
+        """Return the time at which the round stops waiting for a missing member; inf if the member is sure to take
+        part."""
         sure = self.roster.presumed(peer) or self.attendance.sure(peer, self.epoch)
         return math.inf if sure else self.attendance.waits_until(peer, self.round.opened)
 

@@ -349,7 +349,7 @@ def test_a_refused_submission_is_noted_and_the_others_are_looked_at(peer: Any) -
     c.hear("a", c.contribution(Version(0, 15, 2, "d2")))
     effects = computed(c, effects, "d2")
     assert c.averages(effects) == [["a"]]
-    text = "shard 0: refused a submission of b, 1 epochs behind"
+    text = "shard 0: refused a submission of b, because its base is 1 epochs behind"
     assert [e for e in effects if isinstance(e, Note)] == [Note("stale", text)]
     assert to(effects, "b", Stale) == [Stale(0, ContributionId(1, 1), c.held)]
 

@@ -56,7 +56,9 @@ def test_the_digest_covers_the_revision() -> None:
 def test_the_founders_revision_goes_into_the_next_commit(peer: Any) -> None:
     """The aggregator takes the outer step with it, the digest covers it, and the commit names it."""
     a = peer("a", group="ab")
-    assert notes(a.feed(Revised(FIRST))) == [f"{FIRST} is known, and each shard adopts it with its next commit"]
+    assert notes(a.feed(Revised(FIRST))) == [
+        f"this peer has learnt of {FIRST}; each shard adopts it with its next commit"
+    ]
     a.contribute()
     work = a.hear("b", a.contribution(a.held))
     average = work[-1]
@@ -66,7 +68,7 @@ def test_the_founders_revision_goes_into_the_next_commit(peer: Any) -> None:
     effects = a.averaged(work)
     (sent,) = {m.revision for m in a.said(effects) if isinstance(m, Commit)}
     assert sent == FIRST
-    assert notes(effects) == [f"all shards are at {FIRST}"]
+    assert notes(effects) == [f"all shards now use {FIRST}"]
     assert a.replica.revision == a.replica.state(0).revision == FIRST
 
 
@@ -134,7 +136,7 @@ def test_a_commit_that_goes_back_a_revision_is_refused(peer: Any) -> None:
     a.feed(Filled(0, state.version, state.version.digest))
     (note,) = a.hear("b", commit_on(a, FIRST))
     assert isinstance(note, Note)
-    assert (note.kind, note.text) == ("refused", "a commit of b takes shard 0 back to an earlier revision")
+    assert (note.kind, note.text) == ("refused", "a commit of b would set shard 0 back to an earlier revision")
 
 
 def test_a_newcomer_gets_the_revision_with_the_state(peer: Any) -> None:
