@@ -98,7 +98,7 @@ def _revised(settings: Settings, rng: Random) -> Settings:
 
 
 def _harder(settings: Settings, rng: Random) -> Settings:
-    """Give half of the simulated runs short memories, slow transfers of states, and links that are cut one by one."""
+    """Make half of the simulated runs harder: peers remember little, states arrive late, and single links are cut."""
     if rng.random() < 0.5:
         return settings
     torn = ("part", "mute") if settings.deaths_at_once is None else ()  # a peer that is cut off counts as dead
@@ -154,7 +154,7 @@ def _bereaved(rng: Random) -> Settings:
 
 
 def _hesitant(rng: Random) -> Settings:
-    """Draw a simulated run in which bases may change between a Load and the Contribute that answers it."""
+    """Draw a simulated run in which shards may get new versions between a Load and the Contribute that answers it."""
     settings = _bereaved(rng)
     return replace(settings, hesitation=1.0, faults=(*settings.faults, "flip"))
 
@@ -166,7 +166,8 @@ def _overlapped(rng: Random) -> Settings:
 
 
 def _joining(rng: Random) -> Settings:
-    """Draw a simulated run with rounds of 0.02 to 50 heartbeats, in which a state takes up to 100 rounds to arrive."""
+    """Draw a simulated run in which peers join one after another. Rounds last 0.02 to 50 heartbeats, and a state takes
+    up to 100 rounds to arrive."""
     usual = rng.choice([0.02, 0.1, 0.1, 0.5, 1.0, 1.0, 10.0, 50.0])  # seconds of a round; a heartbeat is 1 s
     interval = rng.choice([1, 2, 5])
     slow = rng.choice([1.0, 1.0, 3.0, 5.0])
@@ -202,7 +203,7 @@ def _crowded(rng: Random) -> Settings:
 
 
 def _async(rng: Random) -> Settings:
-    """Draw a simulated run in asynchronous mode, in which no more peers fail at a time than there are successors."""
+    """Draw a simulated run in asynchronous mode. At no time do more peers fail than there are successors."""
     settings, successors = _healed(rng), rng.choice([1, 1, 2])
     faults = ("crash", "flip", "freeze", "leave", "restart", "stall")
     return replace(
@@ -235,7 +236,7 @@ def _torn(rng: Random) -> Settings:
 
 def _private(rng: Random) -> Settings:
     """Draw a simulated run with private peers and relays, in either mode. A third of these runs have only faults that
-    relays may mask."""
+    relays can make harmless."""
     settings = _torn(rng) if rng.random() < 1 / 3 else _healed(rng)
     peers, bootstrap, masked = rng.randint(2, 6), rng.random() < 0.7, rng.random() < 1 / 3
     faults = ["pair", "mute", "turn", "heal", "pause"]

@@ -40,7 +40,7 @@ class Faults:
             world.disks[name] = (states, tuple(process.store.present))
 
     def chaos(self, until: float) -> None:
-        """Schedule random faults until this time."""
+        """Schedule random faults, one after another, until the time ``until``."""
         world = self._world
         delay = world.rng.uniform(*world.settings.fault_every)
         if world.settings.faults and world.now + delay < until:

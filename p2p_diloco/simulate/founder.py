@@ -34,7 +34,7 @@ class Founder:
             self.world.at(asks.uniform(0.0, within), lambda r=revision, d=dies: self._asked(asks, r, d))  # type: ignore[misc]
 
     def _asked(self, asks: Random, revision: Revision, dies: bool) -> None:
-        """Publish a revision or, if the founder ``dies``, tell only one peer of it."""
+        """Publish a revision in the DHT. If the founder ``dies``, only tell one peer of the revision."""
         self.world.say("founder", f"asks for {revision}{' and dies' if dies else ''}")
         if not dies:
             self.record(revision)

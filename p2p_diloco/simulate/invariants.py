@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 def after_event(world: World, process: Process, ticked: bool) -> None:
-    """Check the peer that was fed an event: it has not gone back to a lesser model (invariant b) and has not forgotten
-    a revision (h). If the event was its own wakeup (``ticked``), it also must not wait without need (e)."""
+    """Check the peer that has just handled an event: its model version has not fallen (invariant b), and it has not
+    forgotten a revision (h). If the event was a wakeup (``ticked``), the peer also must not wait without need (e)."""
     model = process.replica.roster.mine.model
     if model < process.best:
         raise Violation(f"(b) {process.name} went back from {process.best} to {model}")
@@ -57,8 +57,8 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
 
 
 def advanced(world: World, process: Process, shard: int, version: Version) -> None:
-    """When a peer's shard has a new version on the same lineage, check that its revision is not lower than before
-    (invariant h)."""
+    """Called when a peer's shard has a new version. If it is on the same lineage as the version before, check that its
+    revision is not lower (invariant h)."""
     before, state = process.reached.get(shard), process.replica.state(shard)
     if before is not None and state.history.get(before[0].epoch) == before[0].digest:
         fell = state.revision < before[1]
@@ -67,8 +67,8 @@ def advanced(world: World, process: Process, shard: int, version: Version) -> No
 
 
 def _blame(world: World, process: Process) -> None:
-    """Check that no round waits for long for a peer that is dead, cut off, or without a running trainer (invariant
-    e)."""
+    """Check that no round of this peer has waited for long for a peer that is dead or cut off, or that has no running
+    trainer (invariant e)."""
     in_turn = world.rules.asynchronous
     aggregated = [log for log in process.replica.logs if (log.round.inbox or in_turn) and log.aggregating]
     waited_for = {peer for log in aggregated for peer in log.waited_for()}
@@ -81,8 +81,8 @@ def _blame(world: World, process: Process) -> None:
 
 
 def _bury(world: World, process: Process) -> None:
-    """Check that every peer that this process has just declared dead is dead (invariant p). It is excused if lately the
-    two had no path to each other, or one of them was frozen or started."""
+    """Check that each peer that this process has just declared dead is dead (invariant p). An error is excused if
+    lately the two peers had no path to each other, or one of them was frozen or started."""
     dead = {peer for peer, member in process.replica.roster.members.items() if member.dead}
     lately = world.now - world.rules.deaf_after * world.rules.probe_every - 2.0
     for peer in sorted(dead - process.buried):
@@ -96,8 +96,8 @@ def _bury(world: World, process: Process) -> None:
 
 
 def elects(world: World, process: Process, work: Average) -> None:
-    """Check the plan of a drafted commit: it names a private peer as aggregator or successor only if the author of the
-    commit knows no reachable peer that could do this instead (invariant o)."""
+    """Check the plan of a drafted commit. It may name a private peer as aggregator or successor only if the commit's
+    author knows no reachable peer that could be named instead (invariant o)."""
     draft = process.replica.logs[work.shard].round.draft
     if not world.ways.on or draft is None:
         return
@@ -114,8 +114,8 @@ def elects(world: World, process: Process, work: Average) -> None:
 
 
 def aggregate(world: World) -> None:
-    """Check at the end that no private peer aggregates a shard while a reachable worker has lived for long (invariant
-    o)."""
+    """Check at the end that no private peer aggregates a shard while there is a reachable worker that has been live for
+    long (invariant o)."""
     patience = world.membership.patience
     for shard in range(world.rules.shards) if world.ways.on else ():
         state = newest(world, shard).replica.state(shard)
@@ -128,16 +128,16 @@ def aggregate(world: World) -> None:
 
 
 def masked(world: World) -> bool:
-    """Whether relays masked every fault so far: all peers lived and trained, always had a way to each other, and no
-    message was lost."""
+    """Whether relays have masked every fault so far. That means that all peers lived and trained, always had a way to
+    each other, and no message was lost."""
     deadly = ("crash", "flip", "freeze", "leave", "restart", "stall")
     whole = world.ways.on and world.ways.never_apart and not world.settings.drop
     return whole and not any(world.happened[kind] for kind in deadly)
 
 
 def never_still(world: World) -> None:
-    """Check that no peer waited for a commit for long at any time of a run in which relays masked every fault
-    (invariant p). A commit may wait for a pause."""
+    """If relays masked every fault of the run, check that no peer ever waited for a commit for long (invariant p). Such
+    a wait may include a pause of a trainer."""
     limit = world.membership.patience + PAUSE_S[1]
     for name, process in world.alive.items() if masked(world) else ():
         moments = [when for when, who, *_ in world.commits if who == name]
@@ -147,7 +147,7 @@ def never_still(world: World) -> None:
 
 
 def undisturbed(world: World, steps: Counter[str]) -> None:
-    """Check at the end of a run in which relays masked every fault that no peer was called dead, no lineage forked and
+    """If relays masked every fault of the run, check at its end that no peer was declared dead, no lineage forked and
     no contribution was lost (invariant p)."""
     if not masked(world):
         return
@@ -168,9 +168,9 @@ def _at_work(world: World, peer: str, seen_by: str) -> bool:
 
 
 def lineage(world: World) -> set[tuple[Any, ...]]:
-    """Return the lineages of the live peers; one element means that there is no fork. Synchronous: the distinct
-    versions that they hold. Asynchronous: the newest version of each shard, and the versions of each peer that are not
-    ancestors of these."""
+    """Return the set of lineages of the live peers; a set of one means that there is no fork. In synchronous mode it
+    contains the different versions that the peers hold. In asynchronous mode it contains the newest version of each
+    shard, and the versions of each peer that are not all ancestors of these."""
     if not world.rules.asynchronous:
         return {p.replica.versions for p in world.alive.values()}
     logs = [newest(world, shard).replica.logs[shard] for shard in range(world.rules.shards)]
@@ -184,7 +184,7 @@ def lineage(world: World) -> set[tuple[Any, ...]]:
 
 
 def newest(world: World, shard: int) -> Process:
-    """Return the live peer with the greatest version of a shard."""
+    """Return the live peer that holds the highest version of a shard."""
 
     def version(process: Process) -> Version:
         return process.replica.versions[shard] or Version(-1, 0, 0, "")
@@ -193,31 +193,31 @@ def newest(world: World, shard: int) -> Process:
 
 
 def relied_upon(world: World) -> None:
-    """Check at the end that every step that was reported to a trainer as counted is counted, if no more holders died
-    than allowed (invariant g)."""
+    """Check at the end that every inner step that was reported to a trainer as counted is still counted (invariant g).
+    Called only for runs in which no more peers fail at a time than the settings allow."""
     for shard, steps in enumerate(world.trainers.answered):
         lost = steps & ~newest(world, shard).store.present[shard].steps
         require(not lost, "g", f"steps {bin(lost)} of shard {shard} were reported as counted, but are lost")
 
 
 def intact(world: World) -> None:
-    """Check that damaged memory has been repaired, unless the run has ended for its peer (invariant a)."""
+    """Check that damaged memory has been repaired on every peer for which the run goes on (invariant a)."""
     for name, process in world.alive.items():
         for shard in range(world.rules.shards) if not process.replica.finished else ():
             require(not world.damaged(process, shard), "a", f"{name}: shard {shard} does not match its version")
 
 
 def ended_damaged(world: World) -> bool:
-    """Whether the run has ended for every peer that holds the greatest state, and the memory of each of these peers is
-    damaged. No commit will repair the damage then, and no other peer has that state."""
+    """Whether the run has ended with damage: it has ended for all peers with the highest model version, and each of
+    them has damaged memory. No commit will repair the damage then, and no other peer has that state."""
     greatest = max((p.replica.roster.mine.model for p in world.alive.values()), default=ModelVersion())
     holders = [p for p in world.alive.values() if p.replica.roster.mine.model == greatest and p.replica.finished]
     return bool(holders) and all(any(world.damaged(p, s) for s in range(world.rules.shards)) for p in holders)
 
 
 def revised(world: World, asked: Revision) -> None:
-    """Check that all peers know the highest revision, which is ``asked`` or higher, and that every shard has adopted
-    it, except shards that have reached the run's end (invariant h)."""
+    """Check that all peers know the highest revision, which is ``asked`` or a higher one, and that every shard uses it,
+    except shards that have reached the run's end (invariant h)."""
     highest = world.founder.highest()
     require(highest >= asked, "h", f"{asked} was known, but now {highest} is the highest")
     for name, process in world.alive.items():
@@ -230,8 +230,8 @@ def revised(world: World, asked: Revision) -> None:
 
 
 def account(world: World) -> Counter[str]:
-    """Check that every inner step is counted, pending with a live peer, died with its holder, or was dropped by rule
-    (invariant f).
+    """Check what became of every inner step: it is counted, it is pending with a live peer, its holder died, or a rule
+    dropped it (invariant f).
 
     Returns the number of steps by what became of them, summed over all shards.
     """

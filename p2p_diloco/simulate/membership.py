@@ -34,7 +34,8 @@ KNOWN_S = 3.0
 
 @dataclass(slots=True)
 class Exchange:
-    """One contribution of a trainer: when it was sent, for which shards, and its number within the fragment."""
+    """One contribution of a trainer: when it was sent, for which shards, and its number among the trainer's
+    contributions to this fragment."""
 
     sent: float
     shards: tuple[int, ...]
@@ -55,7 +56,7 @@ class Attended:
 
 @dataclass(slots=True)
 class Membership:
-    """Records who contributes and who is counted, and checks invariants (l) and (m)."""
+    """Records which peers contribute and which are counted, and checks invariants (l) and (m)."""
 
     world: World
     quiet_from: float = -math.inf
@@ -70,7 +71,7 @@ class Membership:
     # -- what happens
 
     def disturbed(self, until: float) -> None:
-        """Record a fault that happens now, or lasts until this time."""
+        """Record that a fault happens and lasts until the time ``until``, which may be now."""
         self.quiet_from = max(self.quiet_from, until)
 
     def healed(self) -> None:
@@ -78,15 +79,15 @@ class Membership:
         self.quiet_from = min(self.quiet_from, self.world.now)
 
     def sends(self, process: Process, shards: tuple[int, ...]) -> None:
-        """Record that a trainer contributes."""
+        """Record that a trainer sends a contribution to these shards."""
         life = self._life(process)
         fragment = process.replica.logs.look_at(shards[0]).fragment
         life.exchanges[fragment] += 1
         life.open = Exchange(self.world.now, shards, life.exchanges[fragment])
 
     def merges(self, process: Process, load: Load) -> None:
-        """When a trainer merges the result of an exchange, check that the result counts the trainer's contribution,
-        unless this was its first contribution to the fragment (invariant l)."""
+        """Called when a trainer merges the result of an exchange. Check that the result counts the trainer's
+        contribution, unless this was its first contribution to the fragment (invariant l)."""
         life = self._life(process)
         life.since = min(life.since, self.world.now)
         judged = self._judged(self.world.now, life)
@@ -104,7 +105,7 @@ class Membership:
             require(False, "l", f"{process.name}: shards {missed} do not count its {which}")
 
     def averages(self, process: Process, work: Average) -> None:
-        """Check that an outer step has contributions of at least half of the working peers, and of two if several work
+        """Check that an outer step counts at least half of the working peers, and at least two peers if several work
         (invariant m)."""
         if self.world.rules.asynchronous or not work.contributions:
             return
@@ -132,8 +133,8 @@ class Membership:
             self._life(process).excused_until = self.world.now
 
     def at_peace(self) -> None:
-        """Check at the end that a peer that has been live for long and does not pause was counted recently (invariant
-        l)."""
+        """Check at the end that each peer that has been live for long and does not pause was counted recently
+        (invariant l)."""
         world = self.world
         never = self.quiet_from == -math.inf
         limit = self.patience + world.settings.state_lag - (QUIET_S - JOINS_S if never else 0.0)
@@ -152,7 +153,7 @@ class Membership:
         return self._lives.setdefault(id(process), Attended())
 
     def _judged(self, since: float, life: Attended) -> bool:
-        """Whether an event at time ``since`` is judged: the time before it was quiet for long enough."""
+        """Whether an event at time ``since`` is judged: there must have been no fault for long enough before it."""
         world = self.world
         lasting = [t for p in world.alive.values() for t in (p.frozen_until, p.stalled_until) if t > world.now]
         if lasting or world.drop or world.torn:

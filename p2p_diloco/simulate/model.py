@@ -36,7 +36,8 @@ class Tensors:
         return blake2b(self.chain + meta, digest_size=8).hexdigest()
 
     def step(self, mean: tuple[tuple[str, int], ...]) -> Tensors:
-        """Return the tensors after the outer step with a mean, which is given as (peer, steps) in order."""
+        """Return the tensors after the outer step with ``mean``. A mean is a sequence of (peer, inner steps of this
+        peer)."""
         steps, chain = self.steps, blake2b(self.chain, digest_size=8)
         for peer, added in mean:
             require(not steps & added, "c", f"{peer}'s steps {bin(steps & added)} are counted twice")
@@ -45,7 +46,8 @@ class Tensors:
         return Tensors(steps, chain.digest())
 
     def rated(self, revision: Revision) -> Tensors:
-        """Return the same tensors, prepared for a step with a revision's rates: other rates lead to another digest."""
+        """Return the same tensors, prepared for an outer step with the rates of ``revision``: other rates lead to
+        another digest."""
         if revision.rates is None:
             return self
         return replace(self, chain=blake2b(self.chain + repr(revision.rates).encode(), digest_size=8).digest())
@@ -53,7 +55,7 @@ class Tensors:
 
 @dataclass(slots=True)
 class Store:
-    """A node's outer state and its proposals, by (shard, digest)."""
+    """A node's present outer state, and its proposals by (shard, digest)."""
 
     present: list[Tensors]
     proposals: dict[tuple[int, str], Tensors] = field(default_factory=dict)
@@ -100,13 +102,13 @@ class Trainer:
         self.base, self.local, self.delta, self.dropped = zeros[:], zeros[:], zeros[:], zeros[:]
 
     def step(self, bit: int) -> None:
-        """Make one inner step, which is given as its bit."""
+        """Make one inner step. ``bit`` is the bit that stands for this step in all bit masks."""
         self.taken |= bit
         self.local = [steps | bit for steps in self.local]
         self.since_sending += 1
 
     def merge(self, loaded: Loaded, new: int) -> None:
-        """Carry local progress over to a newer global value, as `Carry` defines it."""
+        """Merge a newer global value of a shard, and treat the local progress as the value of `Carry` says."""
         s = loaded.shard
         base, progress, delta = self.base[s], self.local[s] & ~self.base[s], self.delta[s]
         lost = base & self.taken & ~new  # this trainer's steps that the old lineage counted and the new one does not

@@ -35,7 +35,7 @@ class Process:
         self.blocked = self.released = False
         self.flown = 0  # inner steps since the last contribution
         self.waiting_for: dict[str, float] = {}  # unable peer → since when a round here waits for it
-        self.best = ModelVersion()  # the greatest model version so far
+        self.best = ModelVersion()  # the highest model version so far
         self.woke = 0.0  # when healing ended its last freeze
         self.buried = set[str]()  # peers that count as dead here
         self.known = FOUNDED  # the highest revision that this process has known
@@ -44,8 +44,8 @@ class Process:
         self.disk = disk
 
     def _step_times(self, world: World) -> tuple[float, float]:
-        """Return the range of this trainer's step times. In worlds with late peers the first two are fast and the late
-        ones slow, so that a round which does not wait for the late ones leaves them behind."""
+        """Return the range of this trainer's step times. In simulated runs with late peers, the first two peers are
+        fast and the late ones slow. A round that does not wait for the late peers then leaves them behind."""
         quickest, slowest = world.settings.step_times
         if world.settings.late is None:
             return quickest, slowest

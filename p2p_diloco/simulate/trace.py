@@ -77,7 +77,7 @@ CARRIED = {
 
 
 def tell(what: Event | Effect) -> str:
-    """Return one line on an event that a replica receives or an effect that it returns."""
+    """Return one line of text about an event that a replica receives or an effect that it returns."""
     match what:
         case Received(sender, message):
             return f"hears from {sender}: {_message(message)}"

@@ -27,7 +27,7 @@ class Trainers:
         self.steps = 0  # number of inner steps so far; each is one bit
 
     def step(self, process: Process) -> None:
-        """Make an inner step, or wait; schedule the next call."""
+        """Let the trainer make an inner step, or wait, and schedule the next call of this method."""
         world = self.world
         if world.alive.get(process.name) is not process or not self.training:
             return
@@ -57,7 +57,7 @@ class Trainers:
             world.feed(process, Merge())
 
     def _waits(self, process: Process) -> bool:
-        """Whether training stalls until the exchange is over."""
+        """Whether the trainer must wait now until its exchange is over."""
         settings = self.world.settings
         due = process.trainer.since_sending >= settings.interval
         return process.blocked and (due or process.flown >= settings.overlap or process.replica.finished)
@@ -95,7 +95,7 @@ class Trainers:
             world.at(delay, lambda: self._contribute(process, event))
 
     def pause(self, process: Process, seconds: float) -> None:
-        """Let the trainer announce a pause of this length, and resume after it."""
+        """Let the trainer announce a pause, and end it after this many seconds."""
         world = self.world
         if process.paused is None and process.training:
             process.paused = world.now

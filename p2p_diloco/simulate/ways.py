@@ -51,7 +51,7 @@ class Ways:
         return whole and not {a, b} <= self.private
 
     def relays(self, a: str, b: str) -> list[str]:
-        """Return the relays that both peers reach, sorted."""
+        """Return the relays that both peers can reach, sorted."""
         world = self._world
         able = [n for n, p in world.alive.items() if n not in (a, b) and p.frozen_until <= world.now]
         peers = [n for n in able if n not in self.private and self.direct(a, n) and self.direct(n, b)]
@@ -90,8 +90,8 @@ class Ways:
         return self.rng.uniform(*RELAYED_S) + self.rng.uniform(*FOUND_S)
 
     def refused(self, sender: str, to: str) -> bool:
-        """Whether a dial to a peer whose process is gone is refused. A relay may or may not tell that the peer is gone,
-        and nothing answers for a peer that was private."""
+        """Whether a dial to a peer that has died is refused. A direct dial to a reachable peer always is. In other
+        cases there may be a relay that knows of the death, or none."""
         if not self.on or (self.direct(sender, to) and to not in self.private):
             return True
         return self.joined(sender, to) and self.rng.random() < 0.5
@@ -99,7 +99,7 @@ class Ways:
     # -- what happens
 
     def starts(self, process: Process) -> None:
-        """Let a starting peer find whether others can dial it: at once, or later."""
+        """Let a peer that starts find out, at once or later, whether other peers can dial it."""
         if not self.on:
             return
         if self.rng.random() < 0.5:
@@ -109,7 +109,7 @@ class Ways:
         self.look()
 
     def turn(self, name: str) -> None:
-        """Make a reachable peer private, or a private one reachable. The peer notices it some time later."""
+        """Make a reachable peer private, or a private one reachable. The peer notices this some time later."""
         self.private ^= {name}
         self._world.say(name, "is private" if name in self.private else "is reachable")
         if name in self._world.alive:
@@ -117,7 +117,7 @@ class Ways:
         self.look()
 
     def _notice(self, process: Process) -> None:
-        """Let a peer notice later whether others can dial it."""
+        """Let a peer find out, some time later, whether other peers can dial it."""
         world = self._world
         world.at(
             self.rng.uniform(*NOTICED_S),
@@ -148,7 +148,7 @@ class Ways:
             self.turn(self._world.names[0])
 
     def look(self) -> None:
-        """Record which live peers have no way to each other, after any change."""
+        """Record which pairs of live peers have no way to each other now. Called after any change."""
         if not self.on:
             return
         world, before = self._world, self.apart

@@ -34,13 +34,13 @@ class Witness:
         self.epochs: dict[tuple[int, int], Version] = {}  # (shard, epoch) → its only version
 
     def stepped(self, process: Process) -> None:
-        """Record that a trainer has made the next inner step."""
+        """Record that a trainer has made an inner step, and on which versions."""
         self.begun.append([carried.base for carried in process.replica.own.carried])
 
     def merges(self, process: Process, loaded: Loaded) -> None:
-        """Record that a trainer merges a newer state. Steps made during its exchange now count as made on the new
-        version. After a change of lineage all its uncounted steps count as made on it, because the new lineage lacks
-        the versions that they were made on."""
+        """Record that a trainer merges a newer state. Steps that it made during its exchange now count as made on the
+        new version. After a change of lineage, all its uncounted steps do, because the new lineage lacks the versions
+        that they were made on."""
         shard, trainer = loaded.shard, process.trainer
         before = self.bases.get((id(trainer), shard))
         left = before is not None and process.replica.logs[shard].relation(before) == "fork"
@@ -73,13 +73,15 @@ class Witness:
         self._steps(log.shard, work.base, len(work.contributions), work.buffered, digest)
 
     def applies(self, work: Apply) -> None:
-        """Check the number of buffered submissions when a peer applies another peer's commit (invariant j)."""
+        """Called when a peer applies another peer's commit. Check the number of buffered submissions that the peer
+        names (invariant j)."""
         commit = work.commit
         counted = len(commit.contributions)
         self._steps(commit.shard, commit.base, counted, work.buffered, commit.version.digest)
 
     def fills(self, work: Fill) -> None:
-        """Check the number of buffered submissions in a state that a peer loads (invariant j)."""
+        """Called when a peer loads a fetched state. Check the number of buffered submissions that the state names
+        (invariant j)."""
         state = work.state
         told = self.filled.get((state.shard, state.version.digest), 0)
         require(
@@ -89,8 +91,8 @@ class Witness:
         )
 
     def accepts(self, shard: int, version: Version) -> None:
-        """Check that a shard has only one version at each epoch, when a peer makes this version its present state
-        (invariant k)."""
+        """Called when a peer makes this version its present state. Check that the shard has only one version at each
+        epoch (invariant k)."""
         known = self.epochs.setdefault((shard, version.epoch), version)
         require(
             not self.one_line or known == version,
@@ -99,8 +101,8 @@ class Witness:
         )
 
     def ended(self, steps: Counter[str], happened: Counter[str]) -> None:
-        """Check at the end that there was no fork, and that inner steps were only dropped where a submission was
-        refused as too stale (invariant k)."""
+        """Check at the end that there was no fork, and that inner steps were dropped only if a submission was refused
+        as too stale (invariant k)."""
         if self.one_line:
             require(not happened["note fork"], "k", "the lineage has forked")
             lost = steps["dropped"] and not happened["note stale"]
@@ -109,8 +111,8 @@ class Witness:
             )
 
     def _steps(self, shard: int, base: Version, counted: int, told: int, digest: str) -> None:
-        """Check the number of submissions that were in the buffer before a commit, and that no more were added than fit
-        (invariant j). ``told``: the number that the replica names."""
+        """Check how many submissions the buffer held before a commit, and that the commit added no more than fit
+        (invariant j). ``told``: the number before the commit, as the replica names it."""
         size = self.rules.dn_buffer_size
         before = self.filled.get((shard, base.digest), 0)
         require(

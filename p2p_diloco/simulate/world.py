@@ -150,7 +150,7 @@ class World:
         self.ways.look()
 
     def _discover(self, process: Process) -> None:
-        """Let the process find all live peers and the founder's record in the DHT; repeated at intervals."""
+        """Let the process find all live peers and the founder's record in the DHT. Schedule the next such search."""
         if self.alive.get(process.name) is not process:
             return
         for other in sorted(self.alive):
@@ -163,7 +163,7 @@ class World:
         self.at(5.0, lambda: self._discover(process))
 
     def _measure(self, process: Process) -> None:
-        """Let a peer measure its bandwidth, for the first time or after a change; repeated at intervals."""
+        """Let a peer measure its bandwidth, for the first time or after a change. Schedule the next measurement."""
         if self.alive.get(process.name) is not process or self.settings.bandwidths is None:
             return
         slowest, fastest = self.settings.bandwidths
@@ -171,7 +171,7 @@ class World:
         self.at(self.links.uniform(*self.settings.measured_every), lambda: self._measure(process))
 
     def holders(self) -> list[str]:
-        """Return the live peers that hold the state, sorted."""
+        """Return the live peers that hold a state of every shard, sorted."""
         return sorted(n for n, p in self.alive.items() if p.replica.has_state)
 
     # -- network
@@ -181,14 +181,14 @@ class World:
         return frozenset((a, b)) not in self.cut
 
     def carries(self, sender: str, to: str) -> bool:
-        """Whether messages get from ``sender`` to the other peer, on the direct link or through a relay."""
+        """Whether messages from ``sender`` can reach the peer ``to``, on the direct link or through a relay."""
         if self.ways.on:
             return self.ways.joined(sender, to)
         return self.connected(sender, to) and (sender, to) not in self.mute
 
     @property
     def torn(self) -> bool:
-        """Whether some messages can't arrive at present."""
+        """Whether there are peers that can't send messages to each other at present."""
         return bool(self.ways.apart if self.ways.on else self.cut or self.mute)
 
     def send(self, sender: Process, to: str, message: Message) -> None:
@@ -264,7 +264,7 @@ class World:
             self.at(max(0.001, wakeup - self.now), lambda: self._wake(process))
 
     def _wake(self, process: Process) -> None:
-        """Feed Wakeup, unless the process's next wakeup is later than now."""
+        """Feed a Wakeup to the process, unless its next wakeup is later than now."""
         if process.woken_for <= self.now + 1e-9:
             process.woken_for = float("-inf")
             self.feed_alive(process, Wakeup())
@@ -326,14 +326,14 @@ class World:
             self.lines.append(f"{self.now:9.3f} {who} {what}")
 
     def damaged(self, process: Process, shard: int) -> bool:
-        """Whether a shard's tensors differ from what its version says. Raises Violation unless a simulated bit flip is
-        the cause."""
+        """Whether a shard's tensors do not match its version. If so, raise Violation unless a simulated bit flip is the
+        cause."""
         state = process.replica.state(shard)
         damaged = process.store.present[shard].digest(meta_of(state)) != state.version.digest
         require(not damaged or self.flips > 0, "a", f"{process.name}: shard {shard} does not match its version")
         return damaged
 
     def _excused(self, process: Process, commit: Commit) -> bool:
-        """Whether a commit may lead to another digest here: this peer's tensors are damaged, or the commit has no
-        contributions because its author's tensors were damaged."""
+        """Whether a commit may lead to another digest here than it names: this peer's tensors are damaged, or the
+        commit has no contributions because its author's tensors were damaged."""
         return self.damaged(process, commit.shard) or not commit.contributions
