@@ -1,4 +1,4 @@
-"""Training in no run, but with counted epochs, for comparison with a run.
+"""Training without a run, but with counted epochs, so that the result can be compared with a run.
 
 Law: the trainer takes a `Peer` or an `Alone`; both have the same methods.
 """
@@ -16,8 +16,8 @@ from p2p_diloco.peer.absent import AbsentPeer
 
 
 class Alone(AbsentPeer):
-    """A peer in no run that counts epochs: each has `sync_every` steps, and `stop_after_epochs` ends training. So a
-    model trained alone can be compared with a run of the same settings."""
+    """Takes the place of a peer when there is no run. An epoch is `sync_every` steps, and training ends after
+    `stop_after_epochs`. So a model that was trained alone can be compared with a run of the same settings."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, config: RunConfig) -> None:
         super().__init__(model, optimizer)

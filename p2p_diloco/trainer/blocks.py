@@ -47,7 +47,7 @@ class Block:
 
     @property
     def rank(self) -> float:
-        """A number in [0, 1) computed from the name, the same on every machine."""
+        """A number in [0, 1) that is computed from the name. It is the same on every machine."""
         return hash_of(self.name) / 2**64
 
 
@@ -60,7 +60,8 @@ class Text:
 
 
 def load_text(data: Path | None = None) -> Text:
-    """Read a file or a folder of text, or with None the Python standard library's own sources, and split it.
+    """Read the text of a file or a folder, and split it into training blocks and held-out blocks. With None, read the
+    source files of Python's standard library.
 
     Raises ConfigError if the path doesn't exist, can't be read, or has too little text to hold a part of it out.
     """
@@ -77,7 +78,7 @@ def load_text(data: Path | None = None) -> Text:
 
 
 def hash_of(text: str) -> int:
-    """A 64-bit hash of the text. (Python's own hash differs from process to process.)"""
+    """Return a 64-bit hash of the text. (Python's own hash differs from process to process.)"""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
@@ -89,7 +90,7 @@ def _library_blocks() -> Iterator[Block]:
 
 
 def _blocks_at(data: Path) -> tuple[list[Block], str]:
-    """The blocks of a file or a folder, and a phrase that names the skipped files."""
+    """Return the blocks of a file or a folder, and a phrase that says which files were skipped."""
     if not os.path.exists(data):  # unlike Path.exists, also False if a parent folder can't be entered
         raise _unusable(data, "does not exist")
     blocks: list[Block] = []
@@ -120,8 +121,8 @@ def _skipped(binary: int, hidden: bool) -> str:
 
 
 def _files_at(data: Path, skipped: frozenset[str] = frozenset()) -> tuple[list[Path], bool]:
-    """The file itself, or a folder's files in the same order on every machine; and whether there are hidden ones.
-    Hidden files and folders are left out, and so are folders whose name is in `skipped`."""
+    """Return the file itself, or a folder's files in the same order on every machine, and whether the folder has hidden
+    files. Hidden files and folders are left out, and so are folders whose name is in `skipped`."""
     if not data.is_dir():
         return [data], False
 

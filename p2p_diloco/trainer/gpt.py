@@ -44,14 +44,15 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(4 * config.width, config.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output: [B, T, W] -> [B, T, W]."""
+        """Return the block's output: [B, T, W] -> [B, T, W]."""
         x = x + self.attend(self.norm_attention(x))
         hidden: Tensor = self.mlp_in(self.norm_mlp(x))  # [B, T, 4W]
         out: Tensor = self.mlp_out(F.gelu(hidden))
         return x + out
 
     def attend(self, x: Tensor) -> Tensor:
-        """Causal attention, each position to itself and the earlier ones: [B, T, W] -> [B, T, W]."""
+        """Return the causal attention for `x`, [B, T, W] -> [B, T, W]: each position attends to itself and to the
+        earlier ones."""
         batch, positions, width = x.shape
         fused: Tensor = self.query_key_value(x)  # [B, T, 3W]
         split = fused.view(batch, positions, 3, self.heads, width // self.heads)
@@ -62,7 +63,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Bytes in, a distribution over the next byte out. The head's weight *is* the token embedding's.
+    """A model that reads bytes and predicts the next byte. The head and the token embedding share one weight.
 
     Raises ValueError when `heads` does not divide `width`.
     """
@@ -81,8 +82,8 @@ class GPT(nn.Module):
         self._draw_weights()
 
     def _draw_weights(self) -> None:
-        """Draw every matrix from a generator of its own, so that neither the caller's random state nor earlier models
-        affect the result."""
+        """Draw all matrices from one generator that only this model uses, so that neither the caller's random state nor
+        earlier models affect the result."""
         generator = torch.Generator().manual_seed(self.config.seed)
         std = INIT_GAIN / self.config.width**0.5
         branch_std = std / (2 * self.config.layers) ** 0.5  # two branches a layer add up in the residual stream
@@ -93,9 +94,8 @@ class GPT(nn.Module):
             nn.init.normal_(parameter, std=branch_std if ends_branch else std, generator=generator)
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Logits [B, T, V] for `tokens`, int64 [B, T]; with `targets`, int64 [B, T] too, the mean loss in
-        nats a byte.
-        """
+        """Return the logits [B, T, V] for `tokens`, int64 [B, T]. If `targets`, int64 [B, T], are given, return the
+        mean loss in nats a byte instead."""
         place = torch.arange(tokens.shape[1], device=tokens.device)  # [T]
         x: Tensor = self.tokens(tokens) + self.positions(place)  # [B, T, W]
         for block in self.blocks:

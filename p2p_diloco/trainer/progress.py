@@ -30,7 +30,8 @@ Stopped = Literal["finished", "steps", "interrupted", "terminated"]
 
 
 class Progress:
-    """Keeps the latest figures and logs them now and then. Leaving the context closes the rows' file.
+    """Keeps the latest figures of the training, and logs them every few seconds. It is a context manager, which closes
+    the file of rows at its end.
 
     `rows_path` gets one JSON object per step.
 
@@ -53,7 +54,7 @@ class Progress:
         self._rows = _opened(rows_path)
 
     def stepped(self, peer: Participant, loss: float) -> None:
-        """Count an inner step whose loss was `loss`."""
+        """Record an inner step and its loss."""
         self.steps += 1
         self.loss = loss if self.loss is None else LOSS_MEMORY * self.loss + (1 - LOSS_MEMORY) * loss
         self._note(peer, loss, None)
@@ -67,7 +68,7 @@ class Progress:
         self._show(peer)
 
     def summary(self, stopped: Stopped) -> dict[str, Any]:
-        """The summary of the training, as `--summary-json` prints it. Losses are in nats a byte."""
+        """Return the summary of the training, as `--summary-json` prints it. Losses are in nats a byte."""
         return {
             "stopped": stopped,
             "steps": self.steps,  # this peer's own

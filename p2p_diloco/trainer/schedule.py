@@ -19,8 +19,9 @@ def learning_rate(
     min_ratio: float,
     own_step: int | None = None,
 ) -> float:
-    """The learning rate of the run's inner step `step`, which is the peer's own step `own_step`; both count from 0. For
-    a peer that has taken part from the beginning they are equal, and `own_step` may be left out.
+    """Return the learning rate of the run's inner step `step`. `own_step` is the number of this step among the peer's
+    own steps; both count from 0. For a peer that has taken part from the beginning they are equal, and `own_step` may
+    be left out.
 
     The run's rate is `peak` up to step `warmup_steps`, then half a cosine down to `min_ratio` · `peak` at `horizon`,
     where it stays; without a horizon it stays at `peak`. Over a peer's own first `warmup_steps` its rate rises linearly
@@ -35,7 +36,7 @@ def learning_rate(
 
 
 def run_horizon(*, epochs: int | None, sync_every: int, own_steps: int | None, submitters: int = 1) -> int | None:
-    """The inner step at which the schedule ends: the run's last step if known, else this peer's last step; None if
-    neither is known. `submitters`: in asynchronous mode, in which every peer's submission makes an epoch, the number of
-    peers; otherwise 1."""
+    """Return the inner step at which the schedule ends: the run's last step if it is known, else this peer's last step;
+    None if neither is known. `submitters`: in asynchronous mode the number of peers, because each peer's submission
+    makes an epoch; otherwise 1."""
     return own_steps if epochs is None else epochs * sync_every // submitters

@@ -19,13 +19,13 @@ OWN_PART = 3
 
 
 def joined(blocks: tuple[Block, ...]) -> Tensor:
-    """The blocks' bytes one after another: uint8 [bytes]."""
+    """Return the blocks' bytes, one block after another, as uint8 [bytes]."""
     return torch.frombuffer(bytearray(b"".join(block.content for block in blocks)), dtype=torch.uint8)
 
 
 def training_part(text: Text, num_shards: int = 1, shard_index: int = 0) -> Tensor:
-    """Every `num_shards`-th training block from `shard_index` on, as uint8 [bytes]. The parts are disjoint and together
-    make up the whole. Raises ConfigError when there are fewer blocks than parts."""
+    """Return every `num_shards`-th training block, beginning with block `shard_index`, as uint8 [bytes]. The parts are
+    disjoint and together make up the whole text. Raises ConfigError when there are fewer blocks than parts."""
     if num_shards > len(text.training):
         raise ConfigError(
             f"is more than the {len(text.training)} blocks that the training text has",
@@ -37,7 +37,7 @@ def training_part(text: Text, num_shards: int = 1, shard_index: int = 0) -> Tens
 
 
 def own_part(text: Text, key: str, context: int) -> Tensor:
-    """A third of the training blocks, chosen by the peer's identity (`key`), as uint8 [bytes].
+    """Return a third of the training blocks, chosen by the peer's identity (`key`), as uint8 [bytes].
 
     Each peer ranks all blocks by a hash of its key and the block's name, and takes the first third (and further blocks
     while the sum is no longer than `context`). So no peer needs to know the others. Two peers share about a third of
@@ -51,8 +51,8 @@ def own_part(text: Text, key: str, context: int) -> Tensor:
 
 
 class Batches:
-    """Draws an endless sequence of batches of windows from a peer's text. Batch n is a function of the text, the seed,
-    the key and n alone, so only `position`, the number of the next batch, has to be saved."""
+    """Draws an endless sequence of batches of windows from a peer's text. Batch n depends only on the text, the seed,
+    the key and n, so it is enough to save `position`, the number of the next batch."""
 
     def __init__(self, content: Tensor, *, batch_size: int, context: int, seed: int, key: str) -> None:
         """`content` is uint8 [bytes]; `key` tells peers apart (their identity). Raises ConfigError when the
@@ -66,7 +66,8 @@ class Batches:
         self._seed = hash_of(f"{seed}:{key}")
 
     def __next__(self) -> tuple[Tensor, Tensor]:
-        """Input and target, each int64 [batch_size, context]; a target is the byte after its input."""
+        """Return the inputs and targets of the next batch, each int64 [batch_size, context]. A target is the byte after
+        its input."""
         generator = torch.Generator().manual_seed((self._seed + self.position) % 2**63)
         self.position += 1
         last = len(self.content) - self.context
@@ -78,7 +79,8 @@ class Batches:
 
 
 def held_out_batches(text: Text, *, count: int, batch_size: int, context: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """`count` batches spread evenly over the held-out text: the same on every peer and at every call.
+    """Yield `count` batches that are spread evenly over the held-out text. They are the same on every peer and at every
+    call.
 
     Raises ConfigError when the held-out text is shorter than one window.
     """

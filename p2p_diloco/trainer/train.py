@@ -41,7 +41,7 @@ def main(
     trainer_config: TrainerConfig,
     text: Text | None = None,
 ) -> int:
-    """Train until the run ends, `steps` are made, or a signal comes; returns the exit status.
+    """Train until the run ends, this peer has made `steps` inner steps, or a signal comes. Return the exit status.
 
     `run_config`: the run's settings that were given. `peer_config=None`: train in no run, on the whole text. `text`:
     the text that `data` names, if it has been read already.
@@ -130,7 +130,7 @@ def train(
 
 
 def warm_start(model: GPT, batches: Batches, steps: int, config: TrainerConfig) -> None:
-    """Train `model` alone for `steps` inner steps, with an optimizer that is then dropped.
+    """Train `model` alone for `steps` inner steps, with an optimizer of its own, which is dropped at the end.
 
     In short runs a high outer momentum harms a model near its random start, and helps later. So the founder may train a
     little before it founds the run; the others fetch its model.
@@ -144,20 +144,20 @@ def warm_start(model: GPT, batches: Batches, steps: int, config: TrainerConfig) 
 
 
 def new_optimizer(model: GPT, config: TrainerConfig) -> AdamW:
-    """A new AdamW with the trainer's settings, as the inner optimizer."""
+    """Return a new AdamW with the trainer's settings, for use as the inner optimizer."""
     return AdamW(model.parameters(), lr=config.lr, betas=BETAS, weight_decay=config.weight_decay)
 
 
 @torch.no_grad()
 def mean_loss(model: GPT, windows: Windows) -> float:
-    """Mean loss over equally long `windows`, nats a byte."""
+    """Return the mean loss over `windows` of equal length, in nats a byte."""
     device = _device(model)
     losses: list[float] = [model(x.to(device), y.to(device)).item() for x, y in windows]
     return sum(losses) / len(losses)
 
 
 def _backward(model: GPT, batch: tuple[Tensor, Tensor], clip: float) -> float:
-    """Compute the clipped gradients of one batch; returns the loss."""
+    """Compute the clipped gradients of one batch, and return its loss."""
     tokens, targets = (part.to(_device(model)) for part in batch)  # int64 [batch, context] each
     loss: Tensor = model(tokens, targets)
     torch.autograd.backward(loss)
@@ -166,7 +166,7 @@ def _backward(model: GPT, batch: tuple[Tensor, Tensor], clip: float) -> float:
 
 
 def _judge(judge: GPT, peer: Participant, judged: Windows, progress: Progress) -> None:
-    """Evaluate the global parameters, not this peer's local ones, because they are the run's result."""
+    """Evaluate the global parameters, which are the run's result, instead of this peer's local ones."""
     if not judged:
         return
     with peer.pause():
