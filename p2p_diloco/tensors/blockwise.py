@@ -31,8 +31,8 @@ _ONE_BELOW = 1 - 2.0**-22
 
 @dataclass(frozen=True, slots=True)
 class Integers:
-    """Integers from -levels to levels. The lowest two's complement number is never written; it is read as -levels, so
-    that no value exceeds its peak."""
+    """Codes that are integers from -levels to levels. The lowest number of two's complement is never written. If
+    received bytes contain it, it is read as -levels, so that no value exceeds its peak."""
 
     bits: int
     """4 or 8. A code is a uint8, of which only the lower `bits` bits count."""
@@ -54,27 +54,28 @@ class Integers:
         return tuple(float(max(code - 16, -7) if code > 7 else code) for code in range(16))
 
     def nearest(self, values: Tensor, inverse: Tensor) -> Tensor:
-        """The codes of `values` [blocks, BLOCK], ties to even; `inverse` [blocks, 1] is 1/peak, or 0 where the peak is
-        0."""
+        """Return the nearest codes of `values` [blocks, BLOCK], with ties rounded to even. `inverse` [blocks, 1] is
+        1/peak, or 0 where the peak is 0."""
         codes = values.mul(inverse * self.levels).round_().to(torch.int8).view(torch.uint8)
         return codes if self.bits == 8 else codes.bitwise_and_(0x0F)
 
 
 @dataclass(frozen=True, slots=True)
 class PowersOfTwo:
-    """A sign and three bits of exponent, no fraction: 0, and 1, 1/2, ... 1/64 of the peak, either sign."""
+    """Codes with a sign and three bits of exponent, without a fraction. They stand for 0 and for ±1, ±1/2, ... ±1/64 of
+    the peak."""
 
     bits: int = 4
     unit: float = 1.0
 
     @property
     def points(self) -> tuple[float, ...]:
-        """As `Integers.points`."""
+        """The code point, in units, of each of the 16 codes."""
         magnitudes = (0.0, *(2.0 ** (exponent - 7) for exponent in range(1, 8)))
         return (*magnitudes, *(-value for value in magnitudes))
 
     def nearest(self, values: Tensor, inverse: Tensor) -> Tensor:
-        """As `Integers.nearest`; ties go up.
+        """Return the codes of `values`, as `Integers.nearest` does, but with ties rounded up.
 
         The upper bits of an fp32 are its sign, its exponent, and whether its fraction is at least one half. `halves`
         counts half steps between powers of two, starting just below half of the least point: 1, 2 and 3 are the least
@@ -88,22 +89,24 @@ class PowersOfTwo:
 
 @dataclass(frozen=True)
 class Blockwise:
-    """A codec whose elements are fractions of their block's peak."""
+    """A codec that stores each element as a fraction of its block's peak."""
 
     shares: Integers | PowersOfTwo
     """The fractions of its block's peak that an element can have."""
 
     @property
     def feeds_back(self) -> bool:
-        """Always: codes of so few bits round small elements to zero."""
+        """Whether the sender feeds the codec's error back. Always True: codes of so few bits round small elements to
+        zero."""
         return True
 
     def nbytes(self, numel: int) -> int:
-        """As `codec.Codec.nbytes`."""
+        """Return how many bytes `numel` elements take when encoded."""
         return PEAK_BYTES * _blocks(numel) + (numel * self.shares.bits + 7) // 8
 
     def encode(self, flat: Tensor) -> memoryview:
-        """As `codec.Codec.encode`. The peaks of all blocks are computed at once, because there are few."""
+        """Encode `flat`, as `codec.Codec.encode` defines it. The peaks of all blocks are computed at once, because
+        there are few."""
         numel = flat.numel()
         raw = torch.empty(self.nbytes(numel), dtype=torch.uint8, device=flat.device)
         peaks, codes = self._parts(raw, numel)
@@ -122,14 +125,14 @@ class Blockwise:
         return as_bytes(raw)
 
     def peak(self, raw: Tensor, numel: int) -> float:
-        """As `codec.Codec.peak`: the largest peak of all blocks."""
+        """Return the largest peak of all blocks, as the bound that `codec.Codec.peak` defines."""
         peaks, _ = self._parts(raw, numel)
         if torch.any(peaks < 0):
             raise ValueError("the peak of a block is negative")
         return magnitude(peaks)
 
     def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
-        """As `codec.Codec.decode_blocks`."""
+        """Return the decoded values in blocks, as `codec.Codec.decode_blocks` defines it."""
         if not math.isfinite(self.peak(raw, numel)):
             raise ValueError("the peak of a block is not finite")
         return self._decoded(*self._parts(raw, numel), numel)
@@ -149,7 +152,7 @@ class Blockwise:
             yield values[:length]
 
     def _points(self, codes: Tensor, out: Tensor) -> None:
-        """Write the code points, in units, of bytes of codes into `out`."""
+        """Write the code points that the bytes `codes` stand for, in units, into `out`."""
         if self.shares.bits == 8:
             out.copy_(codes.view(torch.int8)).clamp_(min=-127)
         else:
@@ -157,12 +160,12 @@ class Blockwise:
 
     @cached_property
     def _pairs(self) -> Tensor:
-        """For each byte its two fp32 points, viewed as one float64: [256]."""
+        """The two fp32 points that each byte stands for, viewed as one float64: [256]."""
         points = torch.tensor(self.shares.points)
         return torch.stack((points.repeat(16), points.repeat_interleave(16)), 1).view(torch.float64).reshape(-1)
 
     def _parts(self, raw: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-        """Views into `raw`: peaks bf16 [blocks] and codes uint8."""
+        """Return views into `raw`: the peaks, bf16 [blocks], and the codes, uint8."""
         split = PEAK_BYTES * _blocks(numel)
         return raw[:split].view(torch.bfloat16), raw[split:]
 
@@ -172,7 +175,8 @@ def _blocks(numel: int) -> int:
 
 
 def _rows(flat: Tensor) -> Iterator[Tensor]:
-    """Views [blocks, BLOCK] of `flat`; on a CPU, each view fits into the cache. The last block is padded with 0."""
+    """Yield the blocks of `flat` as views [blocks, BLOCK]. On a CPU each view fits into the cache. The last block is
+    padded with 0."""
     whole = flat.numel() // BLOCK * BLOCK
     at_once = flats.BLOCK // BLOCK if flat.device.type == "cpu" else max(whole, 1)
     yield from torch.split(flat[:whole].reshape(-1, BLOCK), at_once)
@@ -181,14 +185,14 @@ def _rows(flat: Tensor) -> Iterator[Tensor]:
 
 
 def _rounded_up(largest: Tensor) -> Tensor:
-    """Positive fp32 values rounded up to bf16; values below `LEAST_PEAK` become 0, NaN stays NaN."""
+    """Return positive fp32 values rounded up to bf16. Values below `LEAST_PEAK` become 0, NaN stays NaN."""
     bits = largest.view(torch.int32).add(0xFFFF).bitwise_and_(-0x10000)
     peaks = torch.where(largest.isnan(), largest, bits.view(torch.float32)).to(torch.bfloat16)
     return peaks.masked_fill_(largest < LEAST_PEAK, 0.0)
 
 
 def _paired(codes: Tensor) -> Tensor:
-    """Two codes of 4 bits in each byte, the first in the lower half."""
+    """Return the codes of 4 bits packed into bytes, two in each, the first one in the lower half."""
     pairs = codes.view(torch.int16)
     return ((pairs >> 4) | pairs).to(torch.uint8)  # keeps the lower eight bits
 

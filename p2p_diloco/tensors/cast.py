@@ -24,15 +24,15 @@ class Cast:
 
     @property
     def feeds_back(self) -> bool:
-        """Never: a cast's error is too small to need feedback."""
+        """Whether the sender feeds the codec's error back. Always False: a cast's error is too small to need that."""
         return False
 
     def nbytes(self, numel: int) -> int:
-        """As `codec.Codec.nbytes`."""
+        """Return how many bytes `numel` elements take when encoded."""
         return numel * self.dtype.itemsize
 
     def encode(self, flat: Tensor) -> memoryview:
-        """The bytes of `flat`; no copy if it has the dtype already."""
+        """Return the bytes of `flat` in this codec's dtype. They are not copied if `flat` has that dtype."""
         cast = flat.to(self.dtype)
         if self.dtype == torch.float16 and not all_finite(cast):
             largest = torch.finfo(torch.float16).max
@@ -40,15 +40,15 @@ class Cast:
         return as_bytes(cast)
 
     def peak(self, raw: Tensor, numel: int) -> float:
-        """As `codec.Codec.peak`; here it is not just a bound, but the largest magnitude itself."""
+        """Return the largest magnitude of the values. It is exact, though `codec.Codec.peak` asks only for a bound."""
         return magnitude(raw.view(self.dtype))
 
     def decode(self, raw: Tensor) -> Tensor:
-        """The elements as fp32; no copy if the bytes are fp32."""
+        """Return the elements as fp32. They are not copied if the bytes are fp32."""
         return raw.view(self.dtype).to(torch.float32)
 
     def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
-        """As `codec.Codec.decode_blocks`."""
+        """Return the decoded values in blocks, as `codec.Codec.decode_blocks` defines it."""
         pieces = torch.split(raw.view(self.dtype), flats.BLOCK)
         if self.dtype == torch.float32:
             return iter(pieces)

@@ -71,7 +71,8 @@ def save(
     manifest: Mapping[str, object],
     keep: int,
 ) -> Path:
-    """Write `checkpoint-<epoch>` under `root`, then remove all but the newest `keep`; return its path.
+    """Write the checkpoint `checkpoint-<epoch>` under `root`, and return its path. Remove all checkpoints but the
+    newest `keep`.
 
     `tensors`: by file stem, then by name; any dtype, device and strides. `manifest`: further entries, as JSON; its
     `generation`, then its `samples`, and only then the epoch decide which of two checkpoints is newer. A checkpoint of
@@ -80,7 +81,8 @@ def save(
     """
     if keep < 1 or epoch < 0 or _OWN_KEYS & manifest.keys() or not all(map(_STEM.fullmatch, tensors)):
         raise ValueError(
-            "keep must be 1 or more, epoch 0 or more, stems of A-Za-z0-9_- only, and no manifest key one of ours"
+            "keep must be 1 or more, epoch must be 0 or more, stems may have only A-Za-z0-9_-, and the manifest may "
+            "not have the keys format, epoch, files and seal"
         )
     root = Path(root)
     unfinished, final = root / _UNFINISHED, root / f"checkpoint-{epoch}"
@@ -107,12 +109,13 @@ def save(
 
 
 def latest(root: Path) -> Path | None:
-    """The newest complete checkpoint under `root`, or None. Newer ones that are broken are logged."""
+    """Return the newest complete checkpoint under `root`, or None. Newer checkpoints that are broken are logged."""
     return next(whole(root), None)
 
 
 def whole(root: Path) -> Iterator[Path]:
-    """The complete checkpoints under `root`, newest first, each verified when it is drawn. Broken ones are logged."""
+    """Yield the complete checkpoints under `root`, newest first. Each one is verified when it is drawn; broken ones are
+    logged."""
     for folder, manifest in _manifests(Path(root), lambda error: _log.warning("skipped: %s", error)):
         try:
             _check_files(folder, manifest)
@@ -123,13 +126,14 @@ def whole(root: Path) -> Iterator[Path]:
 
 
 def epoch_of(path: Path) -> int:
-    """The epoch in the name of a checkpoint's folder; -1 for another name."""
+    """Return the epoch in the name of a checkpoint's folder; -1 for another name."""
     found = _FOLDER.fullmatch(path.name)
     return -1 if found is None else int(found[1])
 
 
 def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, object]]:
-    """A checkpoint's tensors, by file stem and name, and its manifest. Raises `CheckpointError` if it is broken."""
+    """Return a checkpoint's tensors, by file stem and name, and its manifest. Raises `CheckpointError` if the
+    checkpoint is broken."""
     path = Path(path)
     manifest = _read_manifest(path)
     tensors: dict[str, dict[str, Tensor]] = {}
@@ -142,7 +146,7 @@ def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, object]]:
 
 
 def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> dict[str, object]:
-    """Write one safetensors file, streamed from the tensors; returns the file's length and hash.
+    """Write the tensors into one safetensors file, one after another. Return the file's length and hash.
 
     The library's own writer is not used: it refuses slices of one flat vector, and to hash its file every byte would
     have to be read again. Layout: https://huggingface.co/docs/safetensors (8 bytes of header length, a JSON header,
@@ -169,7 +173,7 @@ def _write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> di
 
 
 def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, object]:
-    """Write, flush to disk, and return the length and hash."""
+    """Write the pieces into a new file, flush it to disk, and return its length and hash."""
     hasher, length = xxhash.xxh3_128(), 0
     with path.open("xb") as file:
         for piece in pieces:
@@ -182,8 +186,8 @@ def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, o
 
 
 def _put_in_place(unfinished: Path, final: Path) -> None:
-    """Rename `unfinished` to `final`. A folder can't be renamed onto another, so an older checkpoint of that name is
-    renamed first."""
+    """Rename the folder `unfinished` to `final`. If there is an older checkpoint of that name, first rename that one,
+    because a folder can't be renamed onto another."""
     aside = final.with_name(f"{final.name}.replaced")
     if final.exists():
         if not (final / MANIFEST).is_file():
@@ -196,7 +200,8 @@ def _put_in_place(unfinished: Path, final: Path) -> None:
 
 
 def _prune(root: Path, newest: Path, keep: int) -> None:
-    """Remove all checkpoints except `newest` and the `keep` - 1 newest others; unreadable folders stay."""
+    """Remove all checkpoints except `newest` and the `keep` - 1 newest of the others. Folders that can't be read
+    stay."""
     others = [folder for folder, _ in _manifests(root, lambda error: None) if folder != newest]
     for folder in others[keep - 1 :]:
         try:
@@ -207,7 +212,7 @@ def _prune(root: Path, newest: Path, keep: int) -> None:
 
 
 def _manifests(root: Path, broken: Callable[[CheckpointError], None]) -> list[tuple[Path, dict[str, object]]]:
-    """The checkpoints under `root` with their manifests, newest first. `broken` is called with the error of each
+    """Return the checkpoints under `root` with their manifests, newest first. Call `broken` with the error of each
     checkpoint whose manifest can't be read."""
     found: list[tuple[Path, dict[str, object]]] = []
     for folder in root.iterdir() if root.is_dir() else ():
@@ -220,7 +225,7 @@ def _manifests(root: Path, broken: Callable[[CheckpointError], None]) -> list[tu
 
 
 def _age(folder: Path, manifest: Mapping[str, object]) -> Age:
-    """The key by which checkpoints are sorted."""
+    """Return the key by which checkpoints are sorted, oldest first."""
     generation, samples, epoch = (manifest.get(key) for key in ("generation", "samples", "epoch"))
     assert isinstance(epoch, int), "checked when the manifest was read"
     return (
@@ -254,7 +259,8 @@ def _read_manifest(folder: Path) -> dict[str, object]:
 
 
 def _check_files(folder: Path, manifest: Mapping[str, object]) -> list[str]:
-    """Compare the files with the manifest; returns their names. Raises `CheckpointError` if a file differs."""
+    """Compare the files of a checkpoint with its manifest, and return their names. Raises `CheckpointError` if a file
+    differs."""
     files = manifest["files"]
     assert isinstance(files, dict), "checked when the manifest was read"
     for name, expected in files.items():
@@ -276,7 +282,7 @@ def _check_files(folder: Path, manifest: Mapping[str, object]) -> list[str]:
 
 
 def _seal(content: Mapping[str, object]) -> str:
-    """Hash of the manifest's own content in canonical form."""
+    """Return a hash of the manifest's own content in canonical form."""
     return xxhash.xxh3_128_hexdigest(json.dumps(content, sort_keys=True).encode())
 
 

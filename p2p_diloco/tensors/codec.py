@@ -1,4 +1,4 @@
-"""Wire codecs: flat fp32 vectors to bytes and back.
+"""Wire codecs: they turn flat fp32 vectors into bytes and back.
 
 Law: a codec is one row of a table, chosen by name. The length of encoded bytes depends only on the number of elements.
 Bytes are little-endian, in host memory, and equal for equal values. Received buffers are checked for their length and
@@ -30,18 +30,18 @@ class Codec(Protocol):
         """Whether the sender adds the codec's error to its next contribution (`feedback`)."""
 
     def nbytes(self, numel: int) -> int:
-        """How many bytes `numel` elements take when encoded."""
+        """Return how many bytes `numel` elements take when encoded."""
 
     def encode(self, flat: Tensor) -> memoryview:
-        """Encode `flat`, fp32 [numel] on any device; returns the bytes."""
+        """Encode `flat`, fp32 [numel] on any device, and return the bytes."""
 
     def peak(self, raw: Tensor, numel: int) -> float:
-        """An upper bound of the values' magnitudes; NaN or infinite if any value isn't finite. Raises ValueError for
-        invalid bytes."""
+        """Return an upper bound of the values' magnitudes; NaN or infinite if any value isn't finite. Raises ValueError
+        for invalid bytes."""
 
     def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
-        """The values as fp32, in blocks like those of `flat.blocks`; a block is valid until the next one is drawn.
-        Raises ValueError, before the first block, for invalid bytes; a codec may also refuse values that aren't
+        """Return the values as fp32, in blocks like those of `flat.blocks`. A block is valid until the next one is
+        drawn. Raises ValueError, before the first block, for invalid bytes; a codec may also refuse values that aren't
         finite."""
 
 
@@ -58,32 +58,33 @@ CODECS: dict[str, Codec] = {
 
 
 def written_in(codec: str, rounding: str) -> torch.dtype:
-    """The dtype into which a pseudo-gradient is computed: bf16 if encoding then gives the same bytes as from fp32, else
-    fp32. (Not fp16: its codec clamps, so the bytes would differ.)"""
+    """Return the dtype in which a pseudo-gradient is written: bf16 if its encoding then has the same bytes as from
+    fp32, else fp32. (It is never fp16: that codec clamps values, so the bytes would differ.)"""
     return torch.bfloat16 if codec == "bf16" and rounding == "nearest" else torch.float32
 
 
 def nbytes(codec: str, numel: int) -> int:
-    """How many bytes `numel` elements take when encoded. This function and those below raise `ConfigError` for an
-    unknown codec."""
+    """Return how many bytes `numel` elements take when encoded. This function and those below raise `ConfigError` for
+    an unknown codec."""
     return _codec(codec).nbytes(numel)
 
 
 def feeds_back(codec: str) -> bool:
-    """As `Codec.feeds_back`."""
+    """Return whether the sender adds the codec's error to its next contribution (`feedback`)."""
     return _codec(codec).feeds_back
 
 
 def encode(flat: Tensor, codec: str) -> memoryview:
-    """The bytes of a flat vector of fp32, or of the codec's own dtype (`written_in`). In the latter case the bytes are
-    the vector's own memory: send them before the vector changes."""
+    """Return the bytes of a flat vector of fp32, or of the codec's own dtype (`written_in`). In the latter case the
+    bytes are the vector's own memory: send them before the vector changes."""
     row = _codec(codec)
     _check_flat(flat, row.dtype if isinstance(row, Cast) else torch.float32)
     return row.encode(flat)
 
 
 def encode_stochastically(flat: Tensor, codec: str, seed: int) -> memoryview:
-    """`encode` with unbiased random rounding; `ConfigError` unless the codec is bf16."""
+    """Encode a flat vector with unbiased random rounding, and return the bytes. Raises `ConfigError` unless the codec
+    is bf16."""
     _check_flat(flat)
     if codec != "bf16":
         raise ConfigError("has no stochastic rounding", key="codec", value=codec, mend="use codec=bf16")
@@ -91,8 +92,8 @@ def encode_stochastically(flat: Tensor, codec: str, seed: int) -> memoryview:
 
 
 def decode(buffer: Buffer, codec: str, numel: int) -> Tensor:
-    """The fp32 vector [numel] in `buffer`; with codec fp32 a view of the buffer: don't write to it. ValueError for an
-    invalid buffer."""
+    """Return the fp32 vector [numel] that `buffer` encodes. With codec fp32 the result is a view of the buffer: don't
+    write to it. Raises ValueError for an invalid buffer."""
     check_length(buffer, codec, numel)
     row, raw = _codec(codec), tensor_over(buffer)
     if isinstance(row, Cast):
@@ -104,21 +105,21 @@ def decode(buffer: Buffer, codec: str, numel: int) -> Tensor:
 
 
 def decode_blocks(buffer: Buffer, codec: str, numel: int) -> Iterator[Tensor]:
-    """`decode` in blocks of `flat.BLOCK`, each decoded when it is drawn and valid until the next one is drawn.
-    ValueError for a wrong length, before the first block."""
+    """Decode the buffer in blocks of `flat.BLOCK` elements. Each block is decoded when it is drawn, and is valid until
+    the next one is drawn. Raises ValueError, before the first block, for a wrong length."""
     check_length(buffer, codec, numel)
     return _codec(codec).decode_blocks(tensor_over(buffer), numel)
 
 
 def peak(buffer: Buffer, codec: str, numel: int) -> float:
-    """An upper bound of the values' magnitudes in `buffer`; NaN or infinite if any value isn't finite. Raises
-    ValueError for an invalid buffer."""
+    """Return an upper bound of the magnitudes of the values in `buffer`; NaN or infinite if any value isn't finite.
+    Raises ValueError for an invalid buffer."""
     check_length(buffer, codec, numel)
     return _codec(codec).peak(tensor_over(buffer), numel)
 
 
 def check_length(buffer: Buffer, codec: str, numel: int) -> None:
-    """Raise ValueError unless `buffer` has the length of `numel` encoded elements."""
+    """Raise ValueError unless `buffer` is as long as `numel` encoded elements."""
     expected, found = nbytes(codec, numel), memoryview(buffer).nbytes
     if found != expected:
         raise ValueError(f"{numel} elements in {codec} are {expected} bytes, found {found}")

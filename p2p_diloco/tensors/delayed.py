@@ -40,7 +40,7 @@ VARIANTS = ("paper", "buffered")
 
 @dataclass(frozen=True, slots=True)
 class DelayedNesterov:
-    """N = `size` ≥ 2 submissions make an outer step of `outer`, which must be sgd with nesterov.
+    """Spreads each outer step of `outer`, which must be sgd with nesterov, over N = `size` ≥ 2 submissions.
 
     Raises `ConfigError`, naming the key, for settings that can't be used.
     """
@@ -58,19 +58,22 @@ class DelayedNesterov:
             raise ConfigError("is not known", key="dn_variant", value=self.variant, mend=mend)
         if self.outer.state_lengths(1) != {"m": 1} or not self.outer.nesterov:
             mend = "use outer_optimizer=sgd with nesterov, or dn_buffer_size=0"
-            raise ConfigError("is for sgd with nesterov", key="dn_buffer_size", value=self.size, mend=mend)
+            raise ConfigError(
+                "works only with outer_optimizer=sgd and nesterov", key="dn_buffer_size", value=self.size, mend=mend
+            )
 
     def revised(self, lr: float, momentum: float) -> DelayedNesterov:
-        """The same optimizer with other rates, from the next submission on: the buffer and the momentum stay as they
-        are."""
+        """Return the same optimizer with other rates, which apply from the next submission on. The buffer and the
+        momentum stay as they are."""
         return replace(self, outer=self.outer.revised(lr, momentum))
 
     def state_lengths(self, numel: int) -> dict[str, int]:
-        """Elements of each state tensor of a shard of `numel`, by name, in the order of storage."""
+        """Return the number of elements of each state tensor for a shard of `numel` elements, by name, in the order of
+        storage."""
         return {"m": numel, "b": numel}
 
     def init_state(self, numel: int) -> State:
-        """The state before the first submission: zeros."""
+        """Return the state before the first submission: zeros."""
         return {name: torch.zeros(length) for name, length in self.state_lengths(numel).items()}
 
     @unheeded
@@ -84,8 +87,8 @@ class DelayedNesterov:
         seen: Look | None = None,
         like: Like = torch.empty_like,
     ) -> tuple[Tensor, State]:
-        """(θ', state') after a commit of so many `submissions` with mean `grad`; the buffer already holds `buffered`
-        submissions.
+        """Return (θ', state') after a commit of `submissions` submissions with the mean `grad`. The buffer already
+        holds `buffered` submissions.
 
         All flat fp32 [numel]; inputs stay unchanged. `grad`, `seen` and `like` as in `OuterOptimizer.step`. Raises
         ValueError for more submissions than the buffer has room for.
@@ -111,7 +114,8 @@ class DelayedNesterov:
         return new_theta, {"m": new_m, "b": new_b}
 
     def _fill(self, theta: Array, m: Array, b: Array) -> None:
-        """The outer step on a full buffer, in place on the tensors that `step` has made."""
+        """Make the part of the outer step that follows when the buffer is full. The tensors that `step` has made are
+        changed in place."""
         momentum, lr = np.float32(self.outer.momentum), np.float32(self.outer.lr)
         np.divide(b, np.float32(self.size), out=b)
         np.multiply(m, momentum, out=m)

@@ -17,7 +17,8 @@ from p2p_diloco.tensors.flat import Array, blocks
 
 
 class Look:
-    """Digest and finiteness of an outer state, from one pass over its blocks, while each is still in the cache.
+    """Computes the digest of an outer state, and whether its values are finite, in one pass over its blocks, while each
+    block is still in the cache.
 
     finite: whether all values seen so far are finite.
     """
@@ -28,8 +29,9 @@ class Look:
         self._lengths: dict[str, int] = {}
 
     def __call__(self, name: str, block: Array, *, follows: bool = False) -> None:
-        """Add the next block of a tensor, which is contiguous and read in place. `follows`: the block can only have
-        infinite or NaN values if an earlier block had them, so this check is skipped."""
+        """Add the next block of a tensor. The block must be contiguous, and is read in place. With `follows` the check
+        for finite values is skipped, because the block can have infinite or NaN values only if an earlier block had
+        them."""
         self.hash(name, block)
         if block.size and not follows:
             self.finite &= math.isfinite(block.max()) and math.isfinite(block.min())
@@ -42,12 +44,13 @@ class Look:
         self._hashers[name].update(block.data)
 
     def of(self, name: str) -> str:
-        """The xxh3-128 of the blocks of a tensor so far, 32 hexadecimal digits."""
+        """Return the xxh3-128, 32 hexadecimal digits, of the blocks of a tensor that were added so far."""
         return self._hashers[name].hexdigest()
 
     def digest(self, meta: bytes) -> str:
-        """xxh3-128, 32 hexadecimal digits, of each tensor's name, length and own xxh3-128, in the order of names, then
-        of `meta` and its length. With the lengths, different states give different byte streams."""
+        """Return the xxh3-128, 32 hexadecimal digits, of each tensor's name, length and own xxh3-128, in the order of
+        names, and of the length and content of `meta`. The lengths make sure that different states give different byte
+        streams."""
         whole = xxhash.xxh3_128()
         for name, hasher in sorted(self._hashers.items()):
             whole.update(f"{name}:{self._lengths[name]};".encode() + hasher.digest())
@@ -56,7 +59,7 @@ class Look:
 
 
 def look(theta: Tensor, state: Mapping[str, Tensor]) -> Look:
-    """Compute digest and finiteness in one pass over a whole outer state."""
+    """Compute the digest of a whole outer state, and whether its values are finite, in one pass."""
     seen = Look()
     for name, values in _named(theta, state):
         for (block,) in blocks(values):
@@ -65,7 +68,7 @@ def look(theta: Tensor, state: Mapping[str, Tensor]) -> Look:
 
 
 def digest(theta: Tensor, state: Mapping[str, Tensor], meta: bytes) -> str:
-    """The digest of θ, the outer optimizer's state and `meta`."""
+    """Return the digest of θ, the outer optimizer's state and `meta`."""
     seen = Look()
     for name, values in _named(theta, state):
         seen.hash(name, values.numpy())

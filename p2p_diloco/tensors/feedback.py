@@ -27,8 +27,8 @@ from p2p_diloco.tensors.flat import blocks
 
 @dataclass(slots=True)
 class GivenUp:
-    """Contributions `first` to `last`, which were sent with the same residual and dropped for their age. `gain`: Δ − q
-    of the last one, which is added to the residual if one of them is counted later."""
+    """Contributions `first` to `last`, which were all sent with the same residual and were dropped for their age. If
+    one of them is counted later, `gain`, which is Δ − q of the last one, is added to the residual."""
 
     first: ContributionId
     last: ContributionId
@@ -36,9 +36,9 @@ class GivenUp:
     counted: bool = False
 
     def follow(self, counted: ContributionId | None) -> bool:
-        """Update for the lineage that is merged; returns whether `self.counted` has changed. The argument `counted` is
-        this peer's last contribution that the lineage counts. If that one is later than `last`, nothing changes,
-        because the lineage may or may not count `first` to `last`, too."""
+        """Record whether the lineage that is merged counts these contributions, and return whether that has changed.
+        `counted`: this peer's last contribution that the lineage counts. If it is later than `last`, nothing changes,
+        because it does not show whether the lineage also counts `first` to `last`."""
         before = self.counted
         if counted is None or counted < self.first:
             self.counted = False
@@ -48,7 +48,7 @@ class GivenUp:
 
 
 class Feedback:
-    """The residual of one shard, [numel] fp32. It starts at 0, and is kept in memory as long as the node runs."""
+    """Keeps the residual of one shard, fp32 [numel]. It starts at 0, and stays in memory as long as the node runs."""
 
     def __init__(self, numel: int) -> None:
         self.residual = torch.zeros(numel)
@@ -60,7 +60,7 @@ class Feedback:
         self._given_up: GivenUp | None = None
 
     def added(self, delta: Tensor) -> Tensor:
-        """Δ + r, to be encoded; valid until the next call of any method."""
+        """Return Δ + r, which is to be encoded. The result is valid until the next call of any method."""
         return torch.add(delta, self.residual, out=self._other)
 
     def sent(self, id: ContributionId, decoded: Iterable[Tensor]) -> None:
@@ -73,8 +73,8 @@ class Feedback:
         self._newest, self._counted, self._apart = id, False, False
 
     def sent_apart(self, id: ContributionId) -> None:
-        """Record that a contribution was sent without the residual, which does not change even if the contribution
-        counts."""
+        """Record that a contribution was sent without the residual. The residual then stays the same even if the
+        contribution is counted."""
         if self._counted:
             self._oldest = None  # the present residual has never been sent
         self._counted, self._apart = False, True
@@ -111,7 +111,8 @@ class Feedback:
                 residual.add_(given_up.gain, alpha=1 if given_up.counted else -1)
 
     def _rode_in(self, counted: ContributionId | None) -> bool:
-        """Whether the counted contribution is `_oldest` or a later one: all of these included the present residual."""
+        """Whether the contribution `counted` is `_oldest` or a later one. All of these included the present
+        residual."""
         oldest, newest = self._oldest, self._newest
         if counted is None or oldest is None or newest is None:
             return False

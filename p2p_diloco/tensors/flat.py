@@ -27,12 +27,13 @@ waiting for threads costs many times the work."""
 
 
 def blocks(*tensors: Tensor, size: int | None = None) -> Iterator[tuple[Tensor, ...]]:
-    """Views of equally long flat tensors, block by block, for element-wise work without long temporaries."""
+    """Return views of equally long flat tensors, block by block, for element-wise work without long temporaries."""
     return zip(*(torch.split(tensor, size or BLOCK) for tensor in tensors), strict=True)
 
 
 def arrays(first: Iterable[Tensor], *others: Tensor) -> Iterator[tuple[Array, ...]]:
-    """The pieces of a flat vector (`first`), none longer than `BLOCK`, each with the same range of all `others`."""
+    """Yield each piece of a flat vector (`first`) together with the same range of all `others`. No piece is longer than
+    `BLOCK`."""
     whole = [other.numpy() for other in others]
     start = 0
     for piece in first:

@@ -36,7 +36,7 @@ _LONGEST_NAME = 4096
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that are exchanged, by name, in the model's order.
+    """Return the parameters that are exchanged, by name, in the model's order.
 
     A tied parameter comes once, under its first name. Frozen and empty parameters and buffers are left out.
     Raises `ConfigError` if none is left.
@@ -67,7 +67,7 @@ class ParamSpec:
 
 
 def specs_of(model: nn.Module) -> tuple[ParamSpec, ...]:
-    """The specs of `trainable(model)`, in its order."""
+    """Return the specs of the parameters in `trainable(model)`, in the same order."""
     return tuple(
         ParamSpec(name, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for name, p in trainable(model).items()
     )
@@ -100,10 +100,13 @@ class Layout:
     _ranges: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Derive offsets. ValueError for an inconsistent layout (a parameter twice, a gap between shards)."""
+        """Compute the parameters' offsets. Raises ValueError for an inconsistent layout (a parameter that occurs twice,
+        a gap between shards)."""
         order = [index for fragment in self.fragments for index in fragment]
         if sorted(order) != list(range(len(self.params))) or not all(self.fragments):
-            raise ValueError("the fragments of a layout must hold each parameter exactly once, and none be empty")
+            raise ValueError(
+                "the fragments of a layout must hold each parameter exactly once, and no fragment may be empty"
+            )
         ends = list(accumulate((self.params[index].numel for index in order), initial=0))
         offsets = dict(zip(order, ends, strict=False))
         object.__setattr__(self, "_offsets", tuple(offsets[index] for index in range(len(self.params))))
@@ -156,15 +159,15 @@ class Layout:
 
     @property
     def numel(self) -> int:
-        """Elements of the flat vector."""
+        """The number of elements of the flat vector."""
         return self._ranges[-1][1]
 
     def offset(self, param_index: int) -> int:
-        """The parameter's first index in the flat vector."""
+        """Return the parameter's first index in the flat vector."""
         return self._offsets[param_index]
 
     def shards_of(self, fragment: int) -> tuple[Shard, ...]:
-        """The shards of a fragment, in flat order."""
+        """Return the shards of a fragment, in flat order."""
         return tuple(shard for shard in self.shards if shard.fragment == fragment)
 
     def arrange(self, named: Mapping[str, T]) -> list[T]:
@@ -172,7 +175,7 @@ class Layout:
         return [named[self.params[index].name] for fragment in self.fragments for index in fragment]
 
     def fingerprint(self) -> str:
-        """Hash of the names and shapes, in the model's order.
+        """Return a hash of the parameters' names and shapes, in the model's order.
 
         The dtype and the fragments are left out: a peer may train in another precision, and the run decides on
         fragments.
@@ -181,7 +184,8 @@ class Layout:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def difference(self, other: Sequence[ParamSpec]) -> list[str]:
-        """One line for each parameter of a model (`other`) that differs from the run's; empty if it fits."""
+        """Return one line for each parameter of a model (`other`) that differs from the run's; none if the model fits
+        the run."""
         ours = {spec.name: spec for spec in self.params}
         theirs = {spec.name: spec for spec in other}
         lines = [
@@ -229,7 +233,7 @@ class Layout:
             start, stop = self._ranges[shard.fragment] if shard.fragment < len(self._ranges) else (0, 0)
             if shard.index != index or shard.start != expected or not start <= shard.start < shard.stop <= stop:
                 raise ValueError(
-                    f"shard {index} of the layout doesn't begin where the shard before it ends, or leaves its fragment"
+                    f"shard {index} of the layout doesn't begin where the shard before it ends, or exceeds its fragment"
                 )
             expected = shard.stop
         if not self.shards or expected != self.numel:
@@ -247,12 +251,13 @@ class FragmentPlan:
         sync_every: int = 500,
         layout: FragmentLayout = "contiguous",
     ) -> None:
-        """Plan for `model`. `ConfigError` unless `sync_every` (steps) is a multiple of `num_fragments`."""
+        """Make the plan for `model`. Raises `ConfigError` unless `sync_every` (steps) is a multiple of
+        `num_fragments`."""
         self._plan(Layout.build(specs_of(model), num_fragments, layout), sync_every)
 
     @classmethod
     def of(cls, layout: Layout, sync_every: int) -> FragmentPlan:
-        """The plan of a run with this layout."""
+        """Return the plan of a run with this layout."""
         plan = cls.__new__(cls)
         plan._plan(layout, sync_every)
         return plan
@@ -276,7 +281,8 @@ class FragmentPlan:
         """The fragment of each parameter, by name."""
 
     def due(self, step: int) -> int | None:
-        """The fragment to send after inner step `step` (the first step is 1), or None."""
+        """Return the fragment to send after inner step `step` (the first step is 1); None if no fragment is due
+        then."""
         if step < 1 or step % self.interval:
             return None
         return (step // self.interval - 1) % len(self.fragments)

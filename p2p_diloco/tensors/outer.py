@@ -55,7 +55,8 @@ _PROBE = 3
 
 @dataclass(frozen=True, slots=True)
 class OuterOptimizer:
-    """The outer optimizer of a run: "sgd", or an element-wise class of torch.optim by name, in any case.
+    """The outer optimizer of a run. Its name is "sgd" or that of an element-wise class of torch.optim, in upper or
+    lower case.
 
     sgd takes `lr`, `momentum` and `nesterov`; the others take `lr` and, in `options`, keyword arguments of their own.
     Raises `ConfigError`, naming the key, for settings that can't be used.
@@ -69,7 +70,7 @@ class OuterOptimizer:
     _kinds: tuple[tuple[str, bool], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check every argument, and find the optimizer's state by one step on a probe."""
+        """Check every argument, and find out which state the optimizer keeps by one step on a small tensor."""
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError("must be 0 or more", key="outer_lr", value=self.lr, mend="0.7 is usual")
         if self._is_sgd:
@@ -97,15 +98,17 @@ class OuterOptimizer:
         return self.name.lower() == SGD
 
     def revised(self, lr: float, momentum: float) -> OuterOptimizer:
-        """The optimizer with other rates, for the same state. Raises `ConfigError` for invalid rates."""
+        """Return the same optimizer with other rates; its state stays valid. Raises `ConfigError` for invalid rates."""
         return replace(self, lr=lr, momentum=momentum)
 
     def state_lengths(self, numel: int) -> dict[str, int]:
-        """Elements of each state tensor of a shard of `numel`, by name, in the order of storage."""
+        """Return the number of elements of each state tensor for a shard of `numel` elements, by name, in the order of
+        storage."""
         return {name: numel if long else 1 for name, long in self._kinds}
 
     def init_state(self, numel: int) -> State:
-        """The state before the first step: zeros. (At `step` 0 a torch optimizer uses its own initial state.)"""
+        """Return the state before the first step: zeros. (A torch optimizer uses its own initial state while `step` is
+        0.)"""
         return {name: torch.zeros(length) for name, length in self.state_lengths(numel).items()}
 
     def step(
@@ -116,7 +119,8 @@ class OuterOptimizer:
         seen: Look | None = None,
         like: Like = torch.empty_like,
     ) -> tuple[Tensor, State]:
-        """One outer step: (θ', state') from θ, its state and ḡ, all flat fp32 [numel]; inputs stay unchanged.
+        """Make one outer step: return (θ', state') for θ, its state and ḡ, all flat fp32 [numel]. The inputs stay
+        unchanged.
 
         `grad` may come in blocks like those of `flat.blocks`; each is read before the next one is drawn. `seen` gets
         each new piece as soon as it is made, named "theta", or "state." and the name of a state tensor. `like` gives
@@ -168,7 +172,8 @@ class OuterOptimizer:
         return param.detach(), {name: _flat32(kept[name]) for name, _ in self._kinds}
 
     def _arguments(self) -> dict[str, Any]:
-        """Keyword arguments for the torch class; lists (as JSON and TOML bring them) become tuples."""
+        """Return the keyword arguments for the torch class. Lists become tuples, because JSON and TOML have only
+        lists."""
         for key in ("lr", *_FORCED_OFF):
             if key in self.options:
                 mend = "set outer_lr instead" if key == "lr" else "leave it out: it is always off"
@@ -189,8 +194,8 @@ def _torch_class(name: str) -> type[torch.optim.Optimizer]:
 
 
 def _probe(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
-    """Find the optimizer's state tensors by one step on a probe; returns (name, whether it is as long as the shard),
-    sorted."""
+    """Find out which state tensors the optimizer keeps, by one step on a small tensor. Return (name, whether it is as
+    long as the shard) for each, sorted."""
     param = torch.nn.Parameter(torch.zeros(_PROBE))
     param.grad = torch.ones(_PROBE)
     try:

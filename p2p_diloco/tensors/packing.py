@@ -20,7 +20,7 @@ Json = object
 
 
 def pack(obj: object) -> tuple[dict[str, Tensor], Json]:
-    """Split `obj` (e.g. `optimizer.state_dict()`) into tensors by path, and JSON that refers to them.
+    """Split `obj` (e.g. `optimizer.state_dict()`) into its tensors, named by their path, and JSON that refers to them.
 
     The tensors are not copied: write them before they change. Raises `CheckpointError` with the path for anything that
     isn't plain data.
@@ -30,7 +30,7 @@ def pack(obj: object) -> tuple[dict[str, Tensor], Json]:
 
 
 def unpack(tensors: Mapping[str, Tensor], structure: Json) -> object:
-    """The inverse of `pack`. Raises `CheckpointError` if tensors and structure don't fit together."""
+    """Join what `pack` has split. Raises `CheckpointError` if tensors and structure don't fit together."""
     match structure:
         case None | bool() | int() | float() | str():
             return structure
@@ -46,7 +46,7 @@ def unpack(tensors: Mapping[str, Tensor], structure: Json) -> object:
             return {unpack(tensors, key): unpack(tensors, value) for key, value in pairs}
         case _:
             raise CheckpointError(
-                f"doesn't fit its tensors at {structure!r:.60}",
+                f"has a structure that doesn't fit its tensors at {structure!r:.60}",
                 key="checkpoint",
                 mend="choose another checkpoint",
             )

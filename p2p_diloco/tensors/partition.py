@@ -46,7 +46,8 @@ def contiguous(sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
 
 
 def strided(names: Sequence[str], sizes: Sequence[int], count: int) -> tuple[tuple[int, ...], ...]:
-    """Deal out the model's blocks: the i-th block in order of appearance goes to fragment i mod `count`.
+    """Deal the model's blocks out to `count` fragments: the i-th block in order of appearance goes to fragment i mod
+    `count`.
 
     Parameters outside of blocks (embeddings, heads) then go, largest first, to the smallest fragment. Raises
     `ConfigError` if a fragment would stay empty.
@@ -74,8 +75,8 @@ def strided(names: Sequence[str], sizes: Sequence[int], count: int) -> tuple[tup
 
 
 def spread(numel: int, limit: int) -> int:
-    """Choose the number of shards for a fragment of `numel` elements, so that the peers of a run can divide the
-    aggregation evenly. `limit`: the most shards; there are more only if a shard would exceed SHARD_ELEMENTS_MAX."""
+    """Return the number of shards for a fragment of `numel` elements, chosen so that the peers of a run can divide the
+    aggregation evenly. There are more than `limit` shards only if a shard would otherwise exceed SHARD_ELEMENTS_MAX."""
     fewest = -(-numel // SHARD_ELEMENTS_MAX)
     if fewest > SHARDS:
         return -(-fewest // SHARDS_STEP) * SHARDS_STEP
@@ -84,13 +85,13 @@ def spread(numel: int, limit: int) -> int:
 
 
 def slices(start: int, stop: int, count: int) -> list[tuple[int, int]]:
-    """Cut [start, stop) into `count` slices whose sizes differ by at most one."""
+    """Return `count` slices of [start, stop) whose sizes differ by at most one."""
     total = stop - start
     return [(start + index * total // count, start + (index + 1) * total // count) for index in range(count)]
 
 
 def _smallest_cap(sizes: Sequence[int], count: int) -> int:
-    """The smallest possible size of the largest of `count` groups, by bisection."""
+    """Return, by bisection, the lowest `cap` for which `count` groups of at most `cap` elements cover the list."""
     low, high = max(sizes), sum(sizes)
     while low < high:
         middle = (low + high) // 2
@@ -102,7 +103,8 @@ def _smallest_cap(sizes: Sequence[int], count: int) -> int:
 
 
 def _runs_needed(sizes: Sequence[int], cap: int) -> list[int]:
-    """For each start, the fewest groups of at most `cap` that cover the list from there on; 0 past the end."""
+    """Return, for each start, the lowest number of groups of at most `cap` elements that cover the list from there on;
+    0 past the end."""
     needed = [0] * (len(sizes) + 1)
     stop, run = len(sizes), 0
     for start in range(len(sizes) - 1, -1, -1):
@@ -117,8 +119,8 @@ def _runs_needed(sizes: Sequence[int], cap: int) -> list[int]:
 def _best_stop(
     sizes: Sequence[int], start: int, left: int, cap: int, needed: Sequence[int], target: float
 ) -> tuple[int, int]:
-    """Stop and size of the group that begins at `start`: of the cuts that fit, the one whose size is closest to
-    `target`."""
+    """Return the stop and the size of the group that begins at `start`. Of the cuts that fit, choose the one whose
+    group is closest in size to `target`."""
     best: tuple[float, int, int] | None = None
     run = 0
     for stop in range(start + 1, len(sizes) - left + 2):

@@ -18,7 +18,8 @@ assert sys.byteorder == "little", "tensors are sent as they lie in memory, so th
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, not copied if it is contiguous and in host memory; the result keeps the tensor alive."""
+    """Return the bytes of a tensor. They are not copied if the tensor is contiguous and in host memory. The result
+    keeps the tensor alive."""
     flat = tensor.detach().cpu().reshape(-1)
     if flat.stride(0) != 1:  # torch calls one element or none contiguous with any stride, and can't view it
         flat = flat.clone(memory_format=torch.contiguous_format)
@@ -27,7 +28,8 @@ def as_bytes(tensor: Tensor) -> memoryview:
 
 
 def tensor_over(buffer: Buffer) -> Tensor:
-    """A read-only uint8 tensor over `buffer`, copied only if the buffer isn't aligned to 4 bytes."""
+    """Return a read-only uint8 tensor over `buffer`. The bytes are copied only if the buffer isn't aligned to 4
+    bytes."""
     view = memoryview(buffer)
     if not view.nbytes:
         return torch.empty(0, dtype=torch.uint8)  # `torch.frombuffer` refuses an empty buffer
@@ -37,7 +39,8 @@ def tensor_over(buffer: Buffer) -> Tensor:
 
 
 def all_finite(values: Tensor) -> bool:
-    """Whether no element is NaN or infinite: one pass without temporaries, since the extremes propagate NaN."""
+    """Return whether no element is NaN or infinite. This takes one pass without temporaries, because a NaN makes both
+    extremes NaN."""
     if not values.numel():
         return True
     low, high = torch.aminmax(values)
@@ -45,7 +48,7 @@ def all_finite(values: Tensor) -> bool:
 
 
 def magnitude(values: Tensor) -> float:
-    """The largest absolute value; NaN if any element is NaN, 0 if there are no elements."""
+    """Return the largest absolute value; NaN if any element is NaN, 0 if there are no elements."""
     if not values.numel():
         return 0.0
     low, high = torch.aminmax(values)
@@ -53,7 +56,7 @@ def magnitude(values: Tensor) -> float:
 
 
 class _Lent:
-    """Another object's bytes, declared writable for numpy.
+    """Offers another object's bytes to numpy as if they were writable.
 
     `torch.frombuffer` warns about read-only memory. These tensors are never written to, so the flag is dropped. numpy
     keeps this object alive, and this object keeps the owner of the bytes alive.

@@ -17,8 +17,8 @@ _DROPPED = 16
 
 
 def to_bf16(flat: Tensor, seed: int) -> Tensor:
-    """`flat` [numel] fp32, each value x rounded to one of its two neighbours in bf16: to the upper one with
-    probability (x − lower) / (upper − lower). Values that aren't finite stay.
+    """Return `flat`, fp32 [numel], with each value x rounded to one of its two neighbours in bf16: to the upper one
+    with probability (x − lower) / (upper − lower). Values that aren't finite stay as they are.
 
     Read as an integer, the 16 bits that bf16 lacks are that probability in units of 2⁻¹⁶. So a random integer of 16
     bits is added, and the lower 16 bits of the sum are set to 0.

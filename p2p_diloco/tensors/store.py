@@ -52,24 +52,24 @@ class ShardStore:
         self._digests = [""] * len(layout.shards)  # of θ alone, at its acceptance
 
     def theta(self, shard: int) -> Tensor:
-        """The shard's part of θ [numel], a view."""
+        """Return the shard's part of θ [numel], as a view."""
         place = self.layout.shards[shard]
         return self._theta[place.start : place.stop]
 
     def state(self, shard: int) -> Mapping[str, Tensor]:
-        """The shard's state of the outer optimizer: read-only, and valid until the next `accept`."""
+        """Return the outer optimizer's state for the shard. It is read-only, and valid until the next `accept`."""
         return self._states[shard]
 
     def digest(self, shard: int, meta: bytes) -> str:
-        """The digest of the shard's present state and `meta`."""
+        """Return the digest of the shard's present state and `meta`."""
         return digest(self.theta(shard), self._states[shard], meta)
 
     def accepted_theta(self, shard: int) -> str:
-        """The digest of θ alone when it was accepted; empty before the first `accept`."""
+        """Return the digest that θ alone had when it was last accepted; empty before the first `accept`."""
         return self._digests[shard]
 
     def present_theta(self, shard: int) -> str:
-        """The digest of θ alone as it is now. It differs from `accepted_theta` if memory was corrupted."""
+        """Return the digest of θ alone as it is now. It differs from `accepted_theta` if memory was corrupted."""
         there = Look()
         there.hash("theta", self.theta(shard).numpy())
         return there.of("theta")
@@ -84,7 +84,8 @@ class ShardStore:
         buffered: int = 0,
         rates: tuple[float, float] | None = None,
     ) -> Proposal:
-        """Propose the outer step on the mean pseudo-gradient in `mean`, encoded by `codec`; nothing changes.
+        """Propose the outer step on the mean pseudo-gradient in `mean`, which `codec` has encoded. The present state
+        does not change.
 
         With Delayed Nesterov, `mean` is the mean of so many `submissions`, and the buffer already holds `buffered`
         submissions. `rates` are (lr, momentum) if the run has revised them. `meta` is the rest of the resulting state,
@@ -101,13 +102,13 @@ class ShardStore:
         return _proposal(theta, state, seen, meta)
 
     def _at(self, rates: tuple[float, float] | None) -> OuterOptimizer | DelayedNesterov:
-        """The outer optimizer with these rates. The last result is cached."""
+        """Return the outer optimizer with these rates. The last result is cached."""
         if rates != self._revised[0]:
             self._revised = rates, self.outer if rates is None else self.outer.revised(*rates)
         return self._revised[1]
 
     def restate(self, shard: int, meta: bytes) -> Proposal:
-        """The shard's present state as a proposal with another `meta`. Raises ValueError for values that aren't
+        """Return the shard's present state as a proposal with another `meta`. Raises ValueError if a value isn't
         finite."""
         theta, state = self._like(self.theta(shard)).copy_(self.theta(shard)), self._states[shard]
         return _proposal(theta, state, look(theta, state), meta)
@@ -122,24 +123,26 @@ class ShardStore:
         self._spare = [*self._spare, proposal.theta, *void][-SPARE:]
 
     def _like(self, tensor: Tensor) -> Tensor:
-        """Memory of a tensor's length, reused from an earlier proposal if one fits: new memory each time would fragment
-        the heap to twice its size."""
+        """Return memory of a tensor's length. Memory of an earlier proposal is reused if it fits, because new memory
+        each time would fragment the heap to twice its size."""
         fitting = [index for index, spare in enumerate(self._spare) if spare.numel() == tensor.numel()]
         return self._spare.pop(fitting[-1]) if fitting else torch.empty_like(tensor)
 
     def state_nbytes(self, shard: int) -> int:
-        """The length of `export` in bytes."""
+        """Return the length in bytes of what `export` returns."""
         numel = self.layout.shards[shard].numel
         return 4 * (numel + sum(self.outer.state_lengths(numel).values()))
 
     def export(self, shard: int) -> list[memoryview]:
-        """θ, then each state tensor in the outer optimizer's order, in fp32: views, valid until the next `accept`."""
+        """Return θ, then each state tensor in the outer optimizer's order, as fp32. They are views, valid until the
+        next `accept`."""
         states = self._states[shard]
         order = self.outer.state_lengths(self.layout.shards[shard].numel)
         return [as_bytes(self.theta(shard)), *(as_bytes(states[name]) for name in order)]
 
     def load(self, shard: int, buffer: Buffer, meta: bytes) -> Proposal:
-        """Make a proposal of another replica's `export`, joined in `buffer`. Values are copied; nothing changes.
+        """Make a proposal from another replica's `export`, whose parts are joined in `buffer`. The values are copied,
+        and the present state does not change.
 
         Raises ValueError for a wrong length or for values that aren't finite.
         """

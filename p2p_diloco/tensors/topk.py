@@ -24,19 +24,20 @@ KEPT = CHUNK // ONE_OF
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The largest elements of each chunk; the others decode to 0."""
+    """A codec that sends only the largest elements of each chunk. The others decode to 0."""
 
     @property
     def feeds_back(self) -> bool:
-        """Always: elements that are not sent must be sent later."""
+        """Whether the sender feeds the codec's error back. Always True: elements that are not sent now must be sent
+        later."""
         return True
 
     def nbytes(self, numel: int) -> int:
-        """As `codec.Codec.nbytes`."""
+        """Return how many bytes `numel` elements take when encoded."""
         return 4 * _kept(numel)
 
     def encode(self, flat: Tensor) -> memoryview:
-        """As `codec.Codec.encode`."""
+        """Encode `flat`, as `codec.Codec.encode` defines it."""
         numel = flat.numel()
         raw = torch.empty(self.nbytes(numel), dtype=torch.uint8, device=flat.device)
         places, values = _parts(raw)
@@ -53,13 +54,13 @@ class TopK:
         return as_bytes(raw)
 
     def peak(self, raw: Tensor, numel: int) -> float:
-        """As `codec.Codec.peak`; here it is not just a bound, but the largest magnitude itself."""
+        """Return the largest magnitude of the values. It is exact, though `codec.Codec.peak` asks only for a bound."""
         places, values = _parts(raw)
         _check(places, numel)
         return magnitude(values)
 
     def decode_blocks(self, raw: Tensor, numel: int) -> Iterator[Tensor]:
-        """As `codec.Codec.decode_blocks`."""
+        """Return the decoded values in blocks, as `codec.Codec.decode_blocks` defines it."""
         places, values = _parts(raw)
         _check(places, numel)
         return _decoded(places, values, numel)
@@ -79,7 +80,8 @@ def _decoded(places: Tensor, values: Tensor, numel: int) -> Iterator[Tensor]:
 
 
 def _largest(chunks: Tensor) -> Tensor:
-    """The places [chunks, kept] int64, rising, of the largest elements of `chunks` [chunks, length].
+    """Return the places, int64 [chunks, kept], of the largest elements of `chunks` [chunks, length]. The places rise
+    within each chunk.
 
     Elements are compared by a key that no two share: the magnitude's bits, then the distance from the end. NaN is above
     all numbers.
@@ -92,12 +94,12 @@ def _largest(chunks: Tensor) -> Tensor:
 
 
 def _kept(numel: int) -> int:
-    """How many of `numel` elements are sent."""
+    """Return how many of `numel` elements are sent."""
     return -(-numel // ONE_OF)
 
 
 def _parts(raw: Tensor) -> tuple[Tensor, Tensor]:
-    """Views into `raw`: places int16 and values bf16."""
+    """Return views into `raw`: the places, int16, and the values, bf16."""
     half = len(raw) // 2
     return raw[:half].view(torch.int16), raw[half:].view(torch.bfloat16)
 
@@ -108,4 +110,4 @@ def _check(places: Tensor, numel: int) -> None:
     for chunks, length in ((places[:whole].view(-1, KEPT), CHUNK), (places[whole:].unsqueeze(0), numel % CHUNK)):
         within = not chunks.numel() or bool((chunks[:, 0] >= 0).all() & (chunks[:, -1] < length).all())
         if not (within and bool((chunks[:, 1:] > chunks[:, :-1]).all())):  # a difference may wrap round
-            raise ValueError("the places of elements do not rise within their chunk")
+            raise ValueError("the places of the elements must rise within each chunk and lie in it")
