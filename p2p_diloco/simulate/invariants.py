@@ -57,8 +57,8 @@ def after_event(world: World, process: Process, ticked: bool) -> None:
 
 
 def advanced(world: World, process: Process, shard: int, version: Version) -> None:
-    """Called when a peer's shard has a new version. If it is on the same lineage as the version before, check that its
-    revision is not lower (invariant h)."""
+    """Called when a peer's shard has a new version. If that version is on the same lineage as the last one, check that
+    its revision is not lower (invariant h)."""
     before, state = process.reached.get(shard), process.replica.state(shard)
     if before is not None and state.history.get(before[0].epoch) == before[0].digest:
         fell = state.revision < before[1]
@@ -159,7 +159,7 @@ def undisturbed(world: World, steps: Counter[str]) -> None:
 
 
 def _at_work(world: World, peer: str, seen_by: str) -> bool:
-    """Whether a peer can do what another peer (``seen_by``) waits for."""
+    """Whether ``peer`` is able to do what the peer ``seen_by`` waits for."""
     process = world.alive.get(peer)
     if process is None or not world.carries(peer, seen_by):
         return False
@@ -169,8 +169,8 @@ def _at_work(world: World, peer: str, seen_by: str) -> bool:
 
 def lineage(world: World) -> set[tuple[Any, ...]]:
     """Return the set of lineages of the live peers; a set of one means that there is no fork. In synchronous mode it
-    contains the different versions that the peers hold. In asynchronous mode it contains the newest version of each
-    shard, and the versions of each peer that are not all ancestors of these."""
+    contains the different versions that the peers hold. In asynchronous mode it contains the newest versions of all
+    shards, and also the versions of each peer that holds a version of another lineage."""
     if not world.rules.asynchronous:
         return {p.replica.versions for p in world.alive.values()}
     logs = [newest(world, shard).replica.logs[shard] for shard in range(world.rules.shards)]

@@ -108,7 +108,7 @@ class Trainer:
         self.since_sending += 1
 
     def merge(self, loaded: Loaded, new: int) -> None:
-        """Merge a newer global value of a shard, and treat the local progress as the value of `Carry` says."""
+        """Merge a newer global value of a shard. ``loaded.carry`` says what happens to the local progress."""
         s = loaded.shard
         base, progress, delta = self.base[s], self.local[s] & ~self.base[s], self.delta[s]
         lost = base & self.taken & ~new  # this trainer's steps that the old lineage counted and the new one does not

@@ -62,7 +62,7 @@ class Ways:
         return self.direct(a, b) or bool(self.relays(a, b))
 
     def apart_at(self, a: str, b: str) -> float:
-        """Return when the two peers last had no way to each other; -inf if they always had one."""
+        """Return the time at which the two peers last had no way to each other; -inf if they always had one."""
         pair = frozenset((a, b))
         return self._world.now if pair in self.apart else self._apart_at.get(pair, -math.inf)
 
@@ -90,8 +90,8 @@ class Ways:
         return self.rng.uniform(*RELAYED_S) + self.rng.uniform(*FOUND_S)
 
     def refused(self, sender: str, to: str) -> bool:
-        """Whether a dial to a peer that has died is refused. A direct dial to a reachable peer always is. In other
-        cases there may be a relay that knows of the death, or none."""
+        """Whether a dial to a peer that has died is refused. A direct dial to a reachable peer is always refused. Any
+        other dial is refused only if a relay happens to know of the death."""
         if not self.on or (self.direct(sender, to) and to not in self.private):
             return True
         return self.joined(sender, to) and self.rng.random() < 0.5
