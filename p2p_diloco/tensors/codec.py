@@ -58,8 +58,8 @@ CODECS: dict[str, Codec] = {
 
 
 def written_in(codec: str, rounding: str) -> torch.dtype:
-    """Return the dtype in which a pseudo-gradient is written: bf16 if its encoding then has the same bytes as from
-    fp32, else fp32. (It is never fp16: that codec clamps values, so the bytes would differ.)"""
+    """Return the dtype in which a pseudo-gradient is written: bf16 if the encoded bytes are then the same as those
+    encoded from fp32, else fp32. (It is never fp16: that codec clamps values, so the bytes would differ.)"""
     return torch.bfloat16 if codec == "bf16" and rounding == "nearest" else torch.float32
 
 

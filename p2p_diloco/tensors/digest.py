@@ -48,9 +48,9 @@ class Look:
         return self._hashers[name].hexdigest()
 
     def digest(self, meta: bytes) -> str:
-        """Return the xxh3-128, 32 hexadecimal digits, of each tensor's name, length and own xxh3-128, in the order of
-        names, and of the length and content of `meta`. The lengths make sure that different states give different byte
-        streams."""
+        """Return one xxh3-128, 32 hexadecimal digits, over each tensor's name, length and own xxh3-128, in the order of
+        names, and over the length and content of `meta`. The lengths make sure that different states give different
+        byte streams."""
         whole = xxhash.xxh3_128()
         for name, hasher in sorted(self._hashers.items()):
             whole.update(f"{name}:{self._lengths[name]};".encode() + hasher.digest())

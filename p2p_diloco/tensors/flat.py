@@ -51,7 +51,7 @@ unheeded = np.errstate(over="ignore", invalid="ignore")
 
 @torch.no_grad()
 def pseudo_gradient(base: Tensor, local: Tensor, out: Tensor) -> None:
-    """Write base − local, computed in fp32, into `out`, rounded to its dtype.
+    """Compute base − local in fp32, and write it into `out`, rounded to the dtype of `out`.
 
     All flat and in host memory; `out` must not be `base`. `base` holds the global values that were loaded, rounded to
     `local`'s dtype or not. The sign is a gradient's: the outer optimizer descends along it (arXiv 2311.08105, Alg. 1,

@@ -184,7 +184,7 @@ class Layout:
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def difference(self, other: Sequence[ParamSpec]) -> list[str]:
-        """Return one line for each parameter of a model (`other`) that differs from the run's; none if the model fits
+        """Return one line for each parameter that differs between the run and a model (`other`); none if the model fits
         the run."""
         ours = {spec.name: spec for spec in self.params}
         theirs = {spec.name: spec for spec in other}

@@ -70,7 +70,7 @@ class OuterOptimizer:
     _kinds: tuple[tuple[str, bool], ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Check every argument, and find out which state the optimizer keeps by one step on a small tensor."""
+        """Check every argument. Then make one step on a small tensor to find out which state the optimizer keeps."""
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError("must be 0 or more", key="outer_lr", value=self.lr, mend="0.7 is usual")
         if self._is_sgd:
@@ -194,8 +194,8 @@ def _torch_class(name: str) -> type[torch.optim.Optimizer]:
 
 
 def _probe(kind: type[torch.optim.Optimizer], arguments: dict[str, Any]) -> tuple[tuple[str, bool], ...]:
-    """Find out which state tensors the optimizer keeps, by one step on a small tensor. Return (name, whether it is as
-    long as the shard) for each, sorted."""
+    """Make one step on a small tensor to find out which state tensors the optimizer keeps. Return (name, whether it is
+    as long as the shard) for each, sorted."""
     param = torch.nn.Parameter(torch.zeros(_PROBE))
     param.grad = torch.ones(_PROBE)
     try:

@@ -17,7 +17,7 @@ from p2p_diloco.peer.absent import AbsentPeer
 
 class Alone(AbsentPeer):
     """Takes the place of a peer when there is no run. An epoch is `sync_every` steps, and training ends after
-    `stop_after_epochs`. So a model that was trained alone can be compared with a run of the same settings."""
+    `stop_after_epochs` epochs. So a model that was trained alone can be compared with a run of the same settings."""
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, config: RunConfig) -> None:
         super().__init__(model, optimizer)

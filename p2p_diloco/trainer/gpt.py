@@ -82,8 +82,8 @@ class GPT(nn.Module):
         self._draw_weights()
 
     def _draw_weights(self) -> None:
-        """Draw all matrices from one generator that only this model uses, so that neither the caller's random state nor
-        earlier models affect the result."""
+        """Draw all weight matrices from one generator that only this model uses, so that neither the caller's random
+        state nor earlier models affect the result."""
         generator = torch.Generator().manual_seed(self.config.seed)
         std = INIT_GAIN / self.config.width**0.5
         branch_std = std / (2 * self.config.layers) ** 0.5  # two branches a layer add up in the residual stream

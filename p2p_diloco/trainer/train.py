@@ -66,7 +66,7 @@ def main(
         try:
             with Interrupts():
                 if config.warm_start:
-                    log.info("warm start: %d steps alone before joining", config.warm_start)
+                    log.info("warm start: this peer trains %d steps alone before it joins", config.warm_start)
                     warm_start(model, warm_batches, config.warm_start, config)
                 optimizer = new_optimizer(model, config)
                 with _participant(model, optimizer, run, peer_config) as peer:
