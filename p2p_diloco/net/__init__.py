@@ -1,4 +1,4 @@
-"""The transport: how peers reach each other. One small interface, and its libp2p adapter.
+"""The transport, by which peers reach each other: one small interface, and its adapter to libp2p.
 
 Law: bytes only; nothing here knows what a message means. Importing this package is cheap: only `hivemind_library`
 imports Hivemind.
@@ -9,6 +9,6 @@ imports Hivemind.
     link, payload_stream, frame_stream, framing, pipe      one stream each, from messages down to bytes
     direct, way, dialing, listener, offer, tls, tcp, pacing     direct connections for payloads
     paths, circuits, relay, attempts     streams through a third peer
-    reach, dial_back, greeting     whether other peers can dial this one
+    reach, dial_back, greeting     whether other peers can dial this peer
     dht, daemon, probing, records, identity, signing, hivemind_library     libp2p and the DHT
 """

@@ -12,7 +12,7 @@ from p2p_diloco.addresses import check_peer_address, is_loopback
 
 
 def parse(text: str, *, key: str = "initial_peers") -> str:
-    """The canonical multiaddr of a peer to dial, ending in /p2p/<peer id>.
+    """Check the multiaddr of a peer; returns its canonical form, which ends in /p2p/<peer id>.
 
     Raises:
         AddressError: the text is no multiaddr of a peer; the error says what is wrong and how to mend it.
@@ -33,7 +33,8 @@ def leads_over_a_relay(address: str) -> bool:
 
 
 def listen_for(initial_peers: Sequence[str]) -> list[str]:
-    """Where to listen: on loopback if all initial peers do so, else on all interfaces. The system picks the port.
+    """Choose the multiaddrs to listen on: loopback if the addresses of all initial peers are loopback addresses, else
+    all interfaces. The operating system chooses the port.
 
     A peer without initial peers founds a swarm, and listens on loopback.
     """

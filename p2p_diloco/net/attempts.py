@@ -1,4 +1,5 @@
-"""Attempts that are given up: after a deadline, or when another one has succeeded. No result is lost.
+"""Waits for the result of an attempt with a deadline, or of the first of several attempts that succeeds. Results that
+come too late are passed to `discard`, so none is lost.
 
 Law: knows nothing of what is attempted.
 """
@@ -19,7 +20,8 @@ async def first(
     discard: Callable[[T], None],
     failed: Callable[[BaseException], None] = lambda error: None,
 ) -> T:
-    """The result of the first attempt that succeeds. The next attempt begins when one has failed, or after `stagger_s`.
+    """Start attempts in order until one succeeds; returns its result. The next attempt starts when an earlier one has
+    failed, or `stagger_s` after the last start.
 
     `discard` gets the result of an attempt that succeeds too late, perhaps after the return. `failed` gets the error of
     each attempt that fails; if `failed` raises, the other attempts are given up.
@@ -51,8 +53,8 @@ async def first(
 
 
 async def within(timeout_s: float, attempt: Coroutine[Any, Any, T], *, discard: Callable[[T], None]) -> T:
-    """The result of an attempt. A result that comes too late goes to `discard`; `asyncio.wait_for` would lose a result
-    that comes at the same moment as a cancellation.
+    """Wait for the result of an attempt, for at most `timeout_s`. A result that comes later goes to `discard`;
+    `asyncio.wait_for` would lose it if it came at the moment of a cancellation.
 
     Raises:
         asyncio.TimeoutError: it took longer than `timeout_s`.
@@ -70,7 +72,7 @@ async def within(timeout_s: float, attempt: Coroutine[Any, Any, T], *, discard: 
 
 
 def _abandon(task: asyncio.Task[T], discard: Callable[[T], None]) -> None:
-    """Cancel an attempt. If it has succeeded already, or succeeds all the same, `discard` gets its result."""
+    """Cancel an attempt. If it has a result nevertheless, `discard` gets the result."""
 
     def over(task: asyncio.Task[T]) -> None:
         if not task.cancelled() and task.exception() is None:

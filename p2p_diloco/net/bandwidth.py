@@ -29,9 +29,10 @@ aggregators doesn't follow each fluctuation."""
 
 @dataclass(slots=True)
 class Meter:
-    """The bandwidth meter of one direction. Its clock runs while payloads with two or more partners are under way. The
-    new bytes of a payload are spread evenly over the time since its last report. Each `WINDOW_S` of this clock makes a
-    reading, once all payloads under way have reported after its end."""
+    """Measures the bandwidth of one direction. Its clock runs only while payloads to or from at least two peers are
+    under way. When a payload reports new bytes, they are spread evenly over the time since its last report. Each second
+    of the clock (`WINDOW_S`) gives one reading: the bytes of that second. The reading is taken once every payload under
+    way has reported a later time."""
 
     _readings: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
     _under_way: list[Payload] = field(default_factory=list)
@@ -43,7 +44,8 @@ class Meter:
     _at: float = 0.0
 
     def begin(self, partner: str, now: float, payload_bytes: int = LARGE_BYTES) -> Payload:
-        """Start to measure a payload, until its `end`. A payload below `LARGE_BYTES` isn't counted."""
+        """Start to measure a payload; its `end` stops the measurement. A payload shorter than `LARGE_BYTES` isn't
+        counted."""
         if payload_bytes < LARGE_BYTES:
             return Meter().begin(partner, now)
         payload = Payload(self, partner, self.clock(now), now)
@@ -62,14 +64,16 @@ class Meter:
         self._several = len({payload.partner for payload in self._under_way}) > 1
 
     def clock(self, now: float) -> float:
-        """Seconds, up to now, in which payloads with several partners were under way."""
+        """Advance the meter's clock to the time `now`, and return it: the seconds in which payloads with at least two
+        partners were under way."""
         if self._several:
             self._clock_s += now - self._at
         self._at = now
         return self._clock_s
 
     def spread(self, count: float, since: float, until: float) -> None:
-        """Count bytes that arrived between the times `since` and `until` of `clock`, spread evenly over that time."""
+        """Count `count` bytes as if they had arrived evenly between two times of the meter's clock, `since` and
+        `until`."""
         first, last = int(since / WINDOW_S), int(until / WINDOW_S)
         for window in range(first, last + 1):
             inside = min(until, (window + 1) * WINDOW_S) - max(since, window * WINDOW_S)
@@ -78,8 +82,8 @@ class Meter:
 
     @property
     def rate(self) -> float:
-        """Bytes a second that the link carries at least: the second best reading, because a jump of the clock may have
-        made the best one; 0 while there are fewer than two."""
+        """A lower bound of the link's rate, in bytes a second: the second highest reading. The highest reading may be
+        wrong, because the system's clock may have jumped. 0 while there are fewer than two readings."""
         return sorted(self._readings)[-2] if len(self._readings) > 1 else 0.0
 
     def _read(self) -> None:
@@ -91,8 +95,8 @@ class Meter:
 
 @dataclass(slots=True, eq=False)
 class Payload:
-    """A payload under way, which reports its progress to a meter. `at`: the meter's clock at the last report;
-    `told_at`: the time of that report."""
+    """A payload under way, which reports its progress to a meter. `at` and `told_at` are the time of its last report:
+    `at` by the meter's clock, `told_at` by the caller's."""
 
     meter: Meter
     partner: str
@@ -121,13 +125,15 @@ class Bandwidth:
 
     @property
     def rate(self) -> float:
-        """Bytes a second in the slower direction whose rate is known, at most `FAST`; 0 while neither rate is known."""
+        """The rate of the slower direction in bytes a second, at most `FAST`. A direction without a rate yet is left
+        out; 0 if neither direction has one."""
         known = [meter.rate for meter in (self.up, self.down) if meter.rate > 0]
         return min([*known, FAST]) if known else 0.0
 
 
 def steady(told: float, found: float) -> float:
-    """The bandwidth to announce: the one announced before, unless the measured one clearly differs."""
+    """Choose the bandwidth to announce: the value `told` that was announced last, unless the measured value `found`
+    clearly differs from it."""
     if not found or (told and told / CLEARLY < found < told * CLEARLY):
         return told
     return float(f"{found:.3g}")

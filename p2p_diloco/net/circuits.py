@@ -39,7 +39,7 @@ RELAYS_MAX = 3
 REGISTER_AGAIN_S = 1.0
 """Seconds from the end of a registration to the next attempt; they double with each failure, up to `PING_S`."""
 ANSWERED_MAX = 64
-"""The most handshakes at a time with peers that open a stream to this one."""
+"""The most handshakes at a time with peers that open a stream to this peer."""
 
 Opened = tuple[Pipe, str]
 Serve = Callable[[str, Pipe, str], Awaitable[None]]
@@ -48,7 +48,7 @@ _FAILURES = (OSError, asyncio.TimeoutError, FrameError, PipeBroken, PipeStalled,
 
 
 class Circuits:
-    """Relayed streams of one peer, in both directions.
+    """Opens streams to other peers through relays, and serves streams that come through relays.
 
     Args:
         daemon: opens the streams to relays.
@@ -70,13 +70,14 @@ class Circuits:
         self.traffic = Traffic()
 
     async def serve(self, protocol: str, serve: Serve) -> None:
-        """Call `serve(peer id, pipe, address)` for every stream that a peer opens for the protocol through a relay."""
+        """Serve a protocol: call `serve(peer id, pipe, address)` for every stream that another peer opens for the
+        protocol through a relay."""
         if not self._protocols:
             await self._daemon.serve_streams(RELAYED, self._answer)
         self._protocols[protocol] = serve
 
     async def close(self) -> None:
-        """End the registrations."""
+        """End this peer's registrations at relays."""
         tasks = list(self._relays.values())
         self.register(())
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -84,8 +85,8 @@ class Circuits:
     # -- relays of this peer and of others
 
     def register(self, relays: Iterable[str]) -> None:
-        """Stay connected to these relays, given by full multiaddrs, so that other peers reach this one through them.
-        Registrations at other relays end."""
+        """Keep this peer registered at the relays with these full multiaddrs, so that other peers can reach it through
+        them. End the registrations at all other relays."""
         wanted: dict[str, list[str]] = {}
         for address in relays:
             wanted.setdefault(peer_of(address), []).append(address)
@@ -99,12 +100,12 @@ class Circuits:
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses of this peer through its relays."""
+        """The multiaddrs at which other peers can reach this peer through its relays."""
         me = self._daemon.peer_id
         return [f"{address}/p2p/{relay}/p2p-circuit/p2p/{me}" for relay, address in self.registered.items()]
 
     def introduce(self, peer: str, addresses: Sequence[str]) -> None:
-        """Remember the relays in a peer's addresses."""
+        """Remember the relays that are named in a peer's addresses."""
         relays: dict[str, list[str]] = {}
         for address in addresses:
             way, circuit, named = address.partition("/p2p-circuit")
@@ -122,11 +123,13 @@ class Circuits:
                 self._daemon.introduce(relay, relays[relay])
 
     def relays_of(self, peer: str) -> tuple[str, ...]:
-        """The relays through which a peer says that it is reached; empty for a peer that can be dialled."""
+        """The relays through which a peer can be reached, according to its own addresses; empty for a peer that can be
+        dialled directly."""
         return self._relays_of.get(peer, ())
 
     async def _stay_registered(self, relay: str) -> None:
-        """Register at a relay, again and again, whenever this peer has fewer than `RELAYS_MAX` other registrations."""
+        """Keep this peer registered at a relay until cancelled: when the registration fails or ends, register again.
+        Wait while this peer is registered at `RELAYS_MAX` other relays."""
         again_s = REGISTER_AGAIN_S
         while True:
             try:
@@ -160,7 +163,8 @@ class Circuits:
     # -- opening
 
     def relays_to(self, peer: str, linked: Iterable[str]) -> list[str]:
-        """The relays to ask for a stream to `peer`: its own, then this peer's, then the peers `linked` to this peer."""
+        """Choose at most `RELAYS_MAX` relays to ask for a stream to `peer`: first the relays of `peer`, then those of
+        this peer, then the peers in `linked`."""
         relays = dict.fromkeys((*self.relays_of(peer), *self.registered, *self._relays, *linked))
         return [relay for relay in relays if relay not in (peer, self._daemon.peer_id)][:RELAYS_MAX]
 
@@ -211,7 +215,7 @@ class Circuits:
     # -- answering
 
     async def _answer(self, relay: str, pipe: Pipe, seen_at: str) -> None:
-        """Serve a stream that a peer opens to this one through a relay."""
+        """Do the handshake on a stream that another peer opens to this peer through a relay; then serve the stream."""
         if self._answering >= ANSWERED_MAX:
             pipe.abort()
             return
@@ -228,7 +232,8 @@ class Circuits:
         await self._protocols[protocol](peer, inside, f"{seen_at}/p2p/{relay}/p2p-circuit")
 
     async def _accepted(self, relay: str, pipe: Pipe) -> tuple[str, str, Pipe]:
-        """Do the handshake; returns the other peer, the protocol that it asks for, and the encrypted pipe."""
+        """Do the answering end's part of the handshake; returns the other peer's id, the protocol that it asks for, and
+        the encrypted pipe."""
         frames = FrameStream(pipe, relay, Limits(), self.traffic)
         match unpacked(await _message(frames)):
             case {"from": str(peer)}:
@@ -248,7 +253,7 @@ class Circuits:
 
 
 def abort_stream(opened: Opened) -> None:
-    """End a stream that was opened too late."""
+    """Drop a stream that was opened after the deadline, or after another attempt had succeeded."""
     opened[0].abort()
 
 
@@ -266,7 +271,8 @@ def _certificate_of(peer: str, hello: bytes) -> bytes:
 
 
 async def _message(frames: FrameStream) -> bytes:
-    """The next message's content. Raises Unreachable if a refusal comes, and FrameError for anything else."""
+    """Wait for the next message; returns its content. Raises Unreachable if a refusal comes instead, and FrameError if
+    the stream ends or another frame comes."""
     match await frames.read(idle_s=OPEN_S, frame_s=OPEN_S):
         case Message(header):
             return header

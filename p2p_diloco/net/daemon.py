@@ -32,7 +32,8 @@ ADDRESSES_PER_PEER_MAX = 16
 
 
 class Daemon:
-    """A running p2pd. Made by `start`, ended by `close`. `on_death` is called with the reason if it ends by itself."""
+    """A running p2pd, made by `start` and ended by `close`. If p2pd ends by itself, `on_death` is called with the
+    reason."""
 
     def __init__(self, p2p: Any, on_death: Callable[[str], None] | None) -> None:
         self.p2p = p2p
@@ -55,8 +56,8 @@ class Daemon:
         on_death: Callable[[str], None] | None,
         map_port: bool = False,
     ) -> Daemon:
-        """Start a daemon that listens at `host_maddrs`, or nowhere in client mode. Without `identity_path` it
-        makes a new identity. `map_port`: the daemon asks the router to forward its port, by UPnP or NAT-PMP.
+        """Start a daemon that listens at `host_maddrs`, or nowhere in client mode. Without `identity_path` the daemon
+        makes a new identity. With `map_port` the daemon asks the router to forward its port, by UPnP or NAT-PMP.
 
         Raises:
             ConfigError: the daemon can't listen at these addresses, or can't announce the given ones.
@@ -101,12 +102,12 @@ class Daemon:
     async def _watch(self, on_death: Callable[[str], None] | None) -> None:
         status = await self.p2p._child.wait()
         self._died = f"the libp2p daemon ended with status {status}"
-        log.error("%s; this peer can't be reached any more", self._died)
+        log.error("%s, so other peers can't reach this peer any more", self._died)
         if on_death is not None:
             on_death(self._died)
 
     async def look_up_addresses(self) -> None:
-        """Ask the daemon for its present addresses."""
+        """Ask the daemon for this peer's present addresses, and update `addresses`."""
         try:
             visible = await self.p2p.get_visible_maddrs(latest=True)
         except ValueError:  # no addresses: it doesn't listen
@@ -121,7 +122,8 @@ class Daemon:
     # -- other peers
 
     def introduce(self, peer: str, addresses: Sequence[str]) -> None:
-        """Remember where a peer can be dialled. Addresses that can't be read, or name another peer, are ignored."""
+        """Remember the addresses at which a peer can be dialled. Addresses that can't be read, or that name another
+        peer, are ignored."""
         known = []
         for address in list(addresses)[:ADDRESSES_PER_PEER_MAX]:
             host, _, named = address.rpartition("/p2p/")
@@ -132,11 +134,11 @@ class Daemon:
             self._known[peer] = tuple(known)
 
     def known_at(self, peer: str) -> list[str]:
-        """The multiaddrs given to `introduce` for a peer."""
+        """The multiaddrs of a peer that `introduce` has remembered."""
         return [str(address) for address in self._known.get(peer, ())]
 
     async def greet(self, address: str) -> str | None:
-        """Connect to the peer at a full multiaddr; returns the reason of a failure, else None."""
+        """Connect to the peer at a full multiaddr; returns None, or the reason why this failed."""
         host, _, peer = address.rpartition("/p2p/")
         if peer == self.peer_id:
             return "that is this peer itself"
@@ -150,7 +152,8 @@ class Daemon:
         return None
 
     async def open_stream(self, peer: str, protocol: str, *, timeout_s: float) -> tuple[Pipe, str]:
-        """A stream to a peer that serves the protocol, and the multiaddr at which the peer was found.
+        """Open a stream to a peer for a protocol that the peer serves; returns the stream, and the multiaddr at which
+        the peer was found.
 
         Raises:
             Unreachable: no stream could be opened in time; the error says why.
@@ -180,9 +183,8 @@ class Daemon:
         return await Pipe.adopt(reader, writer), str(stream.addr)
 
     async def serve_streams(self, protocol: str, serve: Callable[[str, Pipe, str], Any]) -> None:
-        """Call `serve(peer id, pipe, the peer's multiaddr)`, a coroutine function, for every stream that another peer
-        opens for the protocol.
-        """
+        """Serve a protocol: await `serve(peer id, pipe, the peer's multiaddr)` for every stream that another peer opens
+        for the protocol."""
 
         async def take(stream: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await serve(str(stream.peer_id), await Pipe.adopt(reader, writer), str(stream.addr))
@@ -202,7 +204,8 @@ class Daemon:
 
 
 async def all_refuse(addresses: Sequence[Multiaddr]) -> bool:
-    """Whether each of these addresses refuses a plain TCP connection. False without addresses."""
+    """Dial each of these addresses by plain TCP; returns whether all of them refuse the connection. False without
+    addresses."""
 
     async def refuses(address: Multiaddr) -> bool:
         match str(address).split("/"):

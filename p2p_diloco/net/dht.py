@@ -1,4 +1,5 @@
-"""A member of the DHT: a daemon and Hivemind's DHT node. It needs no run; the command `bootstrap` starts such a member.
+"""A member of the DHT: a libp2p daemon with Hivemind's DHT node. It works without a run; the command `bootstrap` starts
+such a member.
 
 Law: joins, stays joined, stores and fetches records; knows no messages. All of it runs in the caller's event loop: no
 fork, no thread.
@@ -65,11 +66,11 @@ class DhtPeer:
         on_daemon_death: Callable[[str], None] | None = None,
         on_reached: Callable[[Daemon, Sequence[str]], Awaitable[bool]] | None = None,
     ) -> DhtPeer:
-        """Start a daemon and join the DHT of the initial peers; at least one must answer. Without initial peers, found
-        a DHT.
+        """Start a daemon and join the DHT of the initial peers, at least one of which must answer. Without initial
+        peers, found a DHT.
 
         `on_reached`: called with the daemon and the initial peers that answer; returns whether other peers can dial
-        this one. If not, this peer serves no records, because requests for them would not reach it.
+        this peer. If not, it serves no records, because requests for them would not reach it.
 
         Raises:
             as `HivemindTransport.create`.
@@ -114,15 +115,15 @@ class DhtPeer:
             return cls(daemon, node, key, records, made.pop_all())
 
     def sign(self, statement: bytes) -> str:
-        """As `Records.sign`."""
+        """Implements `Records.sign`."""
         return self._key.sign(statement)
 
     def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
-        """As `Records.signed_by`."""
+        """Implements `Records.signed_by`."""
         return signer(statement, proof) == peer
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
-        """As `Records.store`."""
+        """Implements `Records.store`."""
         check_record(key, subkey, value, ttl_s)
         name = subkey.encode() + (self._records.local_public_key if owned else b"")
         storing = self._node.store(key, value, expiration_time=time.time() + ttl_s, subkey=name)
@@ -133,7 +134,7 @@ class DhtPeer:
             return False
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
-        """As `Records.fetch`."""
+        """Implements `Records.fetch`."""
         try:
             found = await asyncio.wait_for(self._node.get(key, latest=True), CALL_S)
         except asyncio.TimeoutError:
@@ -143,12 +144,12 @@ class DhtPeer:
         return newest_records(found.value) if found is not None and isinstance(found.value, dict) else {}
 
     async def close(self) -> None:
-        """End the node and the daemon, in bounded time."""
+        """End the DHT node and the daemon, in bounded time."""
         await self._made.aclose()
 
 
 async def _greet(daemon: Daemon, initial_peers: Sequence[str]) -> list[str]:
-    """The addresses of the initial peers that answer.
+    """Connect to all initial peers; returns the addresses of those that answer.
 
     Raises:
         NoBootstrapReached: none of them answers.
@@ -163,11 +164,11 @@ async def _greet(daemon: Daemon, initial_peers: Sequence[str]) -> list[str]:
 
 
 async def _check_clocks(daemon: Daemon, reached: Sequence[str]) -> None:
-    """Compare this clock with those of the initial peers.
+    """Compare this machine's clock with the clocks of the initial peers.
 
     Raises:
         NoBootstrapReached: none of them answers as a peer of the DHT.
-        Refused: even the clock nearest to this one differs too much.
+        Refused: even the clock nearest to this machine's differs too much.
     """
     differences = await asyncio.gather(*(_clock_difference_s(daemon, peer_of(address)) for address in reached))
     known = [difference for difference in differences if difference is not None]
@@ -181,17 +182,18 @@ async def _check_clocks(daemon: Daemon, reached: Sequence[str]) -> None:
 
 
 async def _clock_difference_s(daemon: Daemon, peer: str) -> float | None:
-    """Seconds by which a DHT peer's clock is ahead of this one; None if the peer doesn't answer the DHT's ping."""
+    """Ask a DHT peer for its time; returns the seconds by which its clock is ahead of this machine's. None if the peer
+    doesn't answer the DHT's ping."""
     try:
         return (await ask(daemon, peer, timeout_s=CLOCK_S)).clock_ahead_s
     except Unreachable as error:
-        log.debug("no clock reading: %s", error)
+        log.debug("the clock of an initial peer can't be read: %s", error)
         return None
 
 
 async def _stay_joined(daemon: Daemon, node: Any, initial_peers: Sequence[str]) -> None:
-    """Keep the addresses up to date, and reconnect to lost initial peers, which may have restarted or come back after a
-    partition."""
+    """Until cancelled, update this peer's addresses, and reconnect to initial peers that the DHT has lost: they may
+    have restarted, or may be back after a network partition."""
     while True:
         await asyncio.sleep(REJOIN_EVERY_S)
         try:
@@ -201,7 +203,7 @@ async def _stay_joined(daemon: Daemon, node: Any, initial_peers: Sequence[str]) 
                     await node.protocol.call_ping(PeerID.from_base58(peer_of(address)))
             await daemon.look_up_addresses()
         except Exception as error:  # Hivemind raises exceptions of many kinds; the next turn may succeed
-            log.debug("reconnecting to the DHT failed, and is tried again: %r", error)
+            log.debug("reconnecting to the DHT failed; the next attempt follows soon: %r", error)
 
 
 async def _end_node(node: Any, daemon: Daemon) -> None:

@@ -1,4 +1,4 @@
-"""Dialling a peer back, to tell it whether other peers can reach it.
+"""Dials a peer back at its request, to tell it whether other peers can reach it.
 
 Law: only the IP address from which a peer's request came is dialled, so that no peer can make others dial a third
 party. A listener that answers counts only if it is the peer: behind a router it may be another machine.
@@ -28,8 +28,8 @@ Place = tuple[str, int]
 
 
 async def dial_back(peer: str, seen_at: str, addresses: Sequence[str]) -> dict[str, str | None]:
-    """Dial a peer at those of its addresses that lead to the IP address in `seen_at`. If that IP address is in none of
-    them, a router is assumed there, and it is dialled at each of the peer's ports.
+    """Dial a peer at those of its addresses that have the IP address in `seen_at`, from which its request came. If none
+    of them has it, a router is assumed there: then dial this IP address at each of the peer's ports.
 
     Returns for each address the reason why the peer can't be reached at it; None: it was reached.
     """
@@ -56,7 +56,7 @@ async def dial_back(peer: str, seen_at: str, addresses: Sequence[str]) -> dict[s
 
 
 def place_of(address: str) -> Place | None:
-    """The IP address and TCP port of a multiaddr; None if it has none."""
+    """The IP address and TCP port of a multiaddr; None if the multiaddr lacks one of them, or leads through a relay."""
     match address.split("/"):
         case ["", "ip4" | "ip6", host, "tcp", port, *_] if _is_port(port) and not leads_over_a_relay(address):
             try:
@@ -67,7 +67,7 @@ def place_of(address: str) -> Place | None:
 
 
 def places(addresses: Iterable[str]) -> set[Place]:
-    """The IP address and TCP port of each of these multiaddrs; multiaddrs that lack one are left out."""
+    """The IP address and TCP port of each of these multiaddrs. Multiaddrs without both are left out."""
     return {place for place in map(place_of, addresses) if place is not None}
 
 
@@ -83,7 +83,8 @@ def _is_name(address: str) -> bool:
 
 
 async def _resolved(address: str) -> list[Place]:
-    """The IP addresses to which the name in an address resolves, each with the port; empty if there are none."""
+    """Resolve the host name in a multiaddr; returns its IP addresses, each with the multiaddr's port. Empty if the name
+    has none."""
     _, _, name, _, port, *_ = address.split("/")
     loop = asyncio.get_running_loop()
     try:
@@ -98,14 +99,14 @@ def _version(host: str) -> int:
 
 
 async def _dial(peer: str, place: Place, translated: bool) -> str | None:
-    """The reason why the peer can't be reached at a place; None: it was reached."""
+    """Dial a peer at a place; returns None if the peer answers, else the reason why it can't be reached there."""
     why = await no_answer(*place, DIAL_S)
     return await _proved(peer, place) if why is None and translated else why
 
 
 async def _proved(peer: str, place: Place) -> str | None:
-    """Dial with a new daemon, whose handshake checks the peer's identity: this peer's own daemon would not
-    dial, but use the connection that it has already."""
+    """Dial a peer with a new daemon, whose handshake checks the peer's identity; returns None, or the reason of a
+    failure. This peer's own daemon would not dial: it would use the connection that it has already."""
     host, port = place
     try:
         daemon = await Daemon.start(

@@ -1,4 +1,4 @@
-"""Dialling another peer directly: at which addresses, and in which order.
+"""Dials another peer directly, and decides at which addresses and in which order.
 
 Law: from an offer to a connection that the listener accepted. It neither asks for offers nor keeps connections.
 """
@@ -32,7 +32,7 @@ async def dial(offer: Offer, addresses: Iterable[str], role: bytes, timeout_s: f
     """
     places = places_of(offer.ports, addresses)
     if not places:
-        raise OSError("no direct address of that peer is known here")
+        raise OSError("this peer knows no direct address of the other peer")
 
     async def attempt(host: str, port: int, family: int) -> Pipe:
         return await present(await connect(host, port, family, offer.certificate), offer.ticket, role)
@@ -42,7 +42,8 @@ async def dial(offer: Offer, addresses: Iterable[str], role: bytes, timeout_s: f
 
 
 def places_of(ports: Iterable[tuple[int, int]], addresses: Iterable[str]) -> list[tuple[str, int, int]]:
-    """Where to dial, as (host, port, address family), in the order of the addresses. Relays are left out."""
+    """The places to dial, as (host, port, address family), in the order of the addresses. Addresses that lead through a
+    relay are left out."""
     ports = tuple(ports)
     places: dict[tuple[str, int, int], None] = {}
     for address in addresses:

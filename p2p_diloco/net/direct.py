@@ -1,4 +1,4 @@
-"""Direct connections to peers, for payloads: which are open, and when to open another.
+"""Opens, lends and closes the direct connections on which payloads go to other peers.
 
 Law: only an optimisation. A peer that can't be reached directly gets its payloads over libp2p; the attempt delays one
 payload for a moment. Both ends are authenticated over libp2p: the offer comes on an authenticated stream, and holds the
@@ -58,7 +58,7 @@ Opened = tuple[Pipe, str]
 
 
 class DirectChannel:
-    """Direct connections of one peer, in both directions.
+    """The direct connections of this peer: those on which it sends payloads, and those on which it receives them.
 
     Args:
         streams: the peer's streams, with their limits and counts.
@@ -96,8 +96,8 @@ class DirectChannel:
     # -- for the sender of payloads
 
     async def take(self, peer: str) -> Connection | None:
-        """Lend the caller a connection to write a payload on, until `give_back`; None: use libp2p. Call it for the
-        same peer only after the last call has returned.
+        """Lend the caller a direct connection to `peer`, to write one payload on; the caller returns it by `give_back`.
+        None means: send the payload over libp2p. For the same peer, call this only after the last call has returned.
 
         Waits a moment for a first attempt to connect. If the attempt takes longer, only later payloads use its
         connection. If all connections are lent, waits until one is given back.
@@ -122,26 +122,27 @@ class DirectChannel:
         return self._way(peer).has_room
 
     def give_back(self, peer: str, connection: Connection, sent_bytes: int) -> None:
-        """Return a connection after writing `sent_bytes` on it."""
+        """Take back a connection that was lent by `take`, after the caller has written `sent_bytes` on it."""
         way = self._way(peer)
         way.give_back(connection, sent_bytes, CARRIED_BYTES_MAX)
         if not any(one.lent for one in way.connections):
             self._pacer.over(peer)
 
     def succeeded(self, peer: str) -> None:
-        """Forget earlier failures, because a payload was answered on the direct connection."""
+        """Forget earlier failures. Called when a payload on a direct connection to this peer was answered."""
         way = self._way(peer)
         way.failures, way.retry_at = 0, 0.0
 
     def failed(self, peer: str, why: str) -> None:
-        """Use no direct connection to this peer for a while, because a connection broke or stalled while a payload was
-        sent on it."""
+        """Use no direct connection to this peer for a while. Called when a direct connection broke or stalled while a
+        payload was sent on it."""
         way = self._way(peer)
         way.drop_all()
         self._note_failure(peer, way, why)
 
     def broke(self, peer: str) -> None:
-        """End all connections to a peer at once, because the path to it is broken, and use none for a while."""
+        """End all direct connections to a peer at once, and use none for a while. Called when the direct path to the
+        peer is broken."""
         way = self._way(peer)
         if way.connections:
             for connection in way.connections:
@@ -150,7 +151,7 @@ class DirectChannel:
             self._note_failure(peer, way, "the path to it is broken")
 
     def end(self) -> None:
-        """End every connection, and every attempt to open one."""
+        """End every direct connection, and every attempt to open one."""
         self._closing = True
         self._pacer.end()
         self.listener.end()
@@ -215,7 +216,8 @@ class DirectChannel:
     # -- connecting
 
     def _connect_more(self, peer: str, way: Way) -> None:
-        """Begin to open the connections that are missing, unless an attempt is under way or has failed lately."""
+        """Start an attempt to open the direct connections that the path still needs, unless an attempt is under way or
+        failed a short time ago."""
         first, now = not way.fit(), self._clock()
         if way.missing <= 0 or self._closing or way.attempt is not None:
             return
@@ -237,7 +239,8 @@ class DirectChannel:
             way.attempt = None
 
     async def _attempt_more(self, peer: str, way: Way) -> None:
-        """Open all missing connections at once, beside those that carry payloads."""
+        """Open all missing connections at the same time. Called while at least one direct connection to the peer is
+        open."""
         try:
             outcomes = await asyncio.gather(*(self._connect(peer) for _ in range(way.missing)), return_exceptions=True)
             if errors := [one for one in outcomes if one is not None]:
@@ -247,7 +250,7 @@ class DirectChannel:
             way.attempt = None
 
     async def _connect(self, peer: str) -> None:
-        """Make a connection. This peer dials first; if that fails, it asks the other peer to dial."""
+        """Open a direct connection to the other peer: dial that peer; if this fails, ask it to dial this peer."""
         trouble: Exception
         try:
             offer, seen_at = await asyncio.wait_for(self._ask(peer, b""), DIAL_S)
@@ -264,7 +267,8 @@ class DirectChannel:
         await asyncio.wait_for(self._ask(peer, mine.pack()), 2 * DIAL_S)
 
     async def _ask(self, peer: str, request: bytes) -> tuple[bytes, str]:
-        """Send a request over libp2p; returns the answer, and the multiaddr at which the peer was found."""
+        """Send a request for a direct connection over libp2p; returns the answer, and the multiaddr at which the peer
+        was found."""
         pipe, seen_at = await self._open_stream(peer)
         frames, read_s = self._streams.frames(peer, pipe), self._streams.limits.read_timeout_s
         try:
@@ -280,7 +284,7 @@ class DirectChannel:
             pipe.abort()
 
     def _keep(self, peer: str, pipe: Pipe) -> None:
-        """Keep a new connection to send payloads on; either end may have dialled it."""
+        """Keep a new direct connection, on which this peer will send payloads. Either end may have dialled it."""
         way = self._way(peer)
         way.fit()
         if self._closing or way.missing <= 0:

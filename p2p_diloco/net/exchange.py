@@ -1,4 +1,4 @@
-"""Messages between this peer and others, sent and received over streams.
+"""Sends messages to other peers over streams, and receives theirs.
 
 Law: joins `sending` and `receiving`; decides nothing.
 """
@@ -13,7 +13,8 @@ from p2p_diloco.net.streams import Streams
 
 
 class Exchange:
-    """All streams of one peer. `dial`: as in `Sender`."""
+    """This peer's sender and receiver, and the state that their streams share. `dial` opens a stream to a peer, as
+    described in `Sender`."""
 
     def __init__(self, inbox: Inbox, *, limits: Limits, traffic: Traffic, dial: Dial) -> None:
         self.streams = Streams(inbox, limits, traffic)
@@ -21,11 +22,11 @@ class Exchange:
         self.receiver = Receiver(self.streams)
 
     async def send(self, peer: str, header: bytes, payload: memoryview | None, written: Written = unnoticed) -> None:
-        """As `Transport.send`."""
+        """Implements `Transport.send`."""
         await self.sender.send(peer, header, payload, written)
 
     async def close(self) -> None:
-        """End every stream and direct connection. A send that waits for an answer raises `Unreachable`."""
+        """End every stream and direct connection. A `send` that still waits for an answer raises `Unreachable`."""
         self.streams.closing = True
         self.sender.end()
         await self.streams.close()

@@ -1,4 +1,4 @@
-"""Frames exchanged with one peer, and the payloads between them, over one pipe.
+"""Writes and reads frames, and the payloads between them, on one pipe to one peer.
 
 Law: knows one stream, and counts its bytes. The callers decide what a frame means.
 """
@@ -14,7 +14,7 @@ from p2p_diloco.net.pipe import Pipe, PipeStalled
 
 
 class FrameStream:
-    """Frames and payloads exchanged with one peer over a pipe; all bytes are counted."""
+    """Exchanges frames and payloads with one peer over a pipe, and counts their bytes."""
 
     def __init__(self, pipe: Pipe, peer: str, limits: Limits, traffic: Traffic) -> None:
         self.pipe = pipe
@@ -23,14 +23,14 @@ class FrameStream:
         self._traffic = traffic
 
     def write(self, frame: Frame) -> None:
-        """Queue a frame; frames leave in the order of the calls."""
+        """Queue a frame for sending. Frames leave in the order of the calls."""
         data = encode(frame)
         self._traffic.sent(self.peer, len(data))
         self.pipe.write(data)
 
     async def read(self, *, idle_s: float | None, frame_s: float) -> Frame | None:
-        """The next frame, or None at the end of the stream. The frame must begin within `idle_s`, and be complete
-        `frame_s` after its beginning.
+        """Wait for the next frame; None at the end of the stream. The frame's first byte must come within `idle_s`, and
+        the rest of the frame within `frame_s` after that byte.
 
         Raises:
             FrameError: the bytes are no frame, or the stream ended within one.
@@ -54,15 +54,15 @@ class FrameStream:
         return frame
 
     async def read_payload(self, payload: memoryview, *, stall_s: float, total_s: float) -> None:
-        """Fill `payload` with the raw bytes that follow a frame. Raises as `Pipe.read_into`."""
+        """Fill `payload` with the raw bytes that follow a frame. Raises the same errors as `Pipe.read_into`."""
         try:
             await self.pipe.read_into(payload, stall_s=stall_s, total_s=total_s)
         finally:
             self._traffic.received(self.peer, self.pipe.filled_bytes)
 
     async def discard(self, count: int | None, within_s: float) -> bool:
-        """Read and drop `count` bytes; with None, all bytes until the stream's end. False if they didn't all come in
-        time."""
+        """Read and drop `count` bytes, or all bytes until the stream's end if `count` is None. Returns False if not all
+        of them came within `within_s`."""
         now = asyncio.get_running_loop().time
         give_up_at = now() + within_s
         left = sys.maxsize if count is None else count

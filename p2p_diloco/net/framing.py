@@ -28,7 +28,8 @@ _COUNT = struct.Struct(">Q")
 
 
 class FrameError(Exception):
-    """Bytes that are no frame of this protocol. The text is the reason that the sender gets."""
+    """Raised for bytes that are no valid frame of this protocol. A receiver sends the error's text to the sender, as
+    the reason of a refusal."""
 
 
 class Kind(IntEnum):
@@ -50,7 +51,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """The head of a message whose payload follows as raw bytes."""
+    """The header of a message with a payload, and the payload's length. The payload follows this frame as raw bytes."""
 
     header: bytes
     payload_bytes: int
@@ -58,19 +59,19 @@ class Bulk:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """An answer: the inbox took the message."""
+    """The answer that the receiver's inbox has accepted the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An answer: the message was refused, with the reason."""
+    """The answer that the receiver has refused the message, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A report during a transfer: `received_bytes` of the payload have arrived."""
+    """A receiver's report during a transfer: `received_bytes` bytes of the payload have arrived."""
 
     received_bytes: int
 
@@ -79,7 +80,7 @@ Frame = Message | Bulk | Accepted | Refused | Progress
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of one frame. A reason that is too long is cut."""
+    """Encode one frame. The reason in a `Refused` frame is cut to `REASON_BYTES_MAX`."""
     match frame:
         case Message(header):
             kind, body = Kind.MESSAGE, header
@@ -95,7 +96,8 @@ def encode(frame: Frame) -> bytes:
 
 
 class FrameDecoder:
-    """Takes frames out of a buffer. Unusable after an error."""
+    """Takes complete frames out of the start of a buffer, and decodes them. After an error the decoder can't be used
+    any more."""
 
     def __init__(self, buffer: bytearray, *, header_bytes_max: int) -> None:
         self._lengths: dict[int, tuple[int, int]] = {  # of a frame's body
@@ -108,7 +110,8 @@ class FrameDecoder:
         self._buffer = buffer
 
     def next_frame(self) -> Frame | None:
-        """The next frame, or None if the buffer doesn't hold all of it. A prefix is checked as soon as it is complete.
+        """Take the next frame out of the buffer and decode it; None while the buffer holds only a part of the frame.
+        The frame's prefix is checked even before the body has come.
 
         Raises:
             FrameError: garbage, another version, an unknown kind, or a length over its limit.

@@ -1,4 +1,4 @@
-"""Whether a libp2p listener answers at a TCP address, asked by a plain socket.
+"""Checks by a plain TCP connection whether a libp2p listener answers at an address.
 
 Law: one connection, a few seconds at most; neither Hivemind nor the daemon is needed.
 """
@@ -19,7 +19,7 @@ _UNREACHED = {errno.EHOSTUNREACH: "no route to that machine", errno.ENETUNREACH:
 
 
 async def no_answer(host: str, port: int, within_s: float) -> str | None:
-    """The reason why no libp2p listener answers at an address; None: one does."""
+    """Check whether a libp2p listener answers at an address; returns None if it does, else the reason why not."""
     try:
         return await asyncio.wait_for(_greeted(host, port, within_s), within_s)
     except asyncio.TimeoutError:
@@ -33,7 +33,8 @@ async def no_answer(host: str, port: int, within_s: float) -> str | None:
 
 
 async def _greeted(host: str, port: int, within_s: float) -> str | None:
-    """Connect by TCP and read libp2p's greeting; returns what is wrong with the listener, or None."""
+    """Connect by TCP and read the greeting of a libp2p listener; returns None if the greeting is right, else what is
+    wrong."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         said = await asyncio.wait_for(reader.read(len(GREETING)), within_s / 2)

@@ -42,7 +42,7 @@ class HivemindTransport:
 
     @property
     def limits(self) -> Limits:
-        """As `Transport.limits`."""
+        """Implements `Transport.limits`."""
         return self._exchange.streams.limits
 
     @limits.setter
@@ -51,7 +51,7 @@ class HivemindTransport:
 
     @property
     def reach(self) -> Reach:
-        """As `Transport.reach`."""
+        """Implements `Transport.reach`."""
         return self._finder.now
 
     @classmethod
@@ -89,8 +89,8 @@ class HivemindTransport:
         answers: dict[str, DialBack] = {}
 
         def daemon_died(why: str) -> None:
-            """End the direct connections too: peers that still hold one would not notice that this peer can't be
-            reached."""
+            """End the direct connections when the daemon has died. Otherwise a peer with an open direct connection
+            would not notice that this peer can't be reached any more."""
             if channel is not None:
                 channel.end()
             if on_daemon_death is not None:
@@ -121,7 +121,7 @@ class HivemindTransport:
             await exchange.receiver.serve(peer, pipe)
 
         def linked() -> list[str]:
-            """The peers that this one is connected to."""
+            """The initial peers, and the peers to which this peer has a link."""
             return [*map(peer_of, initial_peers), *exchange.sender.links.peers()]
 
         def reach_changed(reach: Reach) -> None:
@@ -159,39 +159,39 @@ class HivemindTransport:
     async def send(
         self, peer: str, header: bytes, payload: memoryview | None = None, *, written: Written = unnoticed
     ) -> None:
-        """As `Transport.send`."""
+        """Implements `Transport.send`."""
         await self._exchange.send(peer, header, payload, written)
 
     def addresses(self) -> list[str]:
-        """As `Transport.addresses`."""
+        """Implements `Transport.addresses`."""
         own = self._dht.daemon.addresses
         if not self.reach.private:
             return [*self._finder.mapped, *own]
         return [*self._circuits.addresses, *(address for address in own if not is_loopback(address))]
 
     async def introduce(self, peer: str, addresses: Sequence[str]) -> None:
-        """As `Transport.introduce`."""
+        """Implements `Transport.introduce`."""
         self._dht.daemon.introduce(peer, [a for a in addresses if not leads_over_a_relay(a)])
         self._circuits.introduce(peer, addresses)
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
-        """As `Transport.store`."""
+        """Implements `Transport.store`."""
         return await self._dht.store(key, subkey, value, ttl_s, owned=owned)
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
-        """As `Transport.fetch`."""
+        """Implements `Transport.fetch`."""
         return await self._dht.fetch(key)
 
     def sign(self, statement: bytes) -> str:
-        """As `Transport.sign`."""
+        """Implements `Transport.sign`."""
         return self._dht.sign(statement)
 
     def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
-        """As `Transport.signed_by`."""
+        """Implements `Transport.signed_by`."""
         return self._dht.signed_by(peer, statement, proof)
 
     async def close(self) -> None:
-        """As `Transport.close`."""
+        """Implements `Transport.close`."""
         await self._finder.close()
         await self._paths.close()
         await self._circuits.close()

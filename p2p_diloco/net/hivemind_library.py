@@ -1,4 +1,5 @@
-"""All that this package uses of Hivemind. It loads torch, which takes seconds: import it only where a swarm is needed.
+"""Imports the parts of Hivemind that this package uses. That loads torch, which takes seconds, so import this file only
+where the network is needed.
 
 Law: the only file that imports Hivemind; it leaves this process's logging as it was.
 """
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class _Relay(logging.Handler):
-    """Writes Hivemind's warnings to our own log."""
+    """Passes Hivemind's warnings on to this package's log."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log.log(record.levelno, "hivemind: %s", record.getMessage())

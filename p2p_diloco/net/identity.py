@@ -1,4 +1,4 @@
-"""The file that holds a peer's key, and with it the peer's identity.
+"""Keeps the file that holds a peer's private key. The key is the peer's identity.
 
 Law: only the file; `signing` reads the key. The file is complete or absent, readable only by its owner, and in use by
 one process at a time.
@@ -31,7 +31,8 @@ class IdentityFile:
 
     @classmethod
     def claim(cls, path: str | None, generate: Callable[[str], None]) -> IdentityFile:
-        """Lock the key file at `path`; `generate` makes it if there is none. Without a path, make a temporary key file.
+        """Lock the key file at `path`; if the file doesn't exist, `generate` makes it. Without a path, make a temporary
+        key file.
 
         Raises:
             ConfigError: the file can't be read or written, or another process uses it.
@@ -57,19 +58,20 @@ class IdentityFile:
         return cls(file, lock, None)
 
     def forget_if_ephemeral(self) -> None:
-        """Delete a temporary key file. The daemon has read it by now."""
+        """Delete the key file if it is a temporary one. Call this once the daemon has read the file."""
         if self._ephemeral_dir is not None:
             shutil.rmtree(self._ephemeral_dir, ignore_errors=True)
 
     def release(self) -> None:
-        """Unlock the file."""
+        """Unlock the key file; delete it if it is a temporary one."""
         self.forget_if_ephemeral()
         if self._lock is not None:
             self._lock.close()
 
 
 def _generate_whole(file: Path, generate: Callable[[str], None]) -> None:
-    """Make the key in a private folder, then link it to its name in one step."""
+    """Make the key file in a private folder, then link it to its final name in one step, so that no process sees a part
+    of it."""
     folder = Path(tempfile.mkdtemp(prefix=".identity-", dir=file.parent))
     try:
         generate(str(folder / "identity"))

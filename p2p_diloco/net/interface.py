@@ -1,4 +1,4 @@
-"""The interface between node and transport: what each calls on the other.
+"""The interface between node and transport: the methods that each calls on the other.
 
 Law: types only. No socket, no loop, no Hivemind; any class that satisfies `Transport` is an adapter.
 """
@@ -33,7 +33,7 @@ the totals count all peers."""
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits, in bytes and seconds, on what other peers may cost a transport. The default timeouts hold until a peer
+    """Limits, in bytes and seconds, on what other peers may cost a transport. The default timeouts hold until this peer
     is in a run; from then on the run's `heartbeat_timeout` sets them."""
 
     header_bytes_max: int = 64 * 1024
@@ -49,19 +49,20 @@ class Limits:
     streams_max: int = 64
     """The most payloads that are written at once, or received at once; further ones wait."""
     links_max: int = 1024
-    """The most links that other peers may keep open to this one; a newer link of the same peer replaces the older one.
+    """The most links that other peers may keep open to this peer; a newer link of the same peer replaces the older one.
     The same limit holds for streams over libp2p that wait for further payloads."""
     rate_bytes_per_s_min: float = 64 * 1024.0
     """The lowest rate of a transfer; a slower one is cut off (see `transfer_timeout_s`)."""
 
     def transfer_timeout_s(self, payload_bytes: int) -> float:
-        """The longest time that a payload of this length may take, even if its bytes come steadily."""
+        """The longest time in seconds that the transfer of a payload of this length may take. A slower transfer is cut
+        off, even if its bytes come steadily."""
         return self.read_timeout_s + payload_bytes / self.rate_bytes_per_s_min
 
 
 class Refusal(Exception):
-    """The receiver, or a check on this side, refused a message. The peer can be reached, but would refuse the message
-    again."""
+    """Raised when a message is refused, by its receiver or by a check before it is sent. The receiver can be reached,
+    but would refuse the same message again."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -69,7 +70,8 @@ class Refusal(Exception):
 
 
 class Unreachable(Exception):
-    """The peer couldn't be dialled, the stream broke, or a deadline passed. The message may or may not have arrived.
+    """Raised when a peer couldn't be dialled, a stream broke, or a deadline passed. It is unknown whether the message
+    has arrived.
 
     `refused`: every known address of the peer refused the connection. It stays False after a broken stream or a passed
     deadline, and for a peer whose address isn't known.
@@ -92,8 +94,8 @@ class Inbox(Protocol):
     """The methods of the node that the transport calls, all in the transport's event loop."""
 
     def admit(self, sender: str, header: bytes) -> int:
-        """The longest payload, in bytes, that may come with this header (0: none). Called for every message, before
-        `deliver`.
+        """Check a message's header; returns the longest payload, in bytes, that may come with it (0: no payload). The
+        transport calls this for every message, before `deliver`.
 
         Raises:
             Refusal: with the reason that goes back to the sender.
@@ -101,7 +103,8 @@ class Inbox(Protocol):
         ...
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        """Take a message. Once this returns, the message is accepted and the sender's `send` returns.
+        """Process a message that has arrived. When this returns, the message is accepted, and the sender's `send`
+        returns.
 
         The inbox may keep the payload's memory. Messages of a link are delivered one after the other, so return soon:
         the sender gives up after its `read_timeout_s`.
@@ -112,18 +115,19 @@ class Inbox(Protocol):
         ...
 
     def closed(self, peer: str) -> None:
-        """Called when a stream to or from this peer broke. The peer may have died or left, or may still be there."""
+        """The transport calls this when a stream to or from `peer` broke. That peer may have died, may have left, or
+        may still be alive."""
         ...
 
     def moving(self, peer: str) -> None:
-        """Called now and then during a transfer from or to this peer. So the peer is alive, though its small messages
-        may wait behind the payload."""
+        """The transport calls this now and then while a payload to or from `peer` makes progress. So that peer is
+        alive, even if its small messages are delayed by the payload."""
         ...
 
 
 @dataclass(slots=True)
 class PeerTraffic:
-    """Bytes exchanged with one peer, and how many of its messages were refused here."""
+    """The bytes exchanged with one peer, and the number of its messages that this peer has refused."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -135,7 +139,7 @@ class PeerTraffic:
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of messages (headers, payloads, frames) since the start. The DHT's own traffic isn't counted."""
+    """Counts the bytes of messages (headers, payloads, frames) since the start. The DHT's own traffic isn't counted."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -156,20 +160,20 @@ class Traffic:
         self._of(peer).bytes_received += count
 
     def went(self, peer: str, way: str) -> None:
-        """Record the path that a payload takes to a peer."""
+        """Record the path that a payload to a peer takes."""
         self._of(peer).way = way
 
     def ways(self) -> dict[str, str]:
-        """The path of the latest payload to each peer that was sent one."""
+        """For each peer to which a payload was sent, the path of the latest payload."""
         return {peer: entry.way for peer, entry in self.peers.items() if entry.way is not None}
 
     def refuse(self, peer: str) -> None:
-        """Count a message from a peer that this peer refused."""
+        """Count a refusal by this peer of a message that came from `peer`."""
         self.refused += 1
         self._of(peer).refused += 1
 
     def _of(self, peer: str) -> PeerTraffic:
-        """The counts of a peer. If the table is full, a new peer gets counts that are not kept."""
+        """The counts of one peer. If the table is full, a new peer gets counts that are not kept."""
         entry = self.peers.get(peer)
         if entry is None:
             entry = PeerTraffic()
@@ -180,15 +184,16 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Whether other peers can dial this one, as far as they have told. `kind`: "public", at one of its own addresses;
-    "mapped", at a router's address that leads to it; "private", not at all; or "unknown"."""
+    """Whether other peers can dial this peer, as far as they have told. `kind` is "public" if they can at one of this
+    peer's own addresses, "mapped" if they can at a router's address that leads to it, "private" if they can't, and
+    "unknown" until a peer has told."""
 
     kind: str = "unknown"
     why: str = "no peer has told yet"
 
     @property
     def private(self) -> bool:
-        """Whether no other peer can dial this one, so that it shouldn't aggregate."""
+        """Whether this peer is private: other peers can't dial it, so it shouldn't aggregate."""
         return self.kind == "private"
 
 
@@ -198,7 +203,7 @@ class Records(Protocol):
     peer_id: str
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
-        """Store a record in the DHT. False if it wasn't stored, because an older record expires later or no peer
+        """Store a record in the DHT. Returns False if it wasn't stored: an earlier record expires later, or no peer
         answered.
 
         An owned record is signed, and only this peer can replace it. If its subkey is a peer id, or starts with one and
@@ -218,11 +223,12 @@ class Records(Protocol):
         ...
 
     def sign(self, statement: bytes) -> str:
-        """Sign a statement; the returned text proves that this peer makes the statement."""
+        """Sign a statement with this peer's identity; returns the proof, as text, that this peer has made the
+        statement."""
         ...
 
     def signed_by(self, peer: str, statement: bytes, proof: str) -> bool:
-        """Whether the proof shows that the peer made the statement. Needs no network."""
+        """Whether `proof` shows that `peer` has made the statement. This works without the network."""
         ...
 
 
@@ -235,14 +241,15 @@ class Transport(Records, Protocol):
 
     @property
     def reach(self) -> Reach:
-        """Whether other peers can dial this one."""
+        """Whether other peers can dial this peer."""
         ...
 
     async def send(
         self, peer: str, header: bytes, payload: memoryview | None = None, *, written: Written = unnoticed
     ) -> None:
-        """Send a message to a peer; returns once the peer's inbox has accepted it. `written` is called when
-        another payload needn't wait any more for this one to be written; perhaps more than once, or not at all.
+        """Send a message to a peer; returns once that peer's inbox has accepted the message. `written` is called when
+        the next payload may be sent, because this one is written or another connection is free. It may be called
+        several times, or never.
 
         Messages without a payload arrive in the order of the calls to one peer. A message with a payload (of any
         length, even 0) goes on another stream, and may arrive before or after them. The payload must not change until
@@ -255,11 +262,12 @@ class Transport(Records, Protocol):
         ...
 
     def addresses(self) -> list[str]:
-        """The full multiaddrs, with /p2p/<peer id>, under which others may reach this peer, public ones first."""
+        """The full multiaddrs, with /p2p/<peer id>, at which other peers may reach this peer, public ones first."""
         ...
 
     async def introduce(self, peer: str, addresses: Sequence[str]) -> None:
-        """Remember where a peer can be dialled, without dialling. Addresses that can't be read are ignored."""
+        """Remember a peer's addresses for later dials; nothing is dialled now. Addresses that can't be read are
+        ignored."""
         ...
 
     async def close(self) -> None:
@@ -280,7 +288,8 @@ def check_outgoing(limits: Limits, header: bytes, payload: memoryview | None) ->
 
 
 def check_announced(limits: Limits, payload_bytes: int, admitted_bytes: int) -> None:
-    """Check the announced length of a payload against what the inbox admits with its header.
+    """Check the announced length of a payload against the limits, and against `admitted_bytes`: what the inbox admits
+    with this header.
 
     Raises:
         Refusal: the payload is too long.
@@ -293,7 +302,7 @@ def check_announced(limits: Limits, payload_bytes: int, admitted_bytes: int) -> 
 
 
 def check_record(key: str, subkey: str, value: bytes, ttl_s: float) -> None:
-    """Check a record against the limits of the DHT.
+    """Check that a record's value, name and life are within the limits of the DHT, before it is stored.
 
     Raises:
         ValueError: it exceeds a limit.

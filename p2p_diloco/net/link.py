@@ -16,7 +16,7 @@ from p2p_diloco.net.pipe import PipeBroken, PipeStalled
 
 
 class Link:
-    """Sends messages on one stream; the receiver answers them in their order."""
+    """Sends small messages on one stream. The receiver answers them in the same order."""
 
     def __init__(self, frames: FrameStream, limits: Limits) -> None:
         self._frames = frames
@@ -50,8 +50,8 @@ class Link:
             raise Unreachable(f"{self._frames.peer}: {why}") from None
 
     async def read_answers(self) -> str:
-        """Read answers until the link ends, and give each to the `send` that waits for it; returns the reason of the
-        end."""
+        """Read answers until the link ends, and pass each to the `send` that waits for it; returns the reason why the
+        link ended."""
         frame_s = self._limits.read_timeout_s
         try:
             while (frame := await self._frames.read(idle_s=None, frame_s=frame_s)) is not None:

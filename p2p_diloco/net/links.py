@@ -1,4 +1,5 @@
-"""The links to all peers, for small messages: opened on first use, and moved to another path while answers stay away.
+"""The links that carry small messages, one to each peer. A link is opened on first use, and moves to another path when
+answers fail to come.
 
 Law: knows streams and paths, not libp2p. A link moves only once the other path is open, so that a frozen or dead peer
 is not taken for one behind a broken path.
@@ -27,17 +28,18 @@ RELAYED_S = 60.0
 
 
 class Dial(Protocol):
-    """Opens a stream to a peer, and returns it with the multiaddr at which the peer was found. `around`: only through
-    relays, because the direct path is in doubt. Raises Unreachable."""
+    """A function that opens a stream to a peer; it returns the stream, and the multiaddr at which the peer was found.
+    With `around` it uses only relays, because the direct path may be broken. It raises Unreachable if it can't open a
+    stream."""
 
     async def __call__(self, peer: str, *, around: bool = False) -> tuple[Pipe, str]:
-        """Open a stream."""
+        """Open a stream to `peer`."""
         ...
 
 
 class Links:
-    """Sends messages over one link to each peer. `moved` is called with a peer whose link took another path, because
-    its direct path is broken."""
+    """Sends small messages over one link to each peer. When a peer's direct path is broken, and its link has moved to a
+    relay, `moved` is called with the peer."""
 
     def __init__(self, streams: Streams, dial: Dial, moved: Callable[[str], None]) -> None:
         self._streams, self._dial, self._moved = streams, dial, moved
@@ -49,7 +51,7 @@ class Links:
         return self._links.peers()
 
     async def send(self, peer: str, header: bytes) -> None:
-        """As `Transport.send`, for a message without a payload."""
+        """Implements `Transport.send` for messages without a payload."""
         link, loop = await self._links.to(peer), asyncio.get_running_loop()
         doubt_s = DOUBT_PART * self._streams.limits.read_timeout_s
         doubting = loop.call_later(doubt_s, self._doubt, peer, link, loop.time())
@@ -88,7 +90,8 @@ class Links:
     # -- another path
 
     def _doubt(self, peer: str, link: Link, since: float) -> None:
-        """Seek a path through relays if nothing came on the link since a message was sent."""
+        """Look for a path through relays if no answer has come on the link since the time `since`, when a message was
+        sent."""
         if link.heard_at < since:
             self._move(peer, link, True)
 
@@ -98,7 +101,8 @@ class Links:
             start(self._open_another(peer, link, around), self._streams.tasks)
 
     async def _open_another(self, peer: str, link: Link, around: bool) -> None:
-        """Replace `link` by a link over another path, unless `link` was answered meanwhile or both are relayed."""
+        """Open a second link to a peer over another path, and replace `link` by it. Keep `link` instead if an answer
+        came on it meanwhile, or if the second link should be direct but goes through a relay too."""
         began = asyncio.get_running_loop().time()
         try:
             other = await self._open(peer, around)
@@ -118,6 +122,6 @@ class Links:
             self._moved(peer)
 
     def _look_for_a_direct_path(self, peer: str, link: Link) -> None:
-        """If this link goes through a relay, try to move it to a direct path after `RELAYED_S`."""
+        """If this link goes through a relay, plan an attempt to move it to a direct path in `RELAYED_S` seconds."""
         if link.relayed:
             asyncio.get_running_loop().call_later(RELAYED_S, self._move, peer, link, False)

@@ -1,4 +1,5 @@
-"""The listening end of direct connections: sockets, the certificate that diallers pin, the tickets that they must show.
+"""The listening end of direct connections: its sockets, the certificate that it shows, and the tickets that a dialling
+peer must show.
 
 Law: a connection costs next to nothing before it has shown a ticket. While no ticket is valid, every connection is
 closed at once. The number and the length of handshakes are limited. From a connection that has not shown a ticket, only
@@ -41,7 +42,7 @@ _PAUSE_S = 1.0
 
 
 class Listener:
-    """Accepts direct connections.
+    """Accepts direct connections from peers that show a valid ticket.
 
     Args:
         hosts: the IP addresses to listen on.
@@ -93,17 +94,18 @@ class Listener:
 
     @property
     def ports(self) -> tuple[tuple[int, int], ...]:
-        """(IP version, port) of each socket."""
+        """The IP version and the port of each listening socket."""
         return tuple((4 if s.family == socket.AF_INET else 6, int(s.getsockname()[1])) for s in self._sockets)
 
     def offer(self, peer: str) -> Offer | None:
-        """Make an offer with which `peer` may open one connection to this end; None if this end doesn't listen."""
+        """Make an offer with which `peer` may open one connection to this peer; None if this peer doesn't listen."""
         if not self._sockets:
             return None
         return Offer(self.ports, self._certificate.der, self._tickets.draw(peer))
 
     def end(self) -> None:
-        """End every socket and connection."""
+        """Close the listening sockets, the connections that are in their handshake, and those on which other peers
+        send."""
         for sock in self._sockets:
             self._loop.remove_reader(sock)
             sock.close()
@@ -140,7 +142,8 @@ class Listener:
             self._loop.add_reader(listening, self._accept, listening)
 
     async def _greet(self, sock: socket.socket) -> None:
-        """Wait until a new connection has shown its ticket; then send or receive payloads on the connection."""
+        """Wait until a new connection has shown a valid ticket; then let this peer send payloads on the connection, or
+        receive them from it."""
         try:
             sock.setblocking(False)
             peer, role, pipe = await asyncio.wait_for(self._proved(sock), HANDSHAKE_S)
@@ -156,7 +159,8 @@ class Listener:
             serving.add_done_callback(lambda _: self._serving.pop(pipe, None))
 
     async def _proved(self, sock: socket.socket) -> tuple[str, bytes, Pipe]:
-        """Check the ticket that a connection shows; returns the peer, which end sends, and the connection."""
+        """Do the listener's part of the handshake, and check the ticket that the connection shows; returns the peer,
+        the byte that says which end sends payloads, and the pipe."""
         reader, writer = await self._certificate.accept(sock)
         try:
             hello = await reader.readexactly(TICKET_BYTES + 1)
@@ -185,7 +189,8 @@ class Listener:
 
 
 async def present(connection: Connection, ticket: bytes, role: bytes) -> Pipe:
-    """The dialler's part of the handshake: show the ticket, say which end sends, and wait for the welcome.
+    """Do the dialling end's part of the handshake: show the ticket, say which end sends payloads, and wait for the
+    welcome.
 
     Raises:
         OSError: the listener did not accept the connection.

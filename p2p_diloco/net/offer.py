@@ -26,12 +26,13 @@ TICKET_BYTES = _NUMBER_BYTES + _SECRET_BYTES
 
 
 class OfferError(ValueError):
-    """Bytes that are no offer."""
+    """Raised for bytes that are no valid offer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """An offer. `ports`: (IP version, TCP port), the same at all of the peer's addresses; `certificate` in DER."""
+    """What a peer needs for dialling the peer that made this offer. `ports` are pairs (IP version, TCP port), the same
+    at all addresses of that peer; `certificate` is in DER."""
 
     ports: tuple[tuple[int, int], ...]
     certificate: bytes
@@ -70,19 +71,20 @@ def _port(content: object) -> tuple[int, int]:
 
 
 class Tickets:
-    """The valid tickets: those that were drawn, and are neither used nor expired. `clock` returns seconds."""
+    """Makes tickets and checks them. A ticket is valid until it is used or has expired. `clock` returns the time in
+    seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._open: dict[bytes, tuple[bytes, str, float]] = {}  # number -> secret, peer, expiry; oldest first
 
     def __bool__(self) -> bool:
-        """Whether any ticket is valid."""
+        """Whether at least one ticket is valid."""
         self._forget_old()
         return bool(self._open)
 
     def draw(self, peer: str) -> bytes:
-        """Draw a new ticket for a peer. If the peer has too many, its oldest ticket becomes invalid."""
+        """Make a new ticket for a peer. If the peer has too many tickets, its oldest one becomes invalid."""
         self._forget_old()
         theirs = [number for number, (_, owner, _) in self._open.items() if owner == peer]
         if len(theirs) >= TICKETS_PER_PEER_MAX:
@@ -94,8 +96,8 @@ class Tickets:
         return number + secret
 
     def redeem(self, ticket: bytes) -> str | None:
-        """The peer for which this ticket was drawn; None if the ticket isn't valid. The ticket with this number becomes
-        invalid, even if the secret is wrong."""
+        """Use a ticket; returns the peer for which it was made, or None if it isn't valid. After this call the ticket
+        with this number is invalid, even if the presented secret is wrong."""
         self._forget_old()
         number, presented = ticket[:_NUMBER_BYTES], ticket[_NUMBER_BYTES:]
         secret, peer, _ = self._open.pop(number, (bytes(_SECRET_BYTES), None, 0.0))

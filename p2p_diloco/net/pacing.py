@@ -1,4 +1,4 @@
-"""Pacing: the rate at which payloads go to each of several peers, so that they share this peer's link evenly.
+"""Pacing limits the rates at which payloads go to several peers, so that these peers share this peer's link evenly.
 
 TCP shares a link unevenly: for seconds one connection has twice the rate of another. A round waits for the last
 payload, and meanwhile the link is partly idle. So each connection is limited to an even share of the link's measured
@@ -44,7 +44,8 @@ the rates."""
 
 
 class Took(NamedTuple):
-    """The progress of a connection: bytes that arrived, and seconds for which the network delayed it."""
+    """The progress of a connection: the bytes that have arrived, and the seconds for which the network has delayed the
+    connection."""
 
     bytes: int
     held_up_s: float
@@ -52,7 +53,7 @@ class Took(NamedTuple):
 
 @dataclass(slots=True)
 class Shares:
-    """Computes the shares of one link."""
+    """Computes each connection's share of this peer's link."""
 
     _readings: deque[float] = field(default_factory=lambda: deque(maxlen=READINGS))
     _room: float = ROOM
@@ -64,12 +65,12 @@ class Shares:
 
     @property
     def link(self) -> float:
-        """Bytes a second that the link carries: the best of the kept readings; 0 before the first."""
+        """The link's rate in bytes a second: the highest of the kept readings; 0 before the first reading."""
         return max(self._readings, default=0.0)
 
     def tick(self, took: Mapping[str, Took], seconds: float) -> dict[str, float]:
-        """The bytes a second that each connection may send from now on, after a tick in which they sent `took`. Empty:
-        no connection is limited."""
+        """Compute the rate, in bytes a second, that each connection may use from now on. `took` holds their progress in
+        the last tick, which lasted `seconds`. An empty result limits no connection."""
         self._read(took, seconds)
         rates = {name: one.bytes / seconds for name, one in took.items()}
         before = self._lately
@@ -100,7 +101,7 @@ class Shares:
 
 
 class Paced(Protocol):
-    """A connection that can be paced."""
+    """A connection whose progress can be read, and whose rate can be limited."""
 
     def took(self) -> Took:
         """The connection's progress so far."""
@@ -120,7 +121,7 @@ class _Writing:
 
 
 class Pacer:
-    """Measures and paces connections while payloads are written on them."""
+    """Measures connections and limits their rates while payloads are written on them."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -140,12 +141,13 @@ class Pacer:
             self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def over(self, peer: str) -> None:
-        """Record that the payload is written: after the next tick its connection is no longer measured and paced."""
+        """Record that no payload is being written to the peer any more. After the next tick its connection is neither
+        measured nor limited."""
         if (one := self._writing.get(peer)) is not None:
             one.over = True
 
     def end(self) -> None:
-        """Stop the ticks."""
+        """Stop measuring and limiting connections."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,4 +1,5 @@
-"""The path of a stream to a peer: directly, or through a relay if that fails or takes long.
+"""Chooses the path of a stream to a peer: the direct path, or a path through a relay if the direct dial fails or takes
+long.
 
 Law: a direct path is tried first, unless it is known to be broken. A peer that announces no relay and refuses every
 dial is not sought through relays: its machine answers, and no process listens there.
@@ -31,7 +32,8 @@ REMEMBERED_MAX = 4096
 
 
 class Paths:
-    """Opens one peer's streams. `linked` returns the peers that this one exchanges messages with: they may relay."""
+    """Opens streams to other peers, directly or through relays. `linked` returns the peers that this peer is connected
+    to: each of them may serve as a relay."""
 
     def __init__(self, daemon: Daemon, circuits: Circuits, linked: Callable[[], Iterable[str]]) -> None:
         self._daemon, self._circuits, self._linked = daemon, circuits, linked
@@ -39,9 +41,9 @@ class Paths:
         self._broken: dict[str, asyncio.Task[None]] = {}  # peers whose direct path is broken, with the watch over it
 
     async def open(self, peer: str, protocol: str, *, timeout_s: float, around: bool = False) -> Opened:
-        """Open a stream to a peer; returns it with the multiaddr at which the peer was found. `around`: only through
-        relays, because the direct path is in doubt. If a relay reaches the peer, later streams avoid the direct path
-        until the peer answers on it.
+        """Open a stream to a peer; returns it with the multiaddr at which the peer was found. With `around` it uses
+        only relays, because the direct path may be broken. If a relay then reaches the peer, later streams avoid the
+        direct path until the peer answers on it again.
 
         Raises:
             Unreachable: neither path leads to the peer. `refused`: as far as can be told, the peer has ended.
@@ -96,7 +98,8 @@ class Paths:
             self._broken[peer] = asyncio.create_task(self._watch(peer))
 
     async def _watch(self, peer: str) -> None:
-        """Wait until a peer answers on its direct path, but no longer than `AVOIDED_S`."""
+        """Check a broken direct path until the peer answers on it, or until `AVOIDED_S` have passed. Then later streams
+        use the direct path again."""
         try:
             for _ in range(round(AVOIDED_S / LOOK_EVERY_S)):
                 await asyncio.sleep(LOOK_EVERY_S)

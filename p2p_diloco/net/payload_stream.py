@@ -1,4 +1,5 @@
-"""The sender's end of a payload stream: payloads one after the other, and their answers in the same order.
+"""The sender's end of a payload stream. Payloads leave one after the other, and their answers come back in the same
+order.
 
 Law: knows one stream; the caller chooses the next payload. The next payload may be written before the last one is
 answered: so the link stays busy, and TCP keeps its estimate of the link's rate. If a stream stalls, every send that
@@ -22,7 +23,8 @@ Verdict = Accepted | Refused | None
 
 
 class PayloadStream:
-    """Sends payloads on one stream, writing one at a time. `way`: "direct", "libp2p" or "relayed"."""
+    """Sends payloads on one stream, writing one at a time. `way` names the stream's path: "direct", "libp2p" or
+    "relayed"."""
 
     def __init__(self, frames: FrameStream, way: str) -> None:
         self.frames, self.way = frames, way
@@ -34,25 +36,25 @@ class PayloadStream:
 
     @property
     def fit(self) -> bool:
-        """Whether another payload may be written. False if bytes came while no answer was awaited: they would be read
-        as the next payload's answer."""
+        """Whether another payload may be written on this stream. False if bytes came while no answer was awaited: they
+        would be taken for the next payload's answer."""
         if self._retired or self.ended:
             return False
         return bool(self._may_take_s) or self.frames.pipe.quiet
 
     @property
     def fresh(self) -> bool:
-        """Whether no payload was written yet. A fresh stream may be used without `fit`: if it has ended, the send
-        fails."""
+        """Whether no payload has been written on this stream yet. A fresh stream may be used without checking `fit`: if
+        it has ended, the send fails."""
         return not (self._retired or self._answered or self._may_take_s)
 
     @property
     def ended(self) -> bool:
-        """Whether the stream is over."""
+        """Whether the stream has ended."""
         return self.frames.pipe.ended is not None
 
     def retire(self) -> None:
-        """Accept no more payloads, and end the stream once no send waits for an answer."""
+        """Accept no more payloads, and end the stream once no `send` waits for an answer."""
         self._retired = True
         if not self._waiting:
             self.frames.pipe.abort()
@@ -66,9 +68,9 @@ class PayloadStream:
         over: Callable[[asyncio.Future[None]], None],
         reached: Callable[[int], None],
     ) -> Verdict:
-        """Write a message with its payload, and wait for its answer. As soon as the next payload may be written, `over`
-        is called; its argument is the future of this payload's writing, which is done by then. `reached` is called now
-        and then with the number of bytes that have arrived.
+        """Write a message with its payload, and wait for the receiver's answer. `over` is called as soon as the next
+        payload may be written; its argument is the future of this payload's writing, which is done by then. `reached`
+        is called now and then with the number of bytes that have arrived.
 
         A cancelled send does not affect other payloads' answers.
 
@@ -101,8 +103,8 @@ class PayloadStream:
     async def _verdict(
         self, place: int, payload_bytes: int, read_timeout_s: float, reached: Callable[[int], None]
     ) -> Verdict:
-        """The answer to payload number `place` of the stream, counted from 0. The receiver must report progress until
-        it answers.
+        """Wait for the answer to the payload with the number `place` on this stream, counted from 0. Until the receiver
+        answers, it must report progress.
 
         Payloads written before this one must arrive first, even if their sends were cancelled; so the deadline includes
         the time that they may take.

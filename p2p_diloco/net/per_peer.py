@@ -1,4 +1,4 @@
-"""One object for each peer, such as its link or payload stream, opened on first use and kept.
+"""Keeps one object for each peer, such as its link or payload stream. An object is opened on first use.
 
 Law: nothing here looks into the objects. Callers that ask while an object is being opened wait for it, and fail if
 opening fails; the next call tries again.
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class OnePerPeer(Generic[T]):
-    """Keeps the object that `open` returns for each peer. `open` raises `Unreachable` if it can't."""
+    """Keeps one object for each peer. `open` makes the object of a peer, or raises `Unreachable` if it can't."""
 
     def __init__(self, open: Callable[[str], Coroutine[object, object, T]]) -> None:
         self._open = open
@@ -25,7 +25,7 @@ class OnePerPeer(Generic[T]):
         self._ended = False
 
     async def to(self, peer: str) -> T:
-        """The object of this peer, opened now if there is none.
+        """Return the object of a peer; if there is none, open it first.
 
         Raises:
             Unreachable: the object can't be opened.
@@ -57,7 +57,7 @@ class OnePerPeer(Generic[T]):
         return list(self._opened)
 
     def has(self, peer: str, one: T) -> bool:
-        """Whether this is the peer's object."""
+        """Whether `one` is the object that is kept for `peer`."""
         return self._opened.get(peer) is one
 
     def replace(self, peer: str, one: T, other: T) -> bool:
@@ -68,17 +68,18 @@ class OnePerPeer(Generic[T]):
         return False
 
     def forget(self, peer: str, end: Callable[[T], None]) -> None:
-        """Remove the peer's object, if there is one, and end it."""
+        """Remove the peer's object, if there is one, and pass it to `end`, which ends it."""
         if (one := self._opened.pop(peer, None)) is not None:
             end(one)
 
     def drop(self, peer: str, one: T) -> None:
-        """Remove this object, so that the next call of `to` opens another."""
+        """Remove the peer's object `one`, so that the next call of `to` opens another. Nothing is removed if the peer
+        has another object already."""
         if self.has(peer, one):
             del self._opened[peer]
 
     def end(self) -> None:
-        """Open no more objects, and cancel those that are being opened."""
+        """Open no more objects, and cancel the attempts to open some that are under way."""
         self._ended = True
         for opening in self._opening.values():
             opening.cancel()

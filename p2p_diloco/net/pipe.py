@@ -28,15 +28,15 @@ CLOSE_S = 2.0
 
 
 class PipeBroken(Exception):
-    """The stream ended or was reset."""
+    """Raised when the stream has ended or was reset."""
 
 
 class PipeStalled(Exception):
-    """A deadline passed."""
+    """Raised when reading or writing has missed a deadline."""
 
 
 class Pipe(asyncio.BufferedProtocol):
-    """A stream over a transport that is already connected. One reader and one writer at a time."""
+    """A stream over an asyncio transport that is already connected. One reader and one writer may use it at a time."""
 
     def __init__(self, transport: asyncio.Transport, *, keep: object = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -70,8 +70,8 @@ class Pipe(asyncio.BufferedProtocol):
 
     @classmethod
     async def adopt(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, below: Pipe | None = None) -> Pipe:
-        """Take over the stream of a reader and a writer, with the bytes that the reader already holds. `below`: the
-        pipe that carries the stream."""
+        """Make a pipe from asyncio's reader and writer of a stream. It begins with the bytes that the reader already
+        holds. `below` is the pipe that carries the stream, if there is one."""
         transport = cast(asyncio.Transport, writer.transport)
         pipe = cls(transport, keep=(writer, below))
         transport.set_protocol(pipe)
@@ -87,11 +87,12 @@ class Pipe(asyncio.BufferedProtocol):
     # -- called by asyncio
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """The buffer for the next bytes: while `read_into` waits, the memory that it has to fill."""
+        """Return the buffer into which asyncio writes the next bytes. While `read_into` waits, this is the memory that
+        `read_into` fills."""
         return self._scratch if self._target is None else self._target[self.filled_bytes :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Use the bytes that were just written into the buffer."""
+        """Take the `nbytes` bytes that asyncio has written into the buffer, and wake the reader."""
         self._moved_at = self._loop.time()
         if self._target is not None:
             self.filled_bytes += nbytes
@@ -106,26 +107,27 @@ class Pipe(asyncio.BufferedProtocol):
         _wake(self._reader)
 
     def eof_received(self) -> None:
-        """End the stream: this protocol never closes one direction alone, so the other end has left."""
+        """End the stream, because the other end sends no more. This protocol never closes only one direction."""
         self._end("the stream was closed")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the stream, because the connection was lost."""
+        """End the stream. Called when the connection is lost or closed."""
         self._end(f"the stream broke ({exc})" if exc else "the stream was closed")
 
     def pause_writing(self) -> None:
-        """Stop writing: the transport's buffer is full."""
+        """Stop writing. Called when the transport's buffer is full."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Go on writing: the transport's buffer has room."""
+        """Go on writing. Called when the transport's buffer has room again."""
         self._writable.set()
         self._send_on()
 
     # -- reading
 
     async def more(self, timeout_s: float | None) -> bool:
-        """Wait until `unread` gets further bytes, even if it has some already. False: the stream has ended.
+        """Wait until further bytes arrive in `unread`, even if it holds some already. Returns False if the stream has
+        ended.
 
         Raises:
             PipeStalled: no bytes came in time.
@@ -177,7 +179,8 @@ class Pipe(asyncio.BufferedProtocol):
     # -- writing
 
     def write(self, data: bytes) -> None:
-        """Queue bytes, in the order of the calls. If the stream has ended they are dropped; reading reports the end."""
+        """Queue bytes for sending, in the order of the calls. If the stream has ended, the bytes are dropped without an
+        error; reading reports the end."""
         if self.ended is None:
             self.transport.write(data)
 
@@ -200,8 +203,8 @@ class Pipe(asyncio.BufferedProtocol):
             raise PipeBroken(self.ended)
 
     def write_view(self, view: memoryview) -> asyncio.Future[None]:
-        """Send memory without a copy of the whole. The returned future is done once the transport has taken all of it;
-        cancel the future to give up.
+        """Send memory in chunks, without a copy of the whole. The returned future is done once the transport has taken
+        all of it; to give up, cancel the future.
 
         Raises:
             PipeBroken: the stream has ended.
@@ -213,7 +216,7 @@ class Pipe(asyncio.BufferedProtocol):
         return sent
 
     def _send_on(self) -> None:
-        """Give the transport chunks of the memory until its buffer is full."""
+        """Pass further chunks of the memory to the transport until the transport's buffer is full."""
         if (sent := self._sent) is None:
             return
         while self.ended is None and self._writable.is_set() and not sent.done():
@@ -225,7 +228,7 @@ class Pipe(asyncio.BufferedProtocol):
             sent.set_exception(PipeBroken(self.ended))
 
     def forget_unsent(self) -> None:
-        """Send no more of the memory given to `write_view`, which may change from now on. Reading goes on."""
+        """Stop sending the memory that was given to `write_view`: it may change from now on. Reading goes on."""
         self._chunks = iter(())
 
     # -- ending
@@ -236,13 +239,13 @@ class Pipe(asyncio.BufferedProtocol):
         return self.ended is None and not self.unread
 
     def close(self) -> None:
-        """Close once the written bytes have left, after `CLOSE_S` at the latest."""
+        """Close the stream once the written bytes have left, after `CLOSE_S` at the latest."""
         self._end("closed by this peer")
         self.transport.close()
         self._loop.call_later(CLOSE_S, self.transport.abort)
 
     def abort(self) -> None:
-        """Close now, and drop the bytes not sent yet."""
+        """Close the stream now, and drop the bytes that are not sent yet."""
         self._end("closed by this peer")
         self.transport.abort()
 

@@ -1,5 +1,5 @@
-"""Questions to peers of the DHT by a process that takes no part in it: does a peer answer, how soon, and what time is
-it there?
+"""Asks members of the DHT for their time, without joining the DHT. An answer shows that the member runs, how soon it
+answers, and how its clock differs.
 
 Law: asks and measures; joins no DHT and stores nothing.
 """
@@ -27,7 +27,7 @@ NO_ANSWER = "no answer"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A peer's answer to `ask`."""
+    """A peer's answer to `ask`: how soon it came, and how the peer's clock differs."""
 
     took_s: float
     """Seconds from the question to the answer."""
@@ -39,8 +39,8 @@ class Answer:
 async def visiting(
     host_maddrs: Sequence[str], announce_maddrs: Sequence[str] = (), *, start_s: float
 ) -> AsyncIterator[Daemon]:
-    """A daemon with a new identity, which belongs to no DHT; it ends with the block. Without `host_maddrs` it listens
-    nowhere.
+    """Run a daemon with a new identity, which joins no DHT, for the length of a `with` block. Without `host_maddrs` the
+    daemon listens nowhere.
 
     Raises:
         as `Daemon.start`.
@@ -64,7 +64,7 @@ async def visiting(
 
 
 async def ask(daemon: Daemon, peer: str, *, timeout_s: float, padding_bytes: int = 0) -> Answer:
-    """Ask a peer of the DHT for its time. `padding_bytes` of zeros travel with the question, and the peer drops them.
+    """Ask a member of the DHT for its time. The question carries `padding_bytes` zero bytes, which the member ignores.
 
     Raises:
         Unreachable: no answer came in time, or the peer is not a member of the DHT.
@@ -84,5 +84,6 @@ async def ask(daemon: Daemon, peer: str, *, timeout_s: float, padding_bytes: int
 
 
 def _stub(daemon: Daemon, peer: str) -> Any:
-    """The object that sends requests to a peer. Only the parent's `get_stub` works without a member of the DHT."""
+    """Make the object that sends DHT requests to a peer. `DHTProtocol`'s own `get_stub` needs a member of the DHT, so
+    its parent's is called."""
     return super(DHTProtocol, DHTProtocol).get_stub(daemon.p2p, PeerID.from_base58(peer))

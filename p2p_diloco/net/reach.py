@@ -1,4 +1,5 @@
-"""Whether other peers can dial this one: asked of the initial peers and of peers of the run, again and again.
+"""Finds out whether other peers can dial this peer. For this it asks the initial peers and peers of the run, at regular
+times.
 
 Law: other peers are asked only to dial back; this file decides what their answers mean. If even one of them can't dial
 this peer, this peer is private: a peer that aggregates must be reached by all.
@@ -36,15 +37,16 @@ LOOK_EVERY_S, ASK_EVERY_S = 2.0, 60.0
 
 @dataclass(frozen=True, slots=True)
 class DialBack:
-    """A peer's answer. `seen_at`: the multiaddr at which it sees this peer; `reached`: each address that it dialled,
-    with None if it reached this peer there, else the reason why not."""
+    """The answer of a peer that was asked to dial this peer. `seen_at` is the multiaddr at which that peer sees this
+    peer. `reached` maps each address that it dialled to None if it reached this peer there, else to the reason why not.
+    """
 
     seen_at: str
     reached: dict[str, str | None]
 
 
 async def ask(daemon: Daemon, peer: str, addresses: Sequence[str]) -> DialBack:
-    """Ask a peer to dial this one back at these multiaddrs.
+    """Ask a peer to dial this peer at these multiaddrs; returns that peer's answer.
 
     Raises:
         Unreachable: the peer gives no answer in time, or serves no such requests.
@@ -56,7 +58,7 @@ async def ask(daemon: Daemon, peer: str, addresses: Sequence[str]) -> DialBack:
 
 
 async def answers(daemon: Daemon, peer: str, within_s: float) -> bool:
-    """Whether a peer answers over its direct path."""
+    """Ping a peer over the direct path; returns whether the peer answers in time."""
     try:
         await requested(daemon, peer, {"ping": True}, within_s)
     except Unreachable:
@@ -65,7 +67,7 @@ async def answers(daemon: Daemon, peer: str, within_s: float) -> bool:
 
 
 async def requested(daemon: Daemon, peer: str, request: dict[str, Any], within_s: float) -> bytes:
-    """A peer's answer to a request to its `Relay`.
+    """Send a request to the `Relay` of a peer; returns the answer.
 
     Raises:
         Unreachable: the peer gives no answer in time, or refuses.
@@ -94,7 +96,8 @@ async def _requested(daemon: Daemon, peer: str, request: dict[str, Any], within_
 
 
 def _told(answer: object, me: str) -> DialBack:
-    """Read a peer's answer; addresses that are not this peer's are left out. Raises FrameError if it can't be read."""
+    """Decode a peer's `DialBack` answer; addresses that are not this peer's are left out. Raises FrameError if the
+    answer can't be decoded."""
     match answer:
         case {"seen": str(seen), "reached": dict(reached)}:
             told: dict[str, str | None] = {}
@@ -106,20 +109,20 @@ def _told(answer: object, me: str) -> DialBack:
 
 
 def _plain(text: str) -> str:
-    """A stranger's text, made safe for a log: cut, and with spaces for unprintable characters."""
+    """Make the text of an unknown peer safe for a log: cut it, and replace unprintable characters by spaces."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:REASON_LETTERS_MAX])
 
 
 def judged(own: Sequence[str], answer: DialBack) -> Reach:
-    """Whether other peers can dial this one, which listens at the addresses `own`, by one peer's answer."""
+    """Conclude from one peer's answer whether other peers can dial this peer, which listens at the addresses `own`."""
     seen = place_of(answer.seen_at)
     if seen is None or not answer.reached:
         return Reach()
     here = {place[0] for place in map(place_of, own) if place is not None}
     if reached := [address for address, why in answer.reached.items() if why is None]:
         if reached[0] in own:
-            return Reach("public", f"other peers dial this one at {reached[0]}")
-        return Reach("mapped", f"other peers dial this one at {reached[0]}, which its router forwards")
+            return Reach("public", f"other peers dial this peer at {reached[0]}")
+        return Reach("mapped", f"other peers dial this peer at {reached[0]}, which its router forwards")
     where = f"it is seen at {seen[0]}"
     if seen[0] not in here:
         where += ", which is a router's address (NAT)"
@@ -129,7 +132,8 @@ def judged(own: Sequence[str], answer: DialBack) -> Reach:
 
 
 async def ask_all(daemon: Daemon, peers: Sequence[str]) -> dict[str, DialBack]:
-    """Ask these peers at once; those that don't answer are left out. If this peer listens nowhere, none is asked."""
+    """Ask all these peers at once to dial this peer; returns the answers, without the peers that don't answer. If this
+    peer listens nowhere, no peer is asked."""
     if not daemon.addresses:
         return {}
     outcomes = await asyncio.gather(*(ask(daemon, peer, daemon.addresses) for peer in peers), return_exceptions=True)
@@ -145,7 +149,8 @@ async def ask_all(daemon: Daemon, peers: Sequence[str]) -> dict[str, DialBack]:
 
 
 def together(own: Sequence[str], answers: Iterable[DialBack]) -> Reach:
-    """Whether other peers can dial this one, which listens at the addresses `own`, by several peers' answers."""
+    """Conclude from the answers of several peers whether other peers can dial this peer, which listens at the addresses
+    `own`."""
     if not own:
         return Reach("private", "it listens nowhere (client_mode)")
     told = [reach for reach in (judged(own, answer) for answer in answers) if reach.kind != "unknown"]
@@ -153,12 +158,12 @@ def together(own: Sequence[str], answers: Iterable[DialBack]) -> Reach:
 
 
 class ReachFinder:
-    """Finds out whether other peers can dial this one, until `close`.
+    """Finds out, until `close`, whether other peers can dial this peer.
 
     Args:
         daemon: this peer's daemon.
         answers: the answers that have come already, by the peer that gave them.
-        linked: returns the peers that this one is connected to.
+        linked: returns the peers that this peer is connected to.
         changed: called with the new `now` when its kind has changed.
     """
 
@@ -177,17 +182,18 @@ class ReachFinder:
 
     @property
     def mapped(self) -> list[str]:
-        """Addresses at which other peers reach this one and that its daemon doesn't know."""
+        """The addresses at which other peers have reached this peer, but which this peer's daemon doesn't know."""
         reached = {a for answer in self._answers.values() for a, why in answer.reached.items() if why is None}
         return sorted(reached - set(self._daemon.addresses))
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop asking other peers."""
         self._watching.cancel()
         await asyncio.gather(self._watching, return_exceptions=True)
 
     async def _watch(self) -> None:
-        """Ask newly linked peers; begin again when this peer's addresses have changed, and every `ASK_EVERY_S`."""
+        """Until cancelled, ask newly linked peers. Ask all linked peers again when this peer's addresses have changed,
+        and every `ASK_EVERY_S`."""
         clock = asyncio.get_running_loop().time
         began_at, addresses = clock(), list(self._daemon.addresses)
         while True:

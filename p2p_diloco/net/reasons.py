@@ -35,7 +35,7 @@ _INCONCLUSIVE = ("dial backoff", "connection failed")
 
 
 def likely_reason(error: Exception) -> str:
-    """The most likely reason of a failed dial, in words for users."""
+    """Name the most likely reason of a failed dial, in words for users."""
     text = str(error)
     if (found := re.search(r"but remote key matches (\w+)", text)) is not None:
         return f"another peer answers there: its id is {found[1]}"
@@ -43,7 +43,7 @@ def likely_reason(error: Exception) -> str:
 
 
 def dial_refused(error: Exception) -> bool:
-    """Whether a failed dial was refused at every address: the machine answers, and no process listens.
+    """Whether a failed dial was refused at every address. Then the machine answers, but no process listens there.
 
     A connection reset before the end of the handshake counts too: a process that is being killed still accepts
     connections.
@@ -54,19 +54,20 @@ def dial_refused(error: Exception) -> bool:
 
 
 def dial_inconclusive(error: Exception) -> bool:
-    """Whether a failed dial tells nothing about the peer. For 5 s after any failed dial the daemon doesn't dial again
-    ("backoff"), and a connection to a process that is being killed may be made and lost."""
+    """Whether the error of a failed dial tells nothing about the peer. Either the daemon didn't dial at all, as in the
+    5 s after any failed dial ("backoff"), or the connection was made and then lost, as with a process that is being
+    killed."""
     return any(sign in str(error) for sign in _INCONCLUSIVE)
 
 
 def last_line(error: Exception) -> str:
-    """The last line of an error of the daemon, which names the cause."""
+    """The last line of an error of the daemon. That line names the cause."""
     lines = str(error).strip().splitlines() or [repr(error)]
     return lines[-1].removeprefix("Connect failed. msg=").strip(" *")
 
 
 def none_reached(reasons: Mapping[str, str | None]) -> NoBootstrapReached:
-    """The error for a start at which no initial peer was reached, with the reason for each address."""
+    """Make the error that says that no initial peer was reached at the start, with the reason for each address."""
     told = ", ".join(f"{address} ({reason})" for address, reason in reasons.items())
     mend = "look whether a bootstrap runs there, and take the address from its join line"
     return NoBootstrapReached(f"can't be reached: {told}", key="initial_peers", mend=mend)

@@ -1,4 +1,4 @@
-"""The receiver's side: check each message that arrives, give it to the inbox, and answer it.
+"""The receiver's side of streams: it checks each message that arrives, passes it to the inbox, and answers it.
 
 Law: knows frames and pipes, not libp2p. A remote peer's mistake is answered with a reason and counted, and ends at most
 the stream on which it was made.
@@ -50,7 +50,7 @@ class Receiver:
         self._refused_at: dict[str, float] = {}
 
     async def serve(self, peer: str, pipe: Pipe) -> None:
-        """Receive a peer's messages or payloads on a stream over libp2p, until the stream ends."""
+        """Receive messages or payloads from a peer on a stream over libp2p, until the stream ends."""
         read_s = self._streams.limits.read_timeout_s
         async with self._served(peer, pipe) as frames:
             match await frames.read(idle_s=read_s, frame_s=read_s):
@@ -60,14 +60,14 @@ class Receiver:
                     await self._serve_payloads(frames, frame, self._next_on_libp2p)
 
     async def serve_direct(self, peer: str, pipe: Pipe) -> None:
-        """Receive payloads, one after the other, on a direct connection, until it ends."""
+        """Receive payloads from a peer, one after the other, on a direct connection, until the connection ends."""
         async with self._served(peer, pipe) as frames:
             await self._serve_payloads(frames, await self._next_on_direct(frames), self._next_on_direct)
 
     @contextlib.asynccontextmanager
     async def _served(self, peer: str, pipe: Pipe) -> AsyncIterator[FrameStream]:
-        """The frames on a pipe from a peer, for the length of the block. A protocol error in the block is answered with
-        a refusal. At the block's end the stream is closed."""
+        """Make a frame stream on a pipe from a peer, for the length of a `with` block. A protocol error in the block is
+        answered with a refusal. At the end of the block the pipe is closed."""
         task = asyncio.current_task()
         assert task is not None
         self._streams.tasks.add(task)
@@ -85,7 +85,8 @@ class Receiver:
     # -- links
 
     async def _serve_link(self, frames: FrameStream, header: bytes) -> None:
-        """Receive the messages of a link one after the other. A newer link of the same peer ends this one."""
+        """Receive the messages of a link one after the other, until the link ends. When the same peer opens a newer
+        link, the older link is closed."""
         peer, pipe, limits = frames.peer, frames.pipe, self._streams.limits
         if peer not in self._links and len(self._links) >= limits.links_max:
             reason = f"this peer allows {limits.links_max} links, and all are in use"
@@ -113,8 +114,8 @@ class Receiver:
     # -- payloads
 
     async def _serve_payloads(self, frames: FrameStream, frame: Frame | None, following: Following) -> None:
-        """Receive payloads one after the other: while the inbox takes one, the next one is received already. The
-        answers keep the order of the payloads."""
+        """Receive payloads one after the other. While the inbox still processes one payload, the next one is received
+        already. The answers are sent in the order of the payloads."""
         before: asyncio.Task[None] | None = None
         try:
             while frame is not None:
@@ -137,7 +138,8 @@ class Receiver:
         return await frames.read(idle_s=None, frame_s=self._streams.limits.read_timeout_s)
 
     async def _next_on_libp2p(self, frames: FrameStream) -> Frame | None:
-        """The frame after a payload. None at the stream's end, or if too many other streams wait for a payload."""
+        """Wait for the frame after a payload. None at the stream's end, or if too many other streams already wait for
+        their next payload."""
         if self._awaiting_payloads >= self._streams.limits.links_max:
             await frames.discard(None, LINGER_S)
             return None
@@ -148,9 +150,9 @@ class Receiver:
             self._awaiting_payloads -= 1
 
     async def _payload(self, frames: FrameStream, bulk: Bulk, before: asyncio.Task[None] | None) -> memoryview | None:
-        """Receive one payload, or refuse it unread and return None. Memory is allocated only once the header and the
-        size are accepted and fewer than `streams_max` payloads are being received. This payload is answered only after
-        the previous one, which the task `before` answers."""
+        """Receive one payload; or refuse it without reading it, and return None. Memory is allocated only once the
+        header and the length are accepted, and fewer than `streams_max` payloads are being received. The answer to this
+        payload must follow that to the previous one, which the task `before` sends."""
         reason = self._objection(frames.peer, bulk.header, bulk.payload_bytes)
         if reason is None and not await self._granted():
             reason = f"busy: {self._streams.limits.streams_max} payloads are under way"
@@ -169,7 +171,7 @@ class Receiver:
         return payload
 
     async def _granted(self) -> bool:
-        """Wait until fewer than `streams_max` payloads are being received; False if that takes too long."""
+        """Wait until fewer than `streams_max` payloads are being received; returns False if that takes too long."""
         if not self._receiving.locked():
             return await self._receiving.acquire()
         try:
@@ -178,7 +180,7 @@ class Receiver:
             return False
 
     async def _receive(self, frames: FrameStream, payload: memoryview, before: asyncio.Task[None] | None) -> None:
-        """Fill the payload, and report progress to the sender every `PROGRESS_EVERY_S`."""
+        """Fill the memory `payload` from the stream, and report progress to the sender every `PROGRESS_EVERY_S`."""
         loop, limits, told_bytes = asyncio.get_running_loop(), self._streams.limits, 0
         timer: asyncio.TimerHandle
         measured = self._streams.traffic.bandwidth.down.begin(frames.peer, loop.time(), len(payload))
@@ -208,7 +210,8 @@ class Receiver:
     # -- checking and answering
 
     async def _take(self, frames: FrameStream, header: bytes, payload: memoryview | None) -> None:
-        """Give a message to the inbox, and answer with the inbox's verdict."""
+        """Pass a message to the inbox. Then answer the sender that the message is accepted, or refused with the inbox's
+        reason."""
         inbox = self._streams.inbox
         try:
             if payload is None:
@@ -223,7 +226,7 @@ class Receiver:
             frames.write(Accepted())
 
     def _objection(self, peer: str, header: bytes, payload_bytes: int) -> str | None:
-        """The reason for which an announced payload is refused; None: it may come."""
+        """Check an announced payload; returns the reason for refusing it, or None if it may come."""
         try:
             check_announced(self._streams.limits, payload_bytes, self._streams.inbox.admit(peer, header))
         except Refusal as refusal:
@@ -239,7 +242,8 @@ class Receiver:
         frames.write(Refused(reason))
 
     def _level_of_refusal(self, peer: str) -> int:
-        """INFO at most once in `REFUSALS_EVERY_S` for each peer, else DEBUG: a refused peer may go on sending."""
+        """Choose the log level for a refused message: INFO at most once in `REFUSALS_EVERY_S` for each peer, else
+        DEBUG, because a refused peer may go on sending."""
         now = asyncio.get_running_loop().time()
         if now - self._refused_at.get(peer, -math.inf) < REFUSALS_EVERY_S:
             return logging.DEBUG
@@ -249,6 +253,7 @@ class Receiver:
         return logging.INFO
 
     async def _refuse_and_linger(self, frames: FrameStream, reason: str) -> None:
-        """Refuse a message and end the stream, after some time in which the sender can read the answer."""
+        """Refuse a message, and keep the stream open for a while, so that the sender can read the refusal before the
+        stream is closed."""
         self._refuse(frames, reason)
         await frames.discard(None, LINGER_S)

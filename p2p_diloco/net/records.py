@@ -1,4 +1,5 @@
-"""The rules for DHT records: which records may be stored or read, and which of several is valid.
+"""The rules for DHT records: which records may be stored or read, and which of several records with the same name is
+used.
 
 Law: bytes in, a verdict out; no socket.
 """
@@ -27,8 +28,8 @@ _PEER_ID = re.compile(r"Qm[1-9A-HJ-NP-Za-km-z]{44}|12D3KooW[1-9A-HJ-NP-Za-km-z]{
 
 
 class SignedRecords(RSASignatureValidator):  # type: ignore[misc]  # Hivemind has no types
-    """Checks each record that this peer stores for others or reads: small, short-lived, well-formed, and signed if
-    owned.
+    """Checks each record that this peer reads, or stores for other peers. A valid record is small, short-lived and
+    well-formed; if it has an owner, it has the owner's signature.
 
     Values without a subkey are refused: they have no owner, and one with a late expiration would displace all records
     under its key. Values that don't decode are refused too, because Hivemind's own reader would hang on them.
@@ -36,13 +37,13 @@ class SignedRecords(RSASignatureValidator):  # type: ignore[misc]  # Hivemind ha
 
     @classmethod
     def of(cls, key: SigningKey) -> SignedRecords:
-        """A validator that signs with this key."""
+        """Make a validator that signs this peer's own records with this key."""
         theirs = RSAPrivateKey.__new__(RSAPrivateKey)
         theirs.__setstate__({"_private_key": key.der})
         return cls(theirs)
 
     def validate(self, record: DHTRecord) -> bool:
-        """Whether the record is valid: it may be stored for others, and read."""
+        """Whether the record is valid. Only valid records are read, or stored for other peers."""
         try:
             return self._within_limits(record) and bool(super().validate(record)) and self._decodes(record)
         except Exception as error:  # the parsers raise exceptions of many kinds for a stranger's bytes
@@ -63,8 +64,8 @@ class SignedRecords(RSASignatureValidator):  # type: ignore[misc]  # Hivemind ha
 
 
 def newest_records(found: Mapping[bytes, tuple[bytes, float]]) -> dict[str, tuple[bytes, float]]:
-    """The live records among those under a key, as name -> (value, expiration in seconds since 1970). Of several with
-    the same name, only the one that expires last is returned.
+    """Select the live records among those found under one key; returns name -> (value, expiration in seconds since
+    1970). Of several records with the same name, only the one that expires last is returned.
 
     A record whose name is a peer id, or starts with one and a slash, counts only if that peer owns it.
 
@@ -89,6 +90,6 @@ def newest_records(found: Mapping[bytes, tuple[bytes, float]]) -> dict[str, tupl
 
 @lru_cache(maxsize=1024)
 def _peer_of_key(key: bytes) -> str:
-    """The id of the peer that a public key in OpenSSH's form belongs to."""
+    """The id of the peer that has this public key (in OpenSSH's form)."""
     der, public = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     return peer_id_of(serialization.load_ssh_public_key(key).public_bytes(der, public))

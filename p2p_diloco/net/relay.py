@@ -1,4 +1,5 @@
-"""The relay that a bootstrap or a peer is for others: it joins two streams, and dials back the peers that ask for it.
+"""The relay service that a bootstrap or a peer offers. It passes bytes on between two peers, and dials a peer back at
+its request.
 
 Law: a relay can't read the bytes that it passes on: the two peers encrypt them end to end (`circuits`). It passes on
 only to peers that are connected to it or that it can dial, at no more than its rate, and knows no run.
@@ -67,14 +68,14 @@ _FAILURES = (OSError, FrameError, PipeBroken, PipeStalled, Unreachable, asyncio.
 
 
 class Rate:
-    """Limits what passes on all streams together to `bytes_per_s`."""
+    """Limits the bytes that pass on all streams together to `bytes_per_s`."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s
         self._paid_until = 0.0
 
     async def spend(self, count: int) -> None:
-        """Wait until `count` bytes may pass."""
+        """Wait until the limit lets `count` more bytes pass."""
         now = asyncio.get_running_loop().time()
         self._paid_until = max(self._paid_until, now - BURST_S) + count / self._bytes_per_s
         if self._paid_until > now:
@@ -82,8 +83,8 @@ class Rate:
 
 
 class Relay:
-    """Serves one daemon's `RELAY` protocol until `close`. `mbit`: the most that it passes on, in Mbit/s; 0: it passes
-    on nothing, and only dials back."""
+    """Serves the protocol `RELAY` on one daemon, until `close`. `mbit` is the highest rate at which it passes bytes on,
+    in Mbit/s; with 0 it passes on nothing, and only dials back."""
 
     def __init__(self, daemon: Daemon, mbit: float) -> None:
         self._daemon = daemon
@@ -97,7 +98,7 @@ class Relay:
         self.traffic = Traffic()
 
     async def start(self) -> None:
-        """Begin to serve."""
+        """Begin to serve the requests of other peers."""
         await self._daemon.serve_streams(RELAY, self.serve)
 
     async def serve(self, peer: str, pipe: Pipe, seen_at: str) -> None:
@@ -138,7 +139,7 @@ class Relay:
     # -- registered peers
 
     async def _register(self, peer: str, frames: FrameStream) -> None:
-        """Remember that the peer is connected for as long as its stream lasts."""
+        """Keep a peer registered as connected until its stream ends, and answer its pings."""
         if self._rate is None or (len(self._registered) >= PEERS_COUNTED_MAX and peer not in self._registered):
             raise Refusal("this peer is no relay" if self._rate is None else "this relay is full")
         if (older := self._registered.get(peer)) is not None:
@@ -166,7 +167,7 @@ class Relay:
     # -- passing on
 
     async def _open(self, peer: str, other: str, frames: FrameStream) -> None:
-        """Open a stream to the other peer, and join it with this one."""
+        """Open a stream to the peer `other`, and join it with the stream `frames` of the peer that asks."""
         if self._rate is None:
             raise Refusal("this peer is no relay")
         if len(self._joined) >= STREAMS_MAX or self._joined.count(peer) >= STREAMS_PER_PEER_MAX:
@@ -238,7 +239,7 @@ async def _request(frames: FrameStream) -> object:
 
 
 def unpacked(header: bytes) -> object:
-    """The content of a message between peer and relay; None if it can't be read."""
+    """Decode a message between a peer and a relay; None if it can't be decoded."""
     try:
         return msgpack.unpackb(header)
     except (ValueError, msgpack.UnpackException):

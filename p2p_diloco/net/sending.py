@@ -1,4 +1,4 @@
-"""The sender's side: a link to each peer for small messages, and streams for payloads.
+"""The sender's side of streams: a link to each peer for small messages, and further streams for payloads.
 
 Law: knows frames and pipes, not libp2p. The peer that opens a stream sends messages on it, and the answers come back on
 the same stream.
@@ -27,8 +27,9 @@ stays open for ever to a peer that vanished."""
 
 
 class Sender:
-    """Sends messages. `dial` opens a stream to a peer and returns it with the peer's multiaddr, or raises
-    `Unreachable`. `direct`: the channel that payloads use first, if there is one."""
+    """Sends messages to other peers. `dial` opens a stream to a peer, and returns it with the peer's multiaddr; it
+    raises `Unreachable` if it can't. `direct` opens direct connections, on which payloads are sent first; None without
+    them."""
 
     def __init__(self, streams: Streams, dial: Dial) -> None:
         self.direct: DirectChannel | None = None
@@ -40,7 +41,7 @@ class Sender:
         self._writing = WeakValueDictionary[str, asyncio.Lock]()
 
     async def send(self, peer: str, header: bytes, payload: memoryview | None, written: Written = unnoticed) -> None:
-        """As `Transport.send`."""
+        """Implements `Transport.send`."""
         check_outgoing(self._streams.limits, header, payload)
         if self._streams.closing:
             raise Unreachable("this peer is closing")
@@ -70,7 +71,8 @@ class Sender:
         return stream
 
     def _path_broke(self, peer: str) -> None:
-        """End the streams on which payloads to the peer are written; these payloads are sent again, through a relay."""
+        """End the streams on which payloads to a peer are written, because the direct path to it is broken. These
+        payloads are sent again, through a relay."""
         if self.direct is not None:
             self.direct.broke(peer)
         self._payload_streams.forget(peer, lambda stream: stream.frames.pipe.abort())
@@ -82,7 +84,8 @@ class Sender:
     # -- payloads
 
     async def _send_payload(self, peer: str, header: bytes, payload: memoryview, written: Written) -> None:
-        """Send a payload over a direct connection if there is one. Without one, or if it breaks, send it over libp2p.
+        """Send a payload over a direct connection if there is one. Without one, or if the connection breaks, send the
+        payload over libp2p.
 
         Payloads on one connection are written one after the other: each arrives as early as possible, and the link
         carries the next one while the answer is on its way. Written in parallel, all would arrive as late as the last
@@ -98,7 +101,8 @@ class Sender:
     async def _over_direct(
         self, turns: asyncio.Lock, peer: str, header: bytes, payload: memoryview, written: Written
     ) -> Verdict:
-        """Send over a direct connection; returns the answer, or None if there is no connection or it broke."""
+        """Send a payload over a direct connection; returns the receiver's answer, or None if there is no connection or
+        the connection broke."""
         if (direct := self.direct) is None:
             return None
         await self._sending.acquire()
@@ -129,8 +133,9 @@ class Sender:
     async def _over_libp2p(
         self, turns: asyncio.Lock, peer: str, header: bytes, payload: memoryview, written: Written
     ) -> Verdict:
-        """Send over the peer's libp2p stream; returns the answer. A stream that carried payloads before may have broken
-        unnoticed: if it fails, the payload is sent once more on a new stream."""
+        """Send a payload over the libp2p stream to a peer; returns the receiver's answer. A stream that carried
+        payloads before may have broken unnoticed: if this send fails on it, the payload is sent once more, on a new
+        stream."""
         once_more = True
         while True:
             stream = await self._payload_streams.to(peer)  # opened before the payload's deadlines begin
@@ -155,7 +160,8 @@ class Sender:
     async def _transfer(
         self, stream: PayloadStream, header: bytes, payload: memoryview, over: Callable[[], None]
     ) -> Verdict:
-        """Do as `PayloadStream.send`, count bytes and measure. Calls `over` when the next payload may be written."""
+        """Send a payload by `PayloadStream.send`, count its bytes and measure its rate; returns the receiver's answer.
+        `over` is called when the next payload may be written."""
         peer, clock, traffic = stream.frames.peer, asyncio.get_running_loop().time, self._streams.traffic
         traffic.went(peer, stream.way)
         measured = traffic.bandwidth.up.begin(peer, clock(), len(payload))

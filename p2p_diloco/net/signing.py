@@ -1,4 +1,5 @@
-"""Signatures with a peer's identity. A proof that a peer made a statement can be passed on, and checked by any peer.
+"""Signs statements with a peer's identity. The proof that a peer has made a statement can be passed on, and any peer
+can check it.
 
 Law: keys and bytes; no socket, no DHT, no Hivemind. A proof is text: the public key and the signature, each in base64.
 A peer's id is a hash of its public key, so a proof needs no further authority. (libp2p's peer-ids specification; keys
@@ -32,7 +33,8 @@ class SigningKey:
     """The private key of a peer, from its identity file."""
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
-        """Read the file, unless its `content` is given. The file may be in use by a running peer.
+        """Read the key from the identity file at `path`, or from `content` if that is given. The file may be in use by
+        a running peer.
 
         Raises:
             ConfigError: the file can't be read, or holds no such key.
@@ -58,14 +60,14 @@ class SigningKey:
         self.peer_id = peer_id_of(self._public)
 
     def sign(self, statement: bytes) -> str:
-        """Sign a statement; the returned text proves that this peer makes the statement."""
+        """Sign a statement with this key; returns the proof, as text, that this peer has made the statement."""
         signature = self._key.sign(statement, _PADDING, _HASH)
         return f"{b64encode(self._public).decode()}.{b64encode(signature).decode()}"
 
 
 @lru_cache(maxsize=64)
 def signer(statement: bytes, proof: str) -> str | None:
-    """The id of the peer that made this proof of the statement; None: the proof is invalid."""
+    """Check the proof of a statement; returns the id of the peer that made it, or None if the proof is invalid."""
     if len(proof) > PROOF_LETTERS_MAX:
         return None
     public, _, signature = proof.partition(".")
@@ -81,7 +83,8 @@ def signer(statement: bytes, proof: str) -> str | None:
 
 
 def _data_of(content: bytes) -> bytes:
-    """The key's DER bytes from libp2p's protobuf. Any other content raises, or gives bytes that are no key."""
+    """Take the key's DER bytes out of libp2p's protobuf. With any other content this raises an error, or returns bytes
+    that are no key."""
     if not content.startswith(_RSA_PRIVATE):
         raise ValueError("no RSA key")
     rest = BytesIO(content[len(_RSA_PRIVATE) :])
@@ -89,6 +92,7 @@ def _data_of(content: bytes) -> bytes:
 
 
 def peer_id_of(public: bytes) -> str:
-    """The id of the peer with this public key (DER): base58 of the multihash of its protobuf."""
+    """Compute the id of the peer with this public key (DER). The id is the multihash of libp2p's protobuf of the key,
+    in base58."""
     digest = sha256(_RSA_PRIVATE + varint.encode(len(public)) + public).digest()
     return base58.b58encode(b"\x12\x20" + digest).decode()

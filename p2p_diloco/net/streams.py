@@ -1,4 +1,4 @@
-"""The state that all streams of this peer share: limits, counts, the inbox, and the open pipes and tasks.
+"""The state that all streams of this peer share: limits, counts, the inbox, the open pipes, and the tasks.
 
 Law: neither opens nor reads a stream; `sending` and `receiving` do.
 """
@@ -18,7 +18,7 @@ CLOSE_S = 1.0
 
 
 def start(coroutine: Coroutine[object, object, None], tasks: set[asyncio.Task[None]]) -> asyncio.Task[None]:
-    """Run a coroutine as a task, which stays in `tasks` until it ends."""
+    """Run a coroutine as a task. The task stays in the set `tasks` until it ends."""
     task = asyncio.create_task(coroutine)
     tasks.add(task)
     task.add_done_callback(tasks.discard)
@@ -35,7 +35,7 @@ class Streams:
         self.closing = False
 
     def frames(self, peer: str, pipe: Pipe) -> FrameStream:
-        """A frame stream over a pipe; `close` ends the pipe."""
+        """Make a frame stream over a pipe. `close` ends the pipe, like all pipes of this peer."""
         self.pipes.add(pipe)
         return FrameStream(pipe, peer, self.limits, self.traffic)
 

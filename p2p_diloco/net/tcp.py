@@ -31,7 +31,8 @@ these in which the receiver's window was full."""
 
 
 def set_up(sock: socket.socket) -> None:
-    """Set a direct connection's options: no delay, few unsent bytes in the kernel, probes while it is idle."""
+    """Set the options of a direct connection's socket: send small packets at once, keep few unsent bytes in the kernel,
+    and send probes while the connection is idle."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
@@ -42,7 +43,7 @@ def set_up(sock: socket.socket) -> None:
 
 
 class TcpSocket:
-    """A TCP connection that can be measured and paced (a `pacing.Paced`)."""
+    """A TCP connection whose progress can be read and whose rate can be limited (a `pacing.Paced`)."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -56,8 +57,8 @@ class TcpSocket:
         return self._took
 
     def path_bytes(self) -> float:
-        """How many of the connection's bytes its path holds now: those not acknowledged, less the share
-        that waits in queues (by the present and the shortest round trip time). 0 if the kernel does not say, or the
+        """Estimate how many of the connection's bytes are on their way now, without those that wait in queues: the
+        unacknowledged bytes · the shortest round trip time / the present one. 0 if the kernel tells nothing, or the
         connection has ended."""
         if (info := self._info()) is None:
             return 0.0
@@ -73,7 +74,7 @@ class TcpSocket:
         return None
 
     def pace(self, rate: float | None) -> None:
-        """Limit TCP to `rate` bytes a second; None: no limit. Does nothing where the kernel can't."""
+        """Limit TCP to `rate` bytes a second; None: no limit. Does nothing if the kernel can't limit it."""
         pace = _UNPACED if rate is None else max(1, min(round(rate), _PACE_MAX))
         with contextlib.suppress(OSError, ValueError):
             if sys.platform == "linux":

@@ -53,7 +53,8 @@ class Certificate:
         _load(self.context, self._pem)
 
     async def accept(self, sock: socket.socket) -> Connection:
-        """Accept a connection and do the handshake as its listener. The caller sets the deadline, by cancelling.
+        """Do the TLS handshake, as the listening end, on a connection that was just accepted. The caller sets the
+        deadline, by cancelling this call.
 
         Raises:
             OSError: the other end closed the connection, or doesn't speak TLS 1.3.
@@ -65,7 +66,8 @@ class Certificate:
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     def mutual(self, other: bytes, *, dials: bool) -> ssl.SSLContext:
-        """A context for a connection at which each end shows its certificate; `other` is that of the other end (DER).
+        """Make the TLS context for a connection on which both ends show their certificates. `other` is the certificate
+        of the other end (DER); `dials` says whether this end is TLS's client.
 
         Raises:
             OSError: `other` can't be read.
@@ -81,8 +83,8 @@ class Certificate:
 
 
 def _load(context: ssl.SSLContext, pem: bytes) -> None:
-    """Load a key and certificate into a context. Python reads them only from files: this file is private, and deleted
-    at once."""
+    """Load a key and its certificate into a context. Python reads them only from files, so a private file is written,
+    and deleted at once."""
     file, path = tempfile.mkstemp(prefix="p2p-diloco-")
     try:
         with os.fdopen(file, "wb") as opened:
@@ -93,7 +95,7 @@ def _load(context: ssl.SSLContext, pem: bytes) -> None:
 
 
 def _pin(context: ssl.SSLContext, certificate: bytes) -> None:
-    """Trust this certificate (DER). Raises OSError if it can't be read."""
+    """Make a context trust this certificate (DER). Raises OSError if the certificate can't be read."""
     try:
         context.load_verify_locations(cadata=certificate)
     except ValueError as error:  # it is empty
@@ -101,7 +103,8 @@ def _pin(context: ssl.SSLContext, certificate: bytes) -> None:
 
 
 async def connect(host: str, port: int, family: int, certificate: bytes) -> Connection:
-    """Connect to the holder of a certificate (DER) and do the handshake. The caller sets the deadline, by cancelling.
+    """Connect to a listener, which must hold the key of this certificate (DER), and do the TLS handshake. The caller
+    sets the deadline, by cancelling this call.
 
     Raises:
         OSError: the dial failed, the other end showed another certificate, or `certificate` can't be read.
@@ -121,8 +124,9 @@ async def connect(host: str, port: int, family: int, certificate: bytes) -> Conn
 
 
 async def secured(pipe: Pipe, certificate: Certificate, other: bytes, *, dials: bool) -> Pipe:
-    """Encrypt a stream from now on; the other end does the same. `other`: the certificate that it must show (DER);
-    `dials`: whether this end is TLS's client. The caller sets the deadline, by cancelling.
+    """Encrypt a stream from now on, at the same time as the other end. `other` is the certificate that the other end
+    must show (DER); `dials` says whether this end is TLS's client. The caller sets the deadline, by cancelling this
+    call.
 
     Raises:
         OSError: the handshake failed, or the other end holds another certificate.

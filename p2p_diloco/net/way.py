@@ -1,4 +1,5 @@
-"""The direct connections to one peer: how many there should be, which is free, and all of them measured as one.
+"""The direct connections to one peer: how many there should be, and which one carries the next payload. All of them are
+measured as one.
 
 One TCP connection carries at most its window in a round trip, and the kernel limits the window to a few megabytes. On a
 path that is long and fast several connections carry more.
@@ -28,19 +29,19 @@ READINGS = 100
 
 
 def connections_for(path_bytes: float) -> int:
-    """How many connections are needed on a path that holds `path_bytes` at a time."""
+    """The number of connections that a path needs if `path_bytes` are on their way on it at a time."""
     return min(1 + int(path_bytes / EACH_CARRIES_BYTES), CONNECTIONS_MAX)
 
 
 class Measured(Paced, Protocol):
-    """A connection that can be paced, and that tells how many bytes its path holds."""
+    """A connection whose rate can be limited, and which tells how many of its bytes are on their way."""
 
     def path_bytes(self) -> float:
-        """How many of the connection's bytes its path holds now, without those that wait in the path's queues."""
+        """How many of the connection's bytes are on their way now, without those that wait in queues."""
 
 
 class Together:
-    """All connections to one peer as one `Paced`; it also reads how many bytes their path holds."""
+    """Joins all connections to one peer into one `Paced`, and reads how many of their bytes are on their way."""
 
     def __init__(self) -> None:
         self._took: dict[Measured, Took] = {}
@@ -49,21 +50,22 @@ class Together:
 
     @property
     def wanted(self) -> int:
-        """The number of connections that the path needs, by the largest reading kept."""
+        """The number of connections that the path needs, by the largest of the kept readings."""
         return connections_for(max(self._path_bytes, default=0.0))
 
     def add(self, connection: Measured) -> None:
-        """Measure a further connection, from now on."""
+        """Measure one more connection, from now on."""
         self._took[connection] = connection.took()
 
     def remove(self, connection: Measured) -> None:
-        """Measure a connection no longer. Its progress so far still counts."""
+        """Stop measuring a connection. Its progress so far still counts."""
         if connection in self._took:
             self.took()
             del self._took[connection]
 
     def took(self) -> Took:
-        """The progress of all connections: the sum of their bytes, and the time of the one that was held up longest."""
+        """The progress of all connections together: the sum of their bytes, and the delay of the connection that was
+        delayed longest."""
         longest_s = 0.0
         for connection, before in self._took.items():
             now = self._took[connection] = connection.took()
@@ -73,7 +75,8 @@ class Together:
         return Took(self._bytes, self._held_up_s)
 
     def pace(self, rate: float | None) -> None:
-        """Limit the connections to `rate` bytes a second in all, each equally; read how many bytes the path holds."""
+        """Limit all connections together to `rate` bytes a second, in equal parts. Also read how many of their bytes
+        are on their way."""
         self._path_bytes.append(sum(connection.path_bytes() for connection in self._took))
         for connection in self._took:
             connection.pace(None if rate is None else rate / len(self._took))
@@ -90,7 +93,7 @@ class Connection:
 
 @dataclass(slots=True)
 class Way:
-    """The direct connections to one peer, and the attempt to open one or more."""
+    """The direct connections to one peer, and the present attempt to open more of them."""
 
     connections: list[Connection] = field(default_factory=list)
     """Those on which payloads may be written; the one that was used longest ago is the first."""
@@ -104,7 +107,7 @@ class Way:
     given_back: asyncio.Event = field(default_factory=asyncio.Event)
 
     def fit(self) -> Sequence[Connection]:
-        """The connections on which payloads may be written."""
+        """Drop the connections on which no payload may be written any more; returns the others."""
         for one in self.connections[:]:
             if not one.stream.fit:
                 self.drop(one)
@@ -117,17 +120,17 @@ class Way:
 
     @property
     def has_room(self) -> bool:
-        """Whether a connection is free."""
+        """Whether at least one connection is free."""
         return any(not one.lent and one.stream.fit for one in self.connections)
 
     def add(self, stream: PayloadStream) -> None:
-        """Use a new connection."""
+        """Add a new connection. It will be the first to carry a payload."""
         self.connections.insert(0, Connection(stream))
         if (paced := stream.frames.pipe.paced) is not None:
             self.together.add(paced)
 
     def lend(self) -> Connection | None:
-        """The free connection that was used longest ago; None if payloads are written on all."""
+        """Lend the free connection that was used longest ago; None if payloads are being written on all connections."""
         for one in self.fit():
             if not one.lent:
                 self.connections.remove(one)
@@ -137,8 +140,8 @@ class Way:
         return None
 
     def give_back(self, one: Connection, sent_bytes: int, bytes_max: int) -> None:
-        """Record that `sent_bytes` were written. A connection that carried `bytes_max`, or that the path does not need
-        any more, is dropped."""
+        """Take back a lent connection, on which `sent_bytes` were written. Drop it if it has carried `bytes_max`, or if
+        the path needs fewer connections."""
         one.lent = False
         one.carried_bytes += sent_bytes
         if one.carried_bytes >= bytes_max or not one.stream.fit or self.missing < 0:
@@ -146,7 +149,7 @@ class Way:
         self.given_back.set()
 
     def drop(self, one: Connection) -> None:
-        """Stop writing on a connection; it ends once all answers have come."""
+        """Write no more payloads on a connection. It is closed once all answers have come."""
         if one in self.connections:
             self.connections.remove(one)
             one.stream.retire()
@@ -154,6 +157,6 @@ class Way:
                 self.together.remove(paced)
 
     def drop_all(self) -> None:
-        """Stop writing on all connections."""
+        """Write no more payloads on any of the connections."""
         for one in self.connections[:]:
             self.drop(one)

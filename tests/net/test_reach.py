@@ -53,13 +53,13 @@ def test_behind_a_router_that_forwards_the_port_a_peer_is_mapped() -> None:
     """It isn't private, and the reason names the router's address."""
     reach = judged(OWN, nat(None))
     assert (reach.kind, reach.private) == ("mapped", False)
-    assert reach.why == f"other peers dial this one at {MAPPED}, which its router forwards"
+    assert reach.why == f"other peers dial this peer at {MAPPED}, which its router forwards"
 
 
 def test_a_peer_that_is_reached_at_its_own_address_is_public() -> None:
     """The reason names the address."""
     reach = judged(PUBLIC, DialBack("/ip4/20.0.0.5/tcp/999", {PUBLIC[0]: None}))
-    assert reach == Reach("public", f"other peers dial this one at {PUBLIC[0]}")
+    assert reach == Reach("public", f"other peers dial this peer at {PUBLIC[0]}")
 
 
 def test_a_firewall_makes_a_peer_with_a_public_address_private() -> None:
