@@ -1,4 +1,4 @@
-"""The node: the process that talks to the other peers, one beside each trainer (`python -m p2p_diloco.node`).
+"""The node: the process that talks to the other peers. One runs beside each trainer (`python -m p2p_diloco.node`).
 
 Law: the only place where the core's effects are carried out. It owns the replica, the outer state and the
 transport; the trainer's process owns the model. The two share one piece of memory (`shared`) and one socket

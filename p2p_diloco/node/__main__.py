@@ -1,4 +1,4 @@
-"""The node's process: starts, ends, and never outlives its trainer.
+"""Runs the node's process, which never outlives its trainer.
 
 Law: this process always ends when the channel ends, so it never outlives the trainer. A peer starts it, with two
 inherited descriptors (the channel and the shared memory); it is not started by hand.
@@ -64,7 +64,8 @@ def main() -> int:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc reuse the memory of one shard's tensor work for the next shard's.
+    """Make glibc keep freed memory, so that the tensor work on one shard can use the memory that the shard before has
+    freed.
 
     By default glibc returns large pieces of memory to the kernel and gets them back page by page, which takes longer
     than the work. Without glibc this has no effect.
@@ -78,7 +79,8 @@ def _keep_freed_memory() -> None:
 
 
 def _end_with(parent_pid: int) -> None:
-    """End this process after its parent has ended, even while this process starts or if its loop is stuck."""
+    """Watch the parent process, in a thread, and end this process once the parent has ended. This works even while this
+    process still starts, and when its event loop is stuck."""
     while os.getppid() == parent_pid:
         time.sleep(PARENT_EVERY_S)
     if _running.is_set():  # the loop has noticed too, and leaves the run
@@ -112,8 +114,8 @@ async def _run(sock: socket.socket, memory_fd: int, parent_pid: int) -> int:
 async def _until_left_alone(
     channel: NodeEnd, messages: asyncio.Queue[Message], asked: asyncio.Event, parent_pid: int
 ) -> None:
-    """Queue the trainer's messages until its process has ended; `asked` is set when the trainer asks the node to
-    depart.
+    """Put the trainer's messages into the queue `messages`; return when the trainer's process has ended. Set the event
+    `asked` when the trainer asks the node to leave the run.
 
     A process that the trainer forked may keep the channel open after the trainer's end, so the trainer's process id is
     watched too.
@@ -132,12 +134,12 @@ async def _until_left_alone(
 
 
 async def _explain(running: asyncio.Task[None], channel: NodeEnd) -> int:
-    """Tell the trainer the error with which the node ended, if there is one; returns the exit status."""
+    """If the node ended with an error, send the error to the trainer. Returns the exit status."""
     error = None if not running.done() or running.cancelled() else running.exception()
     if error is None:
         return 0
     if isinstance(error, P2PDilocoError):
-        log.debug("the node ends: %s", error)
+        log.debug("the node ends with an error: %s", error)
         reason = error
     else:
         log.error("the node failed", exc_info=error)

@@ -16,8 +16,8 @@ from p2p_diloco.core.replica import Replica
 
 
 class Backpressure:
-    """Makes contributions wait while the replica holds too many payloads. Call `look` after each event. `patience_s`:
-    the longest wait during which the number of held payloads doesn't fall."""
+    """Makes contributions wait while the replica holds too many payloads. Call `look` after each event. If the number
+    of held payloads doesn't fall for `patience_s`, contributions wait no longer."""
 
     def __init__(self, replica: Replica, patience_s: float) -> None:
         self._replica, self._patience_s = replica, patience_s
@@ -26,7 +26,7 @@ class Backpressure:
         self._in_vain = False  # a wait lasted `patience_s`, and the number has not fallen since
 
     async def wait(self, shard: int) -> None:
-        """Wait until a contribution to this shard may be taken."""
+        """Wait until the replica may take a contribution to this shard."""
         while not self._in_vain and self._replica.crowded(shard):
             try:
                 await asyncio.wait_for(self._made.wait(), self._patience_s)
@@ -35,7 +35,7 @@ class Backpressure:
                 self._wake()
 
     def look(self) -> None:
-        """Wake waiting contributions if the replica holds fewer payloads than at the last call."""
+        """Wake the waiting contributions if the replica holds fewer payloads than at the last call."""
         before, self._collected = self._collected, self._replica.collected
         if self._collected < before:
             self._in_vain = False

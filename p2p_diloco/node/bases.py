@@ -1,4 +1,4 @@
-"""The bases of a trainer's pseudo-gradients: the global values that it has loaded.
+"""Keeps the bases of a trainer's pseudo-gradients. A base is a shard's global values as the trainer has loaded them.
 
 Law: while θ equals the values that the trainer has loaded, θ itself is the base, and no copy is made. Before θ changes,
 the base is copied to `base`, unless the trainer stands still after sending: then it has no progress beyond the sent
@@ -15,8 +15,8 @@ from p2p_diloco.tensors.layout import Layout
 
 
 class Bases:
-    """Keeps the bases. `theta`, `base`: [layout.numel] fp32. Before its first load the trainer has no progress, so no
-    base is kept."""
+    """Keeps the base of each shard. The base is θ itself (`theta`), or a copy in `base`; both are [layout.numel] fp32.
+    Before its first load the trainer has no progress, so no base is kept."""
 
     def __init__(self, layout: Layout, theta: Tensor, base: Tensor) -> None:
         self._layout, self._theta, self._base = layout, theta, base
@@ -32,17 +32,18 @@ class Bases:
 
     @property
     def read(self) -> set[int]:
-        """Shards whose base is θ."""
+        """The shards whose base is θ itself."""
         return set(range(len(self._layout.shards))) - self.kept - self.gone - self.lost
 
     def stand(self, shards: Collection[int]) -> None:
-        """Record that these shards were sent, and that training stands still until the result is loaded."""
+        """Record that these shards' pseudo-gradients were sent, and that training stands still until the result is
+        loaded."""
         self._sent = frozenset(shards)
 
     def before(self, shard: int, was: str, becomes: str, present: Callable[[], str]) -> None:
-        """Keep a shard's base before its θ changes. `was`: the digest of θ when it was accepted; `becomes`: the digest
-        of the new θ, equal to `was` if θ is only repaired; `present` computes the digest of θ as it is in memory,
-        perhaps corrupted."""
+        """Copy a shard's base if the trainer still needs it. Called before the shard's θ changes. `was` is the digest
+        of the present θ when it was accepted. `becomes` is the digest of the new θ; it equals `was` if θ is only
+        repaired. `present` computes the digest of θ as it is in memory, where it may be corrupted."""
         self.damaged.discard(shard)
         if shard not in self.read or becomes == was:
             return
@@ -58,7 +59,7 @@ class Bases:
             self.kept.add(shard)
 
     def loaded(self, shards: Collection[int]) -> None:
-        """Record that the trainer has loaded these shards' θ and goes on training."""
+        """Record that the trainer has loaded the θ of these shards, and goes on training."""
         for those in (self.kept, self.gone, self.lost):
             those.difference_update(shards)
         self._sent = frozenset()

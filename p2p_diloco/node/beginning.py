@@ -1,4 +1,4 @@
-"""The state that a peer starts with, and when its trainer may start.
+"""Decides which state a peer starts with, and when its trainer may start.
 
 Law: posts events to the replica and holds the trainer back; it changes no state itself.
 """
@@ -21,10 +21,11 @@ from p2p_diloco.node.trainer import TrainerSide
 
 
 class Beginning:
-    """The state that this peer starts with: a checkpoint's; or its model's, if it founds the run; or none."""
+    """Gives this peer its first state: the state of a checkpoint, or its own model if the peer founds the run. Without
+    both, the peer waits for the run's state from other peers."""
 
     def __init__(self, common: Common, joined: Joined, saved: Checkpoint | None) -> None:
-        """Load the checkpoint's tensors.
+        """Load the tensors of the checkpoint `saved`, if there is one.
 
         Raises:
             CheckpointError: the checkpoint is of another model or another outer optimizer.
@@ -49,14 +50,14 @@ class Beginning:
             self.events.append(self.founding(0))
 
     def founding(self, generation: int) -> Found:
-        """The event that makes the present tensors epoch 0 of a generation."""
+        """Make the event by which the present tensors become epoch 0 of this generation."""
         common = self._common
         meta, shards = founding_meta(generation, common.replica.me, common.local.role), common.run.layout.shards
         return Found(generation, tuple(common.work.store.digest(shard.index, meta) for shard in shards))
 
     async def find_state(self, ending: Ending) -> None:
-        """Found the run if no other peer has its state. Then wait for ever: only an error or a cancellation ends this
-        call."""
+        """Wait for the run's state; if no other peer has it, found the run. This call doesn't return: only an error or
+        a cancellation ends it."""
         common = self._common
         await found_if_nobody_has(
             common.replica,
@@ -69,9 +70,10 @@ class Beginning:
         await asyncio.Event().wait()
 
     async def wait_to_train(self, trainer: TrainerSide, ending: Ending, goes_on: GoesOn) -> None:
-        """Let the trainer start. In a run that has ended, this peer first fetches the last state, or waits until the
-        others have it (`ending`). After a start from a checkpoint it waits until the other peers are back (`restart`).
-        A peer that sets the run back doesn't wait. Only an error or a cancellation ends this call."""
+        """Wait until training may start, then let the trainer start. If the run has ended, this peer waits until it has
+        fetched the last state, or until the others have fetched that state from it (`ending`). After a start from a
+        checkpoint, this peer waits until the others are back (`restart`). With `new_generation` it doesn't wait. This
+        call doesn't return: only an error or a cancellation ends it."""
         local, replica, group = self._common.local, self._common.replica, self._last_group
         if self._has_the_end:
             await until_the_others_have_it(replica, group, local.restart_wait, trainer.hold_for)

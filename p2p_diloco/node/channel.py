@@ -26,24 +26,25 @@ class ChannelClosed(Exception):
 
 
 def _unpacker() -> msgpack.Unpacker:
-    """A decoder for messages that arrive in pieces. Its length limit is higher than any message's length."""
+    """Make a decoder for messages that arrive in pieces. Its length limit is higher than the length of any message."""
     return msgpack.Unpacker(strict_map_key=False, max_buffer_size=0)
 
 
 def _next(unpacker: msgpack.Unpacker) -> Message | None:
-    """The next message, or None if it is incomplete."""
+    """Take the next message out of the decoder; None while no complete message is there."""
     message: Message | None = next(unpacker, None)
     return message
 
 
 class TrainerEnd:
-    """The trainer's end, which blocks. Only one thread at a time may use it."""
+    """The trainer's end of the channel. Its calls block, and only one thread at a time may use it."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket, self._unpacker = sock, _unpacker()
 
     def send(self, message: Message, *, timeout_s: float = 60.0) -> None:
-        """Send a message. The node normally reads at once, so `timeout_s` passes only if it hangs.
+        """Send a message to the node. The node normally reads at once, so the deadline `timeout_s` passes only if the
+        node hangs.
 
         Raises:
             ChannelClosed: the node has ended, or doesn't read.
@@ -55,7 +56,7 @@ class TrainerEnd:
             raise ChannelClosed(str(error)) from None
 
     def receive(self, timeout_s: float) -> Message | None:
-        """The next message, or None if none comes in time.
+        """Wait for the node's next message; None if no message comes within `timeout_s`.
 
         Raises:
             ChannelClosed: the node has ended.
@@ -83,23 +84,24 @@ class TrainerEnd:
 
 
 class NodeEnd:
-    """The node's end, in its event loop."""
+    """The node's end of the channel, for use in the node's event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer, self._unpacker = reader, writer, _unpacker()
 
     @classmethod
     async def over(cls, sock: socket.socket) -> NodeEnd:
-        """Take over a connected socket."""
+        """Make the node's end of a connected socket."""
         return cls(*await asyncio.open_connection(sock=sock))
 
     def send(self, kind: str, **values: object) -> None:
-        """Queue a message. It is lost if the trainer has ended; `receive` reports that."""
+        """Queue a message to the trainer. If the trainer has ended, the message is dropped without an error; `receive`
+        then reports the end."""
         if not self._writer.is_closing():
             self._writer.write(msgpack.packb({"kind": kind, **values}))
 
     async def receive(self) -> Message:
-        """The next message.
+        """Wait for the trainer's next message.
 
         Raises:
             ChannelClosed: the trainer has ended.

@@ -28,8 +28,9 @@ from p2p_diloco.node.tensor_work import TensorWork
 
 @dataclass(frozen=True)
 class Common:
-    """The shared values of a node whose peer has found its run. `started_at`, in seconds since 1970, is part of
-    `incarnation`; the replica's own incarnation may rise later. `ledger`: where the present exchange's time went."""
+    """The values that the parts of a node share once the node has found its run. `incarnation` is made from
+    `started_at` (in seconds since 1970); the replica's own incarnation may rise later. `ledger` tells what the present
+    exchange spent its time on."""
 
     local: PeerConfig
     run: Run
@@ -49,7 +50,7 @@ class Common:
     def of(
         cls, local: PeerConfig, joined: Joined, transport: Transport, shared: SharedMemory, work: TensorWork
     ) -> Common:
-        """Make the shared values for a new incarnation of this peer, in the run that it has joined."""
+        """Make the shared values for a new incarnation of this peer, in the run `joined`."""
         run, started_at = joined.run, time.time()
         ledger = Ledger(OF_EXCHANGE, stands_since=lambda: shared.stands_since or math.inf)
         transferring = partial(ledger.part, TRANSFER)

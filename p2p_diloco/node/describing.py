@@ -1,4 +1,4 @@
-"""Asks a peer for the layout of the run's model.
+"""Asks another peer for the layout of the run's model.
 
 Law: only the peer that was asked may send a description; until it comes, every other message is refused.
 """
@@ -24,25 +24,26 @@ log = logging.getLogger(__name__)
 
 
 class DescriptionInbox(Handler):
-    """The inbox's handler while one peer is asked to describe the run's model; it refuses every other message."""
+    """The inbox's handler while this peer waits for another peer's description of the run's model. It refuses all other
+    messages."""
 
     def __init__(self, token: bytes, peer: str) -> None:
         self._token, self._peer = token, peer
         self.layout: asyncio.Future[Layout] = asyncio.get_running_loop().create_future()
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
-        """As `inbox.Handler.read`."""
+        """Implements `inbox.Handler.read`."""
         message = wire.unpack(header, self._token)
         if not isinstance(message, wire.Description):
-            raise Refusal("this peer is not ready yet")
+            raise Refusal("this peer still waits for the description of its run's model")
         if not 0 < message.nbytes <= DESCRIPTION_BYTES_MAX:
             raise Refusal("the description is longer than allowed")
         return message, message.nbytes
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """As `inbox.Handler.check`."""
+        """Implements `inbox.Handler.check`."""
         if sender != self._peer or self.layout.done():
-            raise Refusal("no description was asked for")
+            raise Refusal("this peer did not ask for a description of a model")
         try:
             self.layout.set_result(Layout.from_wire(msgpack.unpackb(payload)))
         except (ValueError, TypeError, msgpack.UnpackException) as error:

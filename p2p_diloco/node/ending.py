@@ -1,4 +1,4 @@
-"""Keeps an ended run ended: a peer that starts afterwards fetches the last state and trains no further.
+"""Keeps an ended run ended. A peer that starts after the end fetches the run's last state, and doesn't train.
 
 Law: the record of an end binds a peer only from its start until it trains. It never binds a peer that trains, so a
 false record can't end a run that goes on. A bound peer's trainer waits for the last state, and the peer ends with an
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 
 class Ending:
-    """What a peer knows about the end of its run, and the record of this end that the peer keeps in the DHT."""
+    """Holds what this peer knows about the end of its run, and keeps a record of that end in the DHT."""
 
     def __init__(
         self, transport: Transport, founding: Founding, replica: Replica, goes_on: GoesOn, folder: Path | None
     ) -> None:
-        """`folder`: this peer's checkpoints."""
+        """`folder` holds this peer's checkpoints; None if it writes none."""
         self._transport, self._founding, self._replica = transport, founding, replica
         self._goes_on, self._folder = goes_on, folder
         self._on_disk = None if folder is None else ends.load(folder, transport, founding, replica.rules)
@@ -52,12 +52,14 @@ class Ending:
     # -- a peer that starts
 
     async def begin(self, within_s: float) -> None:
-        """Publish the end that is on this peer's disk, before other peers see this peer and go on training with it."""
+        """Publish the run's end in the DHT if it is on this peer's disk. Called before other peers see this peer, so
+        that they don't go on training with it."""
         if self._on_disk is not None:
             await self._try(ends.store(self._transport, self._founding, self._on_disk), within_s)
 
     async def look(self) -> bool:
-        """Whether the run has ended with a state that this peer lacks, and no peer is seen to go on with the run."""
+        """Look for the run's end in the DHT; returns whether the run has ended with a state that this peer lacks. If
+        another peer is seen to go on with the run, the run has not ended."""
         if self._replica.finished:
             return False
         self.known = max(filter(None, (self.known, await self._read())), default=None)
@@ -66,7 +68,8 @@ class Ending:
         if await self._goes_on.look():
             if self._ignored != self.known:
                 log.warning(
-                    "ignored a record that the run has ended at %s, because the run goes on", self._named(self.known)
+                    "ignored a record which says that the run has ended at %s, because another peer still trains in it",
+                    self._named(self.known),
                 )
             self._ignored, self.known = self.known, None  # this peer no longer renews it in the DHT
             return False
@@ -74,7 +77,8 @@ class Ending:
         return True
 
     async def until_it_may_train(self, wait_s: float, tell: Callable[[str], None]) -> None:
-        """Wait until this peer holds a state and knows of no later end. `tell` is called with the reason for the wait.
+        """Wait until this peer holds a state, and knows of no end of the run after that state. `tell` is called with
+        the reason for the wait.
 
         Raises:
             GaveUpWaiting: no peer handed over the last state within `wait_s`.
@@ -94,8 +98,8 @@ class Ending:
                 await asyncio.sleep(SEEN_EVERY_S)
 
     def _overtaken(self, end: End) -> bool:
-        """Whether a live peer, this one included, holds a higher state that is no end, for example of a newer
-        generation."""
+        """Whether this peer or another live peer holds a state that is higher than this end's and doesn't end the run.
+        For example, the state may be of a newer generation."""
         models = (summary.model for summary in self._replica.roster.summaries().values())
         return any(model > end.model and not self._replica.rules.ended(model) for model in models)
 
@@ -126,24 +130,26 @@ class Ending:
     # -- a peer that has the end
 
     def settled(self) -> None:
-        """Check whether this replica has reached the run's end; call this after each event."""
+        """Check whether this peer's replica has reached the run's end. Call this after each event."""
         if self._replica.finished:
             self._something.set()
 
     async def keep(self) -> None:
-        """Sign the end once it has come, and keep the known end's record alive in the DHT, until cancelled."""
+        """Wait until an end of the run is known. Then keep its record alive in the DHT until cancelled. If this peer
+        has reached the end itself, sign the record."""
         await self._something.wait()
         while True:
             await self._try(self._tell(), KEEP_EVERY_S)
             await asyncio.sleep(KEEP_EVERY_S)
 
     async def leave(self, within_s: float) -> None:
-        """Publish the end now, if that has not been done yet."""
+        """Publish the run's end before this peer leaves, if the peer has reached the end and not published it yet."""
         if self._replica.finished and (self._stored is None or self._stored.model != self._mine):
             await self._try(self._tell(), within_s)
 
     async def _try(self, telling: Awaitable[object], within_s: float) -> None:
-        """Await a call, at most `within_s`. A failure is only logged, because the other peers keep the record too."""
+        """Await the call `telling`, for at most `within_s`. A failure is only logged, because other peers keep the
+        end's record too."""
         try:
             await asyncio.wait_for(telling, within_s)
         except Exception:
@@ -160,7 +166,8 @@ class Ending:
             self._stored = self.known
 
     async def _save(self, folder: Path, end: End) -> None:
-        """Write the end to disk, and return once it is there, even if an earlier call was cancelled."""
+        """Write the end to disk, and return once it is there. If an earlier call was cancelled, its write still goes
+        on, and this call waits for that write."""
         if self._writing is None:
             self._writing = asyncio.get_running_loop().run_in_executor(None, ends.save, folder, end)
         await asyncio.shield(self._writing)
@@ -174,8 +181,9 @@ class Ending:
 async def until_the_others_have_it(
     replica: Replica, group: Collection[str], wait_s: float, tell: Callable[[str], None]
 ) -> None:
-    """Wait, for at most `wait_s`, for the other peers to fetch the last state from this one. The wait ends when no live
-    peer lacks the state, and at least len(group) - 1 other peers have it or have left. `group`: the last round's."""
+    """Wait, for at most `wait_s`, while the other peers fetch the last state from this peer. The wait ends earlier if
+    no live peer lacks the state, and at least len(group) - 1 other peers have it or have left; `group` is the averaging
+    group of the last round."""
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + wait_s
     while clock() < give_up_at:
@@ -191,8 +199,8 @@ async def until_the_others_have_it(
 
 
 def _served(roster: Roster) -> tuple[list[str], list[str]]:
-    """Two lists of other peers: those that have this peer's state or have left (a peer may leave before it reports the
-    state), and the live ones that lack it."""
+    """Divide the other peers into two lists. In the first are those that have this peer's state or have left, because a
+    peer may leave before it reports the state. In the second are the live peers that lack the state."""
     through, lacking = [], []
     for peer, member in sorted(roster.members.items()):
         if member.left is not None or (member.summary is not None and member.summary.model >= roster.mine.model):

@@ -1,4 +1,4 @@
-"""The record of a run's end: its content, its signature, and its copies in the DHT and on disk.
+"""The record of a run's end: its content, its signature, and the copies of the record in the DHT and on disk.
 
 Law: a record states that the signing peer has held this state as the run's last one. No peer owns the record (see
 `unowned`), and several peers may sign the same end. `ending` decides whether a record binds this peer.
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, order=True)
 class End:
-    """A run's end: the last version of the whole model, and the peer that signed it."""
+    """The record of a run's end: the last version of the whole model, and the signature of a peer that held it."""
 
     model: ModelVersion
     time: float
@@ -49,13 +49,13 @@ def statement(founding: Founding, model: ModelVersion, time: float) -> bytes:
 
 
 def signed(transport: Transport, founding: Founding, model: ModelVersion, time: float) -> End:
-    """Sign that the run has ended with this version."""
+    """Sign that the run has ended with this version; returns the record."""
     return End(model, time, transport.peer_id, transport.sign(statement(founding, model, time)))
 
 
 def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> bool:
-    """Whether an end is valid: it is of this founding, is an end by the run's present rules, and has its signer's
-    signature.
+    """Whether the record of an end is valid. It must be for this founding, its version must end the run by the present
+    rules, and its signature must be right.
 
     The rules may have changed since the end: a run restarted with a greater `stop_after_epochs` goes on.
     """
@@ -68,7 +68,8 @@ def holds(end: End, transport: Transport, founding: Founding, rules: Rules) -> b
 
 
 async def read(transport: Transport, founding: Founding, rules: Rules) -> End | None:
-    """The highest valid end in the DHT. Unreadable and unsigned records are left out.
+    """Read the highest valid end from the DHT; None if there is none. Records that can't be read, or whose signature is
+    wrong, are left out.
 
     Raises:
         Unreachable: the DHT doesn't answer.
@@ -79,25 +80,26 @@ async def read(transport: Transport, founding: Founding, rules: Rules) -> End | 
 
 
 async def store(transport: Transport, founding: Founding, end: End) -> bool:
-    """Store or renew an end in the DHT. False if it wasn't stored."""
+    """Store the record of an end in the DHT, or renew it. Returns False if it wasn't stored."""
     return await unowned.store(transport, _key(founding.run_id), unowned.pack(end), RECORD_TTL_S)
 
 
 def load(folder: Path, transport: Transport, founding: Founding, rules: Rules) -> End | None:
-    """Read the end from this disk; None if there is no valid one of this run. The signature detects changes."""
+    """Read the record of the run's end from this disk; None if there is no valid one. The signature shows if the file
+    was changed."""
     try:
         end = from_plain(End, json.loads((folder / FILE).read_bytes()))
         return end if holds(end, transport, founding, rules) else None
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("ignored %s: it can't be read as the record of a run's end (%s)", folder / FILE, error)
+        log.warning("ignored the file %s: it can't be read as the record of a run's end (%s)", folder / FILE, error)
         return None
 
 
 def save(folder: Path, end: End) -> None:
-    """Write an end to this disk, completely or not at all. A failure is only logged, because a checkpoint shows the end
-    too."""
+    """Write the record of an end to this disk, completely or not at all. A failure is only logged, because a checkpoint
+    shows the end too."""
     unfinished = folder / f".{FILE}-unfinished"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +109,7 @@ def save(folder: Path, end: End) -> None:
             os.fsync(file.fileno())
         unfinished.replace(folder / FILE)
     except OSError as error:
-        log.error("%s can't be written: %s", folder / FILE, error.strerror or error)
+        log.error("the record of the run's end can't be written to %s: %s", folder / FILE, error.strerror or error)
 
 
 def _key(run_id: str) -> str:

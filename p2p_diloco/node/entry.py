@@ -1,4 +1,5 @@
-"""A node's way into its run, from its first message on: transport, checkpoint, run, tensors.
+"""Brings a node into its run, from its first message on: it opens the transport, reads the checkpoint, finds the run,
+and makes the tensors.
 
 Law: each step is made once, in order, and is complete before the next one begins.
 """
@@ -61,8 +62,8 @@ async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd
 async def _open_transport(
     local: PeerConfig, inbox: Inbox, channel: NodeEnd, dead: asyncio.Future[None]
 ) -> HivemindTransport:
-    """Start a transport through the initial peers, or else through addresses remembered from this run. If the
-    transport's daemon dies, the future `dead` gets an exception.
+    """Start a transport through the initial peers. If none of them answers, use addresses remembered from this run. If
+    the transport's daemon dies later, the future `dead` gets an exception.
 
     Raises:
         NoBootstrapReached: no initial peer and no remembered address answers.
@@ -132,7 +133,7 @@ async def take_part(
 
 
 async def _read_checkpoint(local: PeerConfig) -> Checkpoint | None:
-    """Read the checkpoint to start from, if there is one."""
+    """Read the checkpoint that this peer starts from; None if there is none."""
     saved = await asyncio.get_running_loop().run_in_executor(None, read_checkpoint, local)
     if saved is None:
         return None
@@ -144,5 +145,5 @@ async def _read_checkpoint(local: PeerConfig) -> Checkpoint | None:
             value=local.checkpoint_dir,
             mend=mend,
         )
-    log.info("starting from %s", saved.path)
+    log.info("starting from the checkpoint %s", saved.path)
     return saved

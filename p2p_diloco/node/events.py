@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class EventQueue:
-    """Posted events, first in, first out; each with a future if a caller waits for the event's effects."""
+    """A first-in, first-out queue of events for the replica. An event has a future if a caller waits for the event's
+    effects."""
 
     def __init__(self) -> None:
         self._events: asyncio.Queue[tuple[Event, Fed | None]] = asyncio.Queue()
@@ -55,8 +56,8 @@ class EventQueue:
         return await self._events.get()
 
     def end(self, under_way: list[Fed | None]) -> None:
-        """Refuse all queued and later events. `under_way`: the futures of events that were taken out but not carried
-        out."""
+        """End the queue: all callers that wait for the effects of an event get a Refusal, and so do later callers.
+        `under_way` holds the futures of events that were taken out, but not carried out completely."""
         self._ended = True
         waiting = list(under_way)
         while not self._events.empty():
@@ -67,8 +68,8 @@ class EventQueue:
 
 
 class EventLog:
-    """Writes the replica's notes to the process's log and keeps them for the peer's status, with each peer's id
-    replaced by its name."""
+    """Writes the replica's notes to the process's log, and keeps the newest ones for the peer's status. In the texts,
+    the id of each peer is replaced by the peer's name."""
 
     def __init__(self, me: str) -> None:
         self._me = me
@@ -76,22 +77,23 @@ class EventLog:
         self._notes: deque[tuple[float, str]] = deque(maxlen=NOTES_KEPT)
 
     def name(self, peer: str, name: str) -> None:
-        """Record a peer's name."""
+        """Remember the name of a peer."""
         self._names[peer] = name
 
     def note(self, kind: str, text: str) -> None:
-        """Log a note, and keep it for the status."""
+        """Write a note to the log, and keep it for the status."""
         log.log(logging.WARNING if kind in LOUD else logging.INFO, "%s: %s", kind, self.named(text))
         self._notes.append((asyncio.get_running_loop().time(), text))
 
     @property
     def notes(self) -> list[tuple[float, str]]:
-        """The newest notes: (loop's time, text). Names are inserted now, since some were unknown at the time of the
-        note."""
+        """The newest notes, as (time of the event loop, text). Names are inserted only here, because some may have been
+        unknown when the note was made."""
         return [(when, self.named(text)) for when, text in self._notes]
 
     def named(self, text: str) -> str:
-        """Replace peers' ids by their names. The end of the id stays, because two peers may have the same name."""
+        """Replace the ids of peers in a text by their names. The last letters of the id are kept, because two peers may
+        have the same name."""
         for peer, name in self._names.items():
             if name:
                 text = text.replace(peer, name if peer == self._me else f"{name} (…{peer[-6:]})")

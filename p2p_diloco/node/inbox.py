@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 
 
 class Handler:
-    """Processes messages at one stage of a peer's way into the run. This class is the first stage: it refuses all."""
+    """Processes incoming messages at one stage of a peer's way into the run. This base class serves the first stage: it
+    refuses all messages."""
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
         """Decode a header; returns the message and the length of its payload in bytes.
@@ -28,7 +29,7 @@ class Handler:
         raise Refusal("this peer is not in a run yet")
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """Check the payload; returns the message with the payload in it.
+        """Check a message's payload; returns the message with the payload in it.
 
         Raises:
             Refusal: the payload can't be used.
@@ -36,13 +37,13 @@ class Handler:
         return message
 
     async def take(self, sender: str, message: wire.AnyMessage) -> None:
-        """Process a message, and return when this is done. May raise Refusal."""
+        """Process a message that `check` has returned. Returns when this is done; may raise Refusal."""
 
     def closed(self, peer: str) -> None:
-        """Called when a link to or from a peer broke."""
+        """Called when a link to or from `peer` broke."""
 
     def moving(self, peer: str) -> None:
-        """Called during a transfer with a peer, when it progresses."""
+        """Called now and then while a payload to or from `peer` makes progress."""
 
 
 class Inbox:
@@ -53,32 +54,32 @@ class Inbox:
         self._complained: set[str] = set()
 
     def admit(self, sender: str, header: bytes) -> int:
-        """As `net.interface.Inbox.admit`."""
+        """Implements `net.interface.Inbox.admit`."""
         with self._complaining(sender):
             return self.handler.read(header)[1]
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        """As `net.interface.Inbox.deliver`."""
+        """Implements `net.interface.Inbox.deliver`."""
         handler = self.handler
         with self._complaining(sender):
             message, expected = handler.read(header)
             found = 0 if payload is None else payload.nbytes
             if found != expected:
-                raise Refusal(f"a {type(message).__name__} carries {expected} bytes, {found} came")
+                raise Refusal(f"the payload of a {type(message).__name__} must have {expected} bytes, but {found} came")
             message = handler.check(sender, message, payload)
         await handler.take(sender, message)
 
     def closed(self, peer: str) -> None:
-        """As `net.interface.Inbox.closed`."""
+        """Implements `net.interface.Inbox.closed`."""
         self.handler.closed(peer)
 
     def moving(self, peer: str) -> None:
-        """As `net.interface.Inbox.moving`."""
+        """Implements `net.interface.Inbox.moving`."""
         self.handler.moving(peer)
 
     @contextmanager
     def _complaining(self, sender: str) -> Iterator[None]:
-        """Log the first refusal of each peer."""
+        """If the block refuses a message, log the refusal. For each sender only the first refusal is logged."""
         try:
             yield
         except Refusal as refusal:

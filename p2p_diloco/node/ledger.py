@@ -1,4 +1,4 @@
-"""Divides time into parts and sums the seconds of each. Every moment belongs to exactly one part.
+"""Divides time among named parts, and sums the seconds of each. Every moment belongs to exactly one part.
 
 Law: independent of what the parts are; reads only the given clock. If several parts are active, the time counts for the
 one that is first in the ledger's order; if none is, for the last.
@@ -28,8 +28,8 @@ Seconds = dict[str, float]
 
 
 class Ledger:
-    """Sums seconds by part in two columns. Time before the moment `stands_since()` is counted in `hidden`, because
-    training went on; time after it is counted in `stood`, because training stood still.
+    """Sums seconds by part, in two columns. Time before the moment `stands_since()` goes to the column `hidden`,
+    because training went on then. Later time goes to the column `stood`, because training stood still.
 
     `clock` and `stands_since` use the same clock, which another process may use too.
     """
@@ -46,13 +46,14 @@ class Ledger:
         self.begin()
 
     def begin(self) -> None:
-        """Start again at zero; active parts stay active."""
+        """Set all sums to zero. Parts that are active stay active."""
         self._at = self._clock()
         self._stood, self._hidden = (dict.fromkeys(self._order, 0.0) for _ in range(2))
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time of the block for this part. Several parts may be active at once, and a part several times."""
+        """Count the time of a `with` block for this part. Several parts may be active at once, and one part several
+        times at once."""
         self._settle()
         self._under_way[name] += 1
         try:
@@ -62,8 +63,8 @@ class Ledger:
             self._under_way[name] -= 1
 
     def split(self, name: str, before: float, seconds: Mapping[str, float]) -> None:
-        """Move seconds in the column `stood` from the part `name` to other parts, to each its number in `seconds`;
-        together at most what was added to `name` since its sum was `before`."""
+        """In the column `stood`, move seconds from the part `name` to other parts: `seconds` says how many go to each.
+        In all, no more seconds are moved than were added to `name` since its sum was `before`."""
         for other, share in seconds.items():
             if other != name:
                 moved = min(share, self._stood[name] - before)
@@ -72,13 +73,13 @@ class Ledger:
 
     @property
     def stood(self) -> Seconds:
-        """The seconds by part up to now, while training stood still."""
+        """The seconds for which training stood still, by part, up to now."""
         self._settle()
         return dict(self._stood)
 
     @property
     def hidden(self) -> Seconds:
-        """The seconds by part up to now, while training went on."""
+        """The seconds for which training went on, by part, up to now."""
         self._settle()
         return dict(self._hidden)
 
@@ -92,8 +93,8 @@ class Ledger:
 
 
 def last_round(stood: Mapping[str, float], hidden_s: float) -> LastRound:
-    """The shares of a round's time, rounded to a thousandth: each part's share of the seconds in `stood`, pauses
-    excepted, and the share of the exchange's time that was hidden."""
+    """Compute the shares of a round's time, rounded to a thousandth. Each part gets its share of the seconds in
+    `stood`, pauses left out. The last number is the share of the exchange's time that was hidden behind training."""
     spent = {**stood, "encode": stood[PSEUDO_GRADIENT] + stood[CODEC]}
     seconds = [spent[name] for name in _SHARES]
     whole_s, exchange_s = max(sum(seconds), 1e-9), max(sum(seconds[1:]) + hidden_s, 1e-9)
@@ -101,7 +102,7 @@ def last_round(stood: Mapping[str, float], hidden_s: float) -> LastRound:
 
 
 def told(last: LastRound) -> str:
-    """The shares of a round's time as text."""
+    """Write the shares of a round's time as text."""
     *spent, hidden = (f"{name.replace('_', ' ')} {share:.1%}" for name, share in asdict(last).items())
     return f"{', '.join(spent)}; of its exchange {hidden}"
 

@@ -1,4 +1,5 @@
-"""Decides what becomes of a trainer's local progress at each merge; counts the samples sent, counted and dropped.
+"""Decides what becomes of a trainer's local progress at each merge, and counts the samples that were sent, counted or
+dropped.
 
 Law: pure; only this module decides it. The decision is one `Take` for each shard, made from the log's `Carry`, the
 condition of the shard's base (`Bases`) and the run's settings; the trainer's processes carry it out. Steps and samples
@@ -36,8 +37,8 @@ class Take(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The trainer's latest exchange. `n`: the number of its request. `before`: by shard, the (steps, samples) that had
-    been sent or given up before this exchange."""
+    """The trainer's latest exchange. `n` is the number of the trainer's request. `before` holds, for each shard, the
+    (steps, samples) that had been sent or given up before this exchange."""
 
     n: int
     shards: tuple[int, ...]
@@ -46,7 +47,7 @@ class Exchange:
 
 
 class LocalProgress:
-    """The local progress of one trainer since its start."""
+    """Keeps count of one trainer's local progress since its start, and decides its merges."""
 
     def __init__(self, config: RunConfig, layout: Layout, bases: Bases) -> None:
         self._weighting, self._mixes, self._share = config.weighting, config.merge == "mix", config.local_share
@@ -68,14 +69,15 @@ class LocalProgress:
 
     @property
     def dropped_samples(self) -> int:
-        """Samples whose progress was given up, weighted by the part of the model that lost it."""
+        """The number of samples whose progress was dropped. If only a part of the model lost that progress, a sample
+        counts by that part's share of the model."""
         return round(self._dropped)
 
     # -- what is sent
 
     def weigh(self, shards: Collection[int]) -> tuple[float | None, int]:
-        """The weight and the samples of a contribution of these shards, if it were sent now. The weight is None if
-        samples are the weight and none were reported."""
+        """Compute the weight and the number of samples that a contribution of these shards would have now. The weight
+        is None if contributions are weighted by samples and the trainer has reported none."""
         steps = min((self._trained[0] - self._sent[shard][0] for shard in shards), default=0)
         samples = min((self._trained[1] - self._sent[shard][1] for shard in shards), default=0)
         # progress that was sent before but not counted is sent again
@@ -89,7 +91,8 @@ class LocalProgress:
         return weight, samples or steps
 
     def send(self, n: int, shards: tuple[int, ...], samples: int) -> None:
-        """Record that request `n` sends these shards' progress up to the last merge, made on `samples` samples."""
+        """Record that the request with the number `n` sends the progress of these shards up to the last merge. That
+        progress was made on `samples` samples."""
         self.exchange = Exchange(n, shards, samples, tuple(self._sent[shard] for shard in shards))
         self._sent_at = self._trained[0]
         for shard in shards:
@@ -97,8 +100,8 @@ class LocalProgress:
             self._uncounted[shard] += samples
 
     def released(self, *, sent: bool) -> None:
-        """Record that the exchange is over. If it was `sent`, the next merge has its result; otherwise it never began,
-        and its progress still has to be sent."""
+        """Record that the exchange is over. If `sent` is true, the next merge brings its result. Otherwise the exchange
+        never began, and its progress is still to be sent."""
         exchange = self.exchange
         if sent:
             self._landing = exchange.shards
@@ -112,8 +115,8 @@ class LocalProgress:
     def merge(
         self, carries: Mapping[int, Carry], due: Collection[int], trained: tuple[int, int], *, afresh: bool, ended: bool
     ) -> dict[int, Take]:
-        """Decide how the trainer merges (`Take`) each shard that the log offers, and any further shard whose local
-        values are unusable.
+        """Choose what the trainer does (`Take`) with each shard that the log offers in `carries`, and with each further
+        shard whose local values are unusable.
 
         `trained`: the trainer's steps and samples since the start. `due`: the shards that are sent next. `afresh`: the
         model's values are unusable. `ended`: the run has ended, so no round will count further progress.
@@ -136,7 +139,7 @@ class LocalProgress:
         return takes | dict.fromkeys(lost, Take.FORGET)
 
     def _take(self, shard: int, carry: Carry, *, landed: bool) -> Take:
-        """The `Take` of one shard, by the `Carry` that the log gives it."""
+        """Choose the `Take` of one shard, from the `Carry` that the log gives it."""
         if carry is Carry.SUBTRACT and landed and self._mixes:
             self._lose(shard, 1 - self._share)
             return Take.MIX if self._share else Take.DROP
@@ -153,24 +156,25 @@ class LocalProgress:
     # -- samples
 
     def _settle(self, shard: int, carry: Carry) -> None:
-        """Settle a shard's sent samples if the carry says that they are counted or dropped."""
+        """If the carry says that a shard's sent samples were counted or dropped, they are no longer uncounted. Add
+        dropped ones to `dropped_samples`."""
         if carry is Carry.DROP:
             self._dropped += self._parts[shard] * self._uncounted[shard]
         if carry in (Carry.DROP, Carry.SUBTRACT):
             self._uncounted[shard] = 0
 
     def _lose(self, shard: int, share: float) -> None:
-        """Count as dropped: this share of a shard's progress since its last sending."""
+        """Add the fraction `share` of a shard's progress since its last sending to `dropped_samples`."""
         steps, samples = self._sent[shard]
         self._dropped += self._parts[shard] * share * (self._trained[1] - samples or self._trained[0] - steps)
 
     def _lose_all(self, shard: int) -> None:
-        """Count as dropped: all of a shard's progress since its last sending."""
+        """Add all of a shard's progress since its last sending to `dropped_samples`."""
         self._lose(shard, 1.0)
         self._sent[shard] = self._trained
 
     def _give_up(self, shards: Iterable[int]) -> None:
-        """Count as dropped: all progress of these shards that no commit has counted."""
+        """Add all progress of these shards that no commit has counted to `dropped_samples`."""
         for shard in shards:
             self._settle(shard, Carry.DROP)
             self._lose_all(shard)

@@ -1,4 +1,5 @@
-"""Checks whether a well-formed message can belong to this run: its shards, fragments and ranges of numbers.
+"""Checks whether a well-formed message can belong to this run, by its shards, its fragments and the ranges of its
+numbers.
 
 Law: pure. It uses the run's shape, and no earlier messages.
 """
@@ -57,8 +58,8 @@ _SIMPLE = {int, float, str, bool, NoneType}
 
 
 def misfit(message: Message, shards: int, fragments: int) -> str:
-    """The reason why a well-formed message can't belong to a run with this many shards and fragments; empty if it
-    can."""
+    """Check whether a well-formed message can belong to a run with this many shards and fragments. Returns the reason
+    why it can't, or an empty text."""
     match message:
         case Contribution() | Commit() | State() | TakeOver() | Promise() | Outdated() | Want() | Held() | Stale():
             if not 0 <= message.shard < shards:
@@ -91,7 +92,8 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
 
 
 def _out_of_range(value: object) -> str:
-    """Name a number in a message, at any depth, that is negative or too large; empty if all are in range."""
+    """Look for a number that is negative or too large, in a message and in all values inside it. Returns a text that
+    names the number, or an empty text."""
     kind = type(value)
     if kind in _SIMPLE:
         return ""

@@ -57,7 +57,7 @@ class Node:
     """Connects a replica with its tensors, its messages and its trainer."""
 
     def __init__(self, common: Common, trainer: TrainerSide, settled: Callable[[], None] = lambda: None) -> None:
-        """`settled`: called after each event, when versions and tensors agree."""
+        """`settled` is called after each event, at a moment when versions and tensors agree."""
         self._run, self._replica, self._work = common.run, common.replica, common.work
         self._events, self._event_log = common.events, common.event_log
         self._stepping = partial(common.ledger.part, OUTER_STEP)
@@ -76,7 +76,8 @@ class Node:
     # -- events in
 
     async def receive(self, sender: str, message: Message) -> None:
-        """Handle another replica's message, once backpressure lets it in; return when its effects are carried out."""
+        """Feed a message from another peer to the replica; return when its effects are carried out. A contribution may
+        have to wait first (`Backpressure`)."""
         if isinstance(message, Contribution):
             await self._backpressure.wait(message.shard)
         await self._events.feed(Received(sender, message))
@@ -87,7 +88,7 @@ class Node:
         self._events.post(Closed(peer))
 
     def moving(self, peer: str) -> None:
-        """Tell the replica that a transfer with a peer progresses."""
+        """Tell the replica that a payload to or from a peer makes progress."""
         self._events.post(Moving(peer))
 
     async def consume(self) -> None:
@@ -132,8 +133,8 @@ class Node:
         self._arm()
 
     def _arm(self) -> None:
-        """Set the timer for the replica's next Wakeup, unless a Wakeup is queued already, or the timer is set for this
-        time already, as after most events."""
+        """Set the timer for the replica's next Wakeup. Nothing is done if a Wakeup is queued already, or if the timer
+        is set for that time already, which is so after most events."""
         due = self._replica.next_wakeup()
         if self._waking:
             return
@@ -200,7 +201,7 @@ class Node:
             if outcome is None:
                 self._events.post(Delivered(to, message))
                 return
-            log.debug("sending a %s to %s failed: %s", type(message).__name__, to, outcome)
+            log.debug("sending a %s message to %s failed: %s", type(message).__name__, to, outcome)
             # The transport itself reports a broken link, and a passed deadline proves nothing.
             gone = isinstance(outcome, Unreachable) and outcome.refused
             self._events.post(SendFailed(to, message, gone))
@@ -220,7 +221,7 @@ class Node:
         try:
             header = wire.pack(message, self._run.token)
         except (ValueError, TypeError, OverflowError) as error:
-            log.error("a %s to %s can't be encoded: %s", type(message).__name__, to, error)
+            log.error("a %s message to %s can't be encoded: %s", type(message).__name__, to, error)
             self._events.post(SendFailed(to, message, gone=False))
         else:
             self._under_way[to] += isinstance(message, Commit)
@@ -237,14 +238,14 @@ class Node:
                     self._outbox.put(to, header, payload, answer)
 
     def _soon(self, to: str, plan: Plan) -> bool:
-        """Whether a commit for this peer is sent at once, because rounds may wait for the peer: the plan names it, or
-        it trains and receives commits as fast as they are made."""
+        """Whether a commit for the peer `to` is sent at once, because rounds may wait for that peer. They may if the
+        plan names the peer, or if the peer trains and receives commits as fast as they are made."""
         room = PROMPT_MAX * self._run.rules.shards
         return plan.names(to) or (self._under_way[to] < room and to in self._replica.roster.workers())
 
     async def _present(self, to: str, shard: int) -> tuple[bytes, memoryview]:
-        """Encode a shard's present state at the moment when it can be sent. It may be newer than the state that was
-        asked for.
+        """Encode a shard's present state. This is called when the state can be sent, so the state may be newer than the
+        one that was asked for.
 
         Raises:
             Refusal: the tensors don't have the digest of their version.
@@ -254,7 +255,7 @@ class Node:
         state = self._replica.state(shard)
         if self._work.damaged(state):
             self._events.post(Damaged(shard, state.version))
-            raise Refusal(f"the sender's shard {shard} is damaged")
+            raise Refusal(f"shard {shard} is corrupted in the sender's memory")
         return wire.pack(state, self._run.token), self._work.export(shard)
 
 

@@ -1,4 +1,4 @@
-"""Outgoing messages, each sent by a task of its own.
+"""Sends outgoing messages, each in a task of its own.
 
 Law: each message is accepted by its receiver, or the sender is told why not; nothing is sent twice. Payloads to one
 peer leave in order, as fast as the transport writes them, so a slow peer delays neither the payloads to other peers nor
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class _Count:
-    """Counts messages under way, and lets tasks wait until there are none."""
+    """Counts the messages under way, and lets tasks wait until there are none."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -58,7 +58,7 @@ class _Count:
             self._none.set()
 
     async def none(self, timeout_s: float) -> bool:
-        """Wait until none is under way, for at most `timeout_s`; returns whether that is so."""
+        """Wait, for at most `timeout_s`, until no message is under way. Returns False if some still are."""
         try:
             await asyncio.wait_for(self._none.wait(), timeout_s)
         except asyncio.TimeoutError:
@@ -67,10 +67,10 @@ class _Count:
 
 
 class Outbox:
-    """Sends messages. `answer` is called once for each message put here, in the loop, unless the outbox is closed
-    before. `sending`: a context that is entered while a round's payload is queued or under way. `gives_way`: whether
-    messages for a peer that catches up wait for the payloads of rounds; in a run without rounds they don't, because
-    submitters wait for them."""
+    """Sends messages to other peers. When a message's outcome is known, its `answer` is called once, unless the outbox
+    is closed before. `sending` makes a context that is entered while a round's payload is queued or under way.
+    `gives_way` says whether messages for a peer that catches up wait for the payloads of rounds. In asynchronous mode
+    they don't wait, because submitters wait for them."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class Outbox:
         line: Hashable = None,
         urgent: bool = False,
     ) -> None:
-        """Send a message; `answer` gets the outcome. `key`: the key by which `withdraw` finds a payload. A payload
-        leaves once all earlier ones to this peer with the same `line` were answered; an `urgent` one waits for no
-        other payloads."""
+        """Send a message; `answer` is called with the outcome. `withdraw` finds messages with a payload by their `key`.
+        A payload leaves once all earlier payloads to this peer with the same `line` were answered. An `urgent` payload
+        waits for no others than these."""
         if payload is None:
             self._start(self._send(to, header, answer))
             return
@@ -114,7 +114,7 @@ class Outbox:
             task.add_done_callback(lambda task: sendings.pop(task, None))
 
     async def withdraw(self, key: Hashable) -> None:
-        """Stop every message that was put here under this key, and wait until none of them is under way."""
+        """Stop all messages that were put here under this key, and wait until none of them is under way."""
         if sendings := self._keyed.pop(key, {}):
             for task, answer in list(sendings.items()):
                 if task.cancel():
@@ -122,7 +122,8 @@ class Outbox:
             await asyncio.wait(list(sendings))
 
     def put_late(self, to: str, make: Made, answer: Answer, key: Hashable = None) -> None:
-        """Send a message to a peer that catches up. It is made, and takes memory, only when its turn has come.
+        """Send a message to a peer that catches up. `make` makes the message only when its turn has come; before that
+        it takes no memory.
 
         An older message that is still queued for the same peer under the same `key`, other than None, is dropped.
         """
@@ -136,14 +137,14 @@ class Outbox:
             older[1](Refusal("a newer message was queued in its place"))
 
     async def drained(self, timeout_s: float) -> bool:
-        """Wait until no payload is under way, for at most `timeout_s`; returns whether that is so."""
+        """Wait, for at most `timeout_s`, until no payload is queued or under way. Returns False if some still are."""
         until = asyncio.get_running_loop().time() + timeout_s
         return await self._rounds.none(timeout_s) and await self._late.none(
             max(0.0, until - asyncio.get_running_loop().time())
         )
 
     async def emptied(self, timeout_s: float) -> None:
-        """Wait until no message is under way, for at most `timeout_s`."""
+        """Wait, for at most `timeout_s`, until no message is queued or under way."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
@@ -188,7 +189,8 @@ class Outbox:
             del self._lines[to]
 
     async def _send_some(self, to: str, line: dict[Hashable, tuple[Made, Answer]]) -> None:
-        """Send the oldest messages in `line` until their payloads have `LATE_BYTES`, and wait for their answers."""
+        """Send one batch of the queue `line`: the oldest messages, until their payloads together have `LATE_BYTES`.
+        Return when all of them are answered."""
         under_way, made_bytes = list[asyncio.Task[None]](), 0
         while line and made_bytes < LATE_BYTES:
             make, answer = line.pop(next(iter(line)))
@@ -198,7 +200,8 @@ class Outbox:
         await asyncio.wait(under_way)
 
     async def _make_and_send(self, to: str, make: Made, answer: Answer, length: asyncio.Future[int]) -> None:
-        """Make a message and send it. The future `length` gets its payload's length in bytes, 0 if it can't be made."""
+        """Make a message and send it. The future `length` gets the length of its payload in bytes, or 0 if the message
+        can't be made."""
 
         async def send() -> None:
             try:

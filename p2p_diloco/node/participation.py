@@ -1,4 +1,4 @@
-"""One peer's participation in a run: makes its node's parts and runs them concurrently until the peer leaves.
+"""Makes the parts of a node for its participation in a run, and runs them concurrently until the peer leaves.
 
 Law: every part is complete when it is made. A part that has news for a part made later posts an event to the
 `EventQueue`.
@@ -32,7 +32,7 @@ from p2p_diloco.node.trainer import TrainerSide
 from p2p_diloco.remembered import remember
 
 TELL_S = 5.0
-"""Deadline for publishing a known end of the run, before other peers see this one."""
+"""Deadline for publishing a known end of the run, before other peers see this peer."""
 LEAVE_S = 1.0
 """Deadline for the last messages."""
 TURN_S = 0.05
@@ -67,7 +67,7 @@ class Participation:
         self._reporter = Reporter(common, self._trainer)
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
-        """Take part until cancelled; then leave."""
+        """Take part in the run until cancelled; then leave the run."""
         self._inbox.handler = RunInbox(self._common, self._node, self._trainer)
         await self._ending.begin(TELL_S)
         for event in self._beginning.events:
@@ -105,7 +105,8 @@ class Participation:
             await self._leave(consuming)
 
     async def _leave(self, consuming: asyncio.Task[None]) -> None:
-        """Stop, in bounded time; announce the departure if the replica still takes events."""
+        """Stop all parts, in bounded time. If the replica still takes events, tell the other peers first that this peer
+        leaves."""
         self._reporter.leaving = True
         self._trainer.departs()
         if not consuming.done():
@@ -118,7 +119,8 @@ class Participation:
         await self._saving.finish()
 
     async def _linger(self) -> None:
-        """Wait until the last payloads have left. A peer that has the run's end stays until all others have it too."""
+        """Wait until the last payloads have left, in bounded time. If the run has ended, wait also until all other
+        peers have its last state."""
         clock, replica = asyncio.get_running_loop().time, self._replica
         within_s = self._run.config.heartbeat_timeout if replica.finished else LEAVE_S
         until = clock() + within_s
@@ -143,8 +145,8 @@ class Participation:
     # -- what the parts tell
 
     def _settled(self) -> None:
-        """Check whether the run has ended, save the outer state if a checkpoint is due, and tell the trainer, which
-        then saves its own state beside the checkpoint."""
+        """Called after each event. Check whether the run has ended, save the outer state if a checkpoint is due, and
+        tell the trainer, which then saves its own state beside the checkpoint."""
         self._ending.settled()
         self._saving.settled()
         shared, traffic = self._common.shared, self._transport.traffic
@@ -158,7 +160,7 @@ class Participation:
         self._events.post(Discovered(peer))
 
     def _check_identity(self, record: PeerStatus) -> None:
-        """Check the DHT record under this peer's id.
+        """Check, by the DHT record under this peer's id, that no other process uses the same identity.
 
         Raises:
             Refused: an earlier process with this identity is still alive.
@@ -173,7 +175,8 @@ class Participation:
             )
 
     async def _measure(self) -> None:
-        """Keep the other peers informed of this peer's bandwidth and reach, for their elections."""
+        """Until cancelled, tell the replica when this peer's bandwidth changes, or whether others can dial it. All
+        peers use these values when they choose aggregators."""
         while True:
             if (reachable := not self._transport.reach.private) != self._replica.roster.mine.eligible:
                 self._events.post(Reachable(reachable))
@@ -185,8 +188,8 @@ class Participation:
 
 
 async def until_one_ends(tasks: Sequence[asyncio.Task[None]], other: asyncio.Future[None]) -> None:
-    """Wait until one of the tasks or `other` ends, cancel the tasks but not `other`, and raise the exception of one of
-    them."""
+    """Wait until one of the tasks, or the future `other`, has ended. Then cancel the tasks, but not `other`. If `other`
+    or a task has failed, raise its exception."""
     try:
         await asyncio.wait([*tasks, other], return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -25,7 +25,8 @@ _ITEMS_MAX = 1 << 20
 
 
 class Unfit(Exception):
-    """A value doesn't have the required type. The text continues "a field that is ..."."""
+    """Raised when a value doesn't have the required type. Its text is the end of a sentence that begins with "a field
+    is"."""
 
 
 # -- to plain values
@@ -35,17 +36,17 @@ _NAMES: dict[type[Any], tuple[str, ...]] = {}
 
 
 def names(kind: type[Any]) -> tuple[str, ...]:
-    """The fields of a dataclass, in order, without its payload. Raises TypeError for any other type."""
+    """The names of a dataclass's fields, in order, without `payload`. Raises TypeError for any other type."""
     if kind not in _NAMES:
         if not dataclasses.is_dataclass(kind):
-            raise TypeError(f"a {kind.__name__} can't be written as plain values, or is too large for it")
+            raise TypeError(f"a {kind.__name__} can't be written as plain values: it is no dataclass")
         _NAMES[kind] = tuple(f.name for f in dataclasses.fields(kind) if f.name != "payload")
     return _NAMES[kind]
 
 
 def to_plain(value: object) -> Any:
-    """Convert a value to lists, numbers and text. A mapping becomes its sorted pairs, so that equal ones have equal
-    bytes."""
+    """Convert a value to lists, numbers and text. A mapping becomes a list of its pairs, sorted by key, so that equal
+    mappings have equal bytes."""
     if isinstance(value, tuple):
         return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -59,7 +60,8 @@ def to_plain(value: object) -> Any:
 
 
 def reader(hint: Any, scalars: Mapping[Any, Reader] | None = None) -> Reader:
-    """The reader of plain values of this type. `scalars`: the readers of numbers and text, `SCALARS` by default."""
+    """Make the function that reads plain values of the type `hint`. `scalars` holds the functions that read numbers and
+    text, by default `SCALARS`."""
     scalars = SCALARS if scalars is None else scalars
     if hint in scalars:
         return scalars[hint]
@@ -79,7 +81,7 @@ def reader(hint: Any, scalars: Mapping[Any, Reader] | None = None) -> Reader:
 
 
 def from_plain(kind: type[T], value: object) -> T:
-    """Read a `kind` that `to_plain` has converted. Raises ValueError for anything else."""
+    """Convert a plain value back to a `kind`, which `to_plain` has converted. Raises ValueError for any other value."""
     try:
         found: T = _reader_of(kind)(value)  # type: ignore[arg-type]
     except Unfit as error:
@@ -93,8 +95,8 @@ def _reader_of(kind: type[Any]) -> Reader:
 
 
 class Record(Generic[T]):
-    """Converts a dataclass to a map of its fields by name, and back. Unknown names are ignored. A field that is missing
-    or has another type gets its default."""
+    """Converts a dataclass to a map of its fields by name, and back. When a map is read, names that are no fields are
+    ignored, and a field that is missing or has another type gets its default."""
 
     def __init__(self, kind: type[T], scalars: Mapping[Any, Reader] | None = None) -> None:
         hints = get_type_hints(kind)
@@ -113,7 +115,7 @@ class Record(Generic[T]):
         }
 
     def read(self, value: object) -> T:
-        """Read a map that `write` made, in this version or another.
+        """Read a map that `write` made, in this version of the package or in another.
 
         Raises:
             Unfit: the value is no map, or a field without a default is missing.
@@ -175,28 +177,29 @@ def _mapping_reader(read_pairs: Reader) -> Reader:
 
 
 def read_int(value: object) -> int:
-    """A whole number from -1 on; -1 is the generation of a peer that holds no state."""
+    """Check that a value is a whole number of at least -1, and return it. (-1 is the generation of a peer that holds no
+    state.)"""
     if type(value) is not int or not -1 <= value <= _INT_MAX:
         raise Unfit("no whole number, or out of range")
     return value
 
 
 def read_float(value: object) -> float:
-    """A finite number."""
+    """Check that a value is a finite number, and return it as a float."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
         raise Unfit("no finite number")
     return float(value)
 
 
 def read_text(value: object) -> str:
-    """Text of bounded length."""
+    """Check that a value is text of bounded length, and return it."""
     if type(value) is not str or len(value) > _TEXT_MAX:
         raise Unfit("no text, or too long")
     return value
 
 
 def read_bool(value: object) -> bool:
-    """True or false; no number."""
+    """Check that a value is True or False, not a number, and return it."""
     if type(value) is not bool:
         raise Unfit("neither true nor false")
     return value

@@ -34,17 +34,18 @@ log = logging.getLogger(__name__)
 
 
 def key_of(run_id: str, peer_id: str) -> str:
-    """The DHT key of a peer's record."""
+    """The DHT key under which a peer's record is stored."""
     return bucket_key(run_id, blake2b(peer_id.encode(), digest_size=1).digest()[0] % BUCKETS)
 
 
 def bucket_key(run_id: str, bucket: int) -> str:
-    """The DHT key of a bucket of records."""
+    """The DHT key of a bucket, under which the records of several peers are stored."""
     return f"{run_id}/peers/{bucket}"
 
 
 async def read_peers(dht: Records, run_id: str) -> dict[str, PeerStatus]:
-    """The statuses of a run's peers, by peer id. Records that the DHT doesn't return are left out."""
+    """Read the statuses of a run's peers from the DHT; returns them by peer id. Records that don't come, or can't be
+    read, are left out."""
     found = await asyncio.gather(
         *(dht.fetch(bucket_key(run_id, bucket)) for bucket in range(BUCKETS)), return_exceptions=True
     )
@@ -66,13 +67,14 @@ async def read_peers(dht: Records, run_id: str) -> dict[str, PeerStatus]:
 
 
 async def who_takes_part(dht: Records, run_id: str) -> dict[str, float]:
-    """The peers whose records say that they take part in rounds, each with its record's time in seconds since 1970."""
+    """Find in the DHT the peers whose records say that they take part in rounds; returns the time of each one's record,
+    in seconds since 1970."""
     peers = await read_peers(dht, run_id)
     return {peer: status.time for peer, status in peers.items() if status.state in TAKE_PART}
 
 
 async def publish(dht: Records, run_id: str, describe: Callable[[], PeerStatus]) -> None:
-    """Keep this peer's record up to date until cancelled."""
+    """Keep this peer's record in the DHT up to date, until cancelled."""
     published: PeerStatus | None = None
     while True:
         record = describe()
@@ -82,7 +84,7 @@ async def publish(dht: Records, run_id: str, describe: Callable[[], PeerStatus])
             except Exception:  # a failed record must not end the run
                 log.warning("this peer's record can't be stored", exc_info=True)
             else:
-                log.debug("this peer's record was %s", "stored" if taken else "not taken")
+                log.debug("this peer's DHT record was %s", "stored" if taken else "not stored")
             published = record
         await asyncio.sleep(PUBLISH_EVERY_S)
 
@@ -100,9 +102,9 @@ async def look_around(
     seen: Callable[[Sequence[str]], None] = lambda addresses: None,
     own: Callable[[PeerStatus], None] = lambda record: None,
 ) -> None:
-    """Look at the records again and again, until cancelled. Each look reports every peer that has a record, by id and
-    name, because the replica may have forgotten the peer since the last look. New addresses are introduced to the
-    transport first.
+    """Until cancelled, read the peers' records at regular times. Each time, call `discovered` with the id and the name
+    of every peer that has a record, because the replica may have forgotten the peer meanwhile. Before that, introduce
+    the peer's new addresses to the transport.
 
     `known` returns the number of live peers that this peer knows. `seen` is called with the new addresses of a peer.
     `own` is called with the record under this peer's own id; an exception of `own` ends this call.

@@ -17,7 +17,7 @@ from p2p_diloco.node.trainer import TrainerSide
 
 
 class Reporter:
-    """Makes this peer's status."""
+    """Makes this peer's status from the parts of its node."""
 
     def __init__(self, common: Common, trainer: TrainerSide) -> None:
         self._common, self._trainer = common, trainer
@@ -25,7 +25,7 @@ class Reporter:
         """Whether the peer is about to leave."""
 
     def status(self) -> PeerStatus:
-        """The peer's present status."""
+        """Make the peer's present status."""
         common, replica, shared = self._common, self._common.replica, self._common.shared
         local, run, traffic = common.local, common.run, common.transport.traffic
         aggregates, round_now, alive = replica.aggregates(), replica.round(), set(replica.roster.alive())
@@ -67,7 +67,7 @@ class Reporter:
         )
 
     def _buffered(self, aggregates: Sequence[int]) -> Buffered | None:
-        """How full the Delayed Nesterov buffers of these shards are; None without buffers."""
+        """How full the Delayed Nesterov buffers of these shards are; None without buffers or without shards."""
         if self._common.run.rules.dn_buffer_size < 2 or not aggregates:
             return None
         buffered = [self._common.replica.state(shard).buffered for shard in aggregates]

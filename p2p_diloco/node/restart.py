@@ -1,5 +1,5 @@
-"""Restarting a run from its checkpoints: a peer waits until the others are back, so that the greatest version wins even
-if the peer that has it on disk starts late.
+"""Restarts a run from the checkpoints of its peers. Each peer waits until the others are back. So the version that wins
+is the highest one on any peer's disk, even if that peer starts late.
 
 Law: only delays the trainer. The replica runs in the meantime, and adopts a greater version.
 """
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class GoesOn:
-    """Finds out whether the run has never stopped, that is, whether a live peer trains according to its DHT record.
+    """Finds out whether the run is still going on, that is, whether a live peer trains according to its DHT record.
 
     `training` returns the peers that train according to their records, with the records' times. A record counts only
     once it has been renewed, because the first one found may be from before a power cut.
@@ -29,7 +29,7 @@ class GoesOn:
         self._first: dict[str, float] = {}
 
     async def look(self) -> bool:
-        """Read the records again; returns whether a peer trains."""
+        """Read the peers' DHT records again; returns whether a live peer trains."""
         told = (await self._training()).items()
         renewed = {peer for peer, when in told if self._first.setdefault(peer, when) != when}
         return bool(renewed & set(self._replica.roster.alive()))
@@ -42,9 +42,9 @@ async def until_the_others_are_back(
     goes_on: GoesOn,
     tell: Callable[[str], None],
 ) -> None:
-    """Wait, for at most `wait_s`, until both hold: at least as many peers are live as the last round's `group` had; and
-    every live peer has a state, none a greater one than this peer. In a run that has never stopped, wait only if a live
-    peer is of a newer generation.
+    """Wait, for at most `wait_s`, until two conditions hold. At least as many peers are live as were in `group`, the
+    last round's averaging group. And every live peer has a state, which is not higher than this peer's. If the run is
+    still going on, wait only while a live peer is of a newer generation.
 
     `tell` is called with the reason for the wait; the text stays the same while the reason does.
     """
@@ -60,13 +60,15 @@ async def until_the_others_are_back(
 
 
 def _outlived(replica: Replica) -> bool:
-    """Whether a live peer is of a newer generation: progress on an older one would be lost."""
+    """Whether a live peer's state is of a newer generation than this peer's. Progress on this peer's state would be
+    lost then."""
     summaries = replica.roster.summaries().values()
     return any(summary.model.generation > replica.roster.mine.model.generation for summary in summaries)
 
 
 def _missing(replica: Replica, group: Collection[str]) -> str:
-    """The peers or states that are missing, as text; empty if none are."""
+    """Name what this peer still waits for: peers that are not back, or else peers whose state is missing or higher than
+    this peer's. Empty if there is nothing to wait for."""
     alive, mine = replica.roster.alive(), replica.roster.mine.model
     if (count := len(group) - 1 - len(alive)) > 0:
         gone = ", ".join(sorted(set(group) - {replica.me, *alive}))

@@ -1,4 +1,5 @@
-"""Revisions of a run's outer rates: the founder's signature on them, and the DHT record of the newest one.
+"""Revisions change a run's outer rates (learning rate and momentum). This file checks the founder's signature on them,
+and keeps the newest revision in the DHT.
 
 Law: a revision is valid if the run's founder has signed it for this founding; any peer may pass it on. No peer owns its
 record (see `unowned`); the highest valid revision wins.
@@ -30,7 +31,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Founding:
-    """One founding of one run. A founder's signature is bound to it, and invalid in another run of the same name."""
+    """Identifies one founding of a run. A founder's signature is made for it, so the signature is invalid in another
+    run of the same name."""
 
     run_id: str
     founder: str
@@ -38,23 +40,23 @@ class Founding:
 
     @classmethod
     def of(cls, run_id: str, record: RunRecord) -> Founding:
-        """The founding in the run's record."""
+        """Read the founding from the run's record."""
         return cls(run_id, record.founder, record.time)
 
     def statement(self, revision: Revision) -> bytes:
-        """The bytes that the founder signs."""
+        """The bytes that the founder signs for a revision."""
         said = [revision.number, float(revision.outer_lr), float(revision.outer_momentum)]
         return bytes(msgpack.packb(["p2p-diloco revision", self.run_id, float(self.time), *said]))
 
     def proven(self, dht: Records, revision: Revision) -> bool:
-        """Whether the founder has signed the revision. A run's first rates need no signature."""
+        """Whether the founder has signed the revision. The rates that a run began with need no signature."""
         if not revision.number:
             return True
         return revision.sound and dht.signed_by(self.founder, self.statement(revision), revision.proof)
 
 
 async def read(dht: Records, founding: Founding) -> Revision:
-    """The highest revision in the DHT that the founder has signed.
+    """Read the highest revision in the DHT that the founder has signed.
 
     Raises:
         Unreachable: the DHT doesn't answer.
@@ -68,15 +70,15 @@ async def read(dht: Records, founding: Founding) -> Revision:
 
 
 async def store(dht: Records, founding: Founding, revision: Revision) -> bool:
-    """Store or renew a revision in the DHT. False if it wasn't stored."""
+    """Store a revision in the DHT, or renew it. Returns False if it wasn't stored."""
     return await unowned.store(dht, _key(founding.run_id), unowned.pack(revision), RECORD_TTL_S)
 
 
 async def watch(
     dht: Records, founding: Founding, known: Callable[[], Revision], heard: Callable[[Revision], None]
 ) -> None:
-    """Until cancelled, report each revision in the DHT that is higher than the `known` one, and keep the known one
-    stored there."""
+    """Until cancelled, look for revisions in the DHT. Pass each that is higher than the `known` one to `heard`, and
+    keep the known one stored in the DHT."""
     clock = asyncio.get_running_loop().time
     keep_at, told = 0.0, FOUNDED
     while True:
@@ -99,7 +101,7 @@ async def watch(
 
 @lru_cache(maxsize=256)  # logged once, though every look finds it
 def _refuse(founding: Founding, revision: Revision) -> None:
-    log.warning("refused %s of the run %s: the founder has not signed it", revision, founding.run_id)
+    log.warning("refused the revision %s of the run %s: the founder has not signed it", revision, founding.run_id)
 
 
 def _key(run_id: str) -> str:

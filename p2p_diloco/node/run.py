@@ -39,7 +39,8 @@ VERSION_BYTES = 64
 
 @dataclass(frozen=True)
 class Run:
-    """A run as one of its peers knows it. `config` is the run's; this peer's own settings may differ."""
+    """What a peer knows about its run. `config` holds the run's settings, which may differ from the settings that this
+    peer was given."""
 
     run_id: str
     config: RunConfig
@@ -47,12 +48,12 @@ class Run:
 
     @cached_property
     def token(self) -> bytes:
-        """The token that identifies the run, its settings and its model in every message."""
+        """The token in every message. It identifies the run, its settings and its model."""
         return token(self.run_id, self.config.fingerprint(), self.layout.fingerprint())
 
     @cached_property
     def rules(self) -> Rules:
-        """The rules of the core, from the run's settings."""
+        """The core's rules for this run, made from the run's settings."""
         config, layout = self.config, self.layout
         return Rules(
             run=self.run_id,
@@ -79,19 +80,19 @@ class Run:
 
     @property
     def _state_nbytes(self) -> int:
-        """Bytes of the tensors of the longest shard's state."""
+        """The length in bytes of the longest shard's state, counting only its tensors."""
         largest = max((shard.numel for shard in self.layout.shards), default=0)
         return 4 * (largest + sum(self.outer.state_lengths(largest).values()))
 
     @property
     def _commits_kept(self) -> int:
-        """The number of commits of each shard that a newcomer keeps while states are on their way."""
+        """The number of commits that a newcomer keeps for each shard while it fetches states."""
         epoch_nbytes = max(1, sum(codecs.nbytes(self.reply_codec, shard.numel) for shard in self.layout.shards))
         return min(max(KEPT_BYTES // epoch_nbytes, KEPT_MIN), KEPT_MAX)
 
     @cached_property
     def outer(self) -> OuterOptimizer | DelayedNesterov:
-        """The outer optimizer; wrapped in Delayed Nesterov if the buffer is larger than one submission."""
+        """The run's outer optimizer. It is wrapped in Delayed Nesterov if the buffer is larger than one submission."""
         config = self.config
         outer = OuterOptimizer(
             config.outer_optimizer,
@@ -104,16 +105,16 @@ class Run:
         return DelayedNesterov(outer, size, config.dn_variant) if size > 1 else outer
 
     def rates(self, revision: Revision) -> tuple[float, float]:
-        """(outer_lr, outer_momentum) at a revision."""
+        """The outer learning rate and the outer momentum at a revision."""
         return revision.rates or (self.config.outer_lr, self.config.outer_momentum)
 
     def timed(self, limits: Limits) -> Limits:
-        """The limits with the run's timeouts in place of the default ones."""
+        """Copy the limits, with the run's timeouts in place of the default ones."""
         answer_s, dial_s = self.rules.answers_within, self.rules.dials_within
         return replace(limits, connect_timeout_s=dial_s, read_timeout_s=answer_s, write_timeout_s=answer_s)
 
     def check(self, limits: Limits) -> None:
-        """Check that every shard's state and the list of all shards fit into one message.
+        """Check that the state of each shard fits into one message, and that the list of all shards does.
 
         Raises:
             ConfigError: one of them doesn't fit.
@@ -128,20 +129,20 @@ class Run:
 
     @cached_property
     def round_nbytes(self) -> int:
-        """Bytes of one fragment's contribution and mean together, averaged over the fragments."""
+        """The bytes of a contribution and a mean together, for one fragment of average length."""
         both, layout = (self.config.codec, self.reply_codec), self.layout
         return sum(codecs.nbytes(codec, s.numel) for s in layout.shards for codec in both) // len(layout.fragments)
 
     @property
     def reply_codec(self) -> str:
-        """The codec of the averaged result."""
+        """The codec in which means are sent."""
         return reply_codec_of(self.config)
 
 
 def reply_codec_of(config: RunConfig) -> str:
-    """The codec of the averaged result: `reply_codec`, or else that of contributions. The default is never a codec with
-    error feedback, because the next round may have another aggregator, which doesn't know the rounding errors of the
-    previous one."""
+    """The codec in which means are sent: `reply_codec` if it is set, else the codec of contributions. But bf16 replaces
+    a codec with error feedback: the next round may have another aggregator, which doesn't know the rounding errors of
+    this round's mean."""
     return config.reply_codec or ("bf16" if codecs.feeds_back(config.codec) else config.codec)
 
 
@@ -151,8 +152,8 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run's DHT record, a msgpack map. `cut`: the hash of its layout with fragments and shards; `model`: the hash of
-    the parameters alone; `time`: the time of its founding, in seconds since 1970."""
+    """A run's DHT record, encoded as a msgpack map. `cut` is the hash of the layout with its fragments and shards, and
+    `model` the hash of the parameters alone. `time` is the time of the run's founding, in seconds since 1970."""
 
     config: Config
     model: str
@@ -165,7 +166,7 @@ class RunRecord:
 
     @classmethod
     def founding(cls, run: Run, founder: str, time: float) -> RunRecord:
-        """The record of a run that is being founded."""
+        """Make the record of a run that is being founded."""
         layout = run.layout
         shards, params = len(layout.shards), len(layout.params)
         return cls(
@@ -180,7 +181,7 @@ class RunRecord:
         )
 
     def pack(self) -> bytes:
-        """The record's bytes; their hash is its name.
+        """Encode the record. The hash of the returned bytes is the record's name.
 
         Raises:
             ConfigError: the settings don't fit into a record.
@@ -198,7 +199,7 @@ class RunRecord:
             content = msgpack.unpackb(value)
             protocol = content["v"]
             if type(protocol) is int and protocol != PROTOCOL:
-                raise ValueError(f"the run uses protocol {protocol}, this version protocol {PROTOCOL}")
+                raise ValueError(f"the run uses protocol {protocol}, but this peer uses protocol {PROTOCOL}")
             return _RECORD.read(content)
         except (KeyError, TypeError, msgpack.UnpackException, Unfit) as error:
             raise ValueError(f"not a run's record: {error}") from None
@@ -214,11 +215,12 @@ _RECORD = Record(RunRecord, {**SCALARS, Config: _read_config})
 
 
 def token(run_id: str, settings: str, model: str) -> bytes:
-    """The token of a run from its name and the fingerprints of its settings and its model."""
+    """Compute a run's token from its name and the fingerprints of its settings and its model."""
     return blake2b("\0".join((run_id, settings, model)).encode(), digest_size=TOKEN_BYTES).digest()
 
 
 def cut_of(layout: Layout) -> str:
-    """32 hex digits, equal for two layouts that have the same parameters, fragments and shards. Dtypes may differ."""
+    """Hash a layout to 32 hex digits. Layouts with the same parameters, fragments and shards have the same hash, even
+    if their dtypes differ."""
     cut = {**layout.to_wire(), "params": [[spec.name, list(spec.shape)] for spec in layout.params]}
     return blake2b(msgpack.packb(cut), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""Incoming messages of a peer that is in the run: headers and payloads are checked, then handed on.
+"""Checks the headers and payloads of messages to a peer that is in the run, and passes the messages on.
 
 Law: every message that reaches the replica is of this run, well-formed, of the right size and finite.
 """
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class RunInbox(Handler):
-    """The handler of a peer that is in the run."""
+    """The inbox's handler while this peer is in the run."""
 
     def __init__(self, common: Common, node: Node, trainer: TrainerSide) -> None:
         self._node, self._trainer, self._work, self._outbox = node, trainer, common.work, common.outbox
@@ -42,18 +42,18 @@ class RunInbox(Handler):
         self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
-        """As `Handler.read`."""
+        """Implements `Handler.read`."""
         read = _read_once if len(header) <= REMEMBERED_BYTES_MAX else _read
         message = read(header, self._token, self._shape)
         match message:
             case Describe() | Nudge():
                 return message, 0
             case Description():
-                raise Refusal("no description was asked for")
+                raise Refusal("this peer did not ask for a description of a model")
         return message, self._work.nbytes(message)
 
     def check(self, sender: str, message: wire.AnyMessage, payload: memoryview | None) -> wire.AnyMessage:
-        """As `Handler.check`."""
+        """Implements `Handler.check`."""
         if isinstance(message, (Contribution, Commit, State)) and payload is not None:
             with self._judging():
                 objection = self._work.objection(message, payload)
@@ -63,7 +63,7 @@ class RunInbox(Handler):
         return message
 
     async def take(self, sender: str, message: wire.AnyMessage) -> None:
-        """As `Handler.take`."""
+        """Implements `Handler.take`."""
         match message:
             case Describe():
                 header = wire.pack(wire.Description(self._layout.nbytes), self._token)
@@ -76,29 +76,34 @@ class RunInbox(Handler):
                 await self._node.receive(sender, self._believed(sender, message))
 
     def closed(self, peer: str) -> None:
-        """As `Handler.closed`."""
+        """Implements `Handler.closed`."""
         self._node.closed(peer)
 
     def moving(self, peer: str) -> None:
-        """As `Handler.moving`."""
+        """Implements `Handler.moving`."""
         self._node.moving(peer)
 
     def _believed(self, sender: str, message: Message) -> Message:
-        """Remove from a probe a revision that the founder has not signed; its other fields stay. Commits and states
-        need no such check, because their digests cover their revisions."""
+        """If a probe has a revision that the founder has not signed, remove the revision and keep the probe's other
+        fields. Commits and states need no such check, because their digests cover their revisions."""
         match message:
             case Probe(summary) | ProbeAck(summary) if summary.revision.number:
                 if self._proven(summary.revision):
                     return message
                 if sender not in self._unsigned:
                     self._unsigned.add(sender)
-                    log.warning("ignored %s of %s: not signed by the run's founder", summary.revision, sender)
+                    log.warning(
+                        "ignored the revision %s of the peer %s: not signed by the run's founder",
+                        summary.revision,
+                        sender,
+                    )
                 return dataclasses.replace(message, summary=dataclasses.replace(summary, revision=FOUNDED))
         return message
 
 
 def _read(header: bytes, token: bytes, shape: tuple[int, int]) -> wire.AnyMessage:
-    """Decode a header. `shape`: the numbers of the run's shards and fragments.
+    """Decode a header and check it against the run. `shape` holds the number of the run's shards and that of its
+    fragments.
 
     Raises:
         Refusal: the header is no message of this run.

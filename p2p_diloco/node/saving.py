@@ -1,4 +1,4 @@
-"""Checkpoints of a replica's outer state: writing them and reading them.
+"""Writes checkpoints of a replica's outer state, and reads them.
 
 Law: a checkpoint is a snapshot between two events, written by a thread of its own. Tensors are saved and loaded only if
 they have the digests of their versions.
@@ -61,7 +61,7 @@ class Saving:
         self._writing: asyncio.Future[Sequence[State]] | None = None
 
     def settled(self) -> None:
-        """Begin a checkpoint if one is due; call this when versions and tensors agree."""
+        """Start writing a checkpoint if one is due. Call this when versions and tensors agree."""
         if self._root is None or not self._replica.has_state:
             return
         epoch, model = self._replica.epoch, self._replica.roster.mine.model
@@ -76,8 +76,8 @@ class Saving:
             self._start(self._root, epoch)
 
     async def finish(self) -> None:
-        """Wait, in bounded time, for a checkpoint that is being written; then write another one if it is due or the run
-        has ended."""
+        """Wait, in bounded time, until the checkpoint that is being written is complete. Then write another one if it
+        is due or the run has ended."""
         give_up_at = asyncio.get_running_loop().time() + SAVE_S_MAX
         if self._spoilt:
             self._saved = None  # damaged memory may have been repaired since
@@ -92,8 +92,8 @@ class Saving:
         self._writing.add_done_callback(self._written)
 
     def _written(self, writing: asyncio.Future[Sequence[State]]) -> None:
-        """Report the shards that were not saved because they were damaged; logged only once, because shards may stay
-        damaged for long."""
+        """Called when a checkpoint is written, or was not written because shards are damaged. Tell the replica the
+        damaged shards. They are logged only once, because shards may stay damaged for long."""
         damaged = writing.result()
         if damaged and not self._spoilt:
             shards = ", ".join(str(state.shard) for state in damaged)
@@ -114,7 +114,8 @@ class Saving:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """The outer state to save: θ [numel]; and by shard the outer optimizer's state and the replicated state."""
+    """A copy of the outer state, to be saved: θ [numel], and for each shard the outer optimizer's state (`outer`) and
+    the replicated state (`states`)."""
 
     run: Run
     theta: Tensor
@@ -123,7 +124,7 @@ class _Snapshot:
     founded: tuple[str, float]
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        """The tensors as a checkpoint's groups."""
+        """Arrange the tensors in the groups of a checkpoint."""
         layout = self.run.layout
         by_name = {
             spec.name: self.theta[start : start + spec.numel].view(spec.shape)
@@ -134,7 +135,7 @@ class _Snapshot:
         return {"theta": by_name, "outer": outer}
 
     def manifest(self) -> dict[str, object]:
-        """The entries of the checkpoint's manifest."""
+        """Make the entries of the checkpoint's manifest."""
         versions = [state.version for state in self.states]
         return {
             "run_id": self.run.run_id,
@@ -148,7 +149,7 @@ class _Snapshot:
 
 
 def _write(root: Path, epoch: int, snapshot: _Snapshot, keep: int) -> Sequence[State]:
-    """Save a snapshot unless shards of it are damaged; returns the damaged shards."""
+    """Save a snapshot, unless some of its shards are damaged; returns the damaged shards."""
     if damaged := _damaged(snapshot.run.layout, snapshot.theta, snapshot.outer, snapshot.states):
         return damaged
     try:
@@ -163,8 +164,8 @@ def _write(root: Path, epoch: int, snapshot: _Snapshot, keep: int) -> Sequence[S
 def _damaged(
     layout: Layout, theta: Tensor, outer: Sequence[Mapping[str, Tensor]], states: Sequence[State]
 ) -> Sequence[State]:
-    """The shards whose tensors, in θ [numel] and in the outer optimizer's state, don't have the digests of their
-    versions."""
+    """Find the shards whose tensors don't have the digests that their versions name. A shard's tensors are its part of
+    θ [numel] and its outer optimizer's state."""
     return [
         state
         for shard, tensors, state in zip(layout.shards, outer, states, strict=True)
@@ -173,8 +174,8 @@ def _damaged(
 
 
 def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
-    """Read the checkpoint that this peer starts from: the one that its settings name, else the newest usable one of its
-    own.
+    """Read the checkpoint that this peer starts from: the one that its settings name, or else the newest usable one of
+    its own. None if there is none.
 
     Raises:
         CheckpointError: the named one can't be used; or the peer has checkpoints of its own, and none can be used.
@@ -190,7 +191,7 @@ def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
         try:
             return Checkpoint(path)
         except CheckpointError as error:
-            log.warning("a checkpoint is skipped: %s", error)
+            log.warning("a checkpoint can't be used, so an older one is tried if there is one: %s", error)
             unusable = unusable or error
     if unusable is not None:
         raise unusable
@@ -198,7 +199,8 @@ def read_checkpoint(local: PeerConfig) -> Checkpoint | None:
 
 
 class Checkpoint:
-    """A checkpoint that was read: its settings, and its outer state once the run is known."""
+    """A checkpoint that was read from disk. Its settings are known at once; `restore` loads its outer state once the
+    run is known."""
 
     def __init__(self, path: Path) -> None:
         """Read a checkpoint; raises `CheckpointError` unless it is complete, written by this package, and matches its
@@ -244,14 +246,14 @@ class Checkpoint:
         return max((state.revision for state in self._states), default=FOUNDED)
 
     def config_for(self, run_id: str) -> dict[str, Any]:
-        """The settings of a run that starts from this checkpoint. In a new run the founder's revision is not valid, so
-        the revised rates become the new run's settings."""
+        """The settings for the run `run_id`, which starts from this checkpoint. A revision is not valid in a new run,
+        so there the revised rates become settings."""
         if run_id == self.run_id or (rates := self.revision.rates) is None:
             return self.config
         return {**self.config, "outer_lr": rates[0], "outer_momentum": rates[1]}
 
     def restore(self, run: Run, work: TensorWork) -> tuple[State, ...]:
-        """Load the tensors, and return every shard's replicated state.
+        """Load the checkpoint's tensors; returns the replicated state of every shard.
 
         Raises:
             CheckpointError: the checkpoint is of another model or another outer optimizer.
@@ -276,7 +278,8 @@ class Checkpoint:
         return states
 
     def _as_founded(self, state: State) -> State:
-        """The state without its revision, under its new digest, which is the same on every peer."""
+        """Remove the revision from a state, for a new run. The state gets a new digest, which is the same on every
+        peer."""
         if not state.revision.number:
             return state
         bare, place = replace(state, revision=FOUNDED), self._layout.shards[state.shard]
@@ -285,7 +288,7 @@ class Checkpoint:
         return replace(bare, version=version, history={**state.history, version.epoch: reached})
 
     def _payloads(self, run: Run, layout: Layout) -> Iterator[memoryview]:
-        """Each shard's state as a payload."""
+        """Encode each shard's state as a payload."""
         for shard in layout.shards:
             outer = (self._outer[shard.index][name] for name in run.outer.state_lengths(shard.numel))
             pieces = [self._theta[shard.start : shard.stop], *outer]
@@ -296,7 +299,7 @@ class Checkpoint:
 
 
 def _founded(manifest: Mapping[str, object]) -> tuple[str, float] | None:
-    """The run's founder and the time of its founding, if they are known."""
+    """Read the run's founder and the time of its founding from a manifest; None if the manifest lacks them."""
     match manifest.get("founded"):
         case [str(founder), float(time)]:
             return founder, time

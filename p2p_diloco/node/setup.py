@@ -15,8 +15,8 @@ from p2p_diloco.tensors.layout import ParamSpec
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A node's setup. `asked`: the run's settings that were given. `specs`: the model's parameters; None for a peer
-    without a model."""
+    """What a peer tells its node at the start. `asked`: the run settings that the peer was given. `local`: the peer's
+    own settings. `specs`: the model's parameters; None for a peer without a model."""
 
     asked: RunConfig
     local: PeerConfig

@@ -41,7 +41,7 @@ N = TypeVar("N", int, float)
 
 
 class Slot(Generic[N]):
-    """A number in the header, accessed as an attribute."""
+    """A number in the header. It is read and written as an attribute."""
 
     def __init__(self, kind: type[N]) -> None:
         self._kind: type[N] = kind
@@ -56,7 +56,8 @@ class Slot(Generic[N]):
 
 
 class RoundSlots:
-    """The seven numbers of a `LastRound`, written one by one, so a reader may see a mixture of two rounds."""
+    """The seven numbers of a `LastRound` in the header. They are written one by one, so a reader may get some numbers
+    of one round and some of the next."""
 
     def __init__(self) -> None:
         self._indices = [next(_indices) for _ in fields(LastRound)]
@@ -71,7 +72,8 @@ class RoundSlots:
 
 
 class Header:
-    """Numbers of 8 bytes, each written by one side: first those that the trainer writes, then those of the node."""
+    """The header's numbers, of 8 bytes each. Each number is written by one side: the first ones by the trainer, the
+    others by the node."""
 
     # -- by the trainer
 
@@ -109,7 +111,7 @@ class Header:
     trains_for_s = Slot(float)
     """With pace="time": seconds that this peer's inner steps of a round should take; inf until known."""
     peers = Slot(int)
-    """Live peers, this one included."""
+    """The number of live peers, including this peer."""
     bytes_sent = Slot(int)
     bytes_received = Slot(int)
     retries = Slot(int)
@@ -128,10 +130,11 @@ class Header:
 
 
 class SharedMemory(Header):
-    """The header's numbers, and three vectors [numel] of flat fp32. Pages that are never touched take no memory."""
+    """The shared memory: the header's numbers, and three flat vectors [numel] of fp32. Pages of it that are never used
+    take no memory."""
 
     def __init__(self, fd: int, numel: int) -> None:
-        """Map the memory of a file descriptor, which may be closed afterwards."""
+        """Map the memory behind the file descriptor `fd`. The descriptor may be closed afterwards."""
         self.numel = numel
         self._map = mmap.mmap(fd, _size(numel))
         super().__init__(memoryview(self._map)[:_HEADER_BYTES])
@@ -143,8 +146,8 @@ class SharedMemory(Header):
         """The θ that the trainer loaded last, for the shards that `bases.Bases` has copied, [numel] fp32."""
 
     def delta_in(self, dtype: torch.dtype) -> Tensor:
-        """The pseudo-gradient, [numel] of a dtype that both sides know. A shorter dtype leaves a part of the memory
-        untouched, which therefore takes no pages."""
+        """The pseudo-gradient, [numel] of a dtype that both sides know. With a shorter dtype a part of the vector's
+        memory is never used, and takes no pages."""
         return self.delta.view(dtype)[: self.numel]
 
     def _vector(self, offset: int) -> Tensor:
@@ -154,8 +157,8 @@ class SharedMemory(Header):
 
 
 def create(numel: int) -> int:
-    """Make zeroed memory for `numel` elements; returns its file descriptor. It lives as long as a process holds or maps
-    it.
+    """Make zeroed memory for `numel` elements; returns its file descriptor. The memory exists as long as a process has
+    it open or mapped.
 
     On Linux it is memory (not in /dev/shm, which is small in containers), elsewhere a deleted temporary file.
     """
@@ -174,7 +177,7 @@ def lend(fd: int, sock: socket.socket) -> None:
 
 
 def borrow(sock: socket.socket) -> int:
-    """Receive a file descriptor that the other end lent; OSError if none came."""
+    """Receive a file descriptor that the other process has sent by `lend`. Raises OSError if none came."""
     _, fds, _, _ = socket.recv_fds(sock, len(_LENT), 1)
     if not fds:
         raise OSError("no file descriptor came")

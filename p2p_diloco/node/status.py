@@ -1,4 +1,4 @@
-"""The status of a peer: one dataclass, from the node that writes it to the `--json` that shows it.
+"""The status of a peer: one dataclass, which the node writes and `status --json` shows.
 
 Law: the names are the same everywhere: in the DHT record, in `p2p-diloco status --json` and in its views. A new field
 is one line here with a default, one in `node.reporting`, which fills it in, and one in `observe.view`. Records come
@@ -23,7 +23,7 @@ TEXT_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class LastRound:
-    """What a peer's last round, without pauses, spent its time on: six shares that add up to 1, and `hidden`."""
+    """How a peer's last round divided its time, without pauses: six shares that add up to 1, and the share `hidden`."""
 
     inner: float
     encode: float
@@ -41,7 +41,7 @@ class LastRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundProgress:
-    """The progress of a fragment's averaging."""
+    """The progress of a round: how many of its contributions to one fragment have arrived."""
 
     fragment: int
     got: int
@@ -56,7 +56,7 @@ class RoundProgress:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The number of live peers whose latest payload took each path."""
+    """For each kind of path, the number of live peers whose latest payload took it."""
 
     direct: int
     libp2p: int
@@ -65,14 +65,14 @@ class Ways:
 
     @classmethod
     def counted(cls, ways: Iterable[str]) -> Ways:
-        """Count the paths of all peers."""
+        """Count the peers for each kind of path."""
         ways = list(ways)
         return cls(*(ways.count(name) for name in cls.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
 class Submissions:
-    """The outcome of a peer's submissions, in asynchronous mode."""
+    """How a peer's submissions ended so far, in asynchronous mode."""
 
     counted: int
     refused: int
@@ -101,7 +101,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerStatus:
-    """The status of one peer, as it publishes it. None: unknown, or not published."""
+    """The status of one peer, as that peer publishes it. A field is None if its value is unknown or not published."""
 
     name: str = ""
     peer_id: str
@@ -153,7 +153,7 @@ class PeerStatus:
     buffered: Buffered | None = None
     """None without Delayed Nesterov, and for a peer that aggregates nothing."""
     addresses: tuple[str, ...] = ()
-    """The addresses at which other peers may dial this one."""
+    """The addresses at which other peers may dial the peer."""
     events: tuple[Event, ...] = ()
     """The newest lines of the peer's event log, oldest first."""
 
@@ -175,7 +175,8 @@ class PeerStatus:
 
     @classmethod
     def unpack(cls, value: bytes) -> PeerStatus:
-        """Decode a record that `pack` encoded, in this version or another. Raises ValueError for anything else."""
+        """Decode a record that `pack` encoded, in this version of the package or in another. Raises ValueError for
+        anything else."""
         try:
             return _RECORD.read(msgpack.unpackb(value))
         except (ValueError, msgpack.UnpackException, Unfit) as error:
@@ -183,7 +184,7 @@ class PeerStatus:
 
 
 def clean(text: str) -> str:
-    """The text without control characters, cut to `TEXT_MAX` letters."""
+    """Replace the control characters in a text by spaces, and cut the text to `TEXT_MAX` letters."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:TEXT_MAX])
 
 

@@ -1,4 +1,5 @@
-"""Asynchronous mode: the outcome of this peer's submissions, and its inner steps until the next one.
+"""Counts, in asynchronous mode, the outcomes of this peer's submissions, and adjusts its inner steps between two of
+them.
 
 Law: counts and arithmetic; nothing is sent or received here.
 """
@@ -18,7 +19,7 @@ STALENESS_FROM = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
 
 
 class SubmissionLog:
-    """The submissions of one peer since its start."""
+    """Counts the outcomes of one peer's submissions since its start."""
 
     def __init__(self, config: RunConfig) -> None:
         self._pace = Pace(config.sync_every) if config.dylu else None
@@ -40,14 +41,14 @@ class SubmissionLog:
 
     @property
     def told(self) -> Submissions:
-        """The figures for the peer's status; the histogram is without the empty bins at its end."""
+        """The counts for the peer's status. Empty bins at the end of the histogram are left out."""
         filled = [index for index, count in enumerate(self.histogram) if count]
         bins = self.histogram[: filled[-1] + 1] if filled else []
         return Submissions(self.counted, self.refused, tuple(bins))
 
     def ended(self, behind: Sequence[int | None], why: Sequence[str] = ()) -> str:
-        """Record the outcome of a submission; returns it as one sentence. `behind`: the staleness of each shard; None:
-        the shard was not counted. `why`: the reasons why shards were not counted."""
+        """Count the outcome of a submission; returns the outcome as one sentence. `behind` holds the staleness of each
+        shard, or None for a shard that was not counted. `why` holds the reasons why shards were not counted."""
         known = [epochs for epochs in behind if epochs is not None]
         if len(known) < len(behind):
             self.refused += list(why) != [ENDED]
@@ -60,8 +61,8 @@ class SubmissionLog:
         return f"submission {self.counted} was counted, {spread or self.staleness} epochs behind"
 
     def adjust(self, speed: float, others: Mapping[str, float]) -> str:
-        """At an exchange, adjust this peer's number of inner steps to its own speed and the other peers', in inner
-        steps a second. Returns a sentence if the number has changed."""
+        """Adjust this peer's number of inner steps to its own `speed` and the speeds of the `others`, all in inner
+        steps a second. Called at each exchange. Returns a sentence if the number has changed, else an empty text."""
         if self._pace is None:
             return ""
         before, now = self._pace.steps, self._pace.adjust(speed, others.values())

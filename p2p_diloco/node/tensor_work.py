@@ -1,4 +1,4 @@
-"""The core's effects on tensors: means, outer steps, fetched states.
+"""Carries out the core's effects on tensors: means, outer steps, and the loading of fetched states.
 
 Law: proposals change nothing; only `accept` changes the outer state. If a result can't be computed from received data,
 its digest is NO_DIGEST, and the core treats it as any wrong digest.
@@ -37,8 +37,8 @@ class TensorWork:
     """The outer state of one replica, and the proposals for its next state."""
 
     def __init__(self, run: Run, theta: Tensor, base: Tensor | None = None) -> None:
-        """`theta` [numel] fp32, used in place. `base` [numel] fp32: memory for the bases of a trainer that reads θ;
-        without a trainer nothing is ever written there."""
+        """`theta` [numel] fp32 is used in place, as θ. `base` [numel] fp32 is memory for the bases of a trainer; None
+        if there is no trainer."""
         self._run = run
         self.bases = Bases(run.layout, theta, theta if base is None else base)
         self.store = ShardStore(run.layout, run.outer, theta)
@@ -48,7 +48,8 @@ class TensorWork:
     # -- what the core asks for
 
     def average(self, effect: Average) -> Averaged | Damaged:
-        """Compute the weighted mean, encode it for the wire, and take the outer step on exactly these bytes."""
+        """Compute the weighted mean of the contributions, encode it for the wire, and compute the outer step from
+        exactly these bytes."""
         if effect.held is not None and self.store.digest(effect.shard, effect.held) != effect.base.digest:
             return Damaged(effect.shard, effect.base)
         try:
@@ -74,8 +75,8 @@ class TensorWork:
     def _proposed(
         self, shard: int, payload: memoryview, submissions: int, meta: bytes, buffered: int, revision: Revision
     ) -> str:
-        """Propose a commit's next state; returns its digest. Without contributions there is no outer step, only another
-        version of the same tensors.
+        """Compute the state that follows a commit, and keep it as a proposal; returns its digest. A commit without
+        contributions makes no outer step: only the version changes, not the tensors.
 
         Raises:
             ValueError: the state would have values that are not finite.
@@ -89,11 +90,11 @@ class TensorWork:
         return proposal.digest
 
     def damaged(self, state: State) -> bool:
-        """Whether the present tensors of a shard have another digest than the shard's version names."""
+        """Whether a shard's tensors don't have the digest that the shard's version names."""
         return self.store.digest(state.shard, meta_of(state)) != state.version.digest
 
     def apply(self, effect: Apply) -> Applied:
-        """Compute the outer step of another peer's commit. The result is a proposal until it is accepted."""
+        """Compute the outer step of another peer's commit. The result is only a proposal until `accept` is called."""
         commit = effect.commit
         shard, submissions, digest = commit.shard, len(commit.contributions), NO_DIGEST
         try:
@@ -103,7 +104,7 @@ class TensorWork:
         return Applied(shard, commit.base, digest)
 
     def fill(self, effect: Fill) -> Filled:
-        """Propose a state that was fetched."""
+        """Make a proposal from a state that was fetched."""
         state = effect.state
         try:
             proposal = self.store.load(state.shard, state.payload, effect.meta)
@@ -114,7 +115,8 @@ class TensorWork:
         return Filled(state.shard, state.version, proposal.digest)
 
     def accept(self, proposals: Iterable[tuple[int, str]]) -> None:
-        """Make proposals (shard, digest) the present state; other proposals for these shards are dropped."""
+        """Make these proposals, each given as (shard, digest), the present state. Other proposals for these shards are
+        dropped."""
         for shard, digest in proposals:
             proposal = self._proposals[shard, digest]
             was, present = self.store.accepted_theta(shard), partial(self.store.present_theta, shard)
@@ -126,7 +128,7 @@ class TensorWork:
     # -- payloads
 
     def nbytes(self, message: Message) -> int:
-        """The length of a message's payload in bytes; 0: it has none."""
+        """The length in bytes that the payload of this message must have; 0 if the message has none."""
         match message:
             case Contribution(shard=shard):
                 return codecs.nbytes(self._run.config.codec, self._numel(shard))
@@ -138,8 +140,8 @@ class TensorWork:
                 return 0
 
     def objection(self, message: Message, payload: memoryview) -> str:
-        """The reason for refusing a payload; empty if there is none. All values must be finite, and in a contribution
-        so small that sums are finite too."""
+        """Check a payload's values; returns the reason for refusing it, or an empty text. All values must be finite. In
+        a contribution they must also be so small that their sums are finite."""
         match message:
             case Contribution(shard=shard):
                 return _unfit(payload, self._run.config.codec, self._numel(shard), MAGNITUDE_MAX)
@@ -149,12 +151,12 @@ class TensorWork:
                 return _unfit(payload, "fp32", payload.nbytes // 4)
 
     def export(self, shard: int) -> memoryview:
-        """The payload of a shard's present state."""
+        """Encode a shard's present state as a payload."""
         return memoryview(b"".join(self.store.export(shard)))
 
     def encode(self, shard: int, delta: Tensor, id: ContributionId, *, weighs: bool = True) -> memoryview:
-        """Encode a shard's pseudo-gradient from `delta` [numel], for contribution `id`. If `delta` has the codec's form
-        already, the result is its memory, without a copy.
+        """Encode a shard's pseudo-gradient from `delta` [numel], for the contribution `id`. If `delta` is in the
+        codec's form already, the result shares its memory, without a copy.
 
         With error feedback the rounding error is added to the next contribution, unless this one has no weight. Values
         that every peer would refuse are sent as zeros, because a refused contribution would be sent again for ever.
@@ -177,13 +179,14 @@ class TensorWork:
         return payload
 
     def merge(self, shard: int, carry: Carry, counted: ContributionId | None) -> None:
-        """Update a shard's error feedback when the trainer merges the shard with this `carry`. `counted`: this peer's
-        last contribution to the shard that a commit counts."""
+        """Update a shard's error feedback. Called when the trainer merges the shard with this `carry`. `counted` is
+        this peer's last contribution to the shard that a commit counts."""
         if (feedback := self._feedback.get(shard)) is not None:
             feedback.merge(carry, counted)
 
     def _encoded(self, values: Tensor, shard: int, id: ContributionId) -> memoryview:
-        """Encode values with the run's codec and rounding. A contribution's unique id seeds its random rounding."""
+        """Encode values with the run's codec and rounding. The unique id of the contribution is the seed of its random
+        rounding."""
         config = self._run.config
         if config.rounding == "nearest":
             return codecs.encode(values, config.codec)
@@ -195,7 +198,7 @@ class TensorWork:
 
 
 def _unfit(payload: memoryview, codec: str, numel: int, magnitude_max: float = FINITE_MAX) -> str:
-    """The reason why the values in a payload can't be used, or an empty text."""
+    """Check the values in a payload; returns the reason why they can't be used, or an empty text."""
     try:
         if codecs.peak(payload, codec, numel) <= magnitude_max:  # NaN compares as false
             return ""

@@ -1,4 +1,4 @@
-"""The trainer's side of a node: the trainer's requests, their answers, and reports to the trainer.
+"""The part of a node that serves the trainer: it answers the trainer's requests, and reports to the trainer.
 
 Law: the only part that writes to the channel once training runs. A trainer has one request of a kind open at a time,
 numbered `n`; the answer has the same number, so that a late answer is not taken for that of a newer request.
@@ -76,7 +76,7 @@ class TrainerSide:
     # -- requests
 
     async def serve(self, messages: asyncio.Queue[Message]) -> None:
-        """Answer requests until cancelled."""
+        """Answer the trainer's requests until cancelled."""
         while True:
             message = await messages.get()
             match message:
@@ -105,8 +105,8 @@ class TrainerSide:
                     self._nudge_others(goal)
 
     async def _mended(self) -> None:
-        """Check the bases of the next pseudo-gradients, and wait, in bounded time, until those that were corrupted in
-        memory are repaired."""
+        """Check the bases of the pseudo-gradients that are due next. If some are corrupted in memory, wait, in bounded
+        time, until they are repaired."""
         bases, replica = self._bases, self._replica
         for shard in bases.read & set(replica.own.due()):
             store, version = self._work.store, replica.logs.look_at(shard).version
@@ -158,7 +158,8 @@ class TrainerSide:
     # -- what others tell
 
     def nudged(self, goal: int) -> None:
-        """Pass a peer's request to exchange the whole model on to the trainer, unless `goal` is far ahead."""
+        """Pass another peer's request to exchange the whole model on to the trainer. Ignore the request if its `goal`
+        is far above the number of commits that the run has made."""
         if goal <= self._commits + 2 * len(self._run.layout.fragments):
             self._shared.goal = max(goal, self._shared.goal)
 
@@ -169,17 +170,19 @@ class TrainerSide:
     # -- what the loop tells
 
     def departs(self) -> None:
-        """Record that the trainer no longer reads θ, because it departs."""
+        """Record that the trainer reads θ no more, because this peer leaves the run."""
         self._not_reading.set()
 
     async def not_reading(self) -> None:
-        """Wait until the trainer doesn't read θ. Checked again after each wait, as it may have begun to read anew."""
+        """Wait until the trainer is not reading θ. This is checked again after each wait, because the trainer may have
+        begun to read again."""
         while not self._not_reading.is_set():
             await self._not_reading.wait()
 
     def load(self, effect: Load) -> None:
-        """Answer a merge. θ doesn't change until the trainer says that it has read it. A trainer that was interrupted
-        during its wait reads nothing, and loads everything at its next request."""
+        """Answer the trainer's open merge request, if there is one. θ doesn't change until the trainer says that it has
+        read θ. A trainer that was interrupted while it waited for the answer reads nothing, and loads everything at its
+        next request."""
         if (asked := self._merging) is None:
             return
         self._not_reading.clear()
@@ -229,7 +232,7 @@ class TrainerSide:
         return {"steps": submissions.steps, "staleness": submissions.staleness, "refused": submissions.refused}
 
     def ready(self) -> None:
-        """Record that the state is there: training may start, unless it is held."""
+        """Record that this peer holds the run's state. Training starts now, unless it must wait for `let_go`."""
         self._came_ready = True
         self._publish()
         if not self._held:
@@ -237,18 +240,18 @@ class TrainerSide:
             self._channel.send("ready")
 
     def hold_for(self, text: str) -> None:
-        """Set the reason for which training waits until `let_go`."""
+        """Set the reason, as text, why training waits for `let_go`."""
         self._held_for = text
 
     def let_go(self) -> None:
-        """Let training start once the state is there."""
+        """Let training start: now if this peer holds the run's state, else once it does."""
         self._held, self._held_for = False, ""
         if self._came_ready and self.ready_at is None:
             self.ready()
 
     def changed(self) -> None:
-        """Record that some shard's state has changed. In asynchronous mode the trainer is normally not told: its next
-        merge brings the new state."""
+        """Tell the trainer that the state of some shard has changed. In asynchronous mode the trainer is normally not
+        told, because its next merge brings the new state."""
         self._publish()
         replica = self._replica
         if self._asynchronous and not (replica.finished or replica.own.left_behind):
@@ -274,7 +277,7 @@ class TrainerSide:
             await asyncio.sleep(PROGRESS_EVERY_S)
 
     async def tell_waiting(self) -> None:
-        """Tell a waiting trainer the reason of its wait; short waits are not reported."""
+        """Until cancelled, tell a waiting trainer regularly why it waits. Short waits are not reported."""
         while True:
             await asyncio.sleep(TELL_EVERY_S)
             if self.ready_at is None or self._stands_long():

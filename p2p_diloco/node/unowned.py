@@ -1,4 +1,4 @@
-"""Records in the DHT that no peer owns: each is named by its content, so every peer can keep it alive.
+"""Stores and reads DHT records that no peer owns. Each record is named by its content, so any peer can keep it alive.
 
 Law: a record is [protocol, fields of a dataclass]. A record that isn't named by its content, or can't be read, is left
 out.
@@ -32,12 +32,12 @@ def pack(said: object) -> bytes:
 
 
 async def store(dht: Records, key: str, value: bytes, ttl_s: float) -> bool:
-    """Store or renew a record. False if it wasn't stored."""
+    """Store a record in the DHT, or renew it. Returns False if it wasn't stored."""
     return await dht.store(key, name_of(value), value, ttl_s, owned=False)
 
 
 async def fetch(dht: Records, key: str) -> dict[str, bytes]:
-    """The records under a key, by name.
+    """Fetch the records under a key from the DHT; returns them by name.
 
     Raises:
         Unreachable: the DHT doesn't answer.
@@ -47,7 +47,7 @@ async def fetch(dht: Records, key: str) -> dict[str, bytes]:
 
 
 async def read(dht: Records, key: str, kind: type[T]) -> list[T]:
-    """The dataclasses of this kind in the records under a key.
+    """Fetch the records under a key from the DHT; returns the dataclasses of the type `kind` that they hold.
 
     Raises:
         Unreachable: the DHT doesn't answer.

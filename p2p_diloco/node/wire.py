@@ -24,12 +24,13 @@ TOKEN_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """A request for the description of the run's model, from a peer whose model differs or that has none."""
+    """A request for the description of the run's model. A peer sends it if its own model differs from the run's, or if
+    it has no model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The answer to `Describe`. payload: the layout's wire form, as msgpack."""
+    """The answer to `Describe`. `payload` is the layout in its wire form, encoded by msgpack."""
 
     nbytes: int
     payload: Any = field(compare=False, repr=False, default=None)
@@ -50,12 +51,12 @@ AnyMessage = messages.Message | NodeMessage
 
 
 def pack(message: AnyMessage, token: bytes) -> bytes:
-    """Encode a message's header. Its payload, if it has one, goes beside it."""
+    """Encode a message's header. The message's payload, if there is one, is sent beside the header."""
     return bytes(msgpack.packb([PROTOCOL, token, type(message).__name__, to_plain(message)]))
 
 
 def unpack(header: bytes, token: bytes) -> AnyMessage:
-    """Decode the message of a header, without its payload.
+    """Decode a header; returns the message without its payload.
 
     Raises:
         Refusal: another protocol, another run (settings, model), an unknown kind, or unfit fields.
@@ -63,7 +64,7 @@ def unpack(header: bytes, token: bytes) -> AnyMessage:
     try:
         match msgpack.unpackb(header):
             case [int(protocol), *_] if protocol != PROTOCOL:
-                raise Refusal(f"this peer uses protocol {PROTOCOL}, the message protocol {protocol}")
+                raise Refusal(f"this peer uses protocol {PROTOCOL}, but the message uses protocol {protocol}")
             case [int(), bytes(theirs), str(kind), list(fields)]:
                 pass
             case _:
@@ -71,7 +72,7 @@ def unpack(header: bytes, token: bytes) -> AnyMessage:
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise Refusal(f"the header can't be read ({type(error).__name__})") from None
     if theirs != token:
-        raise Refusal("wrong run token: run id, settings or model differ")
+        raise Refusal("wrong run token: the sender has another run id, other settings or another model")
     if (read := _READERS.get(kind)) is None:
         raise Refusal(f"the message has the unknown kind {kind[:40]!r}")
     try:

@@ -375,7 +375,7 @@ def test_a_record_does_not_end_a_run_that_goes_on(
             await peer.stop()
 
     asyncio.run(asyncio.wait_for(life(), 60.0))
-    assert caplog.text.count("because the run goes on") == 1
+    assert caplog.text.count("because another peer still trains in it") == 1
 
 
 def test_a_newer_generation_is_bound_by_no_older_end(memory_peer: Any, quick: dict[str, Any], tmp_path: Path) -> None:
@@ -575,7 +575,7 @@ def test_an_end_that_is_ignored_is_told_once(caplog: pytest.LogCaptureFixture) -
         return [await made.look() for _ in range(4)]
 
     assert asyncio.run(life()) == [True, False, False, False]
-    assert caplog.text.count("because the run goes on") == 1
+    assert caplog.text.count("because another peer still trains in it") == 1
 
 
 def test_an_end_that_shows_before_the_state_binds_as_well() -> None:

@@ -121,12 +121,12 @@ def test_before_the_run_is_known_everything_is_refused() -> None:
         with pytest.raises(Refusal, match="not in a run yet"):
             inbox.admit("stranger", wire.pack(Probe(summary()), token))
         inbox.handler = DescriptionInbox(token, "friend")
-        with pytest.raises(Refusal, match="not ready yet"):
+        with pytest.raises(Refusal, match="still waits for the description"):
             inbox.admit("friend", wire.pack(Probe(summary()), token))
         with pytest.raises(Refusal, match="the description is longer than allowed"):
             inbox.admit("friend", wire.pack(wire.Description(2**40), token))
         header = wire.pack(wire.Description(1), token)
-        with pytest.raises(Refusal, match="no description was asked for"):
+        with pytest.raises(Refusal, match="did not ask for a description"):
             await inbox.deliver("stranger", header, memoryview(b"\x80"))
         with pytest.raises(Refusal, match="the description of the model can't be read"):
             await inbox.deliver("friend", header, memoryview(b"\x80"))
@@ -186,9 +186,9 @@ def test_payloads_of_strangers(memory_peer: Any, quick: dict[str, Any]) -> None:
         base = Version(*(await peer.ask("ask", "told"))["versions"][0])
         header = wire.pack(Contribution(0, base, ID, ID, 1.0, 1), token_of(peer))
         for payload, reason in [
-            (floats(1, 2, 3), "carries 16 bytes, 12 came"),
+            (floats(1, 2, 3), "must have 16 bytes, but 12 came"),
             (floats(1, 2, 3, 4, 5), "at most 16"),
-            (None, "carries 16 bytes, 0 came"),
+            (None, "must have 16 bytes, but 0 came"),
             (floats(1, 2, 3, float("nan")), "not finite"),
             (floats(1, 2, 3, float("inf")), "not finite"),
             (floats(1, 2, 3, 1e30), "too large"),

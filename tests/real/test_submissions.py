@@ -63,5 +63,5 @@ def test_in_few_bits_nothing_answered_for_is_lost_or_doubled(swarm: Swarm, tmp_p
             for element in (0, 1):
                 moved_by = -shard[2 * life + element]
                 assert lost[element] - RESIDUAL <= moved_by <= more[element] + RESIDUAL, (member.name, element)
-    assert "starting from" in again.log()
+    assert "starting from the checkpoint" in again.log()
     assert "the inner optimizer starts without a saved state" not in again.log()
