@@ -67,7 +67,8 @@ def place_of(address: str) -> Place | None:
 
 
 def places(addresses: Iterable[str]) -> set[Place]:
-    """The IP address and TCP port of each of these multiaddrs. Multiaddrs without both are left out."""
+    """The IP address and TCP port of each of these multiaddrs. Multiaddrs that lack an IP address or a port are left
+    out."""
     return {place for place in map(place_of, addresses) if place is not None}
 
 

@@ -168,7 +168,7 @@ class Traffic:
         return {peer: entry.way for peer, entry in self.peers.items() if entry.way is not None}
 
     def refuse(self, peer: str) -> None:
-        """Count a refusal by this peer of a message that came from `peer`."""
+        """Count a message from `peer` as refused by this peer."""
         self.refused += 1
         self._of(peer).refused += 1
 

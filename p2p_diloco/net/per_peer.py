@@ -79,7 +79,7 @@ class OnePerPeer(Generic[T]):
             del self._opened[peer]
 
     def end(self) -> None:
-        """Open no more objects, and cancel the attempts to open some that are under way."""
+        """Cancel all attempts to open an object that are under way, and start no new ones."""
         self._ended = True
         for opening in self._opening.values():
             opening.cancel()

@@ -107,7 +107,7 @@ class Pipe(asyncio.BufferedProtocol):
         _wake(self._reader)
 
     def eof_received(self) -> None:
-        """End the stream, because the other end sends no more. This protocol never closes only one direction."""
+        """End the stream, because the other end has closed it. This protocol never closes only one direction."""
         self._end("the stream was closed")
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -85,5 +85,5 @@ async def ask(daemon: Daemon, peer: str, *, timeout_s: float, padding_bytes: int
 
 def _stub(daemon: Daemon, peer: str) -> Any:
     """Make the object that sends DHT requests to a peer. `DHTProtocol`'s own `get_stub` needs a member of the DHT, so
-    its parent's is called."""
+    the parent class's method is called."""
     return super(DHTProtocol, DHTProtocol).get_stub(daemon.p2p, PeerID.from_base58(peer))

@@ -105,7 +105,7 @@ def _told(answer: object, me: str) -> DialBack:
                 if isinstance(address, str) and address.endswith(f"/p2p/{me}") and len(address) <= ADDRESS_LETTERS_MAX:
                     told[address] = None if why is None else _plain(str(why))
             return DialBack(seen, told)
-    raise FrameError("its answer can't be read")
+    raise FrameError("the peer's answer can't be read")
 
 
 def _plain(text: str) -> str:

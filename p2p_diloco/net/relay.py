@@ -102,7 +102,7 @@ class Relay:
         await self._daemon.serve_streams(RELAY, self.serve)
 
     async def serve(self, peer: str, pipe: Pipe, seen_at: str) -> None:
-        """Answer the request on a stream that a peer opened."""
+        """Read the request on a stream that a peer has opened, and answer it."""
         serving = start(self._serve(peer, pipe, seen_at), self._tasks)
         await asyncio.wait({serving})  # `close` cancels it without an error for the caller
 

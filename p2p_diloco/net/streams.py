@@ -35,7 +35,7 @@ class Streams:
         self.closing = False
 
     def frames(self, peer: str, pipe: Pipe) -> FrameStream:
-        """Make a frame stream over a pipe. `close` ends the pipe, like all pipes of this peer."""
+        """Make a frame stream over a pipe, and remember the pipe, so that `close` can end it."""
         self.pipes.add(pipe)
         return FrameStream(pipe, peer, self.limits, self.traffic)
 

@@ -50,7 +50,8 @@ class TcpSocket:
         self._took = Took(0, 0.0)
 
     def took(self) -> Took:
-        """The connection's progress by TCP's counters, or their last known values if the kernel gives none."""
+        """The connection's progress, by TCP's counters. If the kernel doesn't tell them now, their last known values
+        are used."""
         if (info := self._info()) is not None:
             _, _, _, acknowledged, _, busy_us, awaited_us = info
             self._took = Took(acknowledged, (busy_us - awaited_us) / 1e6)
@@ -58,8 +59,8 @@ class TcpSocket:
 
     def path_bytes(self) -> float:
         """Estimate how many of the connection's bytes are on their way now, without those that wait in queues: the
-        unacknowledged bytes · the shortest round trip time / the present one. 0 if the kernel tells nothing, or the
-        connection has ended."""
+        unacknowledged bytes, multiplied by the shortest round trip time and divided by the present one. 0 if the kernel
+        tells nothing, or the connection has ended."""
         if (info := self._info()) is None:
             return 0.0
         packet_bytes, unacknowledged, rtt_us, _, shortest_us, _, _ = info

@@ -91,7 +91,7 @@ class NodeEnd:
 
     @classmethod
     async def over(cls, sock: socket.socket) -> NodeEnd:
-        """Make the node's end of a connected socket."""
+        """Make the node's end of the channel from a connected socket."""
         return cls(*await asyncio.open_connection(sock=sock))
 
     def send(self, kind: str, **values: object) -> None:

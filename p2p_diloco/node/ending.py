@@ -53,7 +53,7 @@ class Ending:
 
     async def begin(self, within_s: float) -> None:
         """Publish the run's end in the DHT if it is on this peer's disk. Called before other peers see this peer, so
-        that they don't go on training with it."""
+        that they don't go on training with this peer."""
         if self._on_disk is not None:
             await self._try(ends.store(self._transport, self._founding, self._on_disk), within_s)
 

@@ -84,7 +84,7 @@ class Ledger:
         return dict(self._hidden)
 
     def _settle(self) -> None:
-        """Add the time since the last call to the active part."""
+        """Add the time since the last call to the sum of the active part."""
         began, self._at = self._at, self._clock()
         part = next((name for name in self._order if self._under_way[name]), self._order[-1])
         stood = min(max(0.0, self._at - self._stands_since()), self._at - began)

@@ -156,7 +156,7 @@ class LocalProgress:
     # -- samples
 
     def _settle(self, shard: int, carry: Carry) -> None:
-        """If the carry says that a shard's sent samples were counted or dropped, they are no longer uncounted. Add
+        """If the carry says that a shard's sent samples were counted or dropped, stop listing them as uncounted. Add
         dropped ones to `dropped_samples`."""
         if carry is Carry.DROP:
             self._dropped += self._parts[shard] * self._uncounted[shard]
@@ -164,17 +164,17 @@ class LocalProgress:
             self._uncounted[shard] = 0
 
     def _lose(self, shard: int, share: float) -> None:
-        """Add the fraction `share` of a shard's progress since its last sending to `dropped_samples`."""
+        """Add to `dropped_samples` the fraction `share` of a shard's progress since its last sending."""
         steps, samples = self._sent[shard]
         self._dropped += self._parts[shard] * share * (self._trained[1] - samples or self._trained[0] - steps)
 
     def _lose_all(self, shard: int) -> None:
-        """Add all of a shard's progress since its last sending to `dropped_samples`."""
+        """Add to `dropped_samples` all of a shard's progress since its last sending."""
         self._lose(shard, 1.0)
         self._sent[shard] = self._trained
 
     def _give_up(self, shards: Iterable[int]) -> None:
-        """Add all progress of these shards that no commit has counted to `dropped_samples`."""
+        """Add to `dropped_samples` all progress of these shards that no commit has counted."""
         for shard in shards:
             self._settle(shard, Carry.DROP)
             self._lose_all(shard)

@@ -103,7 +103,7 @@ class Outbox:
     ) -> None:
         """Send a message; `answer` is called with the outcome. `withdraw` finds messages with a payload by their `key`.
         A payload leaves once all earlier payloads to this peer with the same `line` were answered. An `urgent` payload
-        waits for no others than these."""
+        waits only for these."""
         if payload is None:
             self._start(self._send(to, header, answer))
             return

@@ -175,8 +175,8 @@ class Participation:
             )
 
     async def _measure(self) -> None:
-        """Until cancelled, tell the replica when this peer's bandwidth changes, or whether others can dial it. All
-        peers use these values when they choose aggregators."""
+        """Until cancelled, tell the replica each change of this peer's bandwidth, and of whether other peers can dial
+        it. All peers use these two values to choose aggregators."""
         while True:
             if (reachable := not self._transport.reach.private) != self._replica.roster.mine.eligible:
                 self._events.post(Reachable(reachable))

@@ -81,7 +81,7 @@ def reader(hint: Any, scalars: Mapping[Any, Reader] | None = None) -> Reader:
 
 
 def from_plain(kind: type[T], value: object) -> T:
-    """Convert a plain value back to a `kind`, which `to_plain` has converted. Raises ValueError for any other value."""
+    """Convert a plain value that `to_plain` made back to the type `kind`. Raises ValueError for any other value."""
     try:
         found: T = _reader_of(kind)(value)  # type: ignore[arg-type]
     except Unfit as error:

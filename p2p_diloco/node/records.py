@@ -67,8 +67,8 @@ async def read_peers(dht: Records, run_id: str) -> dict[str, PeerStatus]:
 
 
 async def who_takes_part(dht: Records, run_id: str) -> dict[str, float]:
-    """Find in the DHT the peers whose records say that they take part in rounds; returns the time of each one's record,
-    in seconds since 1970."""
+    """Find in the DHT the peers that take part in rounds, according to their records. Returns the time of each peer's
+    record, in seconds since 1970."""
     peers = await read_peers(dht, run_id)
     return {peer: status.time for peer, status in peers.items() if status.state in TAKE_PART}
 

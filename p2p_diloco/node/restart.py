@@ -1,5 +1,5 @@
-"""Restarts a run from the checkpoints of its peers. Each peer waits until the others are back. So the version that wins
-is the highest one on any peer's disk, even if that peer starts late.
+"""Restarts a run from the checkpoints of its peers. Each peer waits until the others are back. So the highest version
+on any peer's disk wins, even if that peer starts late.
 
 Law: only delays the trainer. The replica runs in the meantime, and adopts a greater version.
 """
@@ -43,7 +43,7 @@ async def until_the_others_are_back(
     tell: Callable[[str], None],
 ) -> None:
     """Wait, for at most `wait_s`, until two conditions hold. At least as many peers are live as were in `group`, the
-    last round's averaging group. And every live peer has a state, which is not higher than this peer's. If the run is
+    last round's averaging group. And every live peer holds a state that is not higher than this peer's. If the run is
     still going on, wait only while a live peer is of a newer generation.
 
     `tell` is called with the reason for the wait; the text stays the same while the reason does.

@@ -114,7 +114,7 @@ class Run:
         return replace(limits, connect_timeout_s=dial_s, read_timeout_s=answer_s, write_timeout_s=answer_s)
 
     def check(self, limits: Limits) -> None:
-        """Check that the state of each shard fits into one message, and that the list of all shards does.
+        """Check that no shard's state is too long for one message, and that one message can list all shards.
 
         Raises:
             ConfigError: one of them doesn't fit.
@@ -140,9 +140,9 @@ class Run:
 
 
 def reply_codec_of(config: RunConfig) -> str:
-    """The codec in which means are sent: `reply_codec` if it is set, else the codec of contributions. But bf16 replaces
-    a codec with error feedback: the next round may have another aggregator, which doesn't know the rounding errors of
-    this round's mean."""
+    """The codec in which means are sent: `reply_codec` if it is set, else the codec of contributions. In place of a
+    codec with error feedback it is bf16, because the next round may have another aggregator, which doesn't know the
+    rounding errors of this round's mean."""
     return config.reply_codec or ("bf16" if codecs.feeds_back(config.codec) else config.codec)
 
 
@@ -202,7 +202,7 @@ class RunRecord:
                 raise ValueError(f"the run uses protocol {protocol}, but this peer uses protocol {PROTOCOL}")
             return _RECORD.read(content)
         except (KeyError, TypeError, msgpack.UnpackException, Unfit) as error:
-            raise ValueError(f"not a run's record: {error}") from None
+            raise ValueError(f"these bytes are not a run's record: {error}") from None
 
 
 def _read_config(value: object) -> dict[str, Any]:

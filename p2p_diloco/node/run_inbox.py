@@ -102,8 +102,7 @@ class RunInbox(Handler):
 
 
 def _read(header: bytes, token: bytes, shape: tuple[int, int]) -> wire.AnyMessage:
-    """Decode a header and check it against the run. `shape` holds the number of the run's shards and that of its
-    fragments.
+    """Decode a header, and check it against the run. `shape`: how many shards and how many fragments the run has.
 
     Raises:
         Refusal: the header is no message of this run.

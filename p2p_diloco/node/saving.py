@@ -92,8 +92,8 @@ class Saving:
         self._writing.add_done_callback(self._written)
 
     def _written(self, writing: asyncio.Future[Sequence[State]]) -> None:
-        """Called when a checkpoint is written, or was not written because shards are damaged. Tell the replica the
-        damaged shards. They are logged only once, because shards may stay damaged for long."""
+        """If a checkpoint was not written because shards are damaged, report these shards to the replica. They are
+        logged only once, because shards may stay damaged for long."""
         damaged = writing.result()
         if damaged and not self._spoilt:
             shards = ", ".join(str(state.shard) for state in damaged)

@@ -180,7 +180,7 @@ class PeerStatus:
         try:
             return _RECORD.read(msgpack.unpackb(value))
         except (ValueError, msgpack.UnpackException, Unfit) as error:
-            raise ValueError(f"no status of a peer: {error}") from None
+            raise ValueError(f"these bytes are not a peer's status: {error}") from None
 
 
 def clean(text: str) -> str:
