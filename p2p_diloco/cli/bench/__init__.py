@@ -1,5 +1,5 @@
-"""`bench`: measures how long a whole round takes between real processes, where its time goes, and how long other
-methods take.
+"""`bench`: measures how long a whole round takes between real processes, and where its time goes. Measures other
+methods in the same way.
 
 Law: only measures. Each peer, and each member of another method, is a process of its own (`serve`). Groups of them take
 turns, a round each, so that other work on the machine slows all groups equally.

@@ -1,4 +1,5 @@
-"""The contender `averager`: one of a group of Hivemind's averagers, followed by the same outer step as in a run.
+"""The contender `averager`: one process of a group that averages with Hivemind's `DecentralizedAverager`, and then
+takes the same outer step as a run.
 
 Law: `DecentralizedAverager` is used as documented, and knows the group's size. A round is the search for a group and
 the all-reduce after it. The two are timed separately, because the search takes equally long for small and large models.
@@ -21,7 +22,7 @@ LOOK_EVERY_S = 0.002
 
 
 class Contender(Counterpart):
-    """One averager of the group."""
+    """One process of the group, with its `DecentralizedAverager`."""
 
     def open(self, first: Line) -> Line:
         self._dht = hivemind.DHT(

@@ -34,7 +34,7 @@ WIDTH = 140
 
 
 def bench(plan: Plan, *, as_json: bool) -> int:
-    """Measure and print the figures; returns the exit status: 1 if something failed, 128 + n after signal n.
+    """Measure all groups and print the figures. Returns the exit status: 1 if something failed, 128 + n after signal n.
 
     Raises:
         UsageError: this machine has too little memory, or can't provide the links that the flags name.
@@ -62,7 +62,8 @@ def bench(plan: Plan, *, as_json: bool) -> int:
 
 
 def measured(plan: Plan) -> tuple[list[Result], str | None]:
-    """Measure; returns the result of each group and, for machines with links of their own, TCP's congestion control.
+    """Measure all groups. Returns the result of each group, and the TCP congestion control of the simulated machines
+    (None on loopback).
 
     Raises:
         UsageError: as `bench`. Failed: a process didn't start.
@@ -83,7 +84,8 @@ def measured(plan: Plan) -> tuple[list[Result], str | None]:
 
 
 def turn(groups: Sequence[Group], name: str) -> None:
-    """Play a round of each group that has not failed."""
+    """Let each group that has not failed play one round. Then write their times to stderr, in a line that begins with
+    `name`."""
     told = []
     for group in groups:
         if group.failed:
@@ -102,15 +104,15 @@ def tell(text: str) -> None:
 
 
 def unlike_most(congestion: str) -> str:
-    """A warning for figures that were measured with another TCP congestion control than `CONGESTION`."""
+    """The warning that the simulated machines use another TCP congestion control than `CONGESTION`."""
     return (
-        f"the machines use TCP's {congestion or 'unknown congestion control'}, as this one does: {CONGESTION}, which "
-        "most use, is not allowed there; add it to net.ipv4.tcp_allowed_congestion_control to measure with it"
+        f"the simulated machines use TCP's {congestion or 'unknown congestion control'}, as this machine does; to "
+        f"measure with {CONGESTION}, which most systems use, add it to net.ipv4.tcp_allowed_congestion_control"
     )
 
 
 def _check_memory(plan: Plan) -> None:
-    """Check that there is memory for all groups, which run at the same time. On a machine that swaps, figures would be
+    """Check that this machine has memory for all groups at the same time. If it had to swap, the figures would be
     useless.
 
     Raises:
@@ -128,4 +130,6 @@ def _network(plan: Plan) -> Network:
         return Network(plan.rtt_s, plan.loss)
     except NoNetwork as error:
         mend = "run as root on Linux with ip and tc (iproute2), or leave it out"
-        raise UsageError(f"can't be made here ({error})", key="--link", mend=mend) from None
+        raise UsageError(
+            f"needs simulated machines, which can't be made here ({error})", key="--link", mend=mend
+        ) from None

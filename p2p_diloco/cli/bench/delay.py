@@ -1,5 +1,5 @@
-"""`python -m p2p_diloco.cli.bench.delay SECONDS LOSS`: a switch that delivers each frame SECONDS later, and loses the
-fraction LOSS of all packets. Needs Linux and root.
+"""`python -m p2p_diloco.cli.bench.delay SECONDS LOSS`: a network switch that delivers each frame SECONDS later, and
+loses the fraction LOSS of all packets. Needs Linux and root.
 
 Law: standard library only. Interfaces are named one a line on stdin, and each is answered by a line with its name; the
 process ends when its stdin ends. The kernel's own `netem` would do the same, but not every kernel has it.
@@ -38,7 +38,8 @@ _SOL_PACKET = 263
 
 
 class Switch:
-    """Delivers each frame to the interface behind which its receiver is, or to all if that is not known."""
+    """Delivers each frame to the interface that leads to its receiver. While that interface is unknown, the frame goes
+    to all interfaces."""
 
     def __init__(self, delay_s: float, gap: Callable[[], int]) -> None:
         self._delay_s, self._gap, self._until_loss = delay_s, gap, gap()
@@ -57,7 +58,7 @@ class Switch:
         self._ports.append(port)
 
     def run(self) -> None:
-        """Deliver frames, and connect the interfaces that are named on stdin, until stdin ends."""
+        """Deliver frames until stdin ends. Meanwhile connect each interface that stdin names."""
         while True:
             left_s = max(0.0, self._due[0][0] - monotonic()) if self._due else None
             ready = select.select([*self._ports, sys.stdin], [], [], left_s)[0]
@@ -94,7 +95,7 @@ class Switch:
 
 
 def gap_between_losses(loss: float) -> int:
-    """Draw how many packets arrive between two lost ones, if each is lost with this probability."""
+    """Draw how many packets arrive between two lost packets. Each packet is lost with the probability `loss`."""
     return int(math.log(1.0 - random.random()) / math.log1p(-loss)) if loss else sys.maxsize
 
 

@@ -1,4 +1,5 @@
-"""Ethernet frames as Linux's packet sockets deliver them, each after a header that describes its offloads.
+"""Reads and cuts Ethernet frames as Linux's packet sockets deliver them: before each frame there is a header that
+describes its offloads (the work that is left to the network card).
 
 Law: pure functions on bytes. TCP hands its packets to an interface as one long frame, with the length of each packet's
 payload in the header (`virtio_net_hdr`); such a frame counts here as the packets that it stands for.
@@ -20,18 +21,18 @@ _FIN, _PSH, _CWR = 0x01, 0x08, 0x80
 
 
 def addresses(frame: bytes) -> tuple[bytes, bytes]:
-    """The frame's destination and source (MAC)."""
+    """The MAC addresses of the frame's destination and of its source."""
     return frame[OFFLOADS_BYTES : OFFLOADS_BYTES + 6], frame[OFFLOADS_BYTES + 6 : OFFLOADS_BYTES + 12]
 
 
 def packets(frame: bytes) -> int:
-    """How many packets the frame stands for."""
+    """The number of packets in the frame. Only a long TCP frame has more than one."""
     shape = _shape(frame)
     return 1 if shape is None else shape[2]
 
 
 def part(frame: bytes, first: int, end: int) -> bytes:
-    """Packets `first` (included) to `end` (excluded) of a frame, as one frame."""
+    """A frame with only some packets of the given frame: from packet `first` to the last packet before `end`."""
     shape = _shape(frame)
     if shape is None or (first == 0 and end >= shape[2]):
         return frame
@@ -46,9 +47,9 @@ def part(frame: bytes, first: int, end: int) -> bytes:
 
 
 def survivors(frame: bytes, gap: Callable[[], int], until_loss: int) -> tuple[list[bytes], int]:
-    """Cut the lost packets out of a frame; returns the frames that remain, and how many packets after this frame arrive
-    before the next loss. `until_loss`: how many packets, this frame's included, arrive before the next loss; after each
-    loss `gap` draws this number anew."""
+    """Remove the lost packets from a frame. Returns the frames that remain, and how many more packets arrive after this
+    frame until the next loss. `until_loss`: how many packets arrive until the next loss, counted from the first packet
+    of this frame. After each loss, `gap` draws this number anew."""
     count = packets(frame)
     if until_loss >= count:
         return [frame], until_loss - count
@@ -63,7 +64,8 @@ def survivors(frame: bytes, gap: Callable[[], int], until_loss: int) -> tuple[li
 
 
 def _shape(frame: bytes) -> tuple[int, int, int] | None:
-    """For a long TCP frame: where its payload begins, the payload bytes of each packet, and the count of packets."""
+    """For a long TCP frame: the position of its payload, the payload bytes of each packet, and the number of packets.
+    None for any other frame."""
     _, kind, _, each, _, _ = _OFFLOADS.unpack_from(frame)
     if kind & _KIND_MASK != _LONG_TCP4 or not each:
         return None
@@ -74,8 +76,9 @@ def _shape(frame: bytes) -> tuple[int, int, int] | None:
 
 
 def _describe(header: bytearray, first: int, each: int, payload_bytes: int, *, last: bool) -> None:
-    """Change the headers of a long frame for a new frame, which holds `payload_bytes` of its payload from packet
-    `first` on. `each`: payload bytes of a packet; `last`: whether the long frame's last packet is included.
+    """Adapt `header`, a copy of a long frame's headers, to a shorter frame that is cut from the long one. The shorter
+    frame begins with packet `first` and has `payload_bytes` of payload. `each`: payload bytes of a packet; `last`:
+    whether the long frame's last packet is included.
 
     TCP's checksum field then holds the sum of the pseudo header alone; the kernel adds the other bytes.
     """
@@ -95,7 +98,7 @@ def _describe(header: bytearray, first: int, each: int, payload_bytes: int, *, l
 
 
 def _sum(data: bytes | bytearray) -> int:
-    """The sum of the Internet's checksums (RFC 1071), of an even number of bytes."""
+    """The 16-bit sum from which Internet checksums are made (RFC 1071). The number of bytes is even."""
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     total = (total & 0xFFFF) + (total >> 16)
     return (total & 0xFFFF) + (total >> 16)

@@ -1,4 +1,5 @@
-"""The contender `gloo`: one rank of gloo's all-reduce, followed by the same outer step as in a run.
+"""The contender `gloo`: one rank of a group that averages with gloo's all-reduce, and then takes the same outer step as
+a run.
 
 Law: as in data-parallel training without this package: plain TCP, and a fixed group. With bf16 on the wire the sums are
 bf16 too, because gloo adds the values that it sends.
@@ -16,7 +17,7 @@ from p2p_diloco.cli.bench.work import Counterpart
 
 
 class Contender(Counterpart):
-    """One rank of the all-reduce."""
+    """One rank of the group."""
 
     def build(self, everyone: list[Line], sent_bytes: int) -> Line:
         dist.init_process_group(

@@ -1,4 +1,4 @@
-"""Groups of processes that are measured together, and their rounds.
+"""Starts groups of processes that are measured together, and lets them play rounds.
 
 Law: every wait has a deadline, after which it raises `Failed` with the last log line of the process that didn't answer.
 Figures are computed in `measure`.
@@ -29,20 +29,21 @@ peers join through it, and its memory shows what a peer needs without a model.""
 
 
 class Failed(Exception):
-    """A process ended, didn't answer in time, or gave a wrong answer; the sentence names the process and the reason."""
+    """A process ended, didn't answer in time, or gave a wrong answer. The error's sentence names the process and the
+    reason."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The plan, processes and network that all groups share. `network`: None on loopback."""
+    """The plan, the processes and the network that all groups share. `network`: None if the processes use loopback."""
 
     plan: Plan
     children: Children
     network: Network | None = None
 
     def start(self, name: str, kind: str, rank: int | None, **options: Any) -> Child:
-        """Start a measured process on the machine of its rank. Without a rank it is the seed, whose machine's link is
-        not throttled."""
+        """Start a measured process. If there is a network, it runs on the simulated machine of its rank. Without a rank
+        it is the seed; the link of the seed's machine is not throttled."""
         host, on, device = "127.0.0.1", list[str](), "lo0" if sys.platform == "darwin" else "lo"
         if self.network is not None:
             machine = SEED if rank is None else f"m{rank}"
@@ -85,7 +86,7 @@ def ask(members: Sequence[Child], do: str, within_s: float = START_S, **values: 
 
 @dataclass(slots=True)
 class Group:
-    """Processes that play their rounds together. `sent_bytes`: bytes that one of them sends in a round."""
+    """Processes that play their rounds together. `sent_bytes`: the bytes that one process sends in a round."""
 
     plan: Plan
     name: str
@@ -110,11 +111,11 @@ class Group:
         return self.rounds[-1]
 
     def result(self, warm_up: int) -> Result:
-        """The group's rounds without the warm-up ones, and its memory."""
+        """The group's result: its memory, and its rounds except the first `warm_up` rounds."""
         peaks = [measure.memory(member, peak=True) for member in self.members if member.status is None]
         highest = max(peaks, key=lambda memory: memory.total, default=Memory({}))
         counted = tuple(self.rounds[warm_up:])
-        failed = self.failed or ("" if counted else "no round of it counts")
+        failed = self.failed or ("" if counted else "it made no round after the warm-up")
         return Result(self.name, counted, self.sent_bytes, len(self.members), self.idle, highest, failed)
 
     def _check(self, answers: Sequence[Line]) -> None:
@@ -128,7 +129,8 @@ class Group:
 
 
 def groups_of(bench: Bench) -> list[Group]:
-    """Start all groups of the plan and prepare them for the first round: the run, then its counterparts.
+    """Start the processes of all groups, and prepare them for their first round. The run comes first, then the methods
+    that are measured beside it.
 
     Raises:
         Failed: a process didn't start.

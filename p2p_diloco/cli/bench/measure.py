@@ -24,7 +24,8 @@ NODE_PROGRAM = "p2p_diloco.node"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of one group, in seconds. `took_s`: the time of the slowest peer, for which the others wait.
+    """One round of one group; times are in seconds. `took_s`: the time of the slowest peer, because the others wait for
+    it.
 
     `parts`: the slowest peer's times by part. `cpu_s`: processor time of all peers together, by kind of process.
     `waiting_s`, `hidden_s`: the mean over peers.
@@ -39,7 +40,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of memory of one peer's processes, at their peak or at one moment. `shared`: bytes of shared memory that
+    """The memory of one peer's processes in bytes, at its peak or at one moment. `shared`: bytes of shared memory that
     `by_role` counts more than once."""
 
     by_role: Mapping[str, int]
@@ -66,7 +67,8 @@ class Result:
 
 
 def round_of(answers: Sequence[Mapping[str, Any]], cpu_s: Mapping[str, float]) -> Round:
-    """Make a `Round` of its processes' answers. A process that tells no waiting time counts as waiting all the time."""
+    """Make a `Round` from the answers of a group's processes. A process that reports no waiting time counts as waiting
+    for the whole round."""
     slowest = max(answers, key=lambda answer: float(answer["took_s"]))
     waiting = statistics.mean(answer.get("waiting_s", answer["took_s"]) for answer in answers)
     hidden = statistics.mean(answer.get("hidden_s", 0.0) for answer in answers)
@@ -74,7 +76,7 @@ def round_of(answers: Sequence[Mapping[str, Any]], cpu_s: Mapping[str, float]) -
 
 
 def cpu_s(children: Iterable[Child]) -> dict[str, float]:
-    """Processor seconds so far, user and system, by kind of process."""
+    """The processor seconds, user and system, that the children have used so far, by kind of process."""
     used: dict[str, float] = {}
     for child in children:
         for role, process in _roles(child):
@@ -85,7 +87,8 @@ def cpu_s(children: Iterable[Child]) -> dict[str, float]:
 
 
 def memory(child: Child, *, peak: bool = False) -> Memory:
-    """The memory of the child's processes now; with `peak` the most that each ever had, where the system reports it."""
+    """The memory that the child and its descendants use now. With `peak`: the most that each of them has ever used,
+    where the system reports it."""
     found: dict[str, int] = {}
     shared: list[int] = []
     for role, process in _roles(child):
@@ -97,7 +100,7 @@ def memory(child: Child, *, peak: bool = False) -> Memory:
 
 
 def _status(process: psutil.Process) -> dict[str, int]:
-    """The memory sizes in Linux's /proc/PID/status, in bytes; elsewhere none."""
+    """The memory sizes in Linux's /proc/PID/status by name, in bytes. Empty on other systems."""
     path = Path(f"/proc/{process.pid}/status")
     if not path.exists():
         return {}

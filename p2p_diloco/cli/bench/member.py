@@ -1,4 +1,4 @@
-"""The protocol of a measured process (`Member`), and the names of the parts of a round.
+"""Defines a measured process (`Member`) and the commands to it, and names the parts of a round.
 
 Law: independent of the contenders. Each of them is a `Member` in a module of its own, named `Contender` there.
 """
@@ -41,7 +41,7 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Count the time of the block to the part of this name."""
+        """A block whose time is added to the part `name` of the round."""
         began = time.perf_counter()
         try:
             yield
@@ -49,13 +49,14 @@ class Clock:
             self._parts[name] = self._parts.get(name, 0.0) + time.perf_counter() - began
 
     def round(self) -> Line:
-        """The answer to the command `round`: each part's time, and their sum. The times are then reset to 0."""
+        """Return the answer to the command `round`: the time of each part, and the sum of all parts. Then reset all
+        times to 0."""
         parts, self._parts = self._parts, {}
         return {"took_s": sum(parts.values()), "parts": parts}
 
 
 class Member(ABC):
-    """One measured process. `asked`: the options of this process alone; `leaving`: an exit stack for its resources.
+    """One measured process. `asked`: this process's own options; `leaving`: an exit stack for its resources.
 
     The commands to it are `open`, `build`, and then in each round `train` and `round`; a method's result is the answer.
     """
@@ -64,19 +65,19 @@ class Member(ABC):
         self.plan, self.asked, self.leaving = plan, asked, leaving
 
     def open(self, first: Line) -> Line:
-        """Start to listen, still without a model; the answer is the information that the others need. `first`: the
-        answer of the process that was asked first; empty for that process."""
+        """Start to listen; there is no model yet. The answer is what the other processes need to know of this one.
+        `first`: the answer of the process that got this command first; empty for that process itself."""
         return {}
 
     @abstractmethod
     def build(self, everyone: list[Line], sent_bytes: int) -> Line:
-        """Build the model and connect to the others. `everyone`: the answers to `open`, by rank; `sent_bytes`: bytes
-        that a peer of the run sends in a round."""
+        """Build the model and connect to the other processes. `everyone`: all processes' answers to `open`, by rank;
+        `sent_bytes`: the bytes that a peer of the run sends in a round."""
 
     def train(self) -> Line:
-        """Move the parameters by a fixed pseudo-gradient."""
+        """Change the parameters by fixed numbers, in place of training."""
         return {}
 
     @abstractmethod
     def round(self) -> Line:
-        """Make one whole round; returns `took_s` and `parts` in seconds, and further figures."""
+        """Make one whole round. The answer has `took_s` and `parts` in seconds, and perhaps more figures."""

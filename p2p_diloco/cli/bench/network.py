@@ -1,4 +1,5 @@
-"""Simulated machines on one switch: network namespaces with links that can be throttled. Needs Linux and root.
+"""Simulated machines on one switch: they are network namespaces, and their links can be throttled. Needs Linux and
+root.
 
 Law: everything is made by `ip` and `tc` under names that contain this process's id, and removed in `close`. The switch
 is the kernel's bridge or, where packets are to be delayed or lost, a process of `delay`.
@@ -72,11 +73,11 @@ class Network:
         self._at_switch("link", "set", name, "up")
 
     def connect(self, name: str, bridge: str = BRIDGE) -> None:
-        """Connect a machine to a bridge, and disconnect it from its former one."""
+        """Connect a machine to a bridge. Its connection to any other bridge ends."""
         self._at_switch("link", "set", f"port{self._number(name)}", "master", bridge)
 
     def machine(self, name: str) -> list[str]:
-        """The words to put before a command, so that it runs on this machine. The machine is made at its first use."""
+        """The words to put before a command so that it runs on the machine `name`. The first call makes the machine."""
         number = self._number(name) if name in self.machines else len(self.machines) + 1
         here = ["ip", "netns", "exec", f"{self.switch}-{number}"]
         if name not in self.machines:
@@ -109,7 +110,7 @@ class Network:
         _run("tc", "-n", self.switch, "qdisc", "replace", "dev", f"port{number}", *rate)
 
     def close(self) -> None:
-        """Remove everything; links are removed with their namespaces."""
+        """Remove the switch and all machines. The links are removed with them."""
         if self._delaying is not None:
             self._delaying.kill()
             self._delaying.communicate()
@@ -139,7 +140,7 @@ class Network:
 
 
 def _told(switch: subprocess.Popen[bytes], port: str) -> None:
-    """Give a port to the switch's process, and wait until it is connected."""
+    """Tell the switch's process to connect a port, and wait until it has done so."""
     assert switch.stdin is not None
     assert switch.stdout is not None
     assert switch.stderr is not None

@@ -42,11 +42,11 @@ class Still(torch.optim.Optimizer):
     """An optimizer whose steps change nothing."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]  # there is no loss to give back
-        """Change nothing; the peer's hook runs after it."""
+        """Change no parameter. The peer's hook runs after each call."""
 
 
 class Contender(Member):
-    """A peer of the measured run. The seed, which has no rank, is alone in a run of its own with a model of one
+    """A peer of the measured run. The seed, a peer without a rank, is alone in another run, whose model has one
     parameter."""
 
     def __init__(self, plan: Plan, asked: Line, leaving: ExitStack) -> None:
@@ -89,7 +89,7 @@ class Contender(Member):
         took_s, after = time.perf_counter() - began, self._peer.metrics
 
         def gone(counter: str) -> float:
-            """The increase of a counter in this round."""
+            """The increase of the peer's counter in this round."""
             return float(getattr(after, counter) - getattr(before, counter))
 
         times = {TRAINING: "inner_time_s", **TIMES} if step_s else TIMES

@@ -1,4 +1,4 @@
-"""The plan of a measurement: the flags of `bench`, parsed and checked.
+"""The plan of a measurement, made from the flags of `bench` and checked.
 
 Law: values and their limits; nothing is started here.
 """
@@ -49,9 +49,9 @@ class Links(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One measurement. `links_mbit`: the bandwidth of each peer's link in each direction; empty: loopback. `rtt_s`: the
-    round trip time that is put between any two peers; `loss`: the part of the packets that is lost. A round is
-    `steps` inner steps (0: one for each fragment) of `step_s` seconds; `overlap`: the inner steps made during an
-    exchange. `direct`: whether payloads go over direct connections.
+    round trip time that the switch adds between any two peers; `loss`: the fraction of packets that it loses. A round
+    has `steps` inner steps (0: one for each fragment) of `step_s` seconds each; `overlap`: the inner steps made during
+    an exchange. `direct`: whether payloads go over direct connections.
 
     Raises:
         UsageError: a flag is out of bounds. ConfigError: a setting can't be used.
@@ -94,8 +94,8 @@ class Plan:
         self.config()
 
     def config(self) -> RunConfig:
-        """The settings of the measured run. Every round needs every peer, and the timeouts are so long that no peer
-        counts as dead or idle while other groups play their rounds."""
+        """The settings of the measured run. Every round needs every peer. The timeouts are long, so that no peer counts
+        as dead or idle while other groups play their rounds."""
         patience_s = max(60.0, self.round_s_max)
         return RunConfig(
             sync_every=self.steps or self.fragments,
@@ -110,22 +110,24 @@ class Plan:
 
     @property
     def share(self) -> float:
-        """The fraction of an averaged vector that one peer sends: 1/K of it to each of the K − 1 other peers."""
+        """The fraction of a vector that each of K peers sends when all of them average it: 1/K to each of the K − 1
+        other peers."""
         return (self.peers - 1) / self.peers
 
     def wires(self, kind: str) -> Sequence[str]:
-        """The number formats in which another method is measured."""
+        """The number formats in which the method `kind` is measured."""
         if kind == AVERAGER:
             return ["fp32" if self.codec == "fp32" else "fp16"]  # Hivemind sends bf16 as fp32
         return list(WIDTHS.get(kind, ["libp2p"]))
 
     def reduced_bytes(self, name: str, wire: str) -> int:
-        """Bytes that a peer sends in an all-reduce of the whole model: first values to be added up, then sums."""
+        """The bytes that a peer sends in an all-reduce of the whole model. It first sends values, which other peers add
+        up, and then sums."""
         return ring_bytes(self.parameters, WIDTHS[name][wire], self.peers)
 
     def optimum_s(self, sent_bytes: int) -> float | None:
-        """The lower bound, in seconds, for a round on these links; None on loopback. `sent_bytes`: bytes that each peer
-        would send on equal links. On unequal links the reduction is shared as in `core.shares`."""
+        """The least time in seconds that a round can take on these links; None on loopback. `sent_bytes`: bytes that
+        each peer would send on equal links. On unequal links, peers share the reduction as in `core.shares`."""
         if not self.links_mbit:
             return None
         vector_bits = 8 * sent_bytes / (2 * self.share)
@@ -134,19 +136,19 @@ class Plan:
 
     @property
     def fetch_s(self) -> float:
-        """Deadline in seconds until all peers have fetched the founder's state."""
+        """The seconds that the peers have to fetch the founder's state."""
         slowest = min(self.links_mbit, default=math.inf)
         return 1.5 * (self.peers - 1) * 8 * STATE_WIDTH * self.parameters / 1e6 / slowest
 
     @property
     def memory_bytes(self) -> int:
-        """Estimated memory of all processes together."""
+        """The estimated memory of all processes together."""
         each = [MEMORY[name] for name in ("", *self.beside)]
         return round(self.peers * sum(fixed + by_parameter * self.parameters for fixed, by_parameter in each))
 
     @property
     def round_s_max(self) -> float:
-        """Seconds after which a round is given up."""
+        """The seconds after which a round that has not ended counts as failed."""
         all_bytes = 2 * 4 * self.parameters * self.peers
         link_b_s = min(self.links_mbit) * 1e6 / 8 if self.links_mbit else RATE_B_S
         training_s = (self.steps or self.fragments) * self.step_s
@@ -154,7 +156,7 @@ class Plan:
 
 
 def count_of(text: str, *, key: str = "--parameters") -> int:
-    """Parse a number of parameters, such as 25M, 100k, 1.5b or 1000. `key`: the flag with the text.
+    """Parse a number of parameters, such as 25M, 100k, 1.5b or 1000. `key`: the flag that has this text, for an error.
 
     Raises:
         UsageError: the text can't be read, or the number is out of bounds.
@@ -192,7 +194,8 @@ def links_of(text: str | None, peers: int) -> Links:
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """Parse the methods to measure beside the run, into a fixed order; "none" or an empty text gives none.
+    """Parse the names of the methods to measure beside the run. The result has a fixed order; it is empty for "none" or
+    an empty text.
 
     Raises:
         UsageError: a name is not known.

@@ -1,4 +1,4 @@
-"""The contender `raw`: a ring of processes that only transfer bytes.
+"""The contender `raw`: one of several processes in a ring, which only transfer bytes.
 
 Law: one libp2p stream to the next process and one from the previous process, with as many bytes as a peer of a run
 sends in a round. So it shows the transport's speed without averages, outer steps, checks and waiting.
@@ -51,7 +51,7 @@ class Contender(Member):
         return clock.round()
 
     def _done(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop and return its result."""
+        """Run the coroutine `work` in this process's event loop, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _meet(self, after: Line) -> None:

@@ -1,5 +1,5 @@
-"""`python -m p2p_diloco.cli.bench.serve KIND PLAN OPTIONS`: one measured process, which runs the contender in module
-KIND.
+"""`python -m p2p_diloco.cli.bench.serve KIND PLAN OPTIONS`: one measured process. It runs the contender that the module
+KIND defines.
 
 Law: commands come as lines of JSON on stdin, and each is answered by one line of JSON on stdout. The process ends when
 its stdin ends, so that it never outlives the command that started it.
@@ -18,7 +18,7 @@ from p2p_diloco.cli.bench.plan import Plan
 
 
 def serve(member: Member) -> None:
-    """Carry out commands from stdin until it ends."""
+    """Carry out the commands that arrive on stdin, until stdin ends."""
     for line in sys.stdin:
         command = json.loads(line)
         answer = getattr(member, command.pop("do"))(**command)

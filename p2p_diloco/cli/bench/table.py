@@ -1,4 +1,4 @@
-"""The figures of a measurement: as JSON for programs, and as tables for people.
+"""Shows the figures of a measurement: as JSON for programs, and as tables for people.
 
 Law: only computes and draws; measures nothing.
 """
@@ -45,7 +45,7 @@ def _rounded(digits: str) -> float:
 
 
 def figures(plan: Plan, result: Result) -> Figures:
-    """The figures of a group; for a failed group its name and the reason."""
+    """The figures of a group. For a failed group, its name and the reason of the failure."""
     if result.failed:
         return {"name": result.name, "failed": result.failed}
     rounds, least_s = result.rounds, plan.optimum_s(result.sent_bytes)
@@ -76,7 +76,7 @@ def figures(plan: Plan, result: Result) -> Figures:
 def _by_name(
     rounds: Sequence[Round], of: Callable[[Round], Mapping[str, float]], to_one: Callable[[Sequence[float]], float]
 ) -> dict[str, float]:
-    """Combine the rounds into one figure for each name; a round without that name counts as 0."""
+    """For each name, combine the values of all rounds into one figure. A round without the name counts as 0."""
     names = dict.fromkeys(name for one in rounds for name in of(one))
     return {name: to_one([of(one).get(name, 0.0) for one in rounds]) for name in names}
 
@@ -89,7 +89,7 @@ def _memory(memory: Memory) -> dict[str, int]:
 
 
 def headline(plan: Plan) -> str:
-    """A line that says what is measured."""
+    """A line that says what was measured."""
     speeds = [f"{each:g}" for each in sorted(set(plan.links_mbit), reverse=True)]
     counts = [f"{plan.links_mbit.count(float(each))} of {each}" for each in speeds]
     distance = f", {1e3 * plan.rtt_s:g} ms round trip" if plan.rtt_s else ""
@@ -109,7 +109,7 @@ def headline(plan: Plan) -> str:
 
 
 def drawn(plan: Plan, results: Sequence[Result]) -> RenderableType:
-    """Tables of how long a round took, where its time went, and which processes used the processor."""
+    """Draw tables that show how long a round took, where its time went, and which processes used the processor."""
     sound = [figures(plan, result) for result in results if not result.failed]
     tables = [_table(headline(plan), sound, ROUND)]
     if plan.links_mbit:
@@ -153,7 +153,7 @@ STEPS: Columns = {
 
 
 def _columns(sound: Sequence[Figures], key: str, shown: Callable[[float], str]) -> Columns:
-    """A column for each name that any group has; the parts of a round keep their order."""
+    """A column for each name that occurs in any group. The parts of a round keep their order."""
 
     def cell(name: str, told: Figures) -> str:
         return shown(told[key][name]) if name in told[key] else NONE
@@ -175,7 +175,7 @@ def _table(title: str, sound: Sequence[Figures], columns: Columns) -> tuple[Rend
 
 
 def seconds(value: float) -> str:
-    """Seconds as text; below ten with milliseconds."""
+    """A time in seconds as text. Below ten seconds it has milliseconds."""
     return f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 

@@ -1,4 +1,4 @@
-"""The local computations of a round: a synthetic pseudo-gradient, the outer step and the merge.
+"""The computations of a round that need no other process: a synthetic pseudo-gradient, the outer step and the merge.
 
 Law: the same functions and shards (`tensors`) as in a run, so that the other methods differ from a run only in how
 bytes travel.
@@ -34,7 +34,8 @@ def model_of(numel: int, fragments: int) -> nn.Module:
 
 
 class Synthetic:
-    """A replacement for training: subtracts the same small numbers every time, different ones on each peer."""
+    """A replacement for training. Each call subtracts the same small numbers from the parameters. Each peer has other
+    numbers."""
 
     def __init__(self, model: nn.Module, rank: int) -> None:
         self._params = list(model.parameters())
@@ -42,14 +43,14 @@ class Synthetic:
 
     @torch.no_grad()
     def train(self) -> None:
-        """Subtract the numbers from every parameter."""
+        """Subtract the small numbers from every parameter."""
         for param in self._params:
             for piece in torch.split(param.view(-1), BLOCK):
                 piece.sub_(self._numbers[: piece.numel()])
 
 
 class Replica:
-    """The outer state and the model of one process of another method (a `Counterpart`)."""
+    """The outer state and the model of one process of a method other than the run (a `Counterpart`)."""
 
     def __init__(self, numel: int, fragments: int, rank: int) -> None:
         self.model = model_of(numel, fragments)
@@ -63,13 +64,13 @@ class Replica:
         self._states = [self._outer.init_state(place.stop - place.start) for place in self._places]
 
     def write_pseudo_gradient(self, clock: Clock, out: Tensor | None = None) -> None:
-        """Write base − local into `out`, or else into `mean`."""
+        """Write the pseudo-gradient, base − local, into `out`. Without `out`, write it into `mean`."""
         with clock.part(PSEUDO_GRADIENT):
             for param, base, part in self._beside(self._theta, self.mean if out is None else out):
                 pseudo_gradient(base, param, part)
 
     def take(self, clock: Clock, mean: Tensor | None = None) -> None:
-        """Take the outer step on `mean`, shard by shard as in a run, and copy the result into the model."""
+        """Take the outer step on `mean`, shard by shard as in a run. Then copy the result into the model."""
         mean = self.mean if mean is None else mean
         with clock.part(OUTER_STEP):
             for index, place in enumerate(self._places):
@@ -80,18 +81,18 @@ class Replica:
                 param.copy_(part)
 
     def _beside(self, *flat: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Each parameter with its slice of each of these flat vectors."""
+        """Pair each parameter with its slice of each flat vector."""
         params = [param.detach() for param in self.model.parameters()]
         sizes = [param.numel() for param in params]
         return zip(params, *(torch.split(vector, sizes) for vector in flat), strict=True)
 
 
 class Counterpart(Member):
-    """A contender that takes the outer step itself."""
+    """A contender that takes the outer step in its own process."""
 
     @cached_property
     def replica(self) -> Replica:
-        """The outer state and model, made at their first use, so that an idle process has none."""
+        """The outer state and the model. They are made at their first use, so that an idle process has none."""
         return Replica(self.plan.parameters, self.plan.fragments, self.asked["rank"])
 
     def train(self) -> Line:

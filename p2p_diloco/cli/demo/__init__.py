@@ -1,4 +1,4 @@
-"""`demo`: peers on this machine that train together, while one is killed and another joins.
+"""`demo`: lets peers on this machine train together, while one of them is killed and another joins.
 
 Law: a folder and switches in, exit code out. `play` has the scenes; its measurements are an `Outcome`, which `report`
 draws.
@@ -28,7 +28,7 @@ from p2p_diloco.settings import make_writable_folder
 
 
 def demo(out: Path | None, *, as_json: bool, quick: bool) -> int:
-    """Play the demo and print its outcome; returns the exit code, 1 if digests differ in the end.
+    """Play the demo and print its outcome. Returns the exit code: 1 if the peers' digests differ at the end.
 
     Raises:
         ConfigError: the folder can't be used. P2PDilocoError: a process failed.
@@ -49,7 +49,7 @@ def demo(out: Path | None, *, as_json: bool, quick: bool) -> int:
 
 
 def _folder(out: Path | None) -> Path:
-    """An empty folder for the demo's files."""
+    """Make the folder for the demo's files, and return it. A folder that isn't empty is refused."""
     folder = out or Path(time.strftime("demo-%Y%m%d-%H%M%S"))
     make_writable_folder(folder, key="--out")
     if any(folder.iterdir()):

@@ -1,4 +1,4 @@
-"""`python -m p2p_diloco.cli.demo.alone RUN TRAINER`: the built-in trainer in no run, for comparison with a run.
+"""`python -m p2p_diloco.cli.demo.alone RUN TRAINER`: runs the built-in trainer in no run, for comparison with a run.
 
 Law: two JSON objects of settings in, the trainer's output out; nothing else is decided here. It runs at low priority,
 so that the demo's run gets the processor first.

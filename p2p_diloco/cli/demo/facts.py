@@ -19,7 +19,7 @@ Points = tuple[tuple[float, float], ...]
 
 
 class Row(NamedTuple):
-    """One row of a peer's log: one inner step or one evaluation."""
+    """One row of a peer's log. It describes one inner step or one evaluation."""
 
     time: float
     step: int
@@ -35,7 +35,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PeerOutcome:
-    """The outcome of one peer. For a killed peer the figures are those that it last published."""
+    """The outcome of one peer. For a killed peer, the figures that it published last."""
 
     name: str
     fate: str
@@ -51,7 +51,7 @@ class PeerOutcome:
 
 @dataclass(frozen=True, slots=True)
 class KillOutcome:
-    """The effect of a peer's death on the others."""
+    """The effect of one peer's death on the other peers."""
 
     peer: str
     epoch: int
@@ -62,7 +62,7 @@ class KillOutcome:
 
 @dataclass(frozen=True, slots=True)
 class NewcomerOutcome:
-    """The join of a late peer."""
+    """How a peer that was started late joined the run."""
 
     peer: str
     epoch: int | None
@@ -82,7 +82,7 @@ class JoinCost:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All results that the demo shows in the end."""
+    """All results that the demo shows at its end."""
 
     schema_version: int
     seconds: float
@@ -125,7 +125,7 @@ def ring_bytes(parameters: int, bytes_each: int, peers: int) -> int:
 
 
 def commit_times(rows: Iterable[Row]) -> dict[int, float]:
-    """The time at which a peer first saw each epoch, without the epoch that it started with."""
+    """The time at which a peer first saw each epoch. The epoch in which it entered the run is left out."""
     first: dict[int, float] = {}
     for entry in rows:
         first.setdefault(entry.epoch, entry.time)
@@ -133,7 +133,8 @@ def commit_times(rows: Iterable[Row]) -> dict[int, float]:
 
 
 def next_commit_s(rows_of: Iterable[Sequence[Row]], epoch: int, since: float) -> float | None:
-    """Seconds from `since` until all these peers were past `epoch`; None while one isn't."""
+    """Seconds from `since` until each of these peers had seen an epoch above `epoch`. None while one of them has
+    not."""
     times = []
     for rows in rows_of:
         later = [when for seen, when in commit_times(rows).items() if seen > epoch]
@@ -144,14 +145,15 @@ def next_commit_s(rows_of: Iterable[Sequence[Row]], epoch: int, since: float) ->
 
 
 def usual_round_s(rows: Iterable[Row], until: float) -> float | None:
-    """Median seconds between a peer's commits before `until`."""
+    """The median time between two commits of a peer, in seconds. Only commits before `until` count."""
     times = [when for when in commit_times(rows).values() if when < until]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     return round(median(gaps), 2) if gaps else None
 
 
 def start_wait_s(rows: Sequence[Row], sync_every: int) -> float:
-    """Seconds of a founder's first exchange, in which it waits for `start_peers`; 0 for later peers."""
+    """Seconds that the founder's first exchange took, in which the founder waits for `start_peers`. 0 for a peer that
+    joined later."""
     for earlier, later in pairwise(rows):
         if earlier.epoch == 0 and later.epoch == 1 and later.step == sync_every:
             return round(later.time - earlier.time, 2)
@@ -159,7 +161,8 @@ def start_wait_s(rows: Sequence[Row], sync_every: int) -> float:
 
 
 def held_out(rows_of: Iterable[Iterable[Row]]) -> dict[int, float]:
-    """The held-out loss by outer step, from all peers: they hold the same global parameters, so their values agree."""
+    """The held-out loss after each outer step: the mean of what the peers measured. They hold the same global
+    parameters, so their values agree."""
     found: dict[int, list[float]] = {}
     for rows in rows_of:
         for entry in rows:
@@ -169,13 +172,13 @@ def held_out(rows_of: Iterable[Iterable[Row]]) -> dict[int, float]:
 
 
 def curve(losses: Mapping[int, float], sync_every: int) -> Points:
-    """Held-out losses as points; x is the number of one peer's inner steps up to the outer step."""
+    """Held-out losses as points. x is the number of inner steps that one peer makes up to the outer step."""
     return tuple((float(sync_every * epoch), loss) for epoch, loss in losses.items())
 
 
 def join_cost(losses: Mapping[int, float], joined: int) -> JoinCost | None:
-    """The effect of a join at outer step `joined` on the held-out loss; None if the loss was not evaluated both before
-    and after. `losses`: by outer step, rising."""
+    """How much the held-out loss rose after a peer joined at outer step `joined`. None if the loss was not evaluated
+    both before and after the join. `losses`: the loss by outer step, in the order of the steps."""
     before = [loss for epoch, loss in losses.items() if epoch <= joined]
     after = {epoch: loss for epoch, loss in losses.items() if epoch > joined}
     if not before or not after:

@@ -1,4 +1,4 @@
-"""The demo's scenes: which peer is started when, which one is killed, and how the others go on.
+"""Plays the demo's scenes: which peer is started when, which one is killed, and how the others go on.
 
 Law: only starts and kills processes, as a user would by hand; the formulas are in `facts`.
 """
@@ -32,7 +32,7 @@ UNKNOWN_FOR_EPOCHS = 4
 
 
 def play(stage: Stage) -> Outcome:
-    """Play the whole demo; returns its outcome, without a plot.
+    """Play the whole demo. Returns its outcome, still without a plot.
 
     Raises:
         P2PDilocoError: a process failed, or nothing happened for long.
@@ -47,7 +47,7 @@ def play(stage: Stage) -> Outcome:
 
 
 def _open(stage: Stage) -> str:
-    """Start a bootstrap; returns its address."""
+    """Start a bootstrap. Returns its address."""
     bootstrap = stage.start_service("bootstrap")
     (printed,) = stage.until(lambda: bootstrap.printed.new() or None, "the bootstrap's address")
     address = str(printed["maddrs"][0])
@@ -56,7 +56,7 @@ def _open(stage: Stage) -> str:
 
 
 def _gather(stage: Stage, address: str) -> None:
-    """Start the founder, and the other peers once it is in the run: the first peer founds the run."""
+    """Start the first peer, which founds the run. Once that peer is in the run, start the others."""
     script, (name, *others) = stage.script, FIRST
     settings = {"start_peers": len(FIRST), "codec": CODEC, "warm_start": script.warm_start}
     founder = stage.start_peer(name, address, **script.run, **settings)
@@ -71,7 +71,8 @@ def _gather(stage: Stage, address: str) -> None:
 
 
 def _kill(stage: Stage) -> KillOutcome:
-    """SIGKILL the peer that is to average the next round, half-way to it, and wait for that round's commit."""
+    """Kill the peer that is elected to average the next round, when all peers have made half of the round's steps. Then
+    wait until the survivors have made that round's commit."""
     stage.until(lambda: _half_way(stage), f"outer step {stage.script.kill_at}")
     epoch, elected = stage.epoch, stage.averages_next(stage.epoch)
     victim = next((peer for peer in stage.peers if peer.name == elected), stage.peers[1])
@@ -92,8 +93,9 @@ def _kill(stage: Stage) -> KillOutcome:
 
 
 def _half_way(stage: Stage) -> bool:
-    """Whether the kill is due: all peers are half-way to the next outer step, its aggregator is known, and the planned
-    epoch is reached."""
+    """Whether the kill is due: the planned epoch is reached, all peers have made half of the next round's steps, and
+    the round's aggregator is known. If the aggregator stays unknown, the kill is due `UNKNOWN_FOR_EPOCHS` outer steps
+    later."""
     epochs, steps = {peer.epoch for peer in stage.peers}, min(peer.steps_since for peer in stage.peers)
     known = stage.averages_next(stage.epoch) is not None
     due = stage.script.kill_at + (0 if known else UNKNOWN_FOR_EPOCHS)
@@ -101,7 +103,8 @@ def _half_way(stage: Stage) -> bool:
 
 
 def _replace(stage: Stage, address: str) -> NewcomerOutcome:
-    """Start a new peer with the bootstrap's address, and wait until it is in the run. Its rounds are counted later."""
+    """Start a new peer with the bootstrap's address, and wait until it is in the run. Its number of rounds is filled in
+    at the demo's end."""
     others = stage.peers
     newcomer = stage.start_peer(NEWCOMER, address)
     stage.tell(f"{NEWCOMER} is started with the bootstrap's address, and nothing else")
@@ -118,7 +121,7 @@ def _replace(stage: Stage, address: str) -> NewcomerOutcome:
 
 
 def _finish(stage: Stage, alone: Player) -> None:
-    """Wait until the run has ended on all peers, and until the peer that trains alone has ended."""
+    """Wait until the run has ended on all peers, and the peer that trains alone has ended too."""
     stage.until(lambda: not any(peer.trains for peer in stage.peers), "the end of the run")
     stage.tell(f"the run has ended for all, after {stage.epoch} outer steps")
     if alone.trains:
@@ -162,7 +165,8 @@ def _outcome(stage: Stage, alone: Player, kill: KillOutcome, newcomer: NewcomerO
 
 
 def _peer(player: Player, script: Script, step_bytes: int) -> PeerOutcome:
-    """The outcome of a peer: from its own summary, or for a killed peer from the figures that it last published."""
+    """The outcome of a peer, from the summary that it printed. For a killed peer, from the figures that it published
+    last."""
     printed = player.child.printed.new()
     summary = printed[-1] if printed else {}
     known = {**player.told, **summary}

@@ -1,4 +1,4 @@
-"""The outcome for people: curves, a table, and sentences that explain the comparisons.
+"""Describes the outcome for people: curves, a table, and sentences that explain the comparisons.
 
 Law: pure; draws only an `Outcome`.
 """
@@ -17,7 +17,7 @@ NO_PNG = 'For a plot as PNG install matplotlib: pip install "p2p-diloco[plot]"'
 
 
 def report(outcome: Outcome, moments: Sequence[Moment], width: int) -> list[str]:
-    """The lines that are printed at the demo's end."""
+    """The lines that the demo prints at its end."""
     curves = compared(outcome.swarm_curve, outcome.alone_curve)
     x_label = "held-out loss, nats a byte, by inner steps of each peer"
     width = min(width, WIDTH_MAX)
@@ -26,7 +26,7 @@ def report(outcome: Outcome, moments: Sequence[Moment], width: int) -> list[str]
 
 
 def compared(swarm: Points, alone: Points) -> tuple[Curve, Curve]:
-    """The curves of the two held-out losses that are compared."""
+    """The two curves of held-out loss that the demo compares: the run's, and that of one peer alone."""
     return Curve("the run's global parameters", "●", swarm), Curve("one peer alone", "○", alone)
 
 
@@ -113,6 +113,7 @@ def _notes(outcome: Outcome, width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, title: str, indent: str) -> list[str]:
-    """Lines of at most `width` characters; the first begins with the title, the others are indented."""
+    """Break a text into lines of at most `width` characters. The first line begins with `title`, the others with
+    `indent`."""
     wrapper = textwrap.TextWrapper(width, title, indent, break_long_words=False, break_on_hyphens=False)
     return wrapper.wrap(text)

@@ -1,4 +1,4 @@
-"""The display during the demo, on stderr: its events as lines, and below them, on a terminal, a live view.
+"""The display during the demo, on stderr. It prints events as lines; on a terminal there is a live view below them.
 
 Law: draws a `Stage` and changes nothing.
 """
@@ -24,7 +24,8 @@ STYLES = {"training": "green", "finished": "blue", "killed": "bold red", "waitin
 
 
 class Screen:
-    """Prints the demo's events, with a live view on a terminal or a line of progress now and then elsewhere."""
+    """Prints the demo's events. On a terminal it also draws a live view; elsewhere it now and then prints a line of
+    progress."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -64,7 +65,7 @@ class Screen:
 
 
 def progress(stage: Stage) -> str:
-    """One line with the progress of all players."""
+    """One line with the progress of all training processes."""
     parts = []
     for player in stage.everyone:
         if player.child.killed or not player.rows:

@@ -33,8 +33,8 @@ PATIENCE_S = 180.0
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The demo's numbers, chosen by measurement: with them, a warm start and the default outer optimizer the run beats
-    one peer alone. Without a warm start the gain would be lost in the noise."""
+    """The demo's numbers. They were chosen by measurement: with them the run ends at a lower loss than one peer alone.
+    Both have a warm start; without it the difference would be lost in the noise."""
 
     epochs: int
     """Outer steps of the whole run."""
@@ -49,23 +49,23 @@ class Script:
 
     @property
     def steps(self) -> int:
-        """Inner steps of a peer that takes part from beginning to end."""
+        """The inner steps of a peer that takes part from beginning to end."""
         return self.epochs * self.sync_every
 
     @property
     def run(self) -> dict[str, Any]:
-        """The run's length, as settings."""
+        """The settings that determine the run's length."""
         return {"sync_every": self.sync_every, "stop_after_epochs": self.epochs}
 
     @property
     def trainer(self) -> dict[str, Any]:
-        """The settings of every trainer."""
+        """The settings that every trainer gets."""
         return {"threads": 1, "pause_s": self.pause_s, "eval_every_epochs": self.eval_every}
 
 
 @dataclass(slots=True)
 class Player:
-    """A training process of the demo, with the rows that it has written and its last published status."""
+    """A training process of the demo, with the rows of its log and the status that it published last."""
 
     child: Child
     written: Lines
@@ -75,7 +75,7 @@ class Player:
     """Its last published status, as `p2p-diloco status --json` prints it; empty before the first."""
 
     def look(self) -> bool:
-        """Read the new rows; returns whether there were any."""
+        """Read the new rows of the process's log. Returns whether there were any."""
         new = [Row(**entry) for entry in self.written.new()]
         self.rows += new
         return bool(new)
@@ -87,12 +87,12 @@ class Player:
 
     @property
     def trains(self) -> bool:
-        """Whether the process has neither ended nor been killed."""
+        """Whether the process still runs."""
         return not self.child.killed and self.child.status is None
 
     @property
     def state(self) -> str:
-        """The process's present activity, in a word."""
+        """The process's present activity in one word."""
         if self.child.killed:
             return "killed"
         if self.child.status is not None:
@@ -116,7 +116,7 @@ class Player:
 
     @property
     def loss(self) -> float | None:
-        """The mean of the peer's last training losses."""
+        """The mean of the peer's last `LOSSES_SHOWN` training losses."""
         losses = [entry.loss for entry in self.rows[-LOSSES_SHOWN:] if entry.loss is not None]
         return fmean(losses) if losses else None
 
@@ -127,7 +127,7 @@ class Player:
 
 
 class Stage:
-    """All processes of the demo and their state; `show` is called when something may have changed."""
+    """All processes of the demo and their state. `show` is called whenever something may have changed."""
 
     def __init__(self, script: Script, children: Children, show: Callable[[Stage], None]) -> None:
         self.script, self.children = script, children
@@ -143,11 +143,12 @@ class Stage:
     # -- starting processes
 
     def start_service(self, name: str, *flags: str) -> Child:
-        """Start a `p2p-diloco` command that prints JSON."""
+        """Start another `p2p-diloco` command, which prints JSON."""
         return self.children.start(name, module("p2p_diloco", name, *flags, "--json", "--logs", "plain"))
 
     def start_peer(self, name: str, address: str, **settings: object) -> Player:
-        """Start a peer with an initial address and the run's name; the founder gets further settings."""
+        """Start a peer of the run. `address`: its initial peer; `settings`: further settings, which only the founder
+        gets."""
         told = {"name": name, "log_path": self._rows(name), **self.script.trainer, **settings}
         flags = [part for key, value in told.items() for part in (flag(key), str(value))]
         join = ("join", "--initial-peers", address, "--run-id", RUN_ID, "--summary-json", "--logs", "plain", *flags)
@@ -156,7 +157,8 @@ class Stage:
         return player
 
     def start_alone(self, name: str) -> Player:
-        """Start the same trainer with the same settings and warm start, but in no run and without the sleep."""
+        """Start the same trainer with the same settings and warm start. It takes part in no run, and doesn't sleep
+        between steps."""
         own = {"warm_start": self.script.warm_start, "pause_s": 0.0, "log_path": str(self._rows(name))}
         trainer = json.dumps({**self.script.trainer, **own, "summary_json": True})
         alone = module("p2p_diloco.cli.demo.alone", json.dumps(self.script.run), trainer)
@@ -181,11 +183,12 @@ class Stage:
 
     @property
     def epoch(self) -> int:
-        """The most outer steps that any peer has seen."""
+        """The highest number of outer steps that any peer has seen."""
         return max([0, *(player.epoch for player in self.peers)])
 
     def averages_next(self, epoch: int) -> str | None:
-        """The peer that is elected to average the round after `epoch`; None while a peer's id is unknown.
+        """The name of the peer that is elected to average the round after `epoch`. None while some peer's id is
+        unknown.
 
         The election is a pure function of facts that all peers know, so this process can compute it too.
         """
@@ -195,24 +198,24 @@ class Stage:
         return ids[assign(RUN_ID, epoch, [0], {str(peer): 1.0 for peer in ids})[0][0]]
 
     def losses(self, *, in_run: bool = True) -> dict[int, float]:
-        """The held-out losses so far, by outer step: the run's or, without `in_run`, those of the peer that trains
+        """The held-out losses so far, by outer step: those of the run. Without `in_run`, those of the peer that trains
         alone."""
         return held_out(player.rows for player in self.everyone if player.in_run is in_run)
 
     def curves(self) -> tuple[Curve, Curve]:
-        """The curves of the held-out losses so far: the run's, then that of the peer that trains alone."""
+        """The curves of the held-out losses so far: first the run's, then that of the peer that trains alone."""
         every = self.script.sync_every
         return compared(curve(self.losses(), every), curve(self.losses(in_run=False), every))
 
     # -- what goes on
 
     def tell(self, text: str) -> None:
-        """Add a sentence to the events."""
+        """Add a sentence to the events, and show it."""
         self.story.append((self.elapsed_s, text))
         self._show(self)
 
     def until(self, condition: Callable[[], T | None], what: str) -> T:
-        """Wait until `condition` returns something other than None and False, and return that.
+        """Wait until `condition` returns something other than None and False. Returns that.
 
         Raises:
             P2PDilocoError: a process ends, or nothing happens for long.
