@@ -20,7 +20,7 @@ INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a command line (by default the process's own) and exit with its code."""
+    """Run a command line, by default this process's own, and end the process with the command line's exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     with Interrupts(holds_nothing=True) as interrupts:  # commands that hold resources enter a context of their own
         code = carry_out(arguments)
@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def carry_out(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit code; an error is written to stderr as one sentence."""
+    """Run a command line and return its exit code. An error is written to stderr as one sentence."""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     try:
         return _called(arguments, "--debug" in ours)

@@ -1,4 +1,4 @@
-"""The commands and their flags.
+"""Declares the commands and their flags.
 
 Law: each command declares its flags and calls the module that does the work, which it imports only then. Errors are
 raised; `p2p_diloco.cli` prints them.
@@ -66,7 +66,7 @@ def bootstrap(
     logs: str = LOGS,
     debug: bool = DEBUG,
 ) -> None:
-    """Start a seed of the DHT, and print the line that peers join with."""
+    """Start a seed of the DHT, and print the command line with which peers join."""
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.bootstrap import serve
 
@@ -89,7 +89,7 @@ def bootstrap(
     }
 )
 def join(ctx: typer.Context, config: Path | None = CONFIG, logs: str = LOGS, debug: bool = DEBUG, **flags: Any) -> None:
-    """Join a run, or found it: with the built-in trainer, or with the command after [bold]--[/bold].
+    """Join a run, or found it. Train with the built-in trainer, or run the command after [bold]--[/bold].
 
     What no flag, P2P_DILOCO_... variable or file gives is taken from the run.
     """
@@ -111,7 +111,7 @@ def status(
     logs: str = LOGS,
     debug: bool = DEBUG,
 ) -> None:
-    """Show the peers of a run and how far it has come. Reads the DHT, and takes no part."""
+    """Show the peers and the progress of a run. Reads the DHT, and takes no part in the run."""
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.status import show
 
@@ -132,7 +132,7 @@ def set_rates(
     logs: str = LOGS,
     debug: bool = DEBUG,
 ) -> None:
-    """Change the outer learning rate or momentum of a run that goes on. Only its founder may.
+    """Change the outer learning rate or momentum of a run in progress. Only the run's founder may do this.
 
     Every shard takes the new values with its next commit, the same on all peers.
     This command may end as soon as one peer knows of them.
@@ -207,7 +207,7 @@ def simulate(
     jobs: int | None = Option(None, help="Processes to play them in; unset: one for each core.", metavar="N"),
     trace: bool = Option(False, "--trace", help="Print all that happens in the world of --seed."),
 ) -> None:
-    """Try the protocol on simulated swarms under random faults, and report.
+    """Test the protocol on simulated swarms under random faults, and print a report.
 
     Each simulated swarm (a world) has a few peers. Processes die, freeze, return and are cut off,
     messages are lost and doubled, and clocks are wrong. The world's seed decides all of this.
@@ -242,7 +242,7 @@ def bench(
     direct: bool = Option(True, help="Payloads over TLS connections of our own, or over libp2p's streams alone."),
     as_json: bool = Option(False, "--json", help="Print the figures as one JSON object."),
 ) -> None:
-    """Measure a whole round between real processes on this machine, and the same work by other methods.
+    """Measure a whole round between real processes on this machine, and the same work done by other methods.
 
     Nothing is trained: pseudo-gradients are made up. The other methods take turns with the run:
     a plain libp2p stream of the same bytes; gloo's all-reduce with the same outer step;

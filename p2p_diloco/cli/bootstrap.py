@@ -1,4 +1,4 @@
-"""`bootstrap`: a seed of the DHT, and the line that peers join with.
+"""`bootstrap`: serves as a seed of the DHT, and prints the command line with which peers join.
 
 Law: all checks that need no Hivemind come before it is loaded. The bootstrap serves until a signal ends it, and has
 neither a model nor a run.
@@ -49,7 +49,8 @@ def serve(host: str, port: int, flags: Mapping[str, object], *, as_json: bool) -
 
 
 def announcement(addresses: Sequence[str], *, as_json: bool) -> str:
-    """The text to print: the join lines, those for other machines first, or one JSON object."""
+    """The text that `bootstrap` prints: the command lines for joining, first the one for other machines. With
+    `as_json`, one JSON object."""
     ordered = by_reach(addresses)
     outside = [address for address in ordered if not is_loopback(address)]
     inside = [address for address in ordered if is_loopback(address)]
@@ -100,7 +101,10 @@ async def _serve(peer: PeerConfig, as_json: bool, of: type[DhtPeer]) -> None:
         await relay.start()
         typer.echo(announcement(seed.daemon.addresses, as_json=as_json))
         if all(is_loopback(address) for address in seed.daemon.addresses):
-            log.warning("listening on loopback alone: only this machine can join; --host 0.0.0.0 opens it to others")
+            log.warning(
+                "this bootstrap listens on loopback alone, so only peers on this machine can join; for others, start "
+                "it with --host 0.0.0.0"
+            )
         await died
     finally:
         await relay.close()

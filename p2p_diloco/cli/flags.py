@@ -1,4 +1,4 @@
-"""Flags made from settings: one for each field of a settings model, with the field's description as help.
+"""Makes flags from settings: one for each field of a settings model. The field's description becomes the flag's help.
 
 Law: turns models into flags and flags into plain values. Only the models check values, so that a wrong flag, variable
 and file entry give the same error.
@@ -22,7 +22,7 @@ from p2p_diloco.trainer.config import TrainerConfig
 
 
 def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command a flag for every field of the models, each model in a panel of its own.
+    """Decorate a command: give it a flag for every field of the models. In the help text each model has its own panel.
 
     The command gets them as keyword arguments; a flag that wasn't given is None or an empty list.
     """
@@ -42,23 +42,24 @@ def with_flags(panels: Mapping[str, type[BaseModel]]) -> Callable[[Callable[...,
 
 
 def given(model: type[BaseModel], flags: Mapping[str, object]) -> dict[str, object]:
-    """The flags that the user gave for fields of `model`: their values, by field."""
+    """The values of the flags that the user gave, by field. Only fields of `model` are included."""
     return {key: flags[key] for key in model.model_fields if flags.get(key) not in (None, [])}
 
 
 def as_flag(key: str) -> str:
-    """A setting's key written as its flag; any other key (a flag, a variable, a part of a setting) unchanged."""
+    """A setting's key, written as its flag. Any other key (a flag, a variable, a part of a setting) is returned
+    unchanged."""
     models: tuple[type[BaseModel], ...] = (RunConfig, PeerConfig, TrainerConfig)
     return flag(key) if any(key in model.model_fields for model in models) else key
 
 
 def with_dashes(name: str) -> str:
-    """An option's name with dashes for underscores, so that ``--initial_peers`` is ``--initial-peers``."""
+    """An option's name with dashes in place of underscores: ``--initial_peers`` becomes ``--initial-peers``."""
     return name.replace("_", "-")
 
 
 def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """The arguments before the first ``--``, and the command after it; None without a ``--``."""
+    """The arguments before the first ``--``, and the command after it. The command is None if there is no ``--``."""
     arguments = list(arguments)
     if "--" not in arguments:
         return arguments, None
@@ -67,7 +68,7 @@ def split_command(arguments: Sequence[str]) -> tuple[list[str], list[str] | None
 
 
 def gather_lists(arguments: Sequence[str], lists: Sequence[str]) -> list[str]:
-    """Repeat the name of an option that takes a list before each of its values: ``--to A B`` is ``--to A --to B``.
+    """Write the name of a list option before each of its values: ``--to A B`` becomes ``--to A --to B``.
 
     Raises:
         UsageError: a list option has no value.
@@ -87,7 +88,7 @@ def gather_lists(arguments: Sequence[str], lists: Sequence[str]) -> list[str]:
 
 
 class ListsAndCommand(TyperCommand):
-    """A command whose list options take several values at once, and which doesn't parse what follows ``--``."""
+    """A command whose list options take several values at once. It doesn't parse the arguments after ``--``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments before ``--``; the command after it is stored in ``ctx.obj``."""

@@ -38,7 +38,7 @@ def join_run(
     config_file: Path | None,
     command: Sequence[str] | None,
 ) -> int:
-    """Train, aggregate or run `command` to the end; returns the exit status (with a command, the command's).
+    """Train, aggregate or run `command` until it ends. Returns the exit status; with a command, the command's.
 
     Raises:
         UsageError, ConfigError: the settings can't be used; nothing has been started. The built-in trainer raises
@@ -63,7 +63,7 @@ def join_run(
 
 
 def settings_of(flags: Mapping[str, object], config_file: Path | None) -> tuple[RunConfig, PeerConfig]:
-    """Read the settings from flags, environment and file.
+    """Read the settings from flags, environment and file, and check that they name an initial peer.
 
     Raises:
         UsageError, ConfigError: the settings can't be used, or name no initial peer.
@@ -71,7 +71,7 @@ def settings_of(flags: Mapping[str, object], config_file: Path | None) -> tuple[
     run, peer = read_settings(flags, os.environ, config_file)
     if not peer.initial_peers:
         raise UsageError(
-            "names no address to begin with",
+            "names no address of a peer",
             key=flag("initial_peers"),
             mend="start a seed with `p2p-diloco bootstrap` and run the line that it prints",
         )
@@ -90,7 +90,7 @@ def _check_network(peer: PeerConfig) -> None:
 
 
 def _aggregate(run: RunConfig, peer: PeerConfig) -> int:
-    """Serve the run without a model until it ends or a signal comes; returns the exit status."""
+    """Aggregate for the run, without a model, until the run ends or a signal comes. Returns the exit status."""
     from p2p_diloco.peer import Peer
 
     try:

@@ -1,4 +1,4 @@
-"""Sets up logging of a command: to stderr, as rich text, plain text or JSON.
+"""Sets up a command's logging: to stderr, as rich text, plain text or JSON.
 
 Law: only a command sets up logging, once; importing or using the library never does.
 """
@@ -16,7 +16,8 @@ FORMS = ("auto", "rich", "plain", "json")
 
 
 class JsonLines(logging.Formatter):
-    """Formats a record as one JSON object: time (seconds since 1970), level, logger, message, and error if any."""
+    """Formats a log record as one JSON object: time (seconds since 1970), level, logger and message, and error if there
+    is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as one line of JSON."""
@@ -32,8 +33,7 @@ class JsonLines(logging.Formatter):
 
 
 def set_up_logs(form: str, *, debug: bool = False, quiet: bool = False) -> None:
-    """Send log records from INFO on to stderr; with `debug` this package's records from DEBUG on, with `quiet` this
-    package's records from ERROR on.
+    """Log to stderr from level INFO on. For this package the level is DEBUG with `debug`, and ERROR with `quiet`.
 
     Raises:
         UsageError: `form` is not one of auto, rich, plain, json.

@@ -1,4 +1,4 @@
-"""Runs a coroutine in an event loop so that a signal lets it close its resources before the process ends.
+"""Runs a coroutine in an event loop. After a signal the coroutine can close its resources before the process ends.
 
 Law: it knows nothing of the coroutine's work. A signal handler that raises would interrupt the callback that runs at
 that moment, even a library's. Instead the work is cancelled and closes its resources; then the signal has its usual
@@ -18,8 +18,8 @@ T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` in a loop of its own and return its result. A signal cancels the work; once the loop has ended, the
-    signal is raised again for the handler that was set before.
+    """Run `work` in a loop of its own and return its result. A signal cancels `work`. Once the loop has ended, the
+    signal is raised again, for the handler that was set before.
 
     Call it only in the main thread, where signals arrive.
     """

@@ -1,4 +1,4 @@
-"""The child processes of a command (`demo`, `bench`): starting them, reading their output and ending them.
+"""Starts the child processes of a command (`demo`, `bench`), reads their output and ends them.
 
 Law: processes and their files; nothing about runs. A process writes its data to NAME.out, one JSON object a line, and
 its log to NAME.log.
@@ -40,7 +40,7 @@ class Lines:
         self._path, self._read = path, 0
 
     def new(self) -> list[dict[str, Any]]:
-        """The complete lines written since the last call."""
+        """The complete lines that were written since the last call."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -51,7 +51,7 @@ class Lines:
 
 
 class Child:
-    """A child process. With `listens` it reads lines from its stdin, and ends when stdin is closed."""
+    """A child process. With `listens` the process reads lines from its stdin, and ends when its stdin is closed."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Child:
 
     @property
     def family(self) -> list[psutil.Process]:
-        """The process and all its descendants; none once it has ended."""
+        """The process and all its descendants. Empty once the process has ended."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if self.status is None:
                 process = psutil.Process(self.process.pid)
@@ -91,7 +91,7 @@ class Child:
         return []
 
     def tell(self, line: str) -> None:
-        """Write a line to the process's stdin; has no effect if it has ended."""
+        """Write a line to the process's stdin. If the process has ended, the line is lost."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(f"{line}\n".encode())
@@ -99,7 +99,7 @@ class Child:
 
     @property
     def failed(self) -> bool:
-        """Whether the process has ended by an error, or by a signal that this class didn't send."""
+        """Whether the process has ended with an error or by a signal, and was not killed by `kill`."""
         return bool(self.status) and not self.killed
 
     def last_words(self) -> str:
@@ -108,7 +108,7 @@ class Child:
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
     def ask_to_end(self) -> None:
-        """Ask the process to end: close its stdin if it listens, else send SIGTERM."""
+        """Ask the process to end: close its stdin if it listens, otherwise send SIGTERM."""
         if self.process.stdin is None:
             self.process.terminate()
         else:
@@ -116,8 +116,8 @@ class Child:
                 self.process.stdin.close()
 
     def kill(self) -> float:
-        """Send SIGKILL to the process and all its descendants at once, like a power cut; returns the time (seconds
-        since 1970)."""
+        """Send SIGKILL to the process and all its descendants at once, like a power cut. Returns the time in seconds
+        since 1970."""
         family, when, self.killed = self.family, time.time(), True
         _kill(family)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -126,8 +126,8 @@ class Child:
 
 
 class Children:
-    """All child processes of a command. Leaving the context asks them to end, and kills those that are left after
-    `LEAVE_S` or at a second interrupt."""
+    """All child processes of a command. When the context ends, it asks them to end. Those that still run after
+    `LEAVE_S`, or at a second interrupt, are killed."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

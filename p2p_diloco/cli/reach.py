@@ -1,4 +1,4 @@
-"""Checks of addresses before libp2p is loaded: whether a port is free, and whether a peer answers at an address.
+"""Checks addresses before libp2p is loaded: whether a port is free, and whether a peer answers at an address.
 
 Law: plain sockets, a few seconds at most. An address that can't be checked this way passes, because libp2p would find
 the same errors later.
@@ -28,7 +28,8 @@ _NOT_FREE = {
 
 
 def check_initial_peers(addresses: Sequence[str], known: Sequence[str] = ()) -> None:
-    """Raise NoBootstrapReached if no peer answers at any of the addresses, nor at a `known` one from an earlier start.
+    """Raise NoBootstrapReached if no peer answers at any of the addresses, nor at any of the addresses `known` from an
+    earlier start.
 
     Only addresses of plain TCP are tried; any other address counts as answered.
     """
@@ -60,12 +61,13 @@ def check_free(address: str, *, key: str | None = None) -> None:
 
 
 async def reasons(addresses: Sequence[str]) -> list[str | None]:
-    """For each address the reason why no peer can be there, or None if there may be one."""
+    """Check every address. Returns for each address the reason why no peer can be there, or None if a peer may be
+    there."""
     return list(await asyncio.gather(*(_reason(address) for address in addresses)))
 
 
 async def _reason(address: str) -> str | None:
-    """Check an initial peer's address: the reason why no peer can be there, or None if there may be one."""
+    """Check one address. Returns the reason why no peer can be there, or None if a peer may be there."""
     match address.rstrip("/").split("/"):
         case ["", "ip4" | "ip6" | "dns" | "dns4" | "dns6", host, "tcp", port, "p2p", _]:
             return await no_answer(host, int(port), PROBE_S)

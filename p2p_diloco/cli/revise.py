@@ -1,4 +1,4 @@
-"""`set`: changes the outer learning rate or momentum of a run in progress, if its founder asks for it.
+"""`set`: changes the outer learning rate or momentum of a run in progress. Only the run's founder may do this.
 
 Law: all checks that need no swarm come first; `observe.revise` makes the change.
 """

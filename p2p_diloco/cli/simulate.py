@@ -1,4 +1,4 @@
-"""`simulate`: plays whole runs of the protocol in simulated worlds, and reports on them.
+"""`simulate`: plays whole runs of the protocol in simulated worlds, and prints a report.
 
 Law: the package `simulate` defines worlds and their invariants; this module distributes worlds over processes and
 reports. The report goes to stdout, progress to stderr.
@@ -50,7 +50,7 @@ NOTES = {
 
 @dataclass(slots=True)
 class Report:
-    """The sums over all worlds played."""
+    """What happened in all played worlds together."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     happened: Counter[str] = field(default_factory=Counter)
@@ -60,7 +60,7 @@ class Report:
     """(seed, kind, reason) of each world in which an invariant did not hold."""
 
     def add(self, seed: int, kind: str, outcome: Outcome | str) -> None:
-        """Add a world's outcome, or the reason why an invariant did not hold."""
+        """Add the outcome of a world, or a text that says why an invariant did not hold in it."""
         self.kinds[kind] += 1
         if isinstance(outcome, str):
             self.broken.append((seed, kind, outcome))
@@ -95,7 +95,7 @@ class Report:
 
 
 def simulate(seeds: int, first: int, seed: int | None, kind: str | None, jobs: int | None, *, trace: bool) -> int:
-    """Play worlds and report; returns the exit code, 1 if an invariant did not hold.
+    """Play worlds and print a report. Returns the exit code: 1 if an invariant did not hold.
 
     Raises:
         UsageError: a flag can't be used.
@@ -120,7 +120,7 @@ def simulate(seeds: int, first: int, seed: int | None, kind: str | None, jobs: i
 
 
 def _one(seed: int, kind: str, trace: bool) -> int:
-    """Play one world and print its trace and the report; returns the exit code."""
+    """Play one world, and print its trace and the report. Returns the exit code."""
     world, report, began = World(seed, drawn(seed, kind), trace), Report(), time.monotonic()
     report.add(seed, kind, _outcome(world))
     told = [*(world.lines or ()), f"seed {seed} ({kind}): {world.settings}"]
@@ -148,7 +148,7 @@ def _play(seeds: range, kind: str | None) -> list[tuple[int, Outcome | str]]:
 
 
 def _outcome(world: World) -> Outcome | str:
-    """Play a world; returns its outcome, or the reason why an invariant did not hold."""
+    """Play a world. Returns its outcome, or the reason why an invariant did not hold."""
     try:
         return check(world)
     except Violation as broken:

@@ -23,7 +23,7 @@ from p2p_diloco.observe.snapshot import Snapshot
 def show(
     flags: Mapping[str, object], config_file: Path | None, *, as_json: bool, once: bool, interval_s: float
 ) -> None:
-    """Show a run, once or until an interrupt.
+    """Show the state of a run. With `once` show it one time, otherwise every `interval_s` seconds until an interrupt.
 
     Raises:
         UsageError, ConfigError: the flags can't be used. NoBootstrapReached: no peer answers.
@@ -45,7 +45,7 @@ def show(
 
 
 async def _watch(peer: PeerConfig, interval_s: float | None, show_it: Callable[[Snapshot], None]) -> None:
-    """Take and show a snapshot every `interval_s` seconds; None: only once."""
+    """Take a snapshot every `interval_s` seconds and show it. None: only once."""
     from p2p_diloco.observe.look import look, observer
 
     async with observer(peer.initial_peers) as dht:

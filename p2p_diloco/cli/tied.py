@@ -1,4 +1,4 @@
-"""Child processes that are killed when this process ends, even if it ends by SIGKILL.
+"""Starts child processes that are killed when this process ends, even if SIGKILL ends it.
 
 Law: only starts processes. On Linux the kernel kills a tied process; elsewhere a small watcher process does.
 """
@@ -19,7 +19,7 @@ _WATCHER = "import psutil, sys; watched = psutil.Process(int(sys.argv[1])); sys.
 
 
 def tied(command: Sequence[str], *, by_kernel: bool | None = None, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a command that is killed when this process ends; `options` are those of `subprocess.Popen`.
+    """Start a command. It is killed when this process ends. `options` are those of `subprocess.Popen`.
 
     `by_kernel`: True: the kernel kills the command; False: a watcher does; None: the kernel on Linux, else a watcher.
     """
@@ -31,7 +31,8 @@ def tied(command: Sequence[str], *, by_kernel: bool | None = None, **options: An
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """A function for the child, to call between fork and exec: it asks the kernel for a SIGKILL at the parent's end."""
+    """Make the function that the child calls between fork and exec. It asks the kernel to kill the child when the
+    parent ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     parent = os.getpid()
 
@@ -44,8 +45,8 @@ def _die_with_parent() -> Callable[[], None]:
 
 
 def _watch(pid: int) -> None:
-    """Start the watcher. The watcher's stdin ends when this process ends, because this process never closes the other
-    end of that pipe."""
+    """Start a watcher process. Its stdin is a pipe that this process holds open, so it ends when this process ends.
+    Then the watcher kills the process `pid`."""
     ours_ends, _held = os.pipe()
     subprocess.Popen(
         [sys.executable, "-c", _WATCHER, str(pid)],

@@ -1,4 +1,4 @@
-"""Runs a user's command, passes this process's signals on to it, and lets it end when this process ends.
+"""Runs a user's command and passes this process's signals on to it. If this process is killed, so is the command.
 
 Law: processes and signals; nothing about peers or runs.
 """
@@ -24,7 +24,7 @@ before the system call only after the command's end."""
 
 
 def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_kernel: bool | None = None) -> int:
-    """Run a command to its end and return its exit status: 128 + n if signal n ended it.
+    """Run a command to its end and return its exit status. The status is 128 + n if signal n ended the command.
 
     Signals are passed on to the command, and it is killed if this process is killed; `by_kernel` as in `tied`.
 
@@ -60,7 +60,7 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], *, by_ke
 
 
 def _typed_by_user() -> bool:
-    """Whether ^C comes from the terminal, which also sends it to the command."""
+    """Whether ^C was typed at the terminal. The terminal then sends it to the command too."""
     try:
         return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):

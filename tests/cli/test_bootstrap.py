@@ -86,7 +86,7 @@ def check_a_clean_end(process: subprocess.Popen[str], printed: dict[str, object]
     code, err, took_s = ended(process, number)
     assert code == 128 + number
     assert "Traceback" not in err
-    assert "listening on loopback alone" in err
+    assert "this bootstrap listens on loopback alone" in err
     assert "ended with status" not in err
     assert took_s < 12
     _, alive = psutil.wait_procs(daemons, timeout=30)

@@ -1,4 +1,4 @@
-"""`doctor` and `env`: what would keep a peer on this machine from taking part in a run, and what to send with a bug
+"""`doctor` finds what would keep a peer on this machine from taking part in a run. `env` prints what to send with a bug
 report.
 
 Law: looks and measures; it changes no file and no setting, and takes no part in a run. A check is a small function that

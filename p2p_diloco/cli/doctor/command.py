@@ -24,7 +24,7 @@ from p2p_diloco.settings import read_settings
 def examine_this_machine(
     flags: Mapping[str, object], config_file: Path | None, parameters: str | None, *, as_json: bool
 ) -> int:
-    """Check and show; returns the exit status: 1 if something must be mended.
+    """Make all checks and show the report. Returns the exit status: 1 if something must be mended.
 
     Raises:
         UsageError, ConfigError: the settings can't be used.

@@ -1,4 +1,4 @@
-"""`env`: what a bug report should say of a machine, as plain text.
+"""`env`: describes this machine for a bug report, as plain text.
 
 Law: reads; starts only nvidia-smi, for a moment. Values of variables that may be secret are left out.
 """
@@ -37,7 +37,7 @@ _GPU = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=
 
 
 def lines() -> Iterator[str]:
-    """The text, line by line."""
+    """The lines that `env` prints."""
     yield f"p2p_diloco: {__version__}"
     yield f"python: {platform.python_implementation()} {platform.python_version()} ({sys.executable})"
     yield from (f"{package}: {version_of(package) or 'not installed'}" for package in PACKAGES)

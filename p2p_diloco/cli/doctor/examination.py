@@ -1,4 +1,4 @@
-"""All checks, at the same time: this machine, its ports, the initial peers, the peers of the run.
+"""Makes all checks at the same time: of this machine, its ports, the initial peers and the run's peers.
 
 Law: decides which check waits for the outcome of which other check; judges nothing itself. It ends in time: checks that
 take too long are cancelled, and what they found until then is reported.
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a peer would be started with, and the size of its model, if that was given."""
+    """The settings with which a peer would be started, and the size of its model. None: the user gave no size."""
 
     run: RunConfig
     peer: PeerConfig
@@ -50,18 +50,19 @@ class Wish:
 
 @dataclass(slots=True)
 class Notes:
-    """What was found so far."""
+    """The findings and links that the checks have noted so far."""
 
     findings: list[Finding] = field(default_factory=list)
     links: list[Link] = field(default_factory=list)
 
     def add(self, *findings: Finding | None) -> None:
-        """Note findings; None is left out."""
+        """Add findings to the notes. Values that are None are left out."""
         self.findings += [finding for finding in findings if finding is not None]
 
 
 async def examine(wish: Wish, limit_s: float | None = None) -> Report:
-    """Make all checks; ends soon after `limit_s`, or `LIMIT_S`."""
+    """Make all checks and return the report. Checks that take longer than `limit_s` (`LIMIT_S` if None) are
+    cancelled."""
     began, notes = time.monotonic(), Notes()
     limit_s = LIMIT_S if limit_s is None else limit_s
     programs_checked = asyncio.create_task(_programs(notes), name="the programs")
@@ -85,7 +86,7 @@ async def examine(wish: Wish, limit_s: float | None = None) -> Report:
 
 
 def _fault(part: str, error: BaseException | None) -> Finding | None:
-    """The finding for a group of checks that failed with this error; None if there was no error."""
+    """The finding for an error that ended a group of checks. None if there was no error."""
     if error is None:
         return None
     log.debug("the checks of %s failed", part, exc_info=error)
@@ -106,8 +107,9 @@ async def _programs(notes: Notes) -> None:
 
 
 async def _network(wish: Wish, notes: Notes, before: asyncio.Task[None]) -> None:
-    """Check the ports, then the initial peers with plain sockets, then, over libp2p, the initial peers that answered
-    and the run's peers. Hivemind, whose import keeps the processor busy, is loaded when `before` has ended."""
+    """Check in this order: the ports; the initial peers, with plain sockets; over libp2p, the initial peers that
+    answered and the run's peers. The import of Hivemind keeps the processor busy, so it waits until the task `before`
+    has ended."""
     here = ports.look(wish.peer)
     notes.add(*here.findings)
     addresses, findings = await initial.answering(wish.peer.initial_peers)
@@ -152,19 +154,21 @@ def _link_of(visit: swarm.Visit) -> Link:
 
 
 async def _run_peers(peer: PeerConfig, addresses: Sequence[str], lock: asyncio.Lock) -> list[PeerStatus]:
-    """The peers of the run; an empty list if the records can't be read (other findings then tell the reason)."""
+    """The run's peers, as their records describe them. Empty if the records can't be read; other findings then tell the
+    reason."""
     try:
         async with lock:
             return await run_peers.found(peer.run_id, addresses)
     except P2PDilocoError as error:
-        log.debug("the run's peers are not known: %s", error)
+        log.debug("the records of the run's peers can't be read: %s", error)
         return []
 
 
 async def _reachability(
     peer: PeerConfig, here: ports.Ports, daemon: Daemon, dialled: Sequence[str], notes: Notes
 ) -> None:
-    """Ask the initial peers to dial this one back; if none does, dial the announced addresses from here."""
+    """Ask the initial peers to dial this peer back. If none of them answers, dial the announced addresses from this
+    machine."""
     asked = [address for address in daemon.addresses if not is_loopback(address)]
     answers = await _dial_backs(daemon, dialled, asked)
     own = frozenset(ports.own_hosts())
@@ -176,7 +180,8 @@ async def _reachability(
 
 
 async def _dial_backs(daemon: Daemon, dialled: Sequence[str], addresses: Sequence[str]) -> dict[str, DialBack]:
-    """The answers of the initial peers that dial back, by their addresses."""
+    """Ask every initial peer to dial this peer back. Returns the answers by the initial peer's address; peers without
+    an answer are left out."""
     from p2p_diloco.net.reach import ask
 
     async def answer(initial_peer: str) -> DialBack | None:
@@ -184,7 +189,7 @@ async def _dial_backs(daemon: Daemon, dialled: Sequence[str], addresses: Sequenc
         try:
             return await asyncio.wait_for(ask(daemon, relay, addresses), DIAL_BACK_S)
         except (Unreachable, asyncio.TimeoutError) as error:
-            log.debug("no dial back from %s: %s", initial_peer, error)
+            log.debug("the initial peer %s did not dial back: %s", initial_peer, error)
             return None
 
     found = zip(dialled, await asyncio.gather(*map(answer, dialled)), strict=True)
@@ -199,7 +204,7 @@ async def _links(
     notes: Notes,
     lock: asyncio.Lock,
 ) -> None:
-    """Visit the run's peers, and note whether they answer and which path payloads to them take."""
+    """Visit the run's peers. Note which of them answer, and which path payloads to them take."""
     visited = statuses[: run_peers.PEERS_MAX]
     hosts = list(dict.fromkeys(map(host, here.listen)))
     async with run_peers.direct_channel(daemon, peer, hosts) as channel:
@@ -213,7 +218,7 @@ async def _links(
 
 
 def device_towards(place: str) -> str:
-    """The network interface on which this machine sends to a host; "DEVICE" if that is unknown."""
+    """The network interface through which this machine sends to a host. "DEVICE" if it can't be found."""
     for family in (socket.AF_INET, socket.AF_INET6):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -1,4 +1,4 @@
-"""The initial peers as plain sockets see them: which of them answer, why the others don't, and what mends that.
+"""Checks the initial peers with plain sockets: which of them answer, why the others don't, and what mends that.
 
 Law: one attempt for each address; Hivemind isn't loaded.
 """
@@ -37,7 +37,8 @@ _ANY = "take the address from the bootstrap's join line"
 
 
 async def answering(addresses: Sequence[str]) -> tuple[list[str], list[Finding]]:
-    """The addresses at which a peer may answer, and a finding for each of the other addresses."""
+    """Try all addresses. Returns the addresses at which a peer may answer, and a finding for each of the other
+    addresses."""
     if not addresses:
         mend = "add --initial-peers and the address from the bootstrap's join line"
         text = "none is given, so nothing outside of this machine was checked"
@@ -47,7 +48,8 @@ async def answering(addresses: Sequence[str]) -> tuple[list[str], list[Finding]]
 
 
 def unanswered(found: Mapping[str, str | None]) -> list[Finding]:
-    """A finding for each address that doesn't answer: a warning if another address answers, because one is enough."""
+    """A finding for each address that doesn't answer. If another address answers, the finding is only a warning,
+    because one initial peer is enough."""
     verdict = "warn" if None in found.values() else "bad"
     return [
         Finding(NAME, "warn" if verdict == "warn" else "bad", f"{address}: {why}", mend(address, why))
@@ -57,7 +59,7 @@ def unanswered(found: Mapping[str, str | None]) -> list[Finding]:
 
 
 def mend(address: str, why: str) -> str:
-    """What to do about an initial peer that can't be reached for this reason."""
+    """The advice for an initial peer that can't be reached for the reason `why`."""
     place = address.partition("/p2p/")[0]
     for beginning, text in _MENDS.items():
         if why.startswith(beginning):

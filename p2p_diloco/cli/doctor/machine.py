@@ -1,4 +1,4 @@
-"""What this machine has: memory for a model, and room for its checkpoints.
+"""Checks this machine: its memory for a model, and its disk space for checkpoints.
 
 Law: formulas, and a look at memory and disks; nothing stays on a disk. docs/operations.md has the figures of memory.
 """
@@ -38,7 +38,7 @@ _CGROUPS = (
 
 
 def per_parameter(run: RunConfig, parameters: int) -> int:
-    """Bytes of host memory for each parameter, beside the model and its optimizer."""
+    """Bytes of host memory that a peer needs for each parameter. The model and its optimizer are not included."""
     amount = PER_PARAMETER + (SMALL_MORE if parameters < SMALL else 0)
     amount += 0 if run.codec == "bf16" else 2  # the pseudo-gradient in shared memory
     amount += 4 if run.overlap_steps or run.mode == "async" else 0  # the older θ
@@ -46,7 +46,7 @@ def per_parameter(run: RunConfig, parameters: int) -> int:
 
 
 def memory(run: RunConfig, parameters: int | None, free_bytes: int) -> Finding:
-    """Whether the free memory is enough for a model with this number of parameters; None: the number is unknown."""
+    """Check whether the free memory is enough for a model with `parameters` parameters. None: the number is unknown."""
     free = f"{bytes_of(free_bytes, ' ')} free"
     if parameters is None:
         if free_bytes < NODE_BYTES:
@@ -65,7 +65,7 @@ def memory(run: RunConfig, parameters: int | None, free_bytes: int) -> Finding:
 
 
 def free_memory(cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Free memory in bytes; in a container what its limit leaves, if that is less."""
+    """This machine's free memory in bytes. In a container it is what the container's limit leaves, if that is less."""
     return min([psutil.virtual_memory().available, *_left_in(cgroups)])
 
 
@@ -78,7 +78,7 @@ def _left_in(cgroups: Path) -> Iterator[int]:
 
 
 def disk(peer: PeerConfig, parameters: int | None) -> Finding:
-    """Whether checkpoints can be written where this peer would keep them."""
+    """Check whether this peer can write its checkpoints, and whether the disk has room for them."""
     folder = peer.checkpoint_dir
     if folder is None:
         return Finding("disk", "ok", "no checkpoints are kept (--checkpoint-dir is unset)")

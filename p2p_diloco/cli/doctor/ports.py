@@ -1,4 +1,5 @@
-"""The ports of this machine: can a peer listen where its settings say, and could others dial what it announces?
+"""Checks this machine's ports: can a peer listen at the addresses in its settings, and could other peers dial the
+addresses that it announces?
 
 Law: plain sockets and the settings; no other machine is asked.
 """
@@ -26,7 +27,7 @@ USUAL_PORT = 31338
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Where this peer would listen, and what is wrong with that."""
+    """The addresses at which this peer would listen, and what is wrong with them."""
 
     listen: tuple[str, ...]
     """The multiaddrs to listen on that are free; none in client mode."""
@@ -39,12 +40,12 @@ class Ports:
 
     @property
     def on_loopback(self) -> bool:
-        """Whether only this machine can reach every address that is listened on."""
+        """Whether this peer listens on loopback only, so that only this machine can reach it."""
         return all(is_loopback(address) for address in self.listen)
 
 
 def look(peer: PeerConfig) -> Ports:
-    """Try to listen on every port that the settings name."""
+    """Try to listen at every address in the settings."""
     if peer.client_mode:
         return Ports((), (Finding("port", "ok", "client mode: this peer listens nowhere"),))
     wished = peer.host_maddrs or tuple(listen_for(peer.initial_peers))
@@ -58,7 +59,7 @@ def look(peer: PeerConfig) -> Ports:
 
 
 def port_of(address: str) -> int:
-    """The TCP or UDP port of a multiaddr; 0 without one."""
+    """The TCP or UDP port in a multiaddr. 0 if it has no port."""
     parts = address.split("/")
     return int(parts[4]) if len(parts) > 4 and parts[4].isdecimal() else 0
 
@@ -71,8 +72,7 @@ def own_hosts() -> set[str]:
 
 
 def on_the_internet(place: str) -> bool:
-    """Whether an IP address is a public one, which is valid on the whole internet. Any name but localhost counts as
-    public."""
+    """Whether an IP address is valid on the whole internet. Any name other than localhost counts as such an address."""
     try:
         return ip_address(place).is_global
     except ValueError:
@@ -95,7 +95,7 @@ def _trouble(address: str, key: str) -> Finding | None:
 
 
 def _direct_port(peer: PeerConfig, wished: Sequence[str]) -> list[Finding]:
-    """What is wrong with the port for direct connections."""
+    """Findings on the port for direct connections. Empty if nothing is wrong."""
     key, number = flag("direct_port"), peer.direct_port
     if not peer.direct or not number:
         return []
@@ -108,7 +108,8 @@ def _direct_port(peer: PeerConfig, wished: Sequence[str]) -> list[Finding]:
 
 
 def _announced(peer: PeerConfig, wished: Sequence[str]) -> list[Finding]:
-    """What is wrong with the announced addresses, as far as the settings show."""
+    """Findings on the announced addresses, as far as the settings alone can show an error. Empty if nothing is
+    wrong."""
     key = flag("announce_maddrs")
     if peer.announce_maddrs and not any(map(port_of, wished)):
         number = port_of(peer.announce_maddrs[0]) or USUAL_PORT

@@ -1,4 +1,4 @@
-"""The programs on this machine: versions of the packages, and p2pd.
+"""Checks the programs on this machine: the versions of the packages, and p2pd.
 
 Law: reads the packages' metadata and starts p2pd for a moment; imports none of them.
 """
@@ -28,7 +28,7 @@ _REINSTALL = "install it again: pip install --force-reinstall {}"
 
 
 def versions() -> Finding:
-    """The versions of this package, Python, torch and Hivemind, as a finding: bad if they don't fit together."""
+    """The versions of this package, Python, torch and Hivemind, as a finding. It is bad if they don't fit together."""
     installed = {name: version_of(name) for name in SHOWN}
     told = [f"p2p_diloco {__version__}", f"Python {platform.python_version()}"]
     text = ", ".join(told + [f"{name} {version or 'is missing'}" for name, version in installed.items()])
@@ -52,7 +52,7 @@ def version_of(package: str) -> str | None:
 
 
 def _pins() -> dict[str, str]:
-    """The packages of which this package needs an exact version: name -> version."""
+    """The packages that this package needs in one exact version: name -> version."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         needed = (_PINNED.match(line) for line in metadata.requires(PACKAGE) or ())
         return {found[1]: found[2] for found in needed if found is not None}
@@ -60,21 +60,21 @@ def _pins() -> dict[str, str]:
 
 
 def p2pd_path() -> Path | None:
-    """Where Hivemind keeps p2pd; None without Hivemind."""
+    """The place of p2pd in the installed Hivemind. None if Hivemind isn't installed."""
     spec = importlib.util.find_spec("hivemind")
     folders = list(spec.submodule_search_locations or ()) if spec is not None else []
     return Path(folders[0]) / "hivemind_cli" / "p2pd" if folders else None
 
 
 def digest_of(file: Path) -> str:
-    """The first letters of a file's SHA-256. p2pd prints no version, so this names its build."""
+    """The first hex digits of a file's SHA-256. They identify a build of p2pd, which prints no version."""
     with contextlib.suppress(OSError):
         return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     return "unreadable"
 
 
 async def p2pd(path: Path | None) -> Finding:
-    """Whether p2pd, libp2p's daemon, is there and runs."""
+    """Check whether p2pd, libp2p's daemon, is installed and can be started."""
     if path is None:
         return Finding("p2pd", "bad", "it is missing, because Hivemind is", "pip install hivemind")
     try:

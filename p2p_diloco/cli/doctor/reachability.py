@@ -1,4 +1,5 @@
-"""Whether other peers can dial this one, whether it is behind a NAT, and which command or port forwarding mends that.
+"""Judges whether other peers can dial this one, and whether it is behind a NAT. If they can't, names the command or the
+port forwarding that helps.
 
 Law: pure; judges the initial peers' answers.
 """
@@ -31,7 +32,7 @@ _ELSE = "where that can't be done, nothing is lost: the peer exchanges through r
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What is known of this peer's place in the network."""
+    """What the checks found out about this peer's place in the network."""
 
     peer: PeerConfig
     ports: Ports
@@ -46,17 +47,20 @@ class Position:
 
     @property
     def seen_at(self) -> list[str]:
-        """The multiaddrs from which other peers see this one's connections come, without those on loopback."""
+        """The multiaddrs from which this peer's connections come, as other peers see them. Loopback addresses are left
+        out."""
         return [answer.seen_at for answer in self.answers.values() if not is_loopback(answer.seen_at)]
 
     @property
     def outside(self) -> str | None:
-        """The IP address that others see instead of this machine's own; None if they see its own, or it is unknown."""
+        """The IP address at which other peers see this machine, if that is not one of the machine's own addresses.
+        Otherwise None; also None if it is unknown."""
         return next((host(address) for address in self.seen_at if host(address) not in self.own), None)
 
     @property
     def behind_nat(self) -> bool:
-        """Whether a NAT lies between this machine and the initial peers, as seen by them or judged by the addresses."""
+        """Whether a NAT lies between this machine and the initial peers. The address at which they see this machine
+        decides. If it is unknown, the addresses on both sides are compared."""
         if self.seen_at:
             return self.outside is not None
         far = any(on_the_internet(host(address)) for address in self.dialled)
@@ -64,18 +68,18 @@ class Position:
 
     @property
     def announces_public(self) -> bool:
-        """Whether this peer announces an address of the whole internet, as one behind a NAT must."""
+        """Whether this peer announces a public address. A peer behind a NAT must do so."""
         return any(on_the_internet(host(address)) for address in self.peer.announce_maddrs)
 
     @property
     def reached_at(self) -> list[str]:
-        """The addresses at which some peer has dialled this one."""
+        """The addresses at which an initial peer could dial this peer."""
         found = (at for answer in self.answers.values() for at, why in answer.reached.items() if why is None)
         return list(dict.fromkeys(found))
 
 
 def nat(here: Position) -> Finding | None:
-    """Whether this machine is behind a NAT, and of which kind; None if nothing is known."""
+    """Judge whether this machine is behind a NAT, and of which kind. None if nothing is known."""
     own = ", ".join(sorted(place for place in here.own if not _stays_here(place))) or "none"
     if here.behind_nat and not here.seen_at:
         text = f"behind a NAT: this machine has only local addresses ({own}), and the initial peers are on the internet"
@@ -98,7 +102,8 @@ def nat(here: Position) -> Finding | None:
 
 
 def reachable(here: Position, installed: Callable[[str], object] = shutil.which) -> Finding | None:
-    """Whether other peers can dial this one; None if no initial peer answered."""
+    """Judge whether other peers can dial this one. None if no initial peer answered, or if `nat` already reports the
+    reason."""
     if here.peer.client_mode:
         return Finding("reachable", "ok", "client mode: no peer dials this one, and it leaves aggregating to others")
     if not here.dialled or not here.ports.listen:
@@ -123,7 +128,7 @@ def _on_loopback(here: Position) -> Finding:
 
 
 def _unknown(here: Position, installed: Callable[[str], object]) -> Finding | None:
-    """What to say if no initial peer dials back; None if `nat` has said it."""
+    """The finding if no initial peer can dial back. None if `nat` already reports the reason."""
     failed = {address: why for address, why in here.tried.items() if why is not None}
     if failed:
         address, why = next(iter(failed.items()))
@@ -167,7 +172,8 @@ def _mend(here: Position, installed: Callable[[str], object]) -> str:
 
 
 def _open(port: int, installed: Callable[[str], object]) -> str:
-    """A sentence on how to open a port in this machine's firewall, with the command if it is known."""
+    """A sentence that says how to open a port in this machine's firewall. It has the command, if the firewall is
+    known."""
     command = next((text for name, text in _FIREWALLS.items() if installed(name)), None)
     firewall = f": `{command.format(port=port)}`" if command else ""
     fixed = f"join with {flag('host_maddrs')} /ip4/0.0.0.0/tcp/{port}"
@@ -175,7 +181,8 @@ def _open(port: int, installed: Callable[[str], object]) -> str:
 
 
 def _forward(here: Position) -> str:
-    """A sentence on the port to forward on the router so that others can dial this peer, and the flags to join with."""
+    """A sentence that says which port the router must forward so that others can dial this peer, and with which flags
+    to join."""
     port = here.ports.port
     own = min((place for place in here.own if not _stays_here(place)), key=_order, default="this machine")
     outside = here.outside or "ROUTER"
@@ -187,7 +194,8 @@ def _forward(here: Position) -> str:
 
 
 def _failures(here: Position, places: Collection[str] = ()) -> str:
-    """Each address that failed, with the first reason that a peer gave. If `places` are given, only these addresses."""
+    """The addresses at which a dial failed, each with the first reason that a peer gave. If `places` is not empty, only
+    addresses in `places` are listed."""
     told: dict[str, str] = {}
     for answer in here.answers.values():
         for address, why in answer.reached.items():
@@ -205,7 +213,7 @@ def _place(address: str) -> str:
 
 
 def _stays_here(place: str) -> bool:
-    """Whether an IP address is of no use to other machines: a loopback address, or IPv6's link-local."""
+    """Whether other machines can't use an IP address, because it is a loopback address or an IPv6 link-local one."""
     return place.startswith(("127.", "fe80:")) or place == "::1"
 
 

@@ -1,4 +1,4 @@
-"""What was found: findings, links to peers, and the report that holds both.
+"""The values of a report: findings, links to peers, and the report that holds both.
 
 Law: values only; nothing is checked or drawn here.
 """
@@ -36,7 +36,7 @@ _RANK = {"bad": 0, "warn": 1, "ok": 2}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The outcome of one check: what was found, and what to do about it if something is wrong."""
+    """The outcome of one check: what was found and, if something is wrong, what to do about it."""
 
     name: str
     verdict: Verdict
@@ -50,7 +50,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The link to one peer, as measured. None: not measured."""
+    """The link to one peer, as measured. A value is None if it was not measured."""
 
     peer_id: str
     name: str
@@ -66,7 +66,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that was found: what must be mended first, then warnings, then what is well."""
+    """All findings and links. Findings that must be mended come first, then warnings, then those that are well."""
 
     findings: tuple[Finding, ...]
     links: tuple[Link, ...]
@@ -74,7 +74,7 @@ class Report:
 
     @classmethod
     def of(cls, findings: Iterable[Finding], links: Iterable[Link], took_s: float) -> Report:
-        """Put findings and links in order."""
+        """Make a report from findings and links, and put them in order."""
         ordered = sorted(findings, key=lambda finding: (_RANK[finding.verdict], ORDER.index(finding.name)))
         return cls(tuple(ordered), tuple(sorted(links, key=lambda link: (link.name, link.peer_id))), took_s)
 

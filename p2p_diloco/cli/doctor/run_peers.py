@@ -1,4 +1,4 @@
-"""The peers of the run: whether each can be reached from here, and which path payloads to it take.
+"""Checks the peers of the run: whether this machine can reach each of them, and which path payloads to it take.
 
 Law: reads the run's records and opens connections, but takes no part in the run and sends no payload.
 """
@@ -29,7 +29,7 @@ PATIENT_S = 60.0
 
 
 async def found(run_id: str, initial_peers: Sequence[str]) -> list[PeerStatus]:
-    """The peers of the run by their records, newest first. None of them is asked.
+    """Read the peers of the run from their records, newest first. This contacts none of these peers.
 
     Raises:
         P2PDilocoError: no initial peer lets this one read the records.
@@ -44,7 +44,8 @@ async def found(run_id: str, initial_peers: Sequence[str]) -> list[PeerStatus]:
 
 @asynccontextmanager
 async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str]) -> AsyncIterator[DirectChannel | None]:
-    """Direct connections as a peer with these settings would make them; None if they are switched off."""
+    """A block with a channel for direct connections, as a peer with these settings would make them. The channel is None
+    if direct connections are switched off."""
     if not peer.direct:
         yield None
         return
@@ -71,19 +72,19 @@ async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str])
 
 
 class _NoInbox:
-    """The inbox of connections that carry no message."""
+    """The inbox of connections over which no message is sent."""
 
     def admit(self, sender: str, header: bytes) -> int:
-        raise AssertionError("no message is read")
+        raise AssertionError("these connections carry no message")
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
-        raise AssertionError("no message is read")
+        raise AssertionError("these connections carry no message")
 
     def moving(self, peer: str) -> None:
-        """No payload is sent."""
+        """Do nothing. No payload is sent over these connections."""
 
     def closed(self, peer: str) -> None:
-        """The end of a connection means nothing here."""
+        """Do nothing. It doesn't matter here when a connection ends."""
 
 
 async def link_to(
@@ -116,8 +117,8 @@ async def _way(channel: DirectChannel | None, peer_id: str, address: str) -> str
 
 
 def peers(links: Sequence[Link], unreached: Sequence[tuple[str, Visit]], left_out: int) -> Finding | None:
-    """Whether the run's peers can be reached from here; None without peers. `unreached`: the name and the visit of each
-    peer that didn't answer; `left_out`: how many peers were not visited."""
+    """Judge whether this machine can reach the run's peers. None if there are no peers. `unreached`: the name and the
+    visit of each peer that didn't answer; `left_out`: how many peers were not visited."""
     if not links and not unreached:
         return None
     more = f"; {left_out} more were not tried" if left_out else ""
@@ -131,7 +132,7 @@ def peers(links: Sequence[Link], unreached: Sequence[tuple[str, Visit]], left_ou
 
 
 def direct(peer: PeerConfig, links: Sequence[Link]) -> Finding | None:
-    """Whether payloads to the run's peers can go over direct connections; None if that is not known."""
+    """Judge whether payloads to the run's peers can go over direct connections. None if no peer was reached."""
     reached = [link for link in links if link.way is not None]
     if not reached:
         return None

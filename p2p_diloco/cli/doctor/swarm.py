@@ -1,4 +1,4 @@
-"""Other peers as libp2p sees them: their clocks, the time of an answer, and whether large messages pass.
+"""Checks other peers over libp2p: their clocks, how long an answer takes, and whether large messages pass.
 
 Law: `visit` asks one peer, in bounded time; the other functions judge what visits found, and are pure.
 """
@@ -32,7 +32,8 @@ _NOT_HIVEMIND = "something else answers there, not Hivemind's DHT"
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """What one peer answered. `unreached`: why it can't be reached; then the other values are unknown."""
+    """The result of visiting one peer. `unreached`: why the peer can't be reached; the other values are then
+    unknown."""
 
     address: str
     unreached: str | None = None
@@ -44,8 +45,8 @@ class Visit:
 
 
 async def visit(daemon: Daemon, address: str, one_at_a_time: asyncio.Lock) -> Visit:
-    """Visit the peer at a multiaddr with its peer id. Large questions wait for the lock, so that no two of them share
-    this machine's link."""
+    """Ask the peer at `address`, a multiaddr with its peer id, several questions. Large questions wait for the lock, so
+    that no two of them share this machine's link."""
     from p2p_diloco.net.probing import NO_ANSWER, ask
 
     if (why := await daemon.greet(address)) is not None:
@@ -69,7 +70,7 @@ async def visit(daemon: Daemon, address: str, one_at_a_time: asyncio.Lock) -> Vi
 
 
 async def _rate(daemon: Daemon, peer: str, rtt_s: float) -> float:
-    """Bytes a second to a peer. Raises Unreachable if `LARGE_BYTES` don't pass in time."""
+    """Measure the bytes a second to a peer. Raises Unreachable if `LARGE_BYTES` don't pass in time."""
     from p2p_diloco.net.probing import ask
 
     took_s = (await ask(daemon, peer, timeout_s=LARGE_S, padding_bytes=LARGE_BYTES)).took_s
@@ -87,7 +88,7 @@ async def _rate(daemon: Daemon, peer: str, rtt_s: float) -> float:
 
 
 def answered(visits: Sequence[Visit]) -> list[Finding]:
-    """One finding that lists all initial peers that answered, and one finding for each peer that didn't."""
+    """One finding that lists the initial peers that answered, and one finding for each initial peer that didn't."""
     reached = [each for each in visits if each.unreached is None]
     findings = unanswered({each.address: each.unreached for each in visits})
     if reached:
@@ -96,7 +97,7 @@ def answered(visits: Sequence[Visit]) -> list[Finding]:
 
 
 def clock(visits: Sequence[Visit]) -> Finding | None:
-    """Whether this machine's clock agrees with the visited peers' clocks, at least with the closest of them; None if no
+    """Compare this machine's clock with the visited peers' clocks. Only the smallest difference is judged. None if no
     peer told its time."""
     known = [each.clock_ahead_s for each in visits if each.clock_ahead_s is not None]
     if not known:
@@ -113,7 +114,8 @@ def clock(visits: Sequence[Visit]) -> Finding | None:
 
 
 def transfer(visits: Sequence[Visit], device: str) -> Finding | None:
-    """Whether large messages pass to the visited peers; None if none was tried. `device`: the network interface."""
+    """Judge whether large messages pass to the visited peers. None if none was tried. `device`: the network interface
+    that the advice names."""
     stalled = [each for each in visits if each.trouble == "stalls"]
     slow = [each for each in visits if each.trouble == "slow"]
     passed = [each for each in visits if each.rate is not None]

@@ -16,7 +16,7 @@ COLOURS = {"ok": "green", "warn": "yellow", "bad": "bold red"}
 
 
 def headline(report: Report) -> str:
-    """One line: how much must be mended, how many warnings there are, and how long it took."""
+    """One line that tells how many things must be mended, how many warnings there are, and how long the checks took."""
     bad, warn = report.count("bad"), report.count("warn")
     parts = ["all is well"] if not bad and not warn else []
     if bad:
@@ -40,7 +40,7 @@ def lines(report: Report) -> list[str]:
 
 
 def drawn(report: Report) -> RenderableType:
-    """The report as a page: the headline, a table of findings with their mends, a table of links."""
+    """The report as a page for a terminal: the headline, a table of findings with their mends, and a table of links."""
     style = "bold red" if report.count("bad") else "bold yellow" if report.count("warn") else "bold green"
     page: list[RenderableType] = [Text(headline(report), style), Text(), _findings(report.findings)]
     if report.links:
