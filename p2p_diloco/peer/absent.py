@@ -1,4 +1,4 @@
-"""A peer in no run: it has the methods of `Peer`, which only count steps.
+"""A peer that is in no run. It has the methods of `Peer`, but only counts steps.
 
 Law: if no run is named, a script that uses `Peer.from_env` behaves as if it did not use this package.
 """
@@ -19,7 +19,8 @@ from p2p_diloco.tensors.layout import FragmentPlan
 
 
 class AbsentPeer:
-    """`Peer.from_env`'s result if no run is named. Steps are counted; the global parameters are the model's own."""
+    """The object that `Peer.from_env` returns if no run is named. It counts steps. Its global parameters are the
+    model's own."""
 
     peer_id = ""
     peers: tuple[str, ...] = ()
@@ -35,7 +36,7 @@ class AbsentPeer:
 
     @property
     def plan(self) -> FragmentPlan | None:
-        """The plan with all parameters in one fragment; None without a model."""
+        """A plan that has all parameters in one fragment. None without a model."""
         return None if self._model is None else FragmentPlan(self._model)
 
     @property
@@ -44,21 +45,21 @@ class AbsentPeer:
         return Metrics(local_step=self.global_step)
 
     def report(self, *, loss: float | None = None, samples: int | None = None) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def force_sync(self) -> None:
-        """Does nothing: there is no other peer."""
+        """Do nothing: there is no other peer."""
 
     def pause(self) -> AbstractContextManager[None]:
-        """Does nothing: no peer waits."""
+        """Do nothing: no other peer waits."""
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """The count of steps, to go on counting after a restart."""
+        """The count of steps, for `load_state_dict` after a restart."""
         return {"local_step": self.global_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting steps from `state`."""
+        """Go on counting steps from the count in `state`."""
         self.global_step = int(state["local_step"])
 
     def global_state_dict(self) -> dict[str, Tensor]:
@@ -67,7 +68,7 @@ class AbsentPeer:
         return {name: value.detach().clone() for name, value in state.items()}
 
     def close(self) -> None:
-        """Stop counting."""
+        """Stop counting steps."""
         if self._handle is not None:
             self._handle.remove()
 

@@ -1,4 +1,4 @@
-"""The part of each parameter that this process holds, and its place in the flat vector.
+"""Finds the part of each parameter that this process holds, and the place of that part in the flat vector.
 
 Law: names, places and views; no computation and no communication. A process that trains alone holds all of every
 parameter. One rank of a group holds its own rows of a sharded parameter (a DTensor), which are one range of the flat
@@ -33,7 +33,7 @@ ALONE = Rank()
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Elements [start, start + numel) of the flat vector: this process's part of a parameter.
+    """This process's part of a parameter: the elements [start, start + numel) of the flat vector.
 
     `speaks`: whether this process is the one that writes these elements into the peer's shared memory.
     """
@@ -46,12 +46,12 @@ class Extent:
 
     @property
     def stop(self) -> int:
-        """The end of the elements in the flat vector."""
+        """The position in the flat vector just after the last element."""
         return self.start + self.numel
 
     def values(self) -> Tensor:
-        """The tensor that holds the parameter's values now. Ask again for each use: a wrapper, such as FSDP, may move
-        them to other memory when training begins."""
+        """The tensor that holds this process's part of the parameter now. Call this for each use, because a wrapper
+        such as FSDP may move the values to other memory when training begins."""
         return local_part(self.param)
 
     def like(self, flat: Tensor) -> Tensor:
@@ -62,7 +62,8 @@ class Extent:
 
 
 def extents_of(model: nn.Module, layout: Layout, rank: Rank = ALONE) -> list[Extent]:
-    """The extents of the model's trainable parameters in this process, in the order of the flat vector."""
+    """The extents of the model's trainable parameters in this process, in the order in which they lie in the flat
+    vector."""
     named = trainable(model)
     found: list[Extent] = []
     for index in (index for fragment in layout.fragments for index in fragment):
@@ -73,7 +74,8 @@ def extents_of(model: nn.Module, layout: Layout, rank: Rank = ALONE) -> list[Ext
 
 
 def _share(name: str, param: nn.Parameter, rank: Rank) -> tuple[int, int, bool]:
-    """(elements before this rank's part of the parameter, elements in it, whether the ranks hold different parts)."""
+    """This rank's part of a parameter: (number of elements before the part, number of elements in it, whether the ranks
+    hold different parts)."""
     if not is_sharded(param) or not _is_cut(param):
         return 0, param.numel(), False
     rows, width = param.shape[0], math.prod(param.shape[1:])
@@ -93,7 +95,7 @@ _HOMES = ("torch.distributed.tensor", "torch.distributed._tensor")
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a DTensor. While the module of DTensor is not imported, no tensor is one."""
+    """Whether a tensor is a DTensor. No tensor can be one before the module of DTensor is imported."""
     kinds = (getattr(sys.modules.get(name), "DTensor", None) for name in _HOMES)
     return any(kind is not None and isinstance(tensor, kind) for kind in kinds)
 
@@ -108,7 +110,7 @@ def local_part(tensor: Tensor) -> Tensor:
 
 
 def sharded_as(param: Tensor, local: Tensor) -> Tensor:
-    """A DTensor of this rank's values, sharded like the parameter."""
+    """Make a DTensor of this rank's values. It is sharded like the parameter."""
     distributed: Any = param
     made: Tensor = type(distributed.detach()).from_local(
         local,
@@ -127,8 +129,8 @@ def _is_cut(param: nn.Parameter) -> bool:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the unsharded parameters that a forward pass of fully_shard may have left: only the shards are read and
-    written here, and the next pass must gather them again."""
+    """Free the unsharded parameters that a forward pass of fully_shard may have left in memory. Only the shards are
+    read and written here, so the next forward pass must gather the parameters again."""
     for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):  # torch 2.6 and later, and before
         kind: Any = getattr(sys.modules.get(name), "FSDPModule", None)
         for module in model.modules() if kind is not None else ():

@@ -1,4 +1,5 @@
-"""The work at each `optimizer.step()`: count it, merge changed shards, and exchange a fragment when it is due.
+"""Does the work at each `optimizer.step()`: counts the step, merges changed shards, and exchanges a fragment when one
+is due.
 
 Law: the only path from the optimizer to the run and back. The node's replica decides which fragment is due and which
 peer averages it. The result of an exchange is merged (the exchange "lands") `overlap_steps` inner steps after it was
@@ -33,8 +34,8 @@ log = logging.getLogger("p2p_diloco")
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An exchange under way: the number of its request, the inner step after which it was sent, the inner steps since
-    the previous sending, and the time for which training has stood still for this exchange."""
+    """An exchange under way: the number of its request, the inner step after which it was sent, how many inner steps
+    were made since the previous sending, and how long training has stood still for this exchange."""
 
     request: int
     at_step: int
@@ -43,7 +44,7 @@ class Flight:
 
 
 class Hook:
-    """Carries out one trainer's steps and exchanges."""
+    """The trainer's side of all exchanges. Its `step` is called after each inner step."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Hook:
         wait_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`wait_timeout_s`: the longest wait for the `start_peers` of a run."""
+        """`wait_timeout_s`: the longest time to wait until a run has its `start_peers`."""
         self._node, self._memory, self._local = node, node.memory, local
         self._memory.loss = math.nan
         self._config, self._layout, self._wait_timeout_s = config, layout, wait_timeout_s
@@ -95,9 +96,9 @@ class Hook:
         )
 
     def _global_step(self) -> int:
-        """Inner steps of the run: those that led to its commits and to the exchange under way, plus this peer's own
-        since its last sending. In asynchronous mode the steps that led to commits are divided by the number of live
-        peers."""
+        """The inner steps of the run: those that led to its commits and to the exchange under way, and this peer's own
+        since it last sent a fragment. In asynchronous mode, the steps that led to commits are divided by the number of
+        live peers."""
         memory, merger, since = self._memory, self._merger, self._rhythm.steps
         if not self._asynchronous:
             return self._rhythm.interval * (merger.commits + (self._flight is not None)) + since
@@ -106,7 +107,7 @@ class Hook:
         return round(merger.trained / a_step / merger.workers) + under_way + since
 
     def count_on(self, totals: Mapping[str, float]) -> None:
-        """Add the counters from before a restart (`Metrics.totals`)."""
+        """Add the totals from before a restart (`Metrics.totals`) to this hook's counters."""
         self._before = dict(totals)
 
     # -- what the trainer does
@@ -121,7 +122,8 @@ class Hook:
             self._memory.samples += samples
 
     def step(self) -> None:
-        """Called after each inner step: count, merge, exchange."""
+        """Called after each inner step. Counts the step, merges changed shards, and exchanges a fragment when one is
+        due."""
         self._rhythm.step(first=not self._memory.steps)
         self._memory.steps += 1
         asked_for = self._asked_for()
@@ -137,7 +139,7 @@ class Hook:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """A block in which no inner step is made; the node is told."""
+        """A block in which no inner step is made. The node is told when the block begins and when it ends."""
         self._node.tell("pause", on=True)
         self._rhythm.rest()
         try:
@@ -148,12 +150,12 @@ class Hook:
                 self._node.tell("pause", on=False)
 
     def beside(self) -> AbstractContextManager[None]:
-        """A block whose time counts neither as training nor as an exchange."""
+        """A block whose time counts neither as training nor as part of an exchange."""
         return self._times.part(PAUSED)
 
     def synchronise(self) -> None:
-        """Exchange the whole model now, and ask the other peers to do the same at their next step (not in asynchronous
-        mode)."""
+        """Exchange the whole model now. In synchronous mode, also ask the other peers to do the same at their next
+        step."""
         if self._flight is not None:
             self._land(self._flight)
         if self._asynchronous:
@@ -168,7 +170,7 @@ class Hook:
         self._rhythm.resume()
 
     def global_values(self) -> dict[str, Tensor]:
-        """A copy of the global parameters by name, read while the node doesn't write them."""
+        """A copy of the global parameters by name. The node writes none of them during the copy."""
         kept = self._node.ask("read", "readable")["kept"]
         try:
             return self._local.global_values(kept)
@@ -183,13 +185,13 @@ class Hook:
     # -- exchanges
 
     def _asked_for(self) -> bool:
-        """Whether a peer has asked all others to exchange now."""
+        """Whether some peer has asked all others to exchange now, and this peer has not yet done so."""
         ahead = self._memory.goal > self._merger.commits + (self._flight is not None)
         return ahead and not self._asynchronous
 
     def _exchange(self, *, at_once: bool = False) -> bool:
-        """Contribute the fragment that is due; without overlap, or `at_once`, wait for its commits. False if nothing
-        was contributed."""
+        """Contribute the fragment that is due. Without overlap, or with `at_once`, also wait for the fragment's
+        commits. Returns False if nothing was contributed."""
         while True:
             began = self._times.waiting_s
             with self._merger.merged(measures=True) as due, self._times.part(PSEUDO_GRADIENT):
@@ -209,8 +211,8 @@ class Hook:
                 return True
 
     def _send(self, due: Due, began: float, *, stands: bool) -> Flight:
-        """Send the pseudo-gradient that was written for `due`. `began`: the total waiting time before this exchange.
-        `stands`: whether training stands still until the result is merged.
+        """Send the pseudo-gradients that were written for the shards in `due`. `began`: the total waiting time before
+        this exchange. `stands`: whether training stands still until the result is merged.
 
         Raises:
             ConfigError: samples are the weight, and none were reported.
@@ -223,7 +225,8 @@ class Hook:
         return Flight(request, self._memory.steps, self._rhythm.sent(), self._times.waiting_s - began)
 
     def _land(self, flight: Flight) -> bool:
-        """Wait until the exchange is over, and merge its result. False: it never began, and nothing has changed."""
+        """Wait until the exchange is over, and merge its result. Returns False if the exchange never began; then
+        nothing has changed."""
         began = self._times.waiting_s
         hidden_s, self._flight = self._wait_for_commits(flight), None
         if hidden_s is None:
@@ -238,8 +241,9 @@ class Hook:
         return True
 
     def _wait_for_commits(self, flight: Flight) -> float | None:
-        """Wait until an exchange is over. Only the wait for a run's `start_peers` has a deadline, `wait_timeout_s`.
-        Returns the seconds of the exchange that were hidden behind training; None: the exchange never began."""
+        """Wait until an exchange is over. There is a deadline, `wait_timeout_s`, only while a new run waits for its
+        `start_peers`. Returns how many seconds of the exchange were hidden behind training; None if the exchange never
+        began."""
         starting = self._config.start_peers > 1 and self._memory.epoch == 0
         timeout_s = self._wait_timeout_s if starting else math.inf
         before = self._times.group_s
@@ -269,8 +273,8 @@ class Hook:
         return hidden_s
 
     def _give_up_progress(self) -> None:
-        """Load the global parameters and drop the local progress, which can't be averaged. The next step's progress is
-        contributed at once, so that no peer waits for long.
+        """Drop the local progress, which is not finite or too large, and load the global parameters. This peer
+        contributes the progress of its next step at once, so that no other peer waits for long.
 
         Raises:
             P2PDilocoError: the previous progress was dropped too.

@@ -1,4 +1,4 @@
-"""A peer's own checkpoints: the inner optimizers, torch's random states and the counters.
+"""Saves and restores a peer's inner state: the inner optimizers, torch's random states and the counters.
 
 Law: saved beside the outer state's checkpoints (`<checkpoint_dir>/inner/checkpoint-<epoch>`), by the training thread,
 at the first step after the node has begun to write the outer one; each rank of a group saves its part. Only this peer
@@ -27,7 +27,7 @@ log = logging.getLogger("p2p_diloco")
 
 
 class InnerState:
-    """Saves the inner state once for each checkpoint of the outer state."""
+    """Saves the inner state, once for each checkpoint of the outer state."""
 
     def __init__(self, optimizers: Sequence[Optimizer], root: Path, keep: int, rank: Rank = ALONE) -> None:
         self._optimizers = optimizers
@@ -35,24 +35,25 @@ class InnerState:
         self._saved = 0
 
     def is_due(self, epoch: int) -> bool:
-        """Whether there is a new checkpoint of the outer state since the last call. `epoch`: the epoch of the newest
-        one; 0: there is none. Call this after each step."""
+        """Whether the node has begun a new checkpoint of the outer state since the last call. Call this after each
+        step. `epoch`: the epoch of the newest checkpoint; 0 if there is none."""
         before, self._saved = self._saved, epoch
         return epoch not in (0, before)
 
     def save(self, epoch: int, generation: int, samples: int, counters: Mapping[str, Any]) -> None:
-        """Save the inner state beside the outer state's checkpoint of this epoch and version."""
+        """Save the inner state beside the checkpoint of the outer state that has this epoch and version."""
         try:
             tensors, structure = checkpoint.pack(_state(self._optimizers, counters))
             manifest = {"structure": structure, "generation": generation, "samples": samples}
             checkpoint.save(self._root, epoch, {"inner": tensors}, manifest, self._keep)
         except CheckpointError as error:
-            log.error("the inner optimizer is not saved: %s", error)
+            log.error("the inner optimizer's state can't be saved: %s", error)
 
 
 def restore(optimizers: Sequence[Optimizer], outer: Path, rank: Rank = ALONE) -> Mapping[str, Any]:
-    """Load the inner state that was saved beside an outer checkpoint, or else the last one saved before it. Returns the
-    counters in it, or none if there is no inner state or it doesn't fit."""
+    """Load the inner state that was saved beside the checkpoint `outer` of the outer state. If there is none, load the
+    newest inner state from before that checkpoint. Returns the saved counters; they are empty if no inner state was
+    found, or if it doesn't fit."""
     try:
         path = _beside(outer, _folder(outer.parent, rank))
         tensors, manifest = checkpoint.load(path)
@@ -86,26 +87,27 @@ def _state(optimizers: Sequence[Optimizer], counters: Mapping[str, Any]) -> dict
 
 
 def _beside(outer: Path, root: Path) -> Path:
-    """The inner checkpoint with the outer checkpoint's name, or else the newest one before it: if this peer was killed
-    in the step in which the node made the outer one, there is no inner one of that name."""
+    """Find the inner checkpoint with the outer checkpoint's name. If there is none, take the newest one before it: this
+    peer was perhaps killed in the step in which the node made the outer checkpoint."""
     beside, number = root / outer.name, checkpoint.epoch_of(outer)
     if beside.is_dir():
         return beside
     for path in checkpoint.whole(root):  # newest first
         if (epoch := checkpoint.epoch_of(path)) < number:
-            log.info("the inner optimizer's state is that of epoch %d: none was saved beside %s", epoch, outer)
+            log.info("the inner optimizer loads its state of epoch %d: none was saved beside %s", epoch, outer)
             return path
     raise CheckpointError("has no state of the inner optimizer beside it", key="checkpoint", value=outer)
 
 
 def _folder(root: Path, rank: Rank) -> Path:
-    """The folder for one rank. Its name contains the number of ranks, so that a group of another size finds none."""
+    """The folder for one rank's inner state. Its name contains the number of ranks, so that a group with another number
+    of ranks finds no saved state."""
     folder = root / FOLDER
     return folder if rank == ALONE else folder / f"rank-{rank.index}-of-{rank.count}"
 
 
 def _own_parts(state: Any) -> Any:
-    """An optimizer's state with this rank's part in place of each sharded tensor."""
+    """An optimizer's state in which this rank's part takes the place of each sharded tensor."""
     match state:
         case dict():
             return {key: _own_parts(value) for key, value in state.items()}
@@ -118,7 +120,7 @@ def _own_parts(state: Any) -> Any:
 
 
 def _sharded_again(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """The inverse of `_own_parts`: each part becomes a tensor that is sharded like its parameter."""
+    """Undo `_own_parts`: replace each part by a tensor that is sharded like its parameter."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for index, entry in state["state"].items():
         for key, value in entry.items():

@@ -1,4 +1,4 @@
-"""The model's parameters beside the global ones: loading, carrying progress over, pseudo-gradients.
+"""Loads global values into the model's parameters, carries local progress over, and computes pseudo-gradients.
 
 Law: plain arithmetic on host memory, in fp32, only on the values that this process holds and only in the training
 thread. θ is never written, and read only while the node allows it. `staging` copies values from a device; `extents`
@@ -28,7 +28,7 @@ MERGED_AT_ONCE = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The place of some of a parameter's values: their shard, and their range in the flat vector.
+    """The place of some values of a parameter: the shard that they belong to, and their range in the flat vector.
     `speaks`: as in `Extent`."""
 
     shard: int
@@ -36,7 +36,7 @@ class Span:
     speaks: bool
 
     def pieces(self, values: Tensor) -> Iterator[tuple[Tensor, Span]]:
-        """The values with their spans, in pieces of `MERGED_AT_ONCE`."""
+        """Cut the values into pieces of at most `MERGED_AT_ONCE` elements. Yields each piece with its span."""
         for start in range(0, len(values), MERGED_AT_ONCE):
             piece = values[start : start + MERGED_AT_ONCE]
             first = self.place.start + start
@@ -44,10 +44,11 @@ class Span:
 
 
 class Local(Protocol):
-    """The operations of an exchange on the parameters, which may be in several processes."""
+    """What an exchange does with the parameters. The parameters may be in several processes."""
 
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """As `LocalModel.merge`. Each method below does the same as `LocalModel`'s of that name."""
+        """Do the same as `LocalModel.merge`. Each method below does the same as the method of that name in
+        `LocalModel`."""
 
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None: ...
 
@@ -57,7 +58,7 @@ class Local(Protocol):
 
 
 class LocalModel:
-    """A model's trainable parameters, in the flat order of a layout: the part that this process holds.
+    """The part of a model's trainable parameters that this process holds, in the flat order of a layout.
 
     `theta`, `base`, `delta`: [layout.numel] fp32; the global parameters, the older ones that were loaded, and the
     pseudo-gradients that were last sent. `base` is read only for the shards that the node has `kept` there
@@ -84,13 +85,15 @@ class LocalModel:
 
     @torch.no_grad()
     def write_theta(self) -> None:
-        """Write the model's parameters to θ, as the first global ones, before the run begins."""
+        """Copy the model's parameters into θ before this peer enters the run. A founder's parameters become the run's
+        first global ones."""
         for values, span in self._through(range(len(self._layout.shards)), fetch=True, spoken=True):
             self._theta[span.place].copy_(values)
 
     @torch.no_grad()
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """Load the new θ of these shards, and carry over the progress made since the old θ, by each shard's `Take`."""
+        """Load the new θ of the shards in `takes`. The `Take` of a shard says what becomes of the progress that was
+        made since its old θ was loaded."""
         if self._sharded is not None:
             reshard(self._sharded)
         forgotten = [self._layout.shards[shard] for shard, take in takes.items() if take is Take.FORGET]
@@ -106,7 +109,8 @@ class LocalModel:
             values.copy_(local)
 
     def _take(self, local: Tensor, dtype: torch.dtype, span: Span, take: Take, kept: Collection[int]) -> None:
-        """Replace local values by the result of the take; `dtype`: that of the model's parameter."""
+        """Replace the values in `local` by the new ones that `take` asks for. `dtype`: the dtype of the model's
+        parameter."""
         theta, delta = self._theta[span.place], self._delta[span.place]
         if take is Take.MIX:  # Streaming DiLoCo, arXiv 2501.18512
             torch.lerp(theta, local, self._local_share, out=local)
@@ -123,17 +127,19 @@ class LocalModel:
         local.add_(theta)
 
     def _anchor(self, span: Span, kept: Collection[int]) -> Tensor:
-        """The global values that were loaded last."""
+        """The global values of this span that the model loaded last."""
         return (self._base if span.shard in kept else self._theta)[span.place]
 
     @torch.no_grad()
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None:
-        """Write these shards' pseudo-gradients, base − local, into the shared memory; a rank writes its part."""
+        """Write the pseudo-gradients of these shards, base − local, into the shared memory. A rank writes only its
+        part."""
         for values, span in self._through(shards, fetch=True, spoken=True):
             pseudo_gradient(self._anchor(span, kept), values, self._delta[span.place])
 
     def may_be_sent(self, shards: Collection[int]) -> bool:
-        """Whether these shards' last written pseudo-gradients are finite and within `MAGNITUDE_MAX`."""
+        """Whether the pseudo-gradients that were last written for these shards are finite and within
+        `MAGNITUDE_MAX`."""
         for extent, pieces in self._touched(shards):
             for _, start, stop in pieces if extent.speaks else ():
                 low, high = torch.aminmax(self._delta[start:stop])
@@ -142,12 +148,13 @@ class LocalModel:
         return True
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
-        """A copy of the global parameters by name, each with its parameter's shape, dtype, device and sharding. `kept`:
-        shards that are read from `base`, because θ is newer than the values loaded last."""
+        """A copy of the global parameters by name, as the model loaded them last. Each has its parameter's shape,
+        dtype, device and sharding. `kept`: the shards that are read from `base`, because θ already has newer values."""
         return {extent.name: extent.like(self._loaded(extent.start, extent.stop, kept)) for extent in self._all}
 
     def _loaded(self, start: int, stop: int, kept: Collection[int]) -> Tensor:
-        """A range of the last loaded global parameters, [stop − start]; those of the `kept` shards come from `base`."""
+        """A range of the global parameters that the model loaded last, [stop − start]. Values of the `kept` shards are
+        read from `base`."""
         values = self._theta[start:stop]
         places = [self._layout.shards[shard] for shard in kept]
         overlaps = [(max(start, p.start), min(stop, p.stop)) for p in places if p.start < stop and start < p.stop]
@@ -162,9 +169,9 @@ class LocalModel:
     def _through(
         self, shards: Collection[int], *, fetch: bool = False, store: bool = False, spoken: bool = False
     ) -> Iterator[tuple[Tensor, Span]]:
-        """This process's values in these shards, piece by piece: flat values in host memory, of the parameter's dtype,
-        with their spans. `fetch`, `store`: as `InPlace.through`. `spoken`: only the values that this process writes for
-        the peer."""
+        """Yield this process's values in these shards, piece by piece, each piece with its span. A piece is flat, lies
+        in host memory, and has the parameter's dtype. `fetch`, `store`: as in `InPlace.through`. `spoken`: only the
+        values that this process, and no other rank, writes for the peer."""
         devices: dict[torch.device, list[tuple[Extent, list[tuple[int, int, int]]]]] = {}
         for extent, pieces in self._touched(shards):
             if extent.speaks or not spoken:
@@ -180,7 +187,8 @@ class LocalModel:
                     tensor.copy_(dense)
 
     def _touched(self, shards: Collection[int]) -> Iterator[tuple[Extent, list[tuple[int, int, int]]]]:
-        """Each extent that has elements in these shards, and the pieces (shard, start, stop), in flat order."""
+        """Yield each extent that has elements in these shards, together with a list of these elements as pieces (shard,
+        start, stop), in flat order."""
         pieces: dict[int, list[tuple[int, int, int]]] = {}
         for index in sorted(shards):
             shard = self._layout.shards[index]
@@ -198,8 +206,8 @@ class LocalModel:
 def _chunks(
     touched: list[tuple[Extent, list[tuple[int, int, int]]]], strided: list[tuple[Tensor, Tensor]]
 ) -> Iterator[tuple[Tensor, Span]]:
-    """The pieces in `touched` as flat views of the parameters' memory, none longer than CHUNK_BYTES. A parameter that
-    isn't contiguous is copied into a dense tensor first, and the pair of both is added to `strided`."""
+    """Yield the pieces in `touched` as flat views of the parameters' memory, none longer than CHUNK_BYTES. A parameter
+    that isn't contiguous is first copied into a dense tensor, and both tensors are appended to `strided`."""
     for extent, pieces in touched:
         values = extent.values()
         dense = values.contiguous()
@@ -213,7 +221,8 @@ def _chunks(
 
 
 def with_global_values(model: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of the model's state_dict with these parameters in place of its own, a tied one under all its names."""
+    """A copy of the model's state_dict in which `values` take the place of the parameters with the same names. A tied
+    parameter is replaced under all its names."""
     by_identity = {id(parameter): values[name] for name, parameter in model.named_parameters() if name in values}
     state: dict[str, Tensor] = {}
     for name, value in model.state_dict(keep_vars=True).items():

@@ -19,8 +19,9 @@ from p2p_diloco.peer.times import Times
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """The shards to send next, perhaps none; the shards whose base is kept beside θ; the weight and the samples of the
-    contribution. The weight is None if samples are the weight and none were reported."""
+    """What to send next. `shards`: the shards to send, perhaps none; `kept`: all shards whose base is kept beside θ;
+    `weight`, `samples`: those of the contribution. The weight is None if samples are the weight and the trainer
+    reported none."""
 
     shards: Sequence[int]
     kept: Collection[int]
@@ -29,7 +30,8 @@ class Due:
 
 
 class Merger:
-    """Carries out one trainer's merges. `epoch`, `digest`, `commits` (over all fragments): those of the last merge."""
+    """Carries out one trainer's merges. `epoch`, `digest` and `commits` (over all fragments) are those of the last
+    merge."""
 
     def __init__(self, node: NodeClient, local: Local, times: Times, rhythm: Rhythm) -> None:
         self._node, self._memory, self._local = node, node.memory, local
@@ -59,8 +61,8 @@ class Merger:
 
     @contextmanager
     def merged(self, *, afresh: bool = False, landing: bool = False, measures: bool = False) -> Iterator[Due]:
-        """Merge all changed shards; yields the shards that are due next. During the block the node doesn't change θ and
-        the bases.
+        """A block at whose beginning all changed shards are merged. It yields the shards that are due next. During the
+        block the node changes neither θ nor the bases.
 
         `afresh`: load all global parameters, and drop all local progress. `landing`: this merge has the result of an
         exchange. `measures`: pseudo-gradients will be computed from the bases.

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def _total(zero: float = 0) -> Any:
-    """A field whose count goes on after a restart."""
+    """A field for a counter that goes on after a restart."""
     return field(default=zero, metadata={"total": True})
 
 
@@ -81,12 +81,12 @@ class Metrics:
 
     @property
     def encode_time_s(self) -> float:
-        """Seconds for pseudo-gradients and the codec, while training stood still."""
+        """Seconds for which training stood still to compute and encode pseudo-gradients."""
         return self.pseudo_gradient_time_s + self.codec_time_s
 
     @property
     def hidden_share(self) -> float:
-        """The share of all exchanges' time that was hidden behind training; 0 before the first one."""
+        """The fraction of all exchanges' time that was hidden behind training. 0 before the first exchange."""
         return self.hidden_time_s / self.total_sync_time_s if self.total_sync_time_s else 0.0
 
     def totals(self) -> dict[str, float]:
@@ -102,7 +102,7 @@ OF_NODE = (
 
 
 def of_node(memory: object) -> dict[str, Any]:
-    """The counters in the memory that is shared with the node."""
+    """Read the counters that the node writes into the shared memory."""
     return {name: getattr(memory, name) for name in OF_NODE}
 
 

@@ -1,4 +1,5 @@
-"""The trainer's requests to its node, the answers, and the node's reports of what it waits for.
+"""Sends the trainer's requests to its node and receives the answers. Logs the node's reports on what the node waits
+for.
 
 Law: requests have numbers; an answer that comes during the wait for another one is kept. Every wait has a deadline,
 unless the answer depends on other peers; even that wait ends when the node ends.
@@ -26,8 +27,8 @@ log = logging.getLogger("p2p_diloco")
 
 
 class NodeClient:
-    """The trainer's end of the channel to a node, and the memory shared with it. `how_it_ended` returns a sentence
-    about how the node's process ended."""
+    """The trainer's end of the channel to a node, and the memory that both share. `how_it_ended` returns a sentence
+    that says how the node's process ended."""
 
     def __init__(self, channel: TrainerEnd, memory: SharedMemory, how_it_ended: Callable[[], str]) -> None:
         self.memory = memory
@@ -37,7 +38,7 @@ class NodeClient:
         self._kept: dict[int, Message] = {}  # answers that came before a call waited for them, by request
 
     def tell(self, kind: str, **values: object) -> None:
-        """Send a message that has no answer.
+        """Send the node a message that needs no answer.
 
         Raises:
             P2PDilocoError: the node has ended; the error says why.
@@ -48,7 +49,7 @@ class NodeClient:
             raise self._why_it_ended() from None
 
     def request(self, kind: str, **values: object) -> int:
-        """Send a request; returns its number, which its answer carries.
+        """Send the node a request. Returns the request's number, which the node's answer repeats.
 
         Raises:
             P2PDilocoError: the node has ended; the error says why.
@@ -58,7 +59,7 @@ class NodeClient:
         return self._n
 
     def ask(self, kind: str, answer: str, **values: Any) -> Message:
-        """Send a request that the node answers soon, without other peers, and wait for the answer.
+        """Send the node a request, and wait for the answer. The node must be able to answer without other peers.
 
         Raises:
             P2PDilocoError: the node has ended, or doesn't answer.
@@ -69,7 +70,8 @@ class NodeClient:
         return message
 
     def wait_for(self, kind: str, *, n: int | None = None, timeout_s: float) -> Message | None:
-        """The next message of a kind (and of request `n`), or None if none comes in time.
+        """Wait for the next message of this kind (and with the number `n`, if given). None if no such message comes in
+        time.
 
         The node's reports of what it waits for are logged.
 
@@ -104,7 +106,7 @@ class NodeClient:
             self._told, self._told_at = text, now
 
     def _why_it_ended(self) -> P2PDilocoError:
-        """The error that the node sent before its end, or an error that says how its process ended."""
+        """The error that the node sent before it ended. If it sent none, an error that says how its process ended."""
         with contextlib.suppress(ChannelClosed):
             while (message := self._channel.receive(1.0)) is not None:
                 if message["kind"] == "error":

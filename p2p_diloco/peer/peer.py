@@ -62,8 +62,9 @@ class Peer:
         config: RunConfig | Mapping[str, Any] | None = None,
         local: PeerConfig | None = None,
     ) -> None:
-        """`optimizer`: if there are several, a step of the last one is an inner step. `config`: the given settings must
-        match the run's; all others are taken from the run. `run_id`, `initial_peers`: in place of those in `local`."""
+        """`optimizer`: one or several; if several, a step of the last one counts as an inner step. `config`: the
+        settings given in it must match the run's; all others are taken from the run. `run_id`, `initial_peers`: used
+        instead of those in `local`."""
         given = {} if local is None else local.given
         if run_id is not None:
             given["run_id"] = run_id
@@ -90,7 +91,8 @@ class Peer:
 
     @classmethod
     def from_env(cls, model: nn.Module | None, optimizer: OptimizerOrWrapper) -> Peer | AbsentPeer:
-        """The peer that the `P2P_DILOCO_*` variables describe; if they name no run, a peer that only counts steps."""
+        """Make the peer that the `P2P_DILOCO_*` variables describe. If they name no run, make a peer that only counts
+        steps."""
         settings = from_environment()
         if settings is None:
             return AbsentPeer(bare(model), None if optimizer is None else _unwrapped(optimizer)[-1])
@@ -125,7 +127,7 @@ class Peer:
         self.close()
 
     def close(self) -> None:
-        """Leave the run, and end the node's process. Entering again takes a new Peer."""
+        """Leave the run, and end the node's process. To enter again, make a new Peer."""
         self._session = None
         if os.getpid() == self._owner:  # a forked process inherits the object, but must not end the node
             atexit.unregister(self.close)
@@ -138,32 +140,31 @@ class Peer:
         self._hook.report(loss, samples)
 
     def force_sync(self) -> None:
-        """Exchange the whole model now, between two steps; the other peers contribute their progress at their next
+        """Exchange the whole model now, between two steps. The other peers contribute their progress at their next
         step."""
         self._hook.synchronise()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """A block without inner steps, such as an evaluation. In synchronous mode the other peers wait for this one,
-        for at most `pause_timeout`."""
+        """A block without inner steps, such as an evaluation. In synchronous mode the other peers wait for this peer
+        during the block, but at most for `pause_timeout`."""
         with self._hook.pause():
             yield
 
     def global_state_dict(self) -> dict[str, Tensor]:
-        """A copy of the model's state_dict with the global parameters in place of its own; buffers are the
-        model's. For a sharded model each rank gets its part, sharded like the model. In synchronous mode these are the
-        parameters of `epoch`; in asynchronous mode the newest.
-        """
+        """A copy of the model's state_dict in which the global parameters take the place of the model's own. Buffers
+        are the model's own. For a sharded model each rank gets its part, sharded like the model. In synchronous mode
+        these are the parameters of `epoch`; in asynchronous mode the newest."""
         values = self._hook.global_values()
         assert self._model is not None, "a peer with a hook has a model"
         return with_global_values(self._model, values)
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters of this peer, to go on counting after a restart. The run's state is not included."""
+        """The counters of this peer, for `load_state_dict` after a restart. The run's state is not included."""
         return self._hook.standing.metrics.totals()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting from a `state_dict`."""
+        """Go on counting from the counters of a `state_dict`."""
         self._hook.count_on(state)
 
     # -- what there is to know
@@ -180,16 +181,16 @@ class Peer:
 
     @property
     def epoch(self) -> int:
-        """Outer steps that every part of the model has made. In synchronous mode this, `digest` and
-        `global_state_dict()` belong to one state of the run, the one merged last: they change only inside
+        """The number of outer steps that every part of the model has made. In synchronous mode `epoch`, `digest` and
+        `global_state_dict()` belong to one state of the run: the one that was merged last. They change only inside
         `optimizer.step()`."""
         return self._standing.epoch
 
     @property
     def global_step(self) -> int:
-        """Inner steps of the run, per peer: `sync_every` for each epoch, plus this peer's own since the last exchange.
-        In asynchronous mode the first part is the number of counted inner steps divided by the live peers that train.
-        """
+        """The inner steps of the run, per peer: `sync_every` for each epoch, and this peer's own steps since the last
+        exchange. In asynchronous mode the first of these numbers is the counted inner steps of all peers, divided by
+        the number of live peers that train."""
         return self._hook.standing.global_step
 
     @property
@@ -202,16 +203,17 @@ class Peer:
 
     @property
     def digest(self) -> str:
-        """A hash of all shards' digests, equal on two peers if their whole outer states are equal. With one fragment,
-        they are equal at the same `epoch`; with several, only if the same fragments are one outer step ahead. Empty in
-        the rare case that the last merge mixed epochs, because one shard's commit was two heartbeats late."""
+        """A hash of all shards' digests. It is equal on two peers whose outer states are equal. With one fragment, that
+        is so at the same `epoch`; with several fragments, only if the same fragments are one outer step ahead on both
+        peers. The digest is empty in the rare case that the last merge mixed epochs, because one shard's commit was two
+        heartbeats late."""
         if self._entered.hook is None or self.config.mode == "async":
             return str(self._running.client.ask("ask", "told")["digest"])
         return self._standing.digest
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """The ids of the live peers known to this one, this one included."""
+        """The ids of the live peers that this peer knows, its own id included."""
         return tuple(sorted(self._running.client.ask("ask", "told")["peers"]))
 
     @property
@@ -243,7 +245,7 @@ class Peer:
 
     @property
     def _standing(self) -> Standing:
-        """The position in the run; of a peer without a model, from the node's memory."""
+        """The position of this peer in the run. Without a model, it is read from the node's memory."""
         if self._entered.hook is not None:
             return self._entered.hook.standing
         memory = self._entered.memory
@@ -252,7 +254,7 @@ class Peer:
 
 
 def _unwrapped(optimizer: OptimizerOrWrapper | Sequence[OptimizerOrWrapper]) -> list[Optimizer]:
-    """The torch optimizers without their wrappers; the last one's steps count."""
+    """The torch optimizers, without their wrappers. A step of the last one counts as an inner step."""
     found = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not found:
         raise UsageError("no optimizer is given", key="optimizer", value="[]", mend="give at least one")

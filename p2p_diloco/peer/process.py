@@ -22,7 +22,7 @@ log = logging.getLogger("p2p_diloco")
 
 
 class NodeProcess:
-    """A node's process that this process has started."""
+    """The process of a node, started by this process."""
 
     def __init__(self, setup: Setup, sharers: Sequence[socket.socket] = ()) -> None:
         """`sharers`: Unix sockets to the processes that share the memory."""
@@ -63,13 +63,13 @@ class NodeProcess:
         return self._process.pid
 
     def end(self, timeout_s: float) -> None:
-        """Let the node leave the run and end; kill it after `timeout_s` or at a second ^C."""
+        """Let the node leave the run and end. Kill it after `timeout_s`, or at a second ^C."""
         with contextlib.suppress(ChannelClosed):
             self._channel.send({"kind": "depart"}, timeout_s=1.0)
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            log.warning("the node took longer than %g s to leave the run, and is killed", timeout_s)
+            log.warning("the node took longer than %g s to leave the run, so it is killed", timeout_s)
         finally:
             self._channel.close()
             if self.alive:
@@ -77,7 +77,7 @@ class NodeProcess:
                 self._process.wait(5.0)
 
     def how_it_ended(self) -> str:
-        """The way in which the process ended, as a sentence."""
+        """A sentence that says how the process ended."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         match self._process.returncode:
@@ -102,6 +102,6 @@ def _command(channel_fd: int, memory_fd: int) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment with its import path, so that the node imports the same packages."""
+    """This process's environment variables and import path, so that the node imports the same packages."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

@@ -1,4 +1,5 @@
-"""Rank 0 of a group that is one peer: it decides, and the other ranks follow with their parts of the model.
+"""Rank 0 of a group of processes that is one peer. It decides, and the other ranks follow with their parts of the
+model.
 
 Law: `hook` decides what a step does, and runs only here. Every rank makes the same calls (a step, for example); the
 other ranks then carry out rank 0's commands until it tells them to go on. A rank that ends, or makes another call, ends
@@ -33,7 +34,7 @@ log = logging.getLogger("p2p_diloco")
 
 
 class OtherRanks:
-    """Rank 0's connections to the other ranks, in order."""
+    """Rank 0's connections to the other ranks, in the order of the ranks."""
 
     def __init__(self, sockets: Sequence[socket.socket]) -> None:
         self._links = [RankLink(f"rank {rank} of this peer", sock) for rank, sock in enumerate(sockets, start=1)]
@@ -61,19 +62,21 @@ class OtherRanks:
         while time.monotonic() - began < RANK_S:
             if (message := link.receive(TELL_EVERY_S)) is not None:
                 return message
-            log.info("rank 0 waits for rank %d", rank)
+            log.info("rank 0 still waits for a message from rank %d", rank)
         mend = "make the same calls of the peer on every rank"
         raise RankDied(f"rank {rank} has sent nothing to rank 0 for {RANK_S:g} s", mend=mend)
 
     def together(self, kind: str, own: Callable[[], None], **values: object) -> list[Message]:
-        """Have all ranks, this one included, carry out a command; returns the answers of the others."""
+        """Have all ranks, this one included, carry out a command. On this rank `own` does it. Returns the other ranks'
+        answers."""
         self.tell(kind, **values)
         own()
         return self.answers()
 
     @contextmanager
     def call(self, name: str, standing: Callable[[], Standing]) -> Iterator[list[Message]]:
-        """A call that every rank makes; yields the other ranks' messages. At the block's end all ranks go on.
+        """A block for a call, such as a step, that every rank makes. It waits until all other ranks have made the call
+        `name`, and yields their messages. At its end all ranks go on.
 
         Raises:
             RankDied: a rank has ended, or makes another call.
@@ -91,7 +94,7 @@ class OtherRanks:
 
     @contextmanager
     def told_of_errors(self) -> Iterator[None]:
-        """A block in which an error of this rank ends the other ranks' call with the same error."""
+        """A block whose errors are also sent to the other ranks, so that their calls end with the same error."""
         try:
             yield
         except P2PDilocoError as error:
@@ -100,34 +103,34 @@ class OtherRanks:
             raise
 
     def close(self) -> None:
-        """Close the connections; the other ranks notice at their next call."""
+        """Close the connections. The other ranks notice it at their next call."""
         for link in self._links:
             link.close()
 
 
 class Rank0Model:
-    """The parameters of all ranks as one model: each rank carries out its part. See `LocalModel`."""
+    """The parameters of all ranks, as one model. Each rank carries out its part of each method. See `LocalModel`."""
 
     def __init__(self, own: LocalModel, ranks: OtherRanks) -> None:
         self._own, self._ranks = own, ranks
 
     def write_theta(self) -> None:
-        """As `LocalModel.write_theta`."""
+        """Let every rank copy its parameters into θ, as `LocalModel.write_theta` does."""
         self._ranks.together("write theta", self._own.write_theta)
 
     def merge(self, takes: Mapping[int, Take], kept: Collection[int] = ()) -> None:
-        """As `LocalModel.merge`."""
+        """Let every rank load new global values, as `LocalModel.merge` does."""
         if takes:
             told = [[shard, take.value] for shard, take in takes.items()]
             self._ranks.together("merge", lambda: self._own.merge(takes, kept), takes=told, kept=list(kept))
 
     def write_delta(self, shards: Collection[int], kept: Collection[int] = ()) -> None:
-        """As `LocalModel.write_delta`."""
+        """Let every rank write its pseudo-gradients, as `LocalModel.write_delta` does."""
         told = {"shards": list(shards), "kept": list(kept)}
         self._ranks.together("write delta", lambda: self._own.write_delta(shards, kept), **told)
 
     def may_be_sent(self, shards: Collection[int]) -> bool:
-        """As `LocalModel.may_be_sent`, for every rank's part."""
+        """Whether the pseudo-gradients of every rank may be sent, as `LocalModel.may_be_sent` judges them."""
         own: list[bool] = []
         looked = self._ranks.together(
             "look at delta", lambda: own.append(self._own.may_be_sent(shards)), shards=list(shards)
@@ -135,16 +138,17 @@ class Rank0Model:
         return all(own) and all(message["fine"] for message in looked)
 
     def global_values(self, kept: Collection[int] = ()) -> dict[str, Tensor]:
-        """As `LocalModel.global_values`: this rank's part, while each other rank reads its own."""
+        """Let every rank read its part of the global parameters, as `LocalModel.global_values` does. Returns this
+        rank's part."""
         read: dict[str, Tensor] = {}
         self._ranks.together("read", lambda: read.update(self._own.global_values(kept)), kept=list(kept))
         return read
 
 
 class Rank0Hook:
-    """A hook whose calls every rank makes. Between two calls all ranks see the same position in the run, because a loop
-    that ends with the run must end at the same step on all ranks. `after`: called after each step, before all ranks go
-    on."""
+    """Rank 0's hook. Every rank makes the same calls. Between two calls all ranks see the same position in the run,
+    because a loop that ends with the run must end at the same step on all ranks. `after`: called after each step,
+    before the other ranks go on."""
 
     def __init__(self, hook: Hook, ranks: OtherRanks, after: Callable[[], None]) -> None:
         self._hook, self._ranks, self._after = hook, ranks, after
@@ -154,12 +158,13 @@ class Rank0Hook:
         """The position of all ranks in the run at the end of the last call."""
 
     def report(self, loss: float | None, samples: int | None) -> None:
-        """As `Hook.report`, for this rank's share of the step; the peer reports all samples and the mean loss."""
+        """Record the loss and the samples of this rank's share of the next step. The peer reports the samples of all
+        ranks together, and their mean loss."""
         self._loss = loss if loss is not None else self._loss
         self._samples = samples if samples is not None else self._samples
 
     def step(self) -> None:
-        """As `Hook.step`."""
+        """Called after each inner step, on every rank. Does the work of `Hook.step` for the whole peer."""
         with self._ranks.call("optimizer.step()", lambda: self.standing) as said:
             losses = [one for one in (self._loss, *(message["loss"] for message in said)) if one is not None]
             samples = [one for one in (self._samples, *(message["samples"] for message in said)) if one is not None]
@@ -170,21 +175,21 @@ class Rank0Hook:
             self._after()
 
     def pause(self) -> AbstractContextManager[None]:
-        """As `Hook.pause`."""
+        """A block in which no inner step is made, as in `Hook.pause`."""
         return self._hook.pause()
 
     def synchronise(self) -> None:
-        """As `Hook.synchronise`."""
+        """Exchange the whole model now, as `Hook.synchronise` does. Every rank must call this."""
         with self._ranks.call("force_sync()", lambda: self.standing):
             self._hook.synchronise()
             self.standing = self._hook.standing
 
     def global_values(self) -> dict[str, Tensor]:
-        """As `Hook.global_values`: this rank's part."""
+        """A copy of this rank's part of the global parameters. Every rank must call this."""
         with self._ranks.call("global_state_dict()", lambda: self.standing):
             return self._hook.global_values()
 
     def count_on(self, totals: Mapping[str, float]) -> None:
-        """As `Hook.count_on`."""
+        """Add the totals from before a restart to the counters, as `Hook.count_on` does."""
         self._hook.count_on(totals)
         self.standing = self._hook.standing

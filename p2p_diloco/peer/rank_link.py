@@ -14,13 +14,13 @@ from p2p_diloco.node.channel import ChannelClosed, Message, TrainerEnd
 
 
 class RankLink:
-    """One end of the connection; `who` names the rank at the other end."""
+    """One end of the connection. `who` is the name of the rank at the other end."""
 
     def __init__(self, who: str, sock: socket.socket) -> None:
         self._who, self._connection = who, TrainerEnd(sock)
 
     def send(self, kind: str, **values: object) -> None:
-        """Send a message.
+        """Send a message to the other rank.
 
         Raises:
             RankDied: the other rank has ended.
@@ -31,7 +31,7 @@ class RankLink:
             raise self.died() from None
 
     def receive(self, timeout_s: float) -> Message | None:
-        """The next message, or None if none comes in time.
+        """Wait for the other rank's next message. None if no message comes in time.
 
         Raises:
             RankDied: the other rank has ended.
@@ -51,9 +51,9 @@ class RankLink:
             self._connection.send({"kind": "error", "error": error.to_wire()}, timeout_s=1.0)
 
     def died(self) -> RankDied:
-        """The error for the end of the other rank."""
+        """The error to raise because the other rank has ended."""
         return RankDied(f"{self._who} has ended", mend="see its log, and start the group again")
 
     def close(self) -> None:
-        """Close the connection; the other rank notices at its next call."""
+        """Close the connection. The other rank notices it at its next call."""
         self._connection.close()

@@ -1,4 +1,4 @@
-"""A rank other than 0: it carries out rank 0's commands on its part of the model, and decides nothing.
+"""A rank other than 0. It carries out rank 0's commands on its part of the model, and decides nothing.
 
 Law: it communicates only with rank 0. It announces each call of the trainer there, and then carries out commands until
 rank 0 tells it to go on. The end of the connection ends this peer.
@@ -27,14 +27,14 @@ WAIT_S = 60.0
 
 
 class Rank0Client(RankLink):
-    """The connection to rank 0."""
+    """This rank's connection to rank 0."""
 
     def __init__(self, rank: int, sock: socket.socket) -> None:
         super().__init__("rank 0, which speaks for this peer,", sock)
         self._rank, self._socket = rank, sock
 
     def memory(self, numel: int) -> SharedMemory:
-        """Receive the memory that rank 0 shares with its node. Nothing else comes before it on the connection.
+        """Receive the memory that rank 0 shares with its node. Call this before anything else is received.
 
         Raises:
             RankDied: rank 0 has ended.
@@ -49,7 +49,7 @@ class Rank0Client(RankLink):
             os.close(fd)
 
     def next(self) -> Message:
-        """Wait for rank 0's next message, without a deadline, because rank 0 may wait for other peers.
+        """Wait for rank 0's next message. There is no deadline, because rank 0 may wait for other peers.
 
         Raises:
             RankDied: rank 0 has ended.
@@ -67,8 +67,8 @@ class Rank0Client(RankLink):
 
 
 class RankNHook:
-    """The hook of a rank other than 0. It has the methods of `Hook`; its `standing` is what rank 0 told last. `save`:
-    `InnerState.save`, if this peer keeps checkpoints."""
+    """The hook of a rank other than 0. It has the methods of `Hook`. Its `standing` is the position that rank 0 sent
+    last. `save`: `InnerState.save`, if this peer keeps checkpoints."""
 
     def __init__(self, rank0: Rank0Client, local: LocalModel, save: Callable[..., None] | None) -> None:
         self._rank0, self._local, self._save = rank0, local, save
@@ -78,38 +78,39 @@ class RankNHook:
         """The position of all ranks in the run at the end of the last call."""
 
     def report(self, loss: float | None, samples: int | None) -> None:
-        """Record this rank's share of the next step."""
+        """Record the loss and the samples of this rank's share of the next step."""
         if samples is not None and samples < 0:
             raise ConfigError("must be 0 or more", key="samples", value=samples, mend="report what was trained on")
         self._loss = float(loss) if loss is not None else self._loss
         self._samples = int(samples) if samples is not None else self._samples
 
     def step(self) -> None:
-        """Called after each inner step."""
+        """Called after each inner step, on every rank. Tells rank 0, and carries out rank 0's commands."""
         loss, self._loss = self._loss, None
         samples, self._samples = self._samples, None
         self._call("optimizer.step()", loss=loss, samples=samples)
 
     def pause(self) -> AbstractContextManager[None]:
-        """As `Hook.pause`; rank 0 tells the node."""
+        """A block in which no inner step is made. It does nothing here, because rank 0 tells the node."""
         return nullcontext()
 
     def count_on(self, totals: Mapping[str, float]) -> None:
-        """Ignored: rank 0 counts."""
+        """Do nothing, because rank 0 counts for all ranks."""
 
     def synchronise(self) -> None:
-        """As `Hook.synchronise`."""
+        """Take part in the exchange that rank 0 makes in `Hook.synchronise`."""
         self._call("force_sync()")
 
     def global_values(self) -> dict[str, Tensor]:
-        """This rank's part of the global parameters, read while rank 0 keeps the node from writing them."""
+        """A copy of this rank's part of the global parameters. Rank 0 sees to it that the node writes none of them
+        during the copy."""
         read: dict[str, Tensor] = {}
         self._call("global_state_dict()", into=read)
         return read
 
     def serve(self, into: dict[str, Tensor] | None = None) -> None:
-        """Carry out rank 0's commands until it tells all ranks to go on. Global values that are read are put into
-        `into`."""
+        """Carry out rank 0's commands until rank 0 tells all ranks to go on. If a command reads global values, they are
+        put into `into`."""
         while (message := self._rank0.next())["kind"] != "go on":
             try:
                 answer = self._carried_out(message, into)

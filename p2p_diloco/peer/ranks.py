@@ -33,8 +33,8 @@ _HELLO_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The group of one peer's processes, as one of them sees it. `rank`: the rank of this process. `process_group`:
-    torch's group, which carries small tensors on `device`."""
+    """The processes of one peer, as one of them sees the group. `rank`: this process's rank. `process_group`: torch's
+    group, which carries small tensors on `device`."""
 
     rank: Rank
     process_group: Any
@@ -42,12 +42,13 @@ class Group:
 
 
 def bare(model: nn.Module | None) -> nn.Module | None:
-    """The model without DistributedDataParallel, so that its parameters have the same names as on other peers."""
+    """The model inside DistributedDataParallel, whose parameters have the same names as on other peers. Any other model
+    is returned as it is."""
     return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 def group_of(model: nn.Module | None) -> Group | None:
-    """The group over which a model's parameters are sharded or copied; None: the model is in one process.
+    """The group over which a model's parameters are sharded or copied. None if the model is in one process.
 
     Raises:
         ConfigError: the model is sharded in an unsupported way.
@@ -69,13 +70,13 @@ def group_of(model: nn.Module | None) -> Group | None:
 
 
 def _whole_world(process_group: Any, device: torch.device, what: str) -> Group:
-    """The group, which must contain all of torch.distributed's processes. `what`: the name of the part of the model
-    that is spread over the group, for an error."""
+    """Make the `Group` of torch's `process_group`, and check that it contains all processes of torch.distributed.
+    `what`: the name of the part of the model that is spread over the group, which an error would show."""
     rank, count = (ask(process_group) for ask in (torch.distributed.get_rank, torch.distributed.get_world_size))
     world = torch.distributed.get_world_size()
     if count != world:
         raise ConfigError(
-            f"is spread over {count} of the {world} processes of torch.distributed: a peer has all of them",
+            f"is spread over {count} of the {world} processes of torch.distributed, but a peer must have all of them",
             key="model",
             value=what,
             mend="use the whole group, and start a group for each peer",
@@ -86,12 +87,12 @@ def _whole_world(process_group: Any, device: torch.device, what: str) -> Group:
 
 
 def _mesh(name: str, param: nn.Parameter) -> Any:
-    """The mesh of a sharded parameter. Unsupported sharding is refused."""
+    """The mesh of a sharded parameter. Raises ConfigError if the parameter is sharded in an unsupported way."""
     distributed: Any = param
     mesh, placements = distributed.device_mesh, distributed.placements
     if mesh.ndim != 1:
         raise ConfigError(
-            f"is sharded over a mesh of {mesh.ndim} dimensions, and one is supported",
+            f"is sharded over a mesh of {mesh.ndim} dimensions, but only one dimension is supported",
             key="model",
             value=name,
             mend="use fully_shard without a second dimension (no HSDP, no tensor parallelism)",
@@ -99,7 +100,7 @@ def _mesh(name: str, param: nn.Parameter) -> Any:
     (placement,) = placements
     if not (placement.is_replicate() or placement.is_shard(0)):
         raise ConfigError(
-            f"is placed as {placement}, and rows (Shard(0)) are supported",
+            f"is sharded as {placement}, but only rows (Shard(0)) are supported",
             key="model",
             value=name,
             mend="leave fully_shard's shard_placement_fn out",
@@ -112,8 +113,9 @@ def _mesh(name: str, param: nn.Parameter) -> Any:
 
 @contextmanager
 def meeting(group: Group | None) -> Iterator[list[socket.socket]]:
-    """Connect the processes of the group, if there is one; all of them enter at the same time. Yields the sockets: on
-    rank 0 one to each other rank in order, elsewhere the one to rank 0. They are closed if the block fails.
+    """A block in which the processes of the group are connected; all of them enter it at the same time. It yields
+    sockets: on rank 0 one to each other rank in order, on any other rank the one to rank 0, and without a group none.
+    If the block fails, the sockets are closed.
 
     Raises:
         ConfigError: some of them are on another host than rank 0.
@@ -132,7 +134,8 @@ def meeting(group: Group | None) -> Iterator[list[socket.socket]]:
 
 
 def _opened(group: Group) -> list[socket.socket]:
-    """Rank 0's sockets to the other ranks."""
+    """Called on rank 0. Listen at a new socket, tell the other ranks its path, and return the sockets of their
+    connections."""
     try:
         folder = tempfile.TemporaryDirectory(prefix="p2p-diloco-")
     except OSError as error:
@@ -156,7 +159,7 @@ def _no_socket(group: Group, folder: str, error: OSError) -> ConfigError:
 
 
 def _to_rank_0(group: Group) -> socket.socket:
-    """Another rank's socket to rank 0."""
+    """Called on the other ranks. Connect to rank 0 and return the socket."""
     place = _broadcast(group, "")
     if not place:
         raise RankDied("rank 0 takes no connections", mend="see the log of rank 0")
@@ -169,7 +172,7 @@ def _to_rank_0(group: Group) -> socket.socket:
 
 
 def _accepted(listener: socket.socket, count: int) -> list[socket.socket]:
-    """Accept a connection of each other rank; returns their sockets in order."""
+    """Accept one connection from each other rank. Returns their sockets in the order of the ranks."""
     found: dict[int, socket.socket] = {}
     give_up_at = time.monotonic() + COME_S
     try:
@@ -186,7 +189,7 @@ def _accepted(listener: socket.socket, count: int) -> list[socket.socket]:
 
 
 def _reached(place: str) -> socket.socket | None:
-    """Connect to rank 0; None if it doesn't listen on this machine."""
+    """Connect to rank 0. None if rank 0 doesn't listen on this machine."""
     sock = socket.socket(socket.AF_UNIX)
     with contextlib.suppress(OSError):
         sock.connect(place)
@@ -196,7 +199,8 @@ def _reached(place: str) -> socket.socket | None:
 
 
 def _broadcast(group: Group, text: str) -> str:
-    """Send rank 0's text to every rank."""
+    """Send rank 0's text to all ranks, and return it. Every rank calls this at the same time; only rank 0's argument
+    counts."""
     message = torch.tensor(list(text.encode().ljust(PATH_BYTES, b"\0")), dtype=torch.uint8).to(group.device)
     source = torch.distributed.get_global_rank(group.process_group, 0)
     torch.distributed.broadcast(message, src=source, group=group.process_group)
@@ -204,7 +208,8 @@ def _broadcast(group: Group, text: str) -> str:
 
 
 def _all_have_come(group: Group, here: bool) -> None:
-    """Tell every rank which ranks could not reach rank 0, so that all end with the same error."""
+    """Let all ranks know which of them could not reach rank 0. If there are any, all ranks raise the same error. Every
+    rank calls this at the same time. `here`: whether this rank reached rank 0."""
     missing = torch.zeros(group.rank.count, dtype=torch.int32)
     missing[group.rank.index] = int(not here)
     missing = missing.to(group.device)

@@ -1,4 +1,4 @@
-"""Decides when the next exchange is due: after a number of inner steps, or with pace="time" after a time.
+"""Decides when the next exchange is due: after a number of inner steps or, with pace="time", after a time.
 
 Law: only counts the steps of a round and measures their time, without exchanges and pauses.
 """
@@ -15,7 +15,7 @@ from p2p_diloco.node.shared import SharedMemory
 
 
 class Rhythm:
-    """Counts the rounds of one trainer; `fragments` rounds make an exchange of the whole model."""
+    """Counts the rounds of one trainer. The whole model is exchanged in `fragments` rounds."""
 
     def __init__(self, config: RunConfig, fragments: int, memory: SharedMemory, clock: Callable[[], float]) -> None:
         self._fragments, self._memory, self._clock = fragments, memory, clock
@@ -34,11 +34,11 @@ class Rhythm:
 
     @property
     def step_time_s(self) -> float:
-        """The usual time of an inner step in seconds; 0 until known."""
+        """The usual time of an inner step in seconds. 0 while it is unknown."""
         return self._step_times.usual
 
     def step(self, first: bool) -> None:
-        """Count an inner step. `first`: it was this trainer's first one."""
+        """Count an inner step. `first`: whether it was this trainer's first."""
         now = self._clock()
         if self._resumed_at is not None:
             self._step_times.add(now - self._resumed_at, self._sent_steps)
@@ -48,42 +48,44 @@ class Rhythm:
         self._memory.step_time_s = self.step_time_s
 
     def resume(self) -> None:
-        """Start to measure the next step."""
+        """Begin to measure the time of the next step."""
         self._resumed_at = self._clock()
 
     def rest(self) -> None:
-        """Don't count the time from now to the end of the next step."""
+        """Exclude the time from now to the end of the next step from the measured step times."""
         self._resumed_at = None
 
     @property
     def is_due(self) -> bool:
-        """Whether all steps of this round are made."""
+        """Whether the next exchange is due: the round's steps are made or, with pace="time", its time has passed."""
         return self.steps >= self.interval or self._time_is_up()
 
     def has_flown(self, steps: int) -> bool:
-        """Whether the result of an exchange that was sent `steps` inner steps ago is to be merged now."""
+        """Whether the result of an exchange is to be merged now. The exchange was sent `steps` inner steps ago."""
         return steps >= self._overlap_steps or self._time_is_up(self._overlap_steps / self.interval)
 
     def _time_is_up(self, share: float = 1.0) -> bool:
-        """With pace="time": whether the time for this `share` of the round's steps has passed."""
+        """Whether the time planned for this `share` of the round's steps has passed. Without pace="time" no time is
+        planned."""
         planned_s = self._memory.trains_for_s if self._by_time else math.inf
         return is_over(self._clock() - self._round_at, self.step_time_s, share * planned_s)
 
     def planned(self) -> int:
-        """The H to report with a contribution that is sent now; with pace="time" it follows from the steps made in this
-        round."""
+        """The H to report with a contribution that is sent now. With pace="time" it is computed from the steps made in
+        this round."""
         if self._by_time and self.steps:
             self.sync_every = self.steps * self._fragments
         return self.sync_every
 
     def sent(self) -> int:
-        """Record that a round's progress is sent, and start counting anew; returns the round's steps."""
+        """Record that a round's progress was sent, and count the next round's steps from 0. Returns the number of steps
+        in the sent round."""
         self._sent_steps, self.steps = self.steps, 0
         self.next_round()
         return self._sent_steps
 
     def unsent(self, steps: int) -> None:
-        """Undo `sent`, because the exchange never began: the round has these steps again."""
+        """Undo `sent`, because the exchange never began. Its `steps` are added to the round's steps again."""
         self.steps += steps
 
     def next_round(self) -> None:

@@ -1,4 +1,5 @@
-"""The session of a peer in its run, made when a process enters: as rank 0 or alone it starts a node, else it has none.
+"""Makes the session of a peer in its run, when a process enters the run. The only process of a peer, or its rank 0,
+starts a node; other ranks have none.
 
 Law: starts all parts in order, and each is complete when it is made. The caller's `ExitStack` ends them in reverse
 order, also if a later step fails.
@@ -47,7 +48,8 @@ log = logging.getLogger("p2p_diloco")
 
 @dataclass(frozen=True)
 class Trainee:
-    """The arguments of a peer: its settings, and a model with its optimizers or neither."""
+    """The arguments of a peer: its settings, its model and the model's optimizers. An aggregator has no model and no
+    optimizer."""
 
     asked: RunConfig
     local: PeerConfig
@@ -62,7 +64,8 @@ AnyHook = Hook | Rank0Hook | RankNHook
 
 @dataclass(frozen=True)
 class Session:
-    """The parts of a peer while it is in its run. `node`: None on ranks other than 0. `hook`: None without a model."""
+    """The parts of a peer while it is in its run. `node` is None on ranks other than 0. `hook` is None without a
+    model."""
 
     peer_id: str
     addresses: tuple[str, ...]
@@ -74,7 +77,7 @@ class Session:
 
 
 def enter_with_node(trainee: Trainee, sockets: Sequence[socket.socket], stack: ExitStack) -> Session:
-    """Enter the run as this peer's only process, or as its rank 0 with `sockets` to the other ranks.
+    """Enter the run as the only process of a peer, or as its rank 0 with `sockets` to the other ranks.
 
     Raises:
         P2PDilocoError: this peer can't take part.
@@ -95,7 +98,7 @@ def enter_with_node(trainee: Trainee, sockets: Sequence[socket.socket], stack: E
 
 
 def enter_through_rank0(trainee: Trainee, sock: socket.socket, stack: ExitStack) -> Session:
-    """Enter the run as another rank of a peer, with a socket to its rank 0.
+    """Enter the run as a rank other than 0, with a socket to the same peer's rank 0.
 
     Raises:
         RankDied, P2PDilocoError: rank 0 can't go on.
@@ -139,7 +142,7 @@ def _joined(trainee: Trainee, node: NodeProcess, ranks: OtherRanks | None, stack
     hook.count_on(counters)
 
     def save_inner() -> None:
-        """Save this peer's own state, on all ranks, beside a checkpoint that the node has begun."""
+        """If the node has begun a new checkpoint, save the inner state beside it, on all ranks."""
         if inner is None or not inner.is_due(epoch := memory.saved):
             return
         with hook.beside():
@@ -181,8 +184,8 @@ def _parameters(model: nn.Module, rank: Rank, config: RunConfig, layout: Layout,
 
 
 def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], InnerState | None]:
-    """Restore the optimizers from the checkpoint that the peer starts from. Returns the saved counters, and the object
-    that saves the optimizers' state from now on, if checkpoints are kept."""
+    """Restore the optimizers from the checkpoint that the peer starts from, if there is one. Returns the saved
+    counters. Also returns the object that saves the optimizers' state from now on; None if no checkpoints are kept."""
     checkpoint, local = run["checkpoint"], trainee.local
     counters = {} if checkpoint is None else restore(trainee.optimizers, Path(checkpoint), trainee.rank)
     if local.checkpoint_dir is None:
@@ -191,7 +194,7 @@ def _inner_state(trainee: Trainee, run: Message) -> tuple[dict[str, float], Inne
 
 
 def _hook_up(trainee: Trainee, step: Callable[[], object], stack: ExitStack) -> None:
-    """Call `step` after each step of the last optimizer in this process; a forked process is ignored."""
+    """Have torch call `step` after each step of the last optimizer. In a forked process nothing is called."""
     owner = os.getpid()
 
     def stepped(*_: object) -> None:

@@ -22,26 +22,27 @@ T = TypeVar("T")
 
 
 class InPlace:
-    """Staging for parameters in host memory, which are used in place."""
+    """The staging for parameters in host memory. They are used in place."""
 
     def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
-        """Yield each chunk's values in host memory, valid until the next chunk, with the chunk's tag. A chunk is flat,
-        dense, at most `CHUNK_BYTES` long, and on any device. `fetch`: copy the chunk's values into host memory first;
-        otherwise the memory's content is undefined. `store`: copy the values that the caller has left there back into
-        the chunk, at the latest by the iteration's end."""
+        """Yield each chunk's values in host memory, with the chunk's tag. The values are valid until the next chunk is
+        yielded. A chunk is flat, dense, at most `CHUNK_BYTES` long, and on any device. `fetch`: copy the chunk's values
+        into host memory first; without it that memory has undefined content. `store`: copy what the caller leaves in
+        that memory back into the chunk, at the latest when the iteration ends."""
         del fetch, store
         yield from chunks
 
 
 class Copies:
-    """Copies between a device and a buffer in host memory; `slot` is the buffer's number. These copies are complete
-    when the call returns, which works on any device of torch."""
+    """Copies between a device and a buffer in host memory; `slot` is the buffer's number. Here a copy is complete when
+    its call returns, which works on any device of torch. Subclasses may copy in the background."""
 
     pinned = False
     """Whether buffers are page-locked."""
 
     def begin(self) -> None:
-        """Let the next copies wait for all earlier computations, so that they read finished values."""
+        """Let the next copies wait for all computations that were started before, so that finished values are
+        copied."""
 
     def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
         """Start to copy the chunk into the buffer."""
@@ -55,12 +56,12 @@ class Copies:
         """Wait until this buffer's copies are complete."""
 
     def end(self) -> None:
-        """Make the stored values visible to all later computations."""
+        """Let all later computations see the stored values."""
 
 
 class CudaCopies(Copies):
-    """Copies on a CUDA stream of their own, from and to page-locked memory, so that host and bus work at the same time.
-    Both directions use one stream, so a buffer is filled again only after it was emptied."""
+    """Copies on a CUDA stream of their own, from and to page-locked memory, so that the host can work meanwhile. Both
+    directions use one stream, so a buffer is filled again only after it was emptied."""
 
     pinned = True
 
@@ -70,40 +71,40 @@ class CudaCopies(Copies):
         self._copied = [torch.cuda.Event() for _ in range(SLOTS)]  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        """Let the copies' stream wait for the trainer's launched kernels, without blocking the host."""
+        """Let the stream of the copies wait for the kernels that the trainer has launched. The host doesn't wait."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def fetch(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """As `Copies`."""
+        """Start to copy the chunk into the buffer. The host doesn't wait."""
         with torch.cuda.stream(self._stream):
             host.copy_(chunk, non_blocking=True)
         self._copied[slot].record(self._stream)
 
     def store(self, slot: int, host: Tensor, chunk: Tensor) -> None:
-        """As `Copies`."""
+        """Start to copy the buffer into the chunk. The host doesn't wait."""
         with torch.cuda.stream(self._stream):
             chunk.copy_(host, non_blocking=True)
         self._copied[slot].record(self._stream)
 
     def wait(self, slot: int) -> None:
-        """Block the host until this buffer's copies are complete."""
+        """Let the host wait until this buffer's copies are complete."""
         self._copied[slot].synchronize()
 
     def end(self) -> None:
-        """Let the trainer's next kernels wait for the copies, without blocking the host."""
+        """Let the trainer's next kernels wait for the copies. The host doesn't wait."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
 class DeviceStaging:
-    """Staging for parameters on a device, through two buffers in turns: the next chunk is copied while the host works
-    on the present one."""
+    """The staging for parameters on a device. It uses two buffers in turn: the next chunk is copied while the host
+    works on the present one."""
 
     def __init__(self, copies: Copies) -> None:
         self._copies = copies
         self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=copies.pinned) for _ in range(SLOTS)]
 
     def through(self, chunks: Iterable[tuple[Tensor, T]], *, fetch: bool, store: bool) -> Iterator[tuple[Tensor, T]]:
-        """As `InPlace.through`."""
+        """Yield each chunk's values in a buffer, with the chunk's tag. The arguments are those of `InPlace.through`."""
         self._copies.begin()
         try:
             ready: tuple[int, Tensor, Tensor, T] | None = None
@@ -132,7 +133,7 @@ Staging = InPlace | DeviceStaging
 
 
 def staging_for(device: torch.device) -> Staging:
-    """The staging between host memory and a device."""
+    """The staging for parameters on this device."""
     match device.type:
         case "cpu":
             return InPlace()

@@ -1,4 +1,4 @@
-"""Sums a trainer's time by part: in total, in the last exchange and in the last round.
+"""Adds up a trainer's time by part, such as transfers and merges: in total, in the last exchange and in the last round.
 
 Law: reads the clock and adds; decides nothing.
 """
@@ -20,7 +20,7 @@ log = logging.getLogger("p2p_diloco")
 
 
 class Times:
-    """The times of one trainer since its start. Those of the last round are written into the shared memory."""
+    """The times of one trainer since its start. The times of the last round are written into the shared memory."""
 
     def __init__(self, memory: SharedMemory, clock: Callable[[], float]) -> None:
         self._memory, self._clock = memory, clock
@@ -32,31 +32,31 @@ class Times:
         self._round_began, self._told_at = self._ledger.stood, -math.inf
 
     def part(self, name: str) -> AbstractContextManager[None]:
-        """Count the time of the block for this part."""
+        """A block whose time is counted for the part `name`."""
         return self._ledger.part(name)
 
     @property
     def waiting_s(self) -> float:
-        """Seconds for which training has stood still: all time except inner steps and pauses."""
+        """Seconds for which training has stood still. These are all seconds except inner steps and pauses."""
         return sum(seconds for part, seconds in self._ledger.stood.items() if part not in (INNER, PAUSED))
 
     @property
     def group_s(self) -> float:
-        """Seconds for which training has waited for its averaging group."""
+        """Seconds for which training has waited for its averaging group, so far."""
         return self._ledger.stood[GROUP]
 
     def exchanged(self, waited_since: float, stood: Mapping[str, float], hidden: Mapping[str, float]) -> float:
-        """Divide the time for which training has waited for an exchange, by which `group_s` has grown since it was
-        `waited_since`, among the parts. `stood`, `hidden`: the node's seconds by part, while training stood still and
-        while training went on. Returns the sum of `hidden`."""
+        """Divide the time for which training waited for an exchange among the parts. That time is the growth of
+        `group_s` since it was `waited_since`. `stood`, `hidden`: the node's seconds by part, while training stood still
+        and while training went on. Returns the sum of `hidden`."""
         self._ledger.split(GROUP, waited_since, stood)
         for part, seconds in hidden.items():
             self._hidden[part] += seconds
         return float(sum(hidden.values()))
 
     def landed(self, took_s: float, hidden_s: float) -> None:
-        """Record that an exchange is merged, which ends the round. `took_s`: the exchange's duration, hidden time
-        included."""
+        """Record that the result of an exchange is merged, which ends the round. `took_s`: the duration of the
+        exchange, its hidden time included."""
         self.exchanges += 1
         self.last_sync_time_s = took_s
         self._total_s += took_s
