@@ -34,7 +34,7 @@ __all__ = [*_HOME, "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """Import a public name from its module on first use (PEP 562)."""
+    """Import a public name from its module when it is first used (PEP 562)."""
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -44,5 +44,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names, for completion."""
+    """The public names, for tools that complete names."""
     return sorted(__all__)

@@ -1,4 +1,4 @@
-"""Multiaddrs as users write them: reading, checking and ordering.
+"""Reads, checks and sorts multiaddrs as users write them.
 
 Law: text in, text or an `AddressError` out. Nothing is resolved or dialled. The `multiaddr` package, loaded on first
 use, checks each part; no heavier package is loaded, so that a mistyped address is reported at once.
@@ -20,13 +20,13 @@ _HOST_PORT = re.compile(r"(?:\w+://)?(?:\[(?P<ip6>[0-9A-Fa-f:.]+)\]|(?P<host>[^\
 
 
 def split_addresses(texts: str | Iterable[str]) -> tuple[str, ...]:
-    """Split one or several texts into single addresses, at spaces, commas and line ends."""
+    """Split one or several texts into single addresses. They are separated by spaces, commas or line ends."""
     joined = texts if isinstance(texts, str) else " ".join(texts)
     return tuple(dict.fromkeys(part for part in re.split(r"[\s,]+", joined) if part))
 
 
 def check_peer_address(address: str, *, key: str = "initial_peers") -> str:
-    """Check an address of a peer to dial and return it: it must name a host, a port and a peer.
+    """Check the address of a peer that is to be dialled, and return it. It must name a host, a port and a peer.
 
     Raises:
         AddressError: the address can't be read, or it names no peer.
@@ -40,8 +40,8 @@ def check_peer_address(address: str, *, key: str = "initial_peers") -> str:
 
 
 def check_listen_address(address: str, *, key: str = "host_maddrs") -> str:
-    """Check an address to listen on and return it: it must name a host and a port (port 0: the system chooses one), and
-    must not name a peer.
+    """Check an address to listen on, and return it. It must name a host and a port, and no peer. With port 0 the system
+    chooses a port.
 
     Raises:
         AddressError: the address can't be read, or it names a peer.
@@ -66,12 +66,14 @@ def is_loopback(address: str) -> bool:
 
 
 def by_reach(addresses: Sequence[str]) -> list[str]:
-    """Sort addresses by reach: those of the whole internet first, then the local network's, then this machine's."""
+    """Sort addresses by the machines that can reach them: first addresses of the whole internet, then of the local
+    network, then of this machine."""
     return sorted(addresses, key=_distance)
 
 
 def _distance(address: str) -> int:
-    """0: reachable from the whole internet; 1: from the local network; 2: from this machine only."""
+    """From where an address can be reached. 0: from the whole internet; 1: from the local network; 2: from this machine
+    only."""
     name = host(address)
     try:
         place = ip_address(name)
@@ -107,7 +109,7 @@ def _parts(address: str, key: str) -> list[tuple[str, str]]:
 
 
 def _takes_value(protocol: str) -> bool | None:
-    """Whether a multiaddr protocol takes a value; None: the protocol is unknown."""
+    """Whether a value must follow a multiaddr protocol. None if the protocol is unknown."""
     from multiaddr.exceptions import Error
     from multiaddr.protocols import protocol_with_name
 
@@ -128,7 +130,8 @@ def _is_multiaddr(text: str) -> bool:
 
 
 def _no_multiaddr(address: str, key: str, as_written: str) -> AddressError:
-    """The error for an address that doesn't begin with a slash; it suggests the multiaddr that was probably meant."""
+    """The error for an address that doesn't begin with a slash. It suggests the multiaddr that the user probably
+    meant."""
     if address.startswith("-"):
         mend = f"give the addresses right after --{key.replace('_', '-')}, other flags before or after them"
         return AddressError("is a flag, not an address", key=key, value=address, mend=mend)

@@ -49,17 +49,17 @@ class P2PDilocoError(Exception):
 
     @property
     def sentence(self) -> str:
-        """The error as one line without a closing dot: the key, the value, what is wrong, and the mend."""
+        """The error as one line without a dot at its end: the key, the value, what is wrong, and the mend."""
         return self.spelled(str)
 
     def spelled(self, spell: Callable[[str], str]) -> str:
-        """The error's sentence, with each key written as `spell(key)`, for instance as a flag."""
+        """The error's sentence, in which each key is written as `spell(key)`, for instance as a flag."""
         key = spell(self.key)
         subject = f"{key}={self.value} " if key and self.value else f"{key} " if key else ""
         return f"{subject}{self._wrong_as(spell)}" + (f"; {self.mend}" if self.mend else "")
 
     def _wrong_as(self, spell: Callable[[str], str]) -> str:
-        """The text `wrong`, with each key in it written as `spell(key)`."""
+        """The text `wrong`, in which each key is written as `spell(key)`."""
         return self.wrong
 
     def to_wire(self) -> dict[str, object]:
@@ -74,7 +74,7 @@ class UsageError(P2PDilocoError):
 
 
 class AddressError(UsageError):
-    """An address that can't be read as a multiaddr with a peer's identity."""
+    """An address can't be read as a multiaddr, or lacks a part that it needs here, such as the peer's identity."""
 
 
 class ConfigError(P2PDilocoError):
@@ -153,11 +153,11 @@ class NodeDied(P2PDilocoError):
 
 
 class RankDied(P2PDilocoError):
-    """In a peer of several processes, another process has ended, or makes other calls than this one."""
+    """Another process of this peer has ended, or calls other methods of the peer than this process does."""
 
 
 def from_wire(wire: Mapping[str, object]) -> P2PDilocoError:
-    """Decode an error that `to_wire` encoded: the same class and the same sentence.
+    """Decode an error that `to_wire` encoded. The result has the same class and the same sentence.
 
     A dict that can't be read becomes a plain `P2PDilocoError` that shows it, so that no error is lost.
     """
@@ -171,7 +171,7 @@ def from_wire(wire: Mapping[str, object]) -> P2PDilocoError:
 
 
 def reason(error: OSError) -> str:
-    """The operating system's reason for a failed call, as a part of a sentence."""
+    """Why a call to the operating system failed, in words that fit into a sentence."""
     return (error.strerror or str(error) or "no reason given").lower()
 
 

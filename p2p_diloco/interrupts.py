@@ -24,13 +24,15 @@ AGAIN_S = 0.05
 
 
 def exit_code(interrupt: KeyboardInterrupt) -> int:
-    """The exit status after an interrupt: 128 + the signal's number; SIGINT's if `Interrupts` didn't raise it."""
+    """The exit status after an interrupt: 128 + the signal's number. An interrupt that `Interrupts` didn't raise counts
+    as SIGINT."""
     return 128 + int(next(iter(interrupt.args), signal.SIGINT))
 
 
 class Interrupts:
-    """A context in which a signal of `ENDING` raises `KeyboardInterrupt` in the main thread, with the signal's number
-    as the argument. Ignored signals stay ignored. In any other thread the context has no effect.
+    """A context in which each signal of `ENDING` raises `KeyboardInterrupt` in the main thread. The exception's
+    argument is the signal's number. Ignored signals stay ignored. A context that is entered in any other thread has no
+    effect.
 
     `holds_nothing`: the program holds nothing to clean up, so a signal that comes during an import or an `exec` ends
     the process at once, with status 128 + the signal's number.
@@ -72,7 +74,7 @@ class Interrupts:
             raise KeyboardInterrupt(number)
 
     def _is_loading(self, frame: FrameType | None) -> bool:
-        """Whether the frame is inside an import or an `exec` that began after this context was entered."""
+        """Whether the frame is inside an import, or inside an `exec`, that began after this context was entered."""
         while frame is not None and frame is not self._base:
             code = frame.f_code
             if code.co_filename.startswith("<frozen importlib") or (code.co_filename, code.co_name) == EXECUTED:
@@ -87,7 +89,7 @@ class Interrupts:
             self._hook_before(lost)
 
     def _send_again(self, number: int) -> None:
-        """Send a signal again after `AGAIN_S`. A signal that is already waiting isn't sent twice."""
+        """Send a signal again after `AGAIN_S`, unless the same signal already waits to be sent."""
         if number not in self._waiting:
             self._waiting.add(number)
             timer = threading.Timer(AGAIN_S, self._send, (number,))

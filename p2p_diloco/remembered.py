@@ -1,4 +1,4 @@
-"""Addresses of a run's peers from earlier starts, kept on disk for a start at which no initial peer answers.
+"""Keeps addresses of a run's peers on disk. They are used at a later start, if no initial peer answers then.
 
 Law: an aid only. If the file can't be read or written, nothing is remembered, and no error is raised.
 """
@@ -28,7 +28,7 @@ def file_of(run_id: str) -> Path:
 
 
 def remember(run_id: str, addresses: Iterable[str]) -> None:
-    """Add addresses to the run's file; only the `KEPT` addresses that were added last stay in it."""
+    """Add addresses to the run's file. Only the `KEPT` addresses that were added last stay in the file."""
     now = time.time()
     known = {**_read(run_id), **dict.fromkeys(addresses, now)}
     newest = sorted(known, key=lambda address: (-known[address], address))[:KEPT]
@@ -39,11 +39,11 @@ def remember(run_id: str, addresses: Iterable[str]) -> None:
         part.write_text(json.dumps({address: known[address] for address in newest}))
         part.replace(path)
     except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home folder
-        log.debug("addresses can't be remembered: %s", error)
+        log.debug("the peers' addresses can't be written to disk: %s", error)
 
 
 def remembered(run_id: str, but: Sequence[str] = ()) -> list[str]:
-    """The run's addresses that were remembered in the last seven days, newest first, without those in `but`."""
+    """The run's addresses that were added in the last seven days, newest first. Addresses in `but` are left out."""
     known = _read(run_id)
     recent = [address for address, when in known.items() if time.time() - when < KEPT_FOR_S and address not in but]
     return sorted(recent, key=lambda address: (-known[address], address))

@@ -1,4 +1,5 @@
-"""Settings from their sources: flags first, then the environment, then a TOML file, then the defaults.
+"""Reads settings from their sources. A flag counts before an environment variable, a variable before the TOML file, and
+the file before the default.
 
 Law: only this module knows how a setting is written outside Python. It reads the settings file, checks paths and makes
 folders, and imports neither torch nor hivemind. An unknown key is refused in every source, and an error names the flag,
@@ -33,19 +34,19 @@ _NAMES_A_RUN = ("run_id", "initial_peers")
 
 
 def flag(key: str) -> str:
-    """A setting's flag, such as ``--sync-every``."""
+    """The flag of a setting, such as ``--sync-every``."""
     return "--" + key.replace("_", "-")
 
 
 def variable(key: str) -> str:
-    """A setting's environment variable, such as ``P2P_DILOCO_SYNC_EVERY``."""
+    """The environment variable of a setting, such as ``P2P_DILOCO_SYNC_EVERY``."""
     return PREFIX + key.upper()
 
 
 def read_settings(
     flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None = None
 ) -> tuple[RunConfig, PeerConfig]:
-    """Read the settings of a peer from all sources; `flags` holds only the given flags, by field name.
+    """Read the settings of a peer from all sources. `flags` holds only the flags that the user gave, by field name.
 
     A setting that no source has gets its default, and is not in the result's `given`.
 
@@ -72,8 +73,8 @@ def read_settings(
 
 
 def to_environment(run: RunConfig, peer: PeerConfig) -> dict[str, str]:
-    """Environment variables from which `from_environment` reads the same settings: one for each given setting, and the
-    run's name."""
+    """Environment variables from which `from_environment` reads the same settings. There is one for each given setting,
+    and one for the run's name."""
     given = {**run.given, **peer.given, "run_id": peer.run_id}
     return {variable(key): _as_text(value) for key, value in given.items()}
 
@@ -84,7 +85,7 @@ def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def from_environment(environment: Mapping[str, str] | None = None) -> tuple[RunConfig, PeerConfig] | None:
-    """Read the settings that `join -- COMMAND` put into its command's environment; None when no run is named.
+    """Read the settings that `join -- COMMAND` put into the environment of its command. None if no run is named.
 
     Raises:
         ConfigError: a value can't be used.
@@ -96,8 +97,8 @@ def from_environment(environment: Mapping[str, str] | None = None) -> tuple[RunC
 
 
 def refuse_further_ranks(environment: Mapping[str, str]) -> None:
-    """Raise ConfigError in all processes of a torchrun group except the first. Without a model spread over the group,
-    each process would be a peer of its own with the same settings."""
+    """Raise ConfigError in every process that torchrun has started, except the first. Call this if no model is spread
+    over these processes, because each would be a peer of its own, all with the same settings."""
     rank, world_size = environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1")
     if rank.isdecimal() and world_size.isdecimal() and int(world_size) > 1 and int(rank) > 0:
         raise ConfigError(
@@ -135,7 +136,8 @@ def check_readable(path: Path, *, key: str) -> None:
 
 
 def prepare_identity_path(path: Path) -> None:
-    """Raise ConfigError unless an identity file can be read at `path`, or made there (then make the file's folder)."""
+    """Raise ConfigError unless an identity file can be read at `path` or made there. If there is no such file yet, make
+    its folder."""
     key = flag("identity_path")
     if path.is_dir():
         raise ConfigError("is a folder", key=key, value=path, mend="name a file in it")
@@ -146,8 +148,8 @@ def prepare_identity_path(path: Path) -> None:
 
 
 def make_writable_folder(folder: Path, *, key: str, value: Path | None = None) -> None:
-    """Make a folder if there is none, and raise ConfigError unless a file can be written in it (tried with a file that
-    is removed at once).
+    """Make a folder if it is missing. Raise ConfigError unless a file can be written in it. To find out, a file is
+    written and removed at once.
 
     `value`: the path that the user gave, if that is not the folder itself.
     """

@@ -58,14 +58,16 @@ MENDS = {
 
 
 class Settings(BaseModel):
-    """A frozen group of settings. Unknown settings are refused, and each error is one sentence."""
+    """A group of settings, which can't be changed once made. Unknown settings are refused, and each error is one
+    sentence."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _read_text(cls, value: Any, info: ValidationInfo) -> Any:
-        """Convert a text from a flag, a variable or a file to the field's type: None, a list, a table, a path."""
+        """Convert a text from a flag, a variable or a file to the type of the field. A text may stand for None, a list,
+        a table or a path."""
         annotation = cls.model_fields[cast(str, info.field_name)].annotation
         if not isinstance(value, str):
             return value
@@ -91,21 +93,21 @@ class Settings(BaseModel):
 
     @property
     def given(self) -> dict[str, Any]:
-        """The fields that were set explicitly, with their values. All other fields have their defaults."""
+        """The fields that were set explicitly, with their values. The fields left out have their defaults."""
         return {key: getattr(self, key) for key in type(self).model_fields if key in self.model_fields_set}
 
     def _refuse(self, key: str, wrong: str, mend: str) -> NoReturn:
-        """Raise ConfigError for the value of a field."""
+        """Raise ConfigError, because the value of the field `key` can't be used."""
         raise ConfigError(wrong, key=key, value=getattr(self, key), mend=mend)
 
 
 def is_optional(annotation: object) -> bool:
-    """Whether a field may be unset (its type allows None)."""
+    """Whether a field may be unset, which means that its type allows None."""
     return type(None) in get_args(annotation)
 
 
 def bare_type(annotation: object) -> object:
-    """A field's type without its limits and without None: tuple, dict, bool, int, float, str, Path or Literal."""
+    """The type of a field without its limits and without None: tuple, dict, bool, int, float, str, Path or Literal."""
     if get_origin(annotation) in (Union, types.UnionType):
         return bare_type(next(arg for arg in get_args(annotation) if arg is not type(None)))
     if get_origin(annotation) is Annotated:
@@ -116,14 +118,14 @@ def bare_type(annotation: object) -> object:
 def unknown_setting(
     key: str, value: object, known: Collection[str], spelled: Callable[[str], str] = str
 ) -> ConfigError:
-    """The error for a key that is no setting; it suggests a similar setting. Each key is shown as `spelled(key)`."""
+    """The error for a key that is no setting. It suggests a similar setting. Keys are shown as `spelled(key)`."""
     close = get_close_matches(key, known, n=1)
     mend = f"did you mean {spelled(close[0])}?" if close else "leave it out"
     return ConfigError("is not a setting", key=spelled(key), value=value, mend=mend)
 
 
 def _table(key: str, text: str) -> object:
-    """Read a table from JSON: flags and environment variables give tables as JSON."""
+    """Read a table from JSON. Flags and environment variables give tables in this form."""
     try:
         return json.loads(text or "{}")
     except ValueError:

@@ -32,8 +32,8 @@ MOMENTUM_OF_EACH_MAX = 0.5
 class RunConfig(Settings):
     """The settings that all peers of a run agree on. The founder publishes them, and joiners read them from the run.
 
-    Of a joiner's settings only those set explicitly must match: ``RunConfig()`` takes all of the run's, and a run with
-    another `sync_every` refuses ``RunConfig(sync_every=100)``.
+    Of a joiner's settings only those set explicitly must match the run's. ``RunConfig()`` sets none, so it takes all of
+    them from the run. A run with another `sync_every` refuses ``RunConfig(sync_every=100)``.
 
     Raises:
         ConfigError: a value can't be used; the error names the key, the value and the mend.
@@ -185,7 +185,7 @@ class RunConfig(Settings):
         return self
 
     def _fits_the_mode(self) -> None:
-        """Refuse settings that the mode would not use, and combinations for which Delayed Nesterov is not defined."""
+        """Refuse settings that this mode doesn't use, and combinations for which Delayed Nesterov is not defined."""
         for mode, keys in ONLY_IN.items():
             for key in keys if mode != self.mode else ():
                 if getattr(self, key) != type(self).model_fields[key].default:
@@ -203,13 +203,14 @@ class RunConfig(Settings):
 
     @property
     def local_share(self) -> float:
-        """`merge_alpha`, or the default that applies if it is unset (docs/decisions/0013-alpha-follows-overlap.md)."""
+        """The value of `merge_alpha`. If it is unset, the default for these settings
+        (docs/decisions/0013-alpha-follows-overlap.md)."""
         if self.merge_alpha is not None:
             return self.merge_alpha
         return 0.5 if self.overlap_steps and self.merge == "mix" else 0.0
 
     def doubts(self) -> list[str]:
-        """Warnings, each with a mend, for settings that were measured to train worse than one peer alone
+        """Warnings, each with a mend, for settings with which training was measured to be worse than one peer alone
         (docs/results.md)."""
         found = []
         if self.overlap_steps == self.sync_every:
@@ -238,7 +239,8 @@ class RunConfig(Settings):
 
     @classmethod
     def from_wire(cls, wire: Mapping[str, Any]) -> Self:
-        """Decode settings that `to_wire` encoded, on this peer or another; all fields count as given.
+        """Decode settings that `to_wire` encoded, here or on another peer. All fields of the result count as explicitly
+        set.
 
         Raises:
             Refused: the run uses settings that this version can't read or carry out.
@@ -254,7 +256,7 @@ class RunConfig(Settings):
             ) from error
 
     def fingerprint(self) -> str:
-        """32 hex digits, equal for two configs exactly if all settings except `LIVE_KEYS` are equal.
+        """32 hex digits. They are equal for two configs exactly if all settings except `LIVE_KEYS` are equal.
 
         The first 128 bits of SHA-256 over the canonical JSON (sorted keys, no spaces) of all fields but
         `LIVE_KEYS`.
@@ -264,7 +266,8 @@ class RunConfig(Settings):
         return hashlib.sha256(canonical.encode()).hexdigest()[:32]
 
     def difference(self, other: RunConfig, keys: Collection[str] | None = None) -> list[tuple[str, object, object]]:
-        """List the settings in which two configs differ, except `LIVE_KEYS`, as (key, the other's value, this one's).
+        """List the settings in which this config differs from `other`, except `LIVE_KEYS`. An item is (key, value in
+        `other`, value in this config).
 
         `keys`: the settings to compare; None: all. A joiner compares those that it was given with the run's (`runs`):
         ``mine.difference(runs, mine.given)``.

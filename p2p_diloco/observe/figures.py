@@ -1,4 +1,4 @@
-"""Figures for people: a number with its unit, or a dash.
+"""Writes figures for people: a number with its unit, or a dash.
 
 Law: values in, short texts out.
 """
@@ -9,12 +9,12 @@ UNKNOWN = "-"
 
 
 def figure(value: float | None, form: str, unit: str = "") -> str:
-    """A number in a Python format, with its unit; a dash for None."""
+    """A number as text in the Python format `form`, with its unit. A dash for None."""
     return UNKNOWN if value is None else f"{value:{form}}{unit}"
 
 
 def bytes_of(amount: float | None, gap: str = "") -> str:
-    """An amount of bytes in decimal units, with `gap` before the unit; a dash for None."""
+    """An amount of bytes as text in decimal units. `gap` is put before the unit. A dash for None."""
     if amount is None:
         return UNKNOWN
     power = min(4, (len(str(int(amount))) - 1) // 3)

@@ -18,7 +18,8 @@ from p2p_diloco.observe.snapshot import Snapshot, snapshot
 
 @contextlib.asynccontextmanager
 async def observer(initial_peers: Sequence[str]) -> AsyncIterator[Records]:
-    """A member of the DHT that no peer can dial; it leaves at the block's end.
+    """A block during which this process is a member of the DHT that no peer can dial. At the block's end it leaves the
+    DHT.
 
     Raises:
         NoBootstrapReached: none of the initial peers answered.
@@ -39,7 +40,8 @@ async def look(dht: Records, run_id: str) -> Snapshot:
 
 
 async def run_record(dht: Records, run_id: str) -> RunRecord | None:
-    """The run's record. If several peers have founded the run, the record with the lowest hash wins, as for joiners."""
+    """Read the run's record; None if none can be read. If several peers have founded the run, the record with the
+    lowest hash wins, as it does for joiners."""
     try:
         found = await unowned.fetch(dht, f"{run_id}/config")
     except Unreachable:

@@ -28,7 +28,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """An event at an x, marked in the plot with its label."""
+    """An event at the position `x`, marked in the plot with its label."""
 
     x: float
     label: str
@@ -37,8 +37,8 @@ class Moment:
 def text_plot(
     curves: Sequence[Curve], moments: Sequence[Moment], x_max: float, width: int, height: int, x_label: str
 ) -> list[str]:
-    """A plot as lines of text: `height` rows of at most `width` characters, then axis and legend. Empty if no
-    curve has a point.
+    """Draw a plot as lines of text: `height` rows of at most `width` characters, then axis and legend. There are no
+    lines if no curve has a point.
 
     x goes from 0 to `x_max`. Where curves overlap, the first one is drawn.
     """
@@ -66,7 +66,7 @@ def text_plot(
 
 
 def value_at(points: Sequence[tuple[float, float]], x: float) -> float | None:
-    """The curve's y at x, interpolated linearly; None outside of the points."""
+    """The curve's y at x, interpolated linearly. None if x is outside of the points."""
     for (x0, y0), (x1, y1) in pairwise(points):
         if x0 <= x <= x1:
             return y0 if x1 == x0 else y0 + (y1 - y0) * (x - x0) / (x1 - x0)
@@ -109,8 +109,8 @@ def _column(x: float, x_max: float, columns: int) -> int:
 
 
 def _labels(moments: Sequence[Moment], x_max: float, columns: int) -> list[str]:
-    """The lines with the moments' labels below the axis: each label as near to its x as the width allows, on as few
-    lines as possible."""
+    """The lines below the axis with the moments' labels. Each label is as near to its x as the width allows. There are
+    as few lines as possible."""
     lines: list[str] = []
     for moment in sorted(moments, key=lambda moment: moment.x):
         text = f"↑{moment.label}"

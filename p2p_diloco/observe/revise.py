@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The revision that the run has adopted or will adopt, the names of the peers that know of it, and of those that
-    have adopted it in all shards. `news`: True if this call made it; False if the run had the wanted rates already."""
+    """The revision that the run has adopted or will adopt. `known_by`: the names of the peers that know of it;
+    `adopted_by`: of those that have adopted it in all shards. `news`: True if this call made the revision; False if the
+    run had the wanted rates already."""
 
     revision: Revision
     news: bool
@@ -48,8 +49,8 @@ class Outcome:
 
 
 async def revise(dht: Records, run_id: str, asker: SigningKey, rates: Mapping[str, float], within_s: float) -> Outcome:
-    """Change `outer_lr`, `outer_momentum` or both of a run, and wait until a live peer has adopted the change, at most
-    `within_s`. A rate that is not in `rates` stays as it is.
+    """Change `outer_lr`, `outer_momentum` or both of a run. Then wait until a live peer has adopted the change, for
+    `within_s` seconds at most. A rate that is not in `rates` stays as it is.
 
     Raises:
         Refused: there is no such run, the asker has not founded it, another revision of the founder came first, or the
@@ -79,7 +80,8 @@ async def revise(dht: Records, run_id: str, asker: SigningKey, rates: Mapping[st
 
 
 async def _founding(dht: Records, run_id: str, asker: SigningKey) -> tuple[Founding, RunConfig]:
-    """The run's founding and its settings. Raises Refused if there is no such run, or the asker has not founded it."""
+    """Read which peer has founded the run, and the run's settings. Raises Refused if there is no such run, or if a peer
+    other than the asker has founded it."""
     record = await _until(lambda: run_record(dht, run_id), FOUND_S)
     if record is None:
         wrong = "is no run that these peers know, or a run of another version"
@@ -87,7 +89,7 @@ async def _founding(dht: Records, run_id: str, asker: SigningKey) -> tuple[Found
         raise Refused(wrong, key="run_id", value=run_id, mend=mend)
     if record.founder != asker.peer_id:
         raise Refused(
-            f"holds the identity {asker.peer_id}, and the run {run_id} was founded by {record.founder}",
+            f"holds the identity {asker.peer_id}, but the run {run_id} was founded by {record.founder}",
             key="identity_path",
             mend="only its founder may change its rates: name the file that this peer was started with",
         )
@@ -95,8 +97,8 @@ async def _founding(dht: Records, run_id: str, asker: SigningKey) -> tuple[Found
 
 
 def _present(config: RunConfig, seen: Snapshot, there: Revision) -> tuple[dict[str, float], int, bool]:
-    """The rates that the run has or will adopt, the highest revision that any peer knows of, and whether the rates are
-    those of that revision."""
+    """Three values: the rates that the run has or will adopt; the number of the highest revision that any peer knows
+    of; whether the rates are those of that revision."""
     told = [n for peer in seen.peers for n in (peer.revision, peer.revision_known) if n is not None]
     rates = there.rates or (config.outer_lr, config.outer_momentum)
     adopted = seen.run.revision or 0
@@ -113,7 +115,7 @@ async def _store(dht: Records, founding: Founding, revision: Revision, within_s:
 
 
 async def _until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
-    """Call `ask` until it returns something true or `within_s` has passed; returns the last result."""
+    """Call `ask` until its result is true or `within_s` has passed. Returns the last result."""
     clock = asyncio.get_running_loop().time
     give_up_at = clock() + within_s
     while not (found := await ask()) and clock() < give_up_at:
@@ -122,8 +124,8 @@ async def _until(ask: Callable[[], Awaitable[T]], within_s: float) -> T:
 
 
 async def _adopted(dht: Records, founding: Founding, revision: Revision, within_s: float) -> Outcome:
-    """Wait until a live peer has adopted the revision in all its shards. When the time is up, a peer that knows of it
-    is enough."""
+    """Wait until a live peer has adopted the revision in all its shards. Once `within_s` has passed, a live peer that
+    knows of the revision is enough."""
     clock = asyncio.get_running_loop().time
     give_up_at, told = clock() + within_s, ""
     while True:

@@ -1,4 +1,4 @@
-"""The state of a run as one frozen value, made from DHT records: the run's own and its peers'.
+"""Describes the state of a run by one frozen value. It is made from DHT records: the run's own and its peers'.
 
 Law: pure. Records come from strangers and were validated on reading (`node.status`); nothing here raises. The fields,
 and what `to_json` makes of them, are documented in docs/status.md; a change of their meaning raises `SCHEMA_VERSION`.
@@ -23,7 +23,7 @@ MAX_EVENTS = 20
 
 @dataclass(frozen=True, slots=True)
 class RunEvent:
-    """A line of a peer's event log: when, which peer and what happened."""
+    """One entry of a peer's event log: the time, the peer, and what happened."""
 
     time: float
     """Seconds since 1970, by that peer's clock."""
@@ -65,7 +65,7 @@ class Snapshot:
     """Sorted by name, then by identity."""
 
     def last_seen_s(self, peer: PeerStatus) -> float:
-        """Seconds since a peer wrote its record; never negative, although the peer's clock may be ahead."""
+        """Seconds since a peer wrote its record. 0 if the peer's clock is ahead of this machine's."""
         return round(max(0.0, self.time - peer.time), 3)
 
     def to_json(self) -> str:
@@ -76,7 +76,7 @@ class Snapshot:
 
 
 def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus], now: float) -> Snapshot:
-    """Make the snapshot of a run at `now` (seconds since 1970) from its records."""
+    """Make the snapshot of a run from its records. `now`: the present time, in seconds since 1970."""
     newest = sorted(peers, key=lambda peer: peer.time)[-MAX_PEERS:]
     epoch = max((peer.epoch or 0 for peer in newest), default=0)
     config = None if record is None else _config(record)
@@ -98,7 +98,8 @@ def snapshot(run_id: str, record: RunRecord | None, peers: Iterable[PeerStatus],
 
 
 def _highest(record: RunRecord | None, peers: Iterable[PeerStatus]) -> tuple[int | None, float | None, float | None]:
-    """The highest revision that any peer has adopted in all its shards, and that revision's outer lr and momentum."""
+    """The highest revision that any peer has adopted in all its shards, with its outer lr and momentum. Without such a
+    revision, 0 and the rates in the run's record."""
     told = [
         (peer.revision, peer.outer_lr, peer.outer_momentum)
         for peer in peers
@@ -113,7 +114,8 @@ def _highest(record: RunRecord | None, peers: Iterable[PeerStatus]) -> tuple[int
 
 
 def _round(peers: Iterable[PeerStatus]) -> RoundProgress | None:
-    """The progress of the round that is furthest from its end: a fragment's round ends only when all its shards' do."""
+    """The progress of the round, from the peer that reports the least progress. A fragment's round ends only when the
+    rounds of all its shards have ended."""
     found = [peer.round for peer in peers if peer.round is not None]
     return min(found, key=lambda progress: (progress.got / progress.want, progress.fragment), default=None)
 
@@ -124,7 +126,7 @@ def _events(peers: Iterable[PeerStatus]) -> tuple[RunEvent, ...]:
 
 
 def _config(record: RunRecord) -> dict[str, object] | None:
-    """The settings in the run's record as JSON values; None if they can't be converted."""
+    """The settings in the run's record, as JSON values. None if they can't be converted."""
     try:
         json.dumps(dict(record.config), allow_nan=False)
     except (TypeError, ValueError):

@@ -49,7 +49,7 @@ Cell = Callable[[Snapshot, PeerStatus], str]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A table with a row for each peer for which `shown` is true."""
+    """A table of peers. It has a row for each peer for which `shown` returns true."""
 
     title: str
     shown: Callable[[PeerStatus], bool]
@@ -117,7 +117,7 @@ SECTIONS = (
 
 
 def drawn(snapshot: Snapshot) -> RenderableType:
-    """The run as a headline, its settings, its round's progress, tables of its peers, and the newest events."""
+    """Draw the run: a headline, its settings, its round's progress, tables of its peers, and the newest events."""
     settings = [Text(line, "dim") for line in _settings(snapshot.run)]
     tables = [table for section in SECTIONS for table in _tables(section, snapshot)]
     events = [Text(line, "dim") for line in _events(snapshot.run)]
@@ -125,7 +125,7 @@ def drawn(snapshot: Snapshot) -> RenderableType:
 
 
 def _tables(section: Section, snapshot: Snapshot) -> list[Table]:
-    """The section's table, or nothing if it would have no row."""
+    """The section's table. An empty list if the table would have no row."""
     rows = [peer for peer in snapshot.peers if section.shown(peer)]
     if not rows:
         return []
@@ -169,7 +169,8 @@ def _headline(snapshot: Snapshot) -> str:
 
 
 def _settings(run: RunStatus) -> list[str]:
-    """One line with the run's settings, the outer rates as they are now; no line if no settings are known."""
+    """One line with the run's settings. The outer rates in it are the present ones. Without known settings there is no
+    line."""
     now = {**(run.config or {}), "outer_lr": run.outer_lr, "outer_momentum": run.outer_momentum}
     shown = (*SETTINGS_SHOWN, *SHOWN_ASYNCHRONOUS) if run.mode == "async" else SETTINGS_SHOWN
     settings = [(key, now[key]) for key in shown if now.get(key) is not None]
@@ -193,20 +194,23 @@ def _progress(run: RunStatus) -> list[Text]:
 
 
 def _behind(peer: PeerStatus) -> str:
-    """The peer's staleness histogram: the number of submissions in each bin of epochs behind."""
+    """The peer's staleness histogram as text: how many submissions had a staleness in each bin. A bin is a range of
+    epochs."""
     counts = () if peer.submissions is None else peer.submissions.staleness
     return ",".join(f"{title}:{count}" for title, count in zip(BINS, counts, strict=False) if count) or UNKNOWN
 
 
 def _buffered(peer: PeerStatus) -> str:
-    """How full the Delayed Nesterov buffers are for the shards that the peer aggregates."""
+    """How many submissions are in the Delayed Nesterov buffers of the shards that the peer aggregates: the least and
+    the most."""
     if (found := peer.buffered) is None:
         return UNKNOWN
     return str(found.least) if found.least == found.most else f"{found.least}–{found.most}"
 
 
 def _direct(peer: PeerStatus) -> str:
-    """`3/5 (1 relayed)`: of 5 peers that this one sends payloads to, 3 get them directly and 1 over a relay."""
+    """Text such as `3/5 (1 relayed)`: of the 5 peers to which this one sends payloads, 3 get them directly and 1 over a
+    relay."""
     if (ways := peer.ways) is None or not (total := ways.direct + ways.libp2p + ways.relayed):
         return UNKNOWN
     relayed = f" ({ways.relayed} relayed)" if ways.relayed else ""
@@ -214,7 +218,8 @@ def _direct(peer: PeerStatus) -> str:
 
 
 def _aggregates(peer: PeerStatus) -> str:
-    """The shards that the peer aggregates: the first few by number, and if there are more, the count of all."""
+    """The numbers of the shards that the peer aggregates. If there are many, only the first few numbers, and how many
+    there are in all."""
     first = ",".join(str(shard) for shard in peer.aggregates[:SHARDS_SHOWN])
     return f"{first}… ({peer.aggregates_count})" if peer.aggregates_count > SHARDS_SHOWN else first or UNKNOWN
 

@@ -141,7 +141,7 @@ def test_a_peer_that_knows_is_enough_when_time_is_up() -> None:
 @pytest.mark.parametrize(
     ("config", "rates", "who", "error", "told"),
     [
-        ({}, {"outer_lr": 0.5}, "mallory-id", Refused, "identity mallory-id, and the run main was founded by alice-id"),
+        ({}, {"outer_lr": 0.5}, "mallory-id", Refused, "identity mallory-id, but the run main was founded by alice-id"),
         ({}, {"outer_momentum": 1.0}, "alice-id", ConfigError, "outer_momentum=1.0 must be less than 1"),
         ({"outer_optimizer": "adam"}, {"outer_momentum": 0.5}, "alice-id", ConfigError, "no meaning for outer_opt"),
     ],
