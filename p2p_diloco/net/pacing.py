@@ -104,7 +104,7 @@ class Paced(Protocol):
     """A connection whose progress can be read, and whose rate can be limited."""
 
     def took(self) -> Took:
-        """The connection's progress so far."""
+        """How many bytes have arrived so far, and for how long the network has delayed the connection."""
 
     def pace(self, rate: float | None) -> None:
         """Send at most `rate` bytes a second; None: no limit."""

@@ -52,8 +52,8 @@ class Ending:
     # -- a peer that starts
 
     async def begin(self, within_s: float) -> None:
-        """Publish the run's end in the DHT if it is on this peer's disk. Called before other peers see this peer, so
-        that they don't go on training with this peer."""
+        """If this peer's disk says that the run has ended, publish the end in the DHT. Called before other peers see
+        this peer: otherwise they would go on training with it."""
         if self._on_disk is not None:
             await self._try(ends.store(self._transport, self._founding, self._on_disk), within_s)
 

@@ -133,8 +133,8 @@ class Membership:
             self._life(process).excused_until = self.world.now
 
     def at_peace(self) -> None:
-        """Check at the end that each peer that has been live for long and does not pause was counted recently
-        (invariant l)."""
+        """Check at the end that every peer that has been live for a long time, and does not pause, has had a
+        contribution counted recently (invariant l)."""
         world = self.world
         never = self.quiet_from == -math.inf
         limit = self.patience + world.settings.state_lag - (QUIET_S - JOINS_S if never else 0.0)

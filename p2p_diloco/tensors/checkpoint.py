@@ -114,8 +114,8 @@ def latest(root: Path) -> Path | None:
 
 
 def whole(root: Path) -> Iterator[Path]:
-    """Yield the complete checkpoints under `root`, newest first. Each one is verified when it is drawn; broken ones are
-    logged."""
+    """Yield the complete checkpoints under `root`, newest first. Each one is verified just before it is yielded; a
+    broken one is logged and skipped."""
     for folder, manifest in _manifests(Path(root), lambda error: _log.warning("skipped: %s", error)):
         try:
             _check_files(folder, manifest)

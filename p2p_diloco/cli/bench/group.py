@@ -42,8 +42,8 @@ class Bench:
     network: Network | None = None
 
     def start(self, name: str, kind: str, rank: int | None, **options: Any) -> Child:
-        """Start a measured process. If there is a network, it runs on the simulated machine of its rank. Without a rank
-        it is the seed; the link of the seed's machine is not throttled."""
+        """Start a measured process of this rank or, if `rank` is None, the seed, where the others find each other. In a
+        simulated network the process runs on the simulated machine of its rank; the seed's link is not throttled."""
         host, on, device = "127.0.0.1", list[str](), "lo0" if sys.platform == "darwin" else "lo"
         if self.network is not None:
             machine = SEED if rank is None else f"m{rank}"

@@ -89,7 +89,7 @@ def _fault(part: str, error: BaseException | None) -> Finding | None:
     """The finding for an error that ended a group of checks. None if there was no error."""
     if error is None:
         return None
-    log.debug("the checks of %s failed", part, exc_info=error)
+    log.debug("the checks of %s broke off", part, exc_info=error)
     if isinstance(error, P2PDilocoError):
         text = error.sentence.removesuffix(f"; {error.mend}")
         return Finding("doctor", "bad", text, error.mend or "mend what else is found, and run doctor again")
