@@ -39,6 +39,8 @@ class Daemon:
         self.peer_id = str(p2p.peer_id)
         self.addresses: list[str] = []
         """The full multiaddrs, with /p2p/<peer id>, under which others may reach this peer, public ones first."""
+        self.certificate: bytes | None = None
+        """What proves to relays that this peer is a member of a private run; None: it isn't in one."""
         self._known: dict[str, tuple[Multiaddr, ...]] = {}
         self._died: str | None = None
         self._watching = asyncio.create_task(self._watch(on_death))
