@@ -184,6 +184,7 @@ class HivemindTransport:
                     exchange.streams,
                     open_stream=partial(dial, protocol=protocol + DIRECT),
                     addresses=daemon.known_at,
+                    found_at=daemon.found_at,
                     serve=exchange.receiver.serve_direct,
                     hosts=[] if client_mode else [host(address) for address in host_maddrs],
                     port=direct_port,

@@ -25,7 +25,7 @@ from typing import Any
 import msgpack
 
 from p2p_diloco.net.daemon import Daemon
-from p2p_diloco.net.dial_back import dial_back
+from p2p_diloco.net.dial_back import PortBudget, dial_back
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import VERSION, FrameError, Message, Refused
 from p2p_diloco.net.hello import PENDING_MAX, Pending, RunOf, any_run
@@ -101,6 +101,7 @@ class Relay:
         self._pending = Pending(PENDING_MAX)
         self._checks = asyncio.Semaphore(CHECKS_MAX)
         self._checked: set[str] = set()
+        self._budget = PortBudget(asyncio.get_running_loop().time)
         self._tasks: set[asyncio.Task[None]] = set()
         self.traffic = Traffic()
 
@@ -261,10 +262,12 @@ class Relay:
         self._checked.add(peer)
         try:
             async with self._checks:
-                told = dial_back(peer, seen_at, [a for a in addresses if isinstance(a, str)])
+                told = dial_back(peer, seen_at, [a for a in addresses if isinstance(a, str)], self._budget)
                 reached = await asyncio.wait_for(told, CHECK_S)
         finally:
             self._checked.discard(peer)
+        if reached is None:
+            raise Refusal("too many ports of that address were dialled lately")
         frames.write(Message(_packed({"seen": seen_at, "reached": reached})))
 
 
