@@ -237,6 +237,11 @@ class HivemindTransport:
         """What is known of a member of this private run; None for any other peer, and in an open run."""
         return None if self._hellos is None else self._hellos.member(peer)
 
+    def role_of(self, peer: str) -> str | None:
+        """The role that a peer's invitation allows; empty if the peer is no member; None in an open run."""
+        member = self.member(peer)
+        return member.role if member is not None else None if self.membership is None else ""
+
     def revoke(self, packed: bytes) -> bool:
         """As `Membership.revoke`; connections with members whose grants are revoked end at once. False in an open
         run."""

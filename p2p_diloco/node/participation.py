@@ -68,7 +68,8 @@ class Participation:
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
         """Take part until cancelled; then leave."""
-        self._inbox.handler = RunInbox(self._common, self._node, self._trainer)
+        private = self._inbox.role_of(self._transport.peer_id) is not None
+        self._inbox.handler = RunInbox(self._common, self._node, self._trainer, private=private)
         await self._ending.begin(TELL_S)
         for event in self._beginning.events:
             self._events.post(event)
