@@ -96,7 +96,7 @@ class DirectChannel:
         self._budget = PortBudget(self._clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.listener = Listener(hosts, port, serve=serve, lend=self._keep)
+        self.listener = Listener(hosts, port, serve=serve, lend=self._keep, groups=lambda peer: streams.groups(peer))
 
     # -- for the sender of payloads
 

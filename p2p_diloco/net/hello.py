@@ -15,13 +15,14 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Hashable
 
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import Limits, Traffic, Unreachable
 from p2p_diloco.net.membership import HELLO_BYTES_MAX, Member, Membership, Stranger, member_of
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
+from p2p_diloco.net.shares import has_room
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ PENDING_MAX, PENDING_PER_PEER_MAX = 64, 8
 """The most streams, of all peers and of one, that have not shown a certificate yet."""
 STREAMS_PER_PEER_MAX = 32
 """The most streams that one member may keep open to this peer; it needs a link, and one or two for payloads."""
+STREAMS_MAX = 2048
+"""The most streams that all peers together may keep open to this one; three quarters of them by one grant."""
 PEERS_PER_GRANT_MAX = 256
 """The most peers that are known as members by one grant. A grant that names no peer may be used by several."""
 LINGER_S = 1.0
@@ -162,6 +165,11 @@ class Hellos:
         """Whether the peer is known as a member."""
         return self.member(peer) is not None
 
+    def grant_of(self, peer: str) -> Hashable:
+        """The grant by which a member was admitted; the peer itself if it is no member."""
+        known = self._known.get(peer)
+        return peer if known is None else known[0].grant_id
+
     def revoke(self, packed: bytes) -> bool:
         """As `Membership.revoke`; the connections of peers whose grants are revoked end at once."""
         if not self.membership.revoke(packed):
@@ -235,7 +243,9 @@ class Hellos:
         """A handler of streams that calls `serve` for members only."""
 
         async def check_and_serve(peer: str, pipe: Pipe, seen_at: str) -> None:
-            if self._serving[peer] >= STREAMS_PER_PEER_MAX:
+            if self._serving[peer] >= STREAMS_PER_PEER_MAX or not has_room(
+                peer, self._serving, STREAMS_MAX, self.grant_of
+            ):
                 pipe.abort()
                 return
             self._serving[peer] += 1

@@ -169,7 +169,7 @@ class HivemindTransport:
             become_member(daemon)  # in client mode, nobody has asked for it before
             if membership is not None:
                 hellos = Hellos(membership, cut)
-                exchange.streams.admits = hellos.admits
+                exchange.streams.admits, exchange.streams.groups = hellos.admits, hellos.grant_of
             circuits = Circuits(daemon, dht.sign, hellos)
         except BaseException:
             await dht.close()

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.interface import Inbox, Limits, Traffic
 from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.shares import Groups, no_groups
 
 CLOSE_S = 1.0
 """Seconds that streams have to end before their tasks are cancelled."""
@@ -35,6 +36,7 @@ class Streams:
         self.closing = False
         self.admits: Callable[[str], bool] = lambda peer: True
         """Whether streams with this peer are allowed. A private run allows streams with its members only."""
+        self.groups: Groups = no_groups
 
     def frames(self, peer: str, pipe: Pipe) -> FrameStream:
         """A frame stream over a pipe; `close` ends the pipe. The pipe ends at once if its peer isn't admitted."""
