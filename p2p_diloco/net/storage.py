@@ -15,8 +15,8 @@ from p2p_diloco.net.hivemind_library import DHTLocalStorage, DictionaryDHTValue
 RECORDS_PER_KEY_MAX = 1024
 """A record has at most 2.3 KB with its name, its signature and its owner, so all under a key have at most 2.4 MB; one
 message carries 4 MiB."""
-RECORDS_MAX = 32 * 1024
-"""In all: at most 75 MB, and usually far less."""
+RECORDS_MAX = 16 * 1024
+"""In all: at most 40 MB, and usually far less."""
 MADE_ROOM_PART = 8
 """Room is made for so many records at a time, as a fraction of the limit. So a flood costs a sort of all records only
 once in a while."""
@@ -46,8 +46,7 @@ class CappedStorage(DHTLocalStorage):  # type: ignore[misc]  # Hivemind has no t
         if (found := self.data.get(key)) is not None:
             _forget_ghosts(found.value)
             if len(found.value.data) > RECORDS_PER_KEY_MAX:
-                records = [(found.value, name) for name in found.value.data]
-                _make_room(records, RECORDS_PER_KEY_MAX // MADE_ROOM_PART)
+                _make_room([found.value], RECORDS_PER_KEY_MAX // MADE_ROOM_PART)
         self._since_counted += stored
         if self._since_counted > RECORDS_MAX // MADE_ROOM_PART:
             self._count()
@@ -56,9 +55,10 @@ class CappedStorage(DHTLocalStorage):  # type: ignore[misc]  # Hivemind has no t
     def _count(self) -> None:
         """Count all records, and make room for those that come until the next count."""
         self._since_counted = 0
-        records = [(under.value, name) for _, under in self.items() for name in under.value.data]
-        if (excess := len(records) - RECORDS_MAX + 2 * RECORDS_MAX // MADE_ROOM_PART) > 0:
-            _make_room(records, excess)
+        dictionaries = [under.value for _, under in self.items()]
+        count = sum(len(dictionary.data) for dictionary in dictionaries)
+        if (excess := count - RECORDS_MAX + 2 * RECORDS_MAX // MADE_ROOM_PART) > 0:
+            _make_room(dictionaries, excess)
             for key in [key for key, under in self.data.items() if not under.value.data]:
                 del self[key]
 
@@ -75,11 +75,13 @@ class NoCache(DHTLocalStorage):  # type: ignore[misc]
         return False
 
 
-def _make_room(records: list[tuple[Any, Any]], count: int) -> None:
-    """Drop `count` of these records, given by dictionary and name: those that expire last."""
-    records.sort(key=lambda record: record[0].data[record[1]].expiration_time)
-    for dictionary, name in records[-count:]:
-        del dictionary[name]
+def _make_room(dictionaries: list[Any], count: int) -> None:
+    """Drop `count` of the records in these dictionaries: those that expire last."""
+    until = sorted(record.expiration_time for dictionary in dictionaries for record in dictionary.data.values())[-count]
+    for dictionary in dictionaries:
+        for name in [name for name, record in dictionary.data.items() if record.expiration_time >= until][:count]:
+            del dictionary[name]
+            count -= 1
 
 
 def _forget_ghosts(storage: Any) -> None:
