@@ -62,6 +62,11 @@ def bootstrap(
         metavar="X",
         show_default="50",
     ),
+    run_key: list[str] | None = Option(
+        None,
+        help="Relay for the private runs with these public keys only; unset: for every run.",
+        metavar="HEX...",
+    ),
     as_json: bool = Option(False, "--json", help="Print the addresses as one JSON object."),
     logs: str = LOGS,
     debug: bool = DEBUG,
@@ -77,7 +82,7 @@ def bootstrap(
         "identity_path": identity_path,
         "relay_mbit": relay_mbit,
     }
-    serve(host, port, given(PeerConfig, flags), as_json=as_json)
+    serve(host, port, given(PeerConfig, flags), run_keys=run_key or (), as_json=as_json)
 
 
 @app.command(cls=ListsAndCommand, options_metavar="[OPTIONS] [-- COMMAND ...]")

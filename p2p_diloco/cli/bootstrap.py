@@ -28,14 +28,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def serve(host: str, port: int, flags: Mapping[str, object], *, as_json: bool) -> None:
+def serve(
+    host: str, port: int, flags: Mapping[str, object], *, run_keys: Sequence[str] = (), as_json: bool = False
+) -> None:
     """Serve the DHT and a relay until a signal comes. `flags`: the peer settings that the user gave, by key.
+    `run_keys`: the public keys of the private runs that are relayed for; none: every run.
 
     Raises:
-        UsageError: a host or a port can't be read. AddressError: an address can't be read. ConfigError: the identity's
-            file or the port can't be used. NoBootstrapReached: no other bootstrap answers. NodeDied: libp2p's daemon
-            has ended.
+        UsageError: a host, a port or a run's key can't be read. AddressError: an address can't be read. ConfigError:
+            the identity's file or the port can't be used. NoBootstrapReached: no other bootstrap answers. NodeDied:
+            libp2p's daemon has ended.
     """
+    runs = [_public_key(text) for text in run_keys]
     listen = {} if "host_maddrs" in flags else {"host_maddrs": (_listen_address(host, port),)}
     peer = PeerConfig.model_validate({**listen, **flags})
     if peer.identity_path is not None:
@@ -45,7 +49,7 @@ def serve(host: str, port: int, flags: Mapping[str, object], *, as_json: bool) -
     check_initial_peers(peer.initial_peers)
     from p2p_diloco.net.dht import DhtPeer  # takes seconds: before the loop, which handles signals late
 
-    run(_serve(peer, as_json, DhtPeer))
+    run(_serve(peer, runs, as_json, DhtPeer))
 
 
 def announcement(addresses: Sequence[str], *, as_json: bool) -> str:
@@ -76,11 +80,22 @@ def _listen_address(host: str, port: int) -> str:
     return f"/ip{address.version}/{address}/tcp/{port}"
 
 
+def _public_key(text: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != 32:
+        mend = 'give the 64 letters of "public" in the run\'s .key file'
+        raise UsageError("is no public key of a run", key="--run-key", value=text, mend=mend)
+    return key
+
+
 def _join_line(addresses: Sequence[str]) -> str:
     return f"p2p-diloco join --initial-peers {' '.join(addresses)}"
 
 
-async def _serve(peer: PeerConfig, as_json: bool, of: type[DhtPeer]) -> None:
+async def _serve(peer: PeerConfig, runs: Sequence[bytes], as_json: bool, of: type[DhtPeer]) -> None:
     died: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def fail(why: str) -> None:
@@ -94,9 +109,10 @@ async def _serve(peer: PeerConfig, as_json: bool, of: type[DhtPeer]) -> None:
         identity_path=None if peer.identity_path is None else str(peer.identity_path),
         on_daemon_death=fail,
     )
+    from p2p_diloco.net.hello import any_run, only
     from p2p_diloco.net.relay import Relay
 
-    relay = Relay(seed.daemon, peer.relay_mbit)
+    relay = Relay(seed.daemon, peer.relay_mbit, only(runs) if runs else any_run)
     try:
         await relay.start()
         typer.echo(announcement(seed.daemon.addresses, as_json=as_json))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import msgpack
@@ -22,9 +22,11 @@ from p2p_diloco.net.attempts import first, within
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import FrameError, Message, Refused
+from p2p_diloco.net.hello import Hellos, Pending, Serve
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Traffic, Unreachable
+from p2p_diloco.net.membership import Stranger
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
-from p2p_diloco.net.relay import GONE, PING_S, PONG_S, RELAY, RELAYED, unpacked
+from p2p_diloco.net.relay import GONE, PING_S, PONG_S, RELAY, RELAYED, asking, unpacked
 from p2p_diloco.net.signing import signer
 from p2p_diloco.net.tls import Certificate, secured
 
@@ -42,9 +44,8 @@ ANSWERED_MAX = 64
 """The most handshakes at a time with peers that open a stream to this peer."""
 
 Opened = tuple[Pipe, str]
-Serve = Callable[[str, Pipe, str], Awaitable[None]]
 
-_FAILURES = (OSError, asyncio.TimeoutError, FrameError, PipeBroken, PipeStalled, Unreachable)
+_FAILURES = (OSError, asyncio.TimeoutError, FrameError, PipeBroken, PipeStalled, Stranger, Unreachable)
 
 
 class Circuits:
@@ -53,10 +54,12 @@ class Circuits:
     Args:
         daemon: opens the streams to relays.
         sign: signs a statement with this peer's identity.
+        hellos: the members of this peer's private run: other peers' streams are refused before the handshake. None: the
+            run is open.
     """
 
-    def __init__(self, daemon: Daemon, sign: Callable[[bytes], str]) -> None:
-        self._daemon = daemon
+    def __init__(self, daemon: Daemon, sign: Callable[[bytes], str], hellos: Hellos | None = None) -> None:
+        self._daemon, self._hellos = daemon, hellos
         self._certificate = Certificate()
         proof = sign(_statement(self._certificate.der))
         self._hello = bytes(msgpack.packb({"certificate": self._certificate.der, "proof": proof}))
@@ -67,6 +70,7 @@ class Circuits:
         """The relays that keep a connection to this peer, with their multiaddrs."""
         self._relays_of: dict[str, tuple[str, ...]] = {}
         self._answering = 0
+        self._pending = Pending(ANSWERED_MAX)  # in a private run: those whose certificate has not come
         self.traffic = Traffic()
 
     async def serve(self, protocol: str, serve: Serve) -> None:
@@ -148,7 +152,7 @@ class Circuits:
         pipe, found_at = await self._daemon.open_stream(relay, RELAY, timeout_s=OPEN_S)
         frames = FrameStream(pipe, relay, Limits(), self.traffic)
         try:
-            frames.write(Message(bytes(msgpack.packb({"register": True}))))
+            frames.write(asking({"register": True}, self._daemon.certificate))
             while isinstance(frame := await frames.read(idle_s=PONG_S, frame_s=PONG_S), Message):
                 self.registered[relay] = found_at
                 with contextlib.suppress(PipeStalled):  # nothing comes unless the relay ends the stream
@@ -201,7 +205,7 @@ class Circuits:
             raise Unreachable(f"the relay {error}") from None
         try:
             frames = FrameStream(pipe, relay, Limits(), self.traffic)
-            frames.write(Message(bytes(msgpack.packb({"open": peer}))))
+            frames.write(asking({"open": peer}, self._daemon.certificate))
             frames.write(Message(self._hello))
             await _message(frames)  # the relay has reached the peer
             theirs = _certificate_of(peer, await _message(frames))
@@ -215,9 +219,12 @@ class Circuits:
     # -- answering
 
     async def _answer(self, relay: str, pipe: Pipe, seen_at: str) -> None:
-        """Do the handshake on a stream that another peer opens to this peer through a relay; then serve the stream."""
-        if self._answering >= ANSWERED_MAX:
+        """Serve a stream that a peer opens to this one through a relay."""
+        if self._hellos is not None:
+            self._pending.add(relay, pipe)
+        if self._answering - len(self._pending) >= ANSWERED_MAX:
             pipe.abort()
+            self._pending.remove(pipe)
             return
         self._answering += 1
         try:
@@ -229,6 +236,7 @@ class Circuits:
             return
         finally:
             self._answering -= 1
+            self._pending.remove(pipe)
         await self._protocols[protocol](peer, inside, f"{seen_at}/p2p/{relay}/p2p-circuit")
 
     async def _accepted(self, relay: str, pipe: Pipe) -> tuple[str, str, Pipe]:
@@ -236,7 +244,8 @@ class Circuits:
         the encrypted pipe."""
         frames = FrameStream(pipe, relay, Limits(), self.traffic)
         match unpacked(await _message(frames)):
-            case {"from": str(peer)}:
+            case {"from": str(peer), **told}:
+                self._admit(peer, told.get("member"), frames)
                 theirs = _certificate_of(peer, await _message(frames))
             case _:
                 raise FrameError("the relay doesn't say who opens the stream")
@@ -250,6 +259,18 @@ class Circuits:
             inside.abort()
             raise
         return peer, protocol, inside
+
+    def _admit(self, peer: str, hello: object, frames: FrameStream) -> None:
+        """In a private run: check the certificate of the peer, as the relay passes it on, and show this peer's own to
+        the relay. The handshake proves afterwards that it is this peer.
+
+        Raises:
+            Stranger: it isn't a member.
+        """
+        if self._hellos is not None:
+            self._hellos.run_of(peer, hello if isinstance(hello, bytes) else None)
+            self._pending.remove(frames.pipe)
+            frames.write(Message(self._hellos.membership.hello))
 
 
 def abort_stream(opened: Opened) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from p2p_diloco.addresses import by_reach
 from p2p_diloco.errors import ConfigError, P2PDilocoError
+from p2p_diloco.net.addresses import leads_over_a_relay
 from p2p_diloco.net.attempts import within
 from p2p_diloco.net.hivemind_library import P2P, Multiaddr, P2PDaemonError, PeerID, StreamInfo
 from p2p_diloco.net.interface import Unreachable
@@ -40,6 +41,8 @@ class Daemon:
         self.peer_id = str(p2p.peer_id)
         self.addresses: list[str] = []
         """The full multiaddrs, with /p2p/<peer id>, under which others may reach this peer, public ones first."""
+        self.certificate: bytes | None = None
+        """What proves to relays that this peer is a member of a private run; None: it isn't in one."""
         self._known: dict[str, tuple[Multiaddr, ...]] = {}
         self._died: str | None = None
         self._watching = asyncio.create_task(self._watch(on_death))
@@ -150,6 +153,16 @@ class Daemon:
         except (P2PDaemonError, OSError, asyncio.IncompleteReadError, ValueError) as error:
             return likely_reason(error)
         return None
+
+    async def found_at(self, peer: str) -> list[str]:
+        """The multiaddrs at which the daemon is connected to a peer, whose identity it has checked there. Without a
+        connection it dials the known ones first."""
+        with contextlib.suppress(asyncio.TimeoutError, P2PDaemonError, OSError, ValueError):
+            connecting = self.p2p._client.connect(PeerID.from_base58(peer), self._known.get(peer, ()))
+            await asyncio.wait_for(connecting, DIAL_S)
+            there = [str(a) for info in await self.p2p.list_peers() if str(info.peer_id) == peer for a in info.addrs]
+            return [address for address in there if not leads_over_a_relay(address)]
+        return []
 
     async def open_stream(self, peer: str, protocol: str, *, timeout_s: float) -> tuple[Pipe, str]:
         """Open a stream to a peer for a protocol that the peer serves; returns the stream, and the multiaddr at which

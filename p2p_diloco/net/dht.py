@@ -24,6 +24,7 @@ from p2p_diloco.net.probing import ask
 from p2p_diloco.net.reasons import none_reached
 from p2p_diloco.net.records import SignedRecords, newest_records
 from p2p_diloco.net.signing import SigningKey, signer
+from p2p_diloco.net.storage import CappedStorage, NoCache
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,7 @@ class DhtPeer:
                 cache_on_store=False,
                 cache_refresh_before_expiry=0,
             )
+            node.protocol.storage, node.protocol.cache = CappedStorage(), NoCache()
             made.push_async_callback(_end_node, node, daemon)
             if reached:
                 await _check_clocks(daemon, reached)

@@ -1,14 +1,15 @@
 """Dials a peer back at its request, to tell it whether other peers can reach it.
 
 Law: only the IP address from which a peer's request came is dialled, so that no peer can make others dial a third
-party. A listener that answers counts only if it is the peer: behind a router it may be another machine.
+party, and only so many of its ports, because others may share the address. A listener that answers counts only if it is
+the peer: behind a router it may be another machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from ipaddress import ip_address
 
 from p2p_diloco.errors import P2PDilocoError
@@ -23,15 +24,46 @@ START_S = 5.0
 ADDRESSES_MAX, NAMES_MAX = 8, 2
 """The most addresses of a peer that are used, and the most of these that hold a name instead of an IP address."""
 
+PORTS_MAX, PORTS_S = 256, 600.0
+"""The most ports of one IP address that are dialled at other peers' request within so many seconds."""
+HOSTS_MAX = 1024
+"""The most IP addresses whose ports are counted."""
+
 Place = tuple[str, int]
 """An IP address and a TCP port."""
 
 
-async def dial_back(peer: str, seen_at: str, addresses: Sequence[str]) -> dict[str, str | None]:
-    """Dial a peer at those of its addresses that have the IP address in `seen_at`, from which its request came. If none
-    of them has it, a router is assumed there: then dial this IP address at each of the peer's ports.
+class PortBudget:
+    """Counts the ports that other peers have this one dial, so that none can scan the ports of a machine, or of all
+    machines behind a router. `clock` returns seconds."""
 
-    Returns for each address the reason why the peer can't be reached at it; None: it was reached.
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._dialled: dict[str, dict[int, float]] = {}  # IP address -> port -> when it was dialled first
+
+    def spend(self, places: Collection[Place]) -> bool:
+        """Count these places as dialled. False: of one of their IP addresses too many ports were dialled already."""
+        now = self._clock()
+        for host, port in places:
+            ports = {p: since for p, since in self._dialled.pop(host, {}).items() if now - since < PORTS_S}
+            self._dialled[host] = ports
+            if port not in ports:
+                if len(ports) >= PORTS_MAX:
+                    return False
+                ports[port] = now
+        while len(self._dialled) > HOSTS_MAX:
+            del self._dialled[next(iter(self._dialled))]
+        return True
+
+
+async def dial_back(
+    peer: str, seen_at: str, addresses: Sequence[str], budget: PortBudget
+) -> dict[str, str | None] | None:
+    """Dial a peer at those of its addresses that lead to the IP address in `seen_at`. If that IP address is in none of
+    them, a router is assumed there, and it is dialled at each of the peer's ports.
+
+    Returns for each address the reason why the peer can't be reached at it; None: it was reached. Nothing is dialled,
+    and None is returned, if that exceeds the budget.
     """
     seen = place_of(seen_at)
     if seen is None:
@@ -51,6 +83,8 @@ async def dial_back(peer: str, seen_at: str, addresses: Sequence[str]) -> dict[s
     if translated := seen[0] not in {host for host, _ in ports}:  # a router may forward the same port
         for port in sorted({port for _, port in ports}):
             dialled.setdefault((seen[0], port), f"/ip{_version(seen[0])}/{seen[0]}/tcp/{port}/p2p/{peer}")
+    if not budget.spend(dialled):
+        return None
     outcomes = await asyncio.gather(*(_dial(peer, place, translated) for place in dialled))
     return {**reached, **dict(zip(dialled.values(), outcomes, strict=True))}
 

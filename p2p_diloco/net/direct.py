@@ -19,7 +19,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from weakref import WeakSet
 
-from p2p_diloco.net.dialing import dial
+from p2p_diloco.net.addresses import leads_over_a_relay
+from p2p_diloco.net.dial_back import PortBudget
+from p2p_diloco.net.dialing import dial, places_of
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Refusal, Unreachable
 from p2p_diloco.net.listener import I_SEND, YOU_SEND, Listener
@@ -64,6 +66,7 @@ class DirectChannel:
         streams: the peer's streams, with their limits and counts.
         open_stream: opens a libp2p stream to a peer, which that peer's `answer` serves.
         addresses: returns the known multiaddrs of a peer.
+        found_at: connects to a peer over libp2p, and returns the multiaddrs at which this succeeded.
         serve: receives the payloads that come on a connection.
         hosts: the IP addresses to listen on.
         port: the port to listen on; 0: the system chooses.
@@ -78,20 +81,22 @@ class DirectChannel:
         *,
         open_stream: Callable[[str], Awaitable[Opened]],
         addresses: Callable[[str], Sequence[str]],
+        found_at: Callable[[str], Awaitable[Sequence[str]]],
         serve: Callable[[str, Pipe], Awaitable[None]],
         hosts: Sequence[str],
         port: int = 0,
     ) -> None:
         self._streams = streams
-        self._open_stream, self._addresses, self._serve = open_stream, addresses, serve
+        self._open_stream, self._addresses, self._found_at, self._serve = open_stream, addresses, found_at, serve
         self._clock = asyncio.get_running_loop().time
         self._ways: dict[str, Way] = {}
         self._pacer = Pacer()
         self._connections = WeakSet[PayloadStream]()  # retired ones too, while an answer is awaited on them
         self._dialled_back = Counter[str]()
+        self._budget = PortBudget(self._clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
-        self.listener = Listener(hosts, port, serve=serve, lend=self._keep)
+        self.listener = Listener(hosts, port, serve=serve, lend=self._keep, groups=lambda peer: streams.groups(peer))
 
     # -- for the sender of payloads
 
@@ -192,7 +197,10 @@ class DirectChannel:
             return Refused("too many direct connections were asked for")
         self._dialled_back[peer] += 1
         try:
-            pipe = await dial(Offer.unpack(request), (seen_at, *self._addresses(peer)), YOU_SEND, DIAL_S)
+            offer, at = Offer.unpack(request), await self._proven_at(peer, seen_at)
+            if not self._budget.spend([place[:2] for place in places_of(offer.ports, at)]):
+                raise OSError("too many ports of that address were dialled lately")
+            pipe = await dial(offer, at, YOU_SEND, DIAL_S)
         except BaseException as error:
             self._forget_dialled_back(peer)
             if not isinstance(error, _FAILURES):
@@ -200,6 +208,11 @@ class DirectChannel:
             return Refused(f"no direct connection in the other direction either: {_said(error)}")
         start(self._serve_back(peer, pipe), self._tasks)
         return Message(b"")
+
+    async def _proven_at(self, peer: str, seen_at: str) -> Sequence[str]:
+        """The multiaddrs at which libp2p has proven this peer to be. Only these are dialled at its request, so that no
+        peer can make this one dial a third party."""
+        return [seen_at] if not leads_over_a_relay(seen_at) else await self._found_at(peer)
 
     async def _serve_back(self, peer: str, pipe: Pipe) -> None:
         """Receive payloads on a connection that this peer dialled at the sender's request."""

@@ -6,6 +6,7 @@ Law: connects the parts; decides nothing. Importing it loads torch, so import it
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,7 +18,9 @@ from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.direct import DirectChannel, Opened
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import VERSION
+from p2p_diloco.net.hello import Hellos, Serve, any_run
 from p2p_diloco.net.interface import Inbox, Limits, Reach, Traffic, Written, unnoticed
+from p2p_diloco.net.membership import Invitation, Member, Membership
 from p2p_diloco.net.paths import Paths
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reach import DialBack, ReachFinder, ask_all, together
@@ -33,9 +36,19 @@ class HivemindTransport:
     """A `Transport` over libp2p, for one peer of a run. Made by `create`, ended by `close`."""
 
     def __init__(
-        self, dht: DhtPeer, exchange: Exchange, circuits: Circuits, paths: Paths, finder: ReachFinder, relay: Relay
+        self,
+        dht: DhtPeer,
+        exchange: Exchange,
+        circuits: Circuits,
+        paths: Paths,
+        finder: ReachFinder,
+        relay: Relay,
+        hellos: Hellos | None,
     ) -> None:
         self.peer_id = dht.peer_id
+        self.membership = None if hellos is None else hellos.membership
+        """This peer's membership of its private run; None: the run is open."""
+        self._hellos = hellos
         self.traffic = exchange.streams.traffic
         self._dht, self._exchange = dht, exchange
         self._circuits, self._paths, self._finder, self._relay = circuits, paths, finder, relay
@@ -70,23 +83,33 @@ class HivemindTransport:
         direct_port: int = 0,
         relay_mbit: float = RELAY_MBIT,
         limits: Limits | None = None,
+        invitation: Invitation | None = None,
         startup_timeout_s: float = 60.0,
         on_daemon_death: Callable[[str], None] | None = None,
     ) -> HivemindTransport:
         """Start a daemon, join the DHT of the initial peers (or found one), and listen for the run's messages.
 
         `direct`: send payloads over direct connections wherever one can be made. `map_port`: ask the router to forward
-        a port. `relay_mbit`: as for `Relay`.
+        a port. `relay_mbit`: as for `Relay`. `invitation`: to a private run, in which this peer exchanges with members
+        only; None: the run is open.
 
         Raises:
             AddressError: an initial peer's address can't be read.
             NoBootstrapReached: none of the initial peers answered; the error gives the reason for each.
             Refused: this machine's clock differs too much from the initial peers'.
-            ConfigError: the identity, or an address or port to listen on, can't be used.
+            ConfigError: the identity, the invitation, or an address or port to listen on, can't be used.
         """
         limits, traffic = limits or Limits(), Traffic()
         channel: DirectChannel | None = None
         answers: dict[str, DialBack] = {}
+        membership: Membership | None = None
+
+        def become_member(daemon: Daemon) -> None:
+            """Make this peer's certificate, once its id is known."""
+            nonlocal membership
+            if invitation is not None and membership is None:
+                membership = Membership(invitation, daemon.peer_id, time.time())
+                daemon.certificate = membership.hello
 
         def daemon_died(why: str) -> None:
             """End the direct connections when the daemon has died. Otherwise a peer with an open direct connection
@@ -97,6 +120,7 @@ class HivemindTransport:
                 on_daemon_death(why)
 
         async def can_be_dialled(daemon: Daemon, reached: Sequence[str]) -> bool:
+            become_member(daemon)
             answers.update(await ask_all(daemon, [peer_of(address) for address in reached]))
             return not together(daemon.addresses, answers.values()).private
 
@@ -115,10 +139,21 @@ class HivemindTransport:
 
         async def dial(peer: str, *, around: bool = False, protocol: str = protocol) -> Opened:
             timeout_s = exchange.streams.limits.connect_timeout_s
-            return await paths.open(peer, protocol, timeout_s=timeout_s, around=around)
+            opened = await paths.open(peer, protocol, timeout_s=timeout_s, around=around)
+            return opened if hellos is None else await hellos.greet(peer, opened, timeout_s)
 
         async def serve(peer: str, pipe: Pipe, seen_at: str) -> None:
             await exchange.receiver.serve(peer, pipe)
+
+        async def serve_streams(protocol: str, serve: Serve) -> None:
+            """Serve a protocol's streams, direct and relayed ones; in a private run only those of members."""
+            guarded = serve if hellos is None else hellos.guarded(serve)
+            await daemon.serve_streams(protocol, guarded)
+            await circuits.serve(protocol, guarded)
+
+        def cut(peer: str) -> None:
+            exchange.streams.cut(peer)
+            relay.cut(peer)
 
         def linked() -> list[str]:
             """The initial peers, and the peers to which this peer has a link."""
@@ -129,25 +164,33 @@ class HivemindTransport:
             circuits.register(initial_peers if reach.private else ())
 
         exchange = Exchange(inbox, limits=limits, traffic=traffic, dial=dial)
-        circuits = Circuits(daemon, dht.sign)
+        hellos: Hellos | None = None
+        try:
+            become_member(daemon)  # in client mode, nobody has asked for it before
+            if membership is not None:
+                hellos = Hellos(membership, cut)
+                exchange.streams.admits, exchange.streams.groups = hellos.admits, hellos.grant_of
+            circuits = Circuits(daemon, dht.sign, hellos)
+        except BaseException:
+            await dht.close()
+            raise
         paths = Paths(daemon, circuits, linked)
-        relay = Relay(daemon, relay_mbit)
+        relay = Relay(daemon, relay_mbit, any_run if hellos is None else hellos.run_of)
         finder = ReachFinder(daemon, answers, linked, reach_changed)
-        transport = cls(dht, exchange, circuits, paths, finder, relay)
+        transport = cls(dht, exchange, circuits, paths, finder, relay, hellos)
         try:
             if direct:
                 channel = exchange.sender.direct = DirectChannel(
                     exchange.streams,
                     open_stream=partial(dial, protocol=protocol + DIRECT),
                     addresses=daemon.known_at,
+                    found_at=daemon.found_at,
                     serve=exchange.receiver.serve_direct,
                     hosts=[] if client_mode else [host(address) for address in host_maddrs],
                     port=direct_port,
                 )
-                await daemon.serve_streams(protocol + DIRECT, channel.answer)
-                await circuits.serve(protocol + DIRECT, channel.answer)
-            await daemon.serve_streams(protocol, serve)
-            await circuits.serve(protocol, serve)
+                await serve_streams(protocol + DIRECT, channel.answer)
+            await serve_streams(protocol, serve)
             await relay.start()
             circuits.register(initial_peers if finder.now.private else ())
             _tell(finder.now)
@@ -190,8 +233,24 @@ class HivemindTransport:
         """Implements `Transport.signed_by`."""
         return self._dht.signed_by(peer, statement, proof)
 
+    def member(self, peer: str) -> Member | None:
+        """What is known of a member of this private run; None for any other peer, and in an open run."""
+        return None if self._hellos is None else self._hellos.member(peer)
+
+    def role_of(self, peer: str) -> str | None:
+        """The role that a peer's invitation allows; empty if the peer is no member; None in an open run."""
+        member = self.member(peer)
+        return member.role if member is not None else None if self.membership is None else ""
+
+    def revoke(self, packed: bytes) -> bool:
+        """As `Membership.revoke`; connections with members whose grants are revoked end at once. False in an open
+        run."""
+        return self._hellos is not None and self._hellos.revoke(packed)
+
     async def close(self) -> None:
         """Implements `Transport.close`."""
+        if self._hellos is not None:
+            await self._hellos.close()
         await self._finder.close()
         await self._paths.close()
         await self._circuits.close()

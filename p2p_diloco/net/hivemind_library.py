@@ -18,6 +18,7 @@ try:
     from hivemind.dht import DHTNode
     from hivemind.dht.crypto import RSASignatureValidator
     from hivemind.dht.protocol import DHTProtocol
+    from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
     from hivemind.dht.validation import DHTRecord
     from hivemind.p2p import P2P, PeerID
     from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
@@ -31,8 +32,8 @@ finally:
         del sys.modules[_EMPTY.__name__]
 
 __all__ = [
-    "P2P", "DHTNode", "DHTProtocol", "DHTRecord", "Multiaddr", "P2PDaemonError", "PeerID", "RSAPrivateKey",
-    "RSASignatureValidator", "StreamInfo", "dht_pb2",
+    "P2P", "DHTLocalStorage", "DHTNode", "DHTProtocol", "DHTRecord", "DictionaryDHTValue", "Multiaddr",
+    "P2PDaemonError", "PeerID", "RSAPrivateKey", "RSASignatureValidator", "StreamInfo", "dht_pb2",
 ]  # fmt: skip
 
 log = logging.getLogger(__name__)

@@ -12,12 +12,14 @@ import asyncio
 import errno
 import logging
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
 
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.offer import TICKET_BYTES, Offer, Tickets
 from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.shares import Groups, has_room, no_groups
 from p2p_diloco.net.streams import start
 from p2p_diloco.net.tls import Certificate, Connection
 
@@ -50,6 +52,7 @@ class Listener:
             and left out.
         serve: receives payloads on a connection on which the other peer sends.
         lend: is given a connection on which this peer may send.
+        groups: as for `Streams`.
 
     Raises:
         ConfigError: the port can't be listened on.
@@ -62,8 +65,10 @@ class Listener:
         *,
         serve: Callable[[str, Pipe], Awaitable[None]],
         lend: Callable[[str, Pipe], None],
+        groups: Groups = no_groups,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._groups = groups
         self._serve, self._lend = serve, lend
         self._certificate = Certificate()
         self._tickets = Tickets(self._loop.time)
@@ -176,8 +181,8 @@ class Listener:
             raise
 
     def _has_room(self, peer: str) -> bool:
-        theirs = sum(other == peer for other in self._serving.values())
-        return len(self._serving) < CONNECTIONS_MAX and theirs < CONNECTIONS_PER_PEER_MAX
+        holders = Counter(self._serving.values())
+        return holders[peer] < CONNECTIONS_PER_PEER_MAX and has_room(peer, holders, CONNECTIONS_MAX, self._groups)
 
     def _turn_away(self, why: str) -> None:
         self.turned_away += 1

@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgpack
-
 from p2p_diloco.net.daemon import Daemon
 from p2p_diloco.net.dial_back import place_of
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import FrameError, Message, Refused
 from p2p_diloco.net.interface import Limits, Reach, Traffic, Unreachable
 from p2p_diloco.net.pipe import PipeBroken, PipeStalled
-from p2p_diloco.net.relay import RELAY, unpacked
+from p2p_diloco.net.relay import RELAY, asking, unpacked
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +82,7 @@ async def _requested(daemon: Daemon, peer: str, request: dict[str, Any], within_
     pipe, _ = await daemon.open_stream(peer, RELAY, timeout_s=within_s)
     frames = FrameStream(pipe, peer, Limits(), Traffic())
     try:
-        frames.write(Message(bytes(msgpack.packb(request))))
+        frames.write(asking(request, daemon.certificate))
         match await frames.read(idle_s=within_s, frame_s=within_s):
             case Message(answer):
                 return answer

@@ -18,6 +18,7 @@ from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Accepted, Bulk, Frame, FrameError, Message, Progress, Refused
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Refusal, check_announced
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
+from p2p_diloco.net.shares import Slots
 from p2p_diloco.net.streams import Streams, start
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,8 @@ class Receiver:
         self._streams = streams
         self._links: dict[str, Pipe] = {}
         self._awaiting_payloads = 0
-        self._receiving = asyncio.Semaphore(streams.limits.streams_max)
+        self._slots = Slots(streams.limits.streams_max)
+        self._receiving = self._slots.free
         self._refused_at: dict[str, float] = {}
 
     async def serve(self, peer: str, pipe: Pipe) -> None:
@@ -154,15 +156,14 @@ class Receiver:
         header and the length are accepted, and fewer than `streams_max` payloads are being received. The answer to this
         payload must follow that to the previous one, which the task `before` sends."""
         reason = self._objection(frames.peer, bulk.header, bulk.payload_bytes)
-        if reason is None and not await self._granted():
+        slot = None if reason is not None else await self._granted(frames.peer, bulk.payload_bytes)
+        if reason is None and slot is None:
             reason = f"busy: {self._streams.limits.streams_max} payloads are under way"
-        elif reason is None:
-            try:
+        if slot is not None:
+            with slot:
                 payload = np.empty(bulk.payload_bytes + SLACK_BYTES, dtype=np.uint8)[: bulk.payload_bytes].data
                 with self._streams.traffic.receiving():
                     await self._receive(frames, payload, before)
-            finally:
-                self._receiving.release()
         if before is not None:
             await before
         if reason is not None:
@@ -170,14 +171,10 @@ class Receiver:
             return None
         return payload
 
-    async def _granted(self) -> bool:
-        """Wait until fewer than `streams_max` payloads are being received; returns False if that takes too long."""
-        if not self._receiving.locked():
-            return await self._receiving.acquire()
-        try:
-            return await asyncio.wait_for(self._receiving.acquire(), self._streams.limits.read_timeout_s / 2)
-        except asyncio.TimeoutError:
-            return False
+    async def _granted(self, peer: str, payload_bytes: int) -> contextlib.ExitStack | None:
+        """Wait until another payload of this peer may be received; None if that takes too long."""
+        within_s = self._streams.limits.read_timeout_s / 2
+        return await self._slots.take(peer, self._streams.groups(peer), payload_bytes, within_s)
 
     async def _receive(self, frames: FrameStream, payload: memoryview, before: asyncio.Task[None] | None) -> None:
         """Fill the memory `payload` from the stream, and report progress to the sender every `PROGRESS_EVERY_S`."""

@@ -2,13 +2,17 @@
 its request.
 
 Law: a relay can't read the bytes that it passes on: the two peers encrypt them end to end (`circuits`). It passes on
-only to peers that are connected to it or that it can dial, at no more than its rate, and knows no run.
+only to peers that are connected to it or that it can dial, at no more than its rate. It passes on between two members
+of one private run, or between two peers that are in none.
 
     peer to relay      MESSAGE {"register"}       stays open; the relay answers MESSAGE, empty, to it and to each ping
                        MESSAGE {"open": peer}     MESSAGE, empty, and then the other peer's bytes; or REFUSED
                        MESSAGE {"check": [...]}   MESSAGE {"seen": address, "reached": {address: None or the reason}}
                        MESSAGE {"ping"}           MESSAGE, empty: the direct path works
     relay to the other peer                       MESSAGE {"from": peer}, and then the first peer's bytes
+
+A member of a private run adds its certificate to each request, as "member"; the relay adds it to {"from": peer}, and
+the other peer answers that with MESSAGE, its own certificate, which the relay keeps to itself.
 """
 
 from __future__ import annotations
@@ -22,10 +26,12 @@ from typing import Any
 import msgpack
 
 from p2p_diloco.net.daemon import Daemon
-from p2p_diloco.net.dial_back import dial_back
+from p2p_diloco.net.dial_back import PortBudget, dial_back
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import VERSION, FrameError, Message, Refused
+from p2p_diloco.net.hello import PENDING_MAX, Pending, RunOf, any_run
 from p2p_diloco.net.interface import PEERS_COUNTED_MAX, Limits, Refusal, Traffic, Unreachable
+from p2p_diloco.net.membership import Stranger
 from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
 from p2p_diloco.net.streams import start
 
@@ -83,17 +89,20 @@ class Rate:
 
 
 class Relay:
-    """Serves the protocol `RELAY` on one daemon, until `close`. `mbit` is the highest rate at which it passes bytes on,
-    in Mbit/s; with 0 it passes on nothing, and only dials back."""
+    """Serves one daemon's `RELAY` protocol until `close`. `mbit`: the most that it passes on, in Mbit/s; 0: it passes
+    on nothing, and only dials back. `run_of`: which runs' members are served."""
 
-    def __init__(self, daemon: Daemon, mbit: float) -> None:
-        self._daemon = daemon
+    def __init__(self, daemon: Daemon, mbit: float, run_of: RunOf = any_run) -> None:
+        self._daemon, self._run_of = daemon, run_of
         self._rate = Rate(mbit * 125_000) if mbit else None
         self._registered: dict[str, Pipe] = {}
+        self._run_at: dict[str, bytes | None] = {}  # the public run key that each registered peer has shown
         self._gone: dict[str, float] = {}
         self._joined: list[str] = []  # the peer that opened each pair of streams
+        self._pending = Pending(PENDING_MAX)
         self._checks = asyncio.Semaphore(CHECKS_MAX)
         self._checked: set[str] = set()
+        self._budget = PortBudget(asyncio.get_running_loop().time)
         self._tasks: set[asyncio.Task[None]] = set()
         self.traffic = Traffic()
 
@@ -109,25 +118,42 @@ class Relay:
     async def _serve(self, peer: str, pipe: Pipe, seen_at: str) -> None:
         frames = FrameStream(pipe, peer, Limits(), self.traffic)
         try:
-            match await _request(frames):
+            request = await self._request(frames)
+            shown = request.get("member") if isinstance(request, dict) else None
+            run = self._run_of(peer, shown if isinstance(shown, bytes) else None)
+            match request:
                 case {"register": _}:
-                    await self._register(peer, frames)
+                    await self._register(peer, run, frames)
                 case {"open": str(other)}:
-                    await self._open(peer, other, frames)
+                    await self._open(peer, shown if run else None, other, frames)
                 case {"ping": _}:
                     frames.write(Message(b""))
                 case {"check": list(addresses)}:
                     await self._check(peer, seen_at, addresses, frames)
                 case _:
                     raise Refusal("this is no request to a relay")
-        except Refusal as refusal:
-            frames.write(Refused(refusal.reason))
+        except (Refusal, Stranger) as refusal:
+            frames.write(Refused(str(refusal)))
             with contextlib.suppress(*_FAILURES):
                 await frames.discard(None, LINGER_S)  # if unread bytes were left, the refusal could be lost on its way
         except _FAILURES as error:
             log.debug("a request of %s to this relay failed: %r", peer, error)
         finally:
             pipe.close()
+
+    async def _request(self, frames: FrameStream) -> object:
+        """The content of the first message; None if it can't be read."""
+        self._pending.add(frames.peer, frames.pipe)
+        try:
+            frame = await frames.read(idle_s=REQUEST_S, frame_s=REQUEST_S)
+        finally:
+            self._pending.remove(frames.pipe)
+        return unpacked(frame.header) if isinstance(frame, Message) else None
+
+    def cut(self, peer: str) -> None:
+        """End a peer's registration, because it is no member any more."""
+        if (registered := self._registered.get(peer)) is not None:
+            registered.abort()
 
     async def close(self) -> None:
         """End every stream, in bounded time."""
@@ -138,13 +164,13 @@ class Relay:
 
     # -- registered peers
 
-    async def _register(self, peer: str, frames: FrameStream) -> None:
-        """Keep a peer registered as connected until its stream ends, and answer its pings."""
+    async def _register(self, peer: str, run: bytes | None, frames: FrameStream) -> None:
+        """Remember that the peer is connected for as long as its stream lasts."""
         if self._rate is None or (len(self._registered) >= PEERS_COUNTED_MAX and peer not in self._registered):
             raise Refusal("this peer is no relay" if self._rate is None else "this relay is full")
         if (older := self._registered.get(peer)) is not None:
             older.abort()
-        self._registered[peer] = frames.pipe
+        self._registered[peer], self._run_at[peer] = frames.pipe, run
         self._gone.pop(peer, None)
         try:
             frame: object = Message(b"")
@@ -155,7 +181,7 @@ class Relay:
                 frame = await frames.read(idle_s=PING_S + PONG_S, frame_s=REQUEST_S)
         finally:
             if self._registered.get(peer) is frames.pipe:
-                del self._registered[peer]
+                del self._registered[peer], self._run_at[peer]
                 self._remember_gone(peer)
 
     def _remember_gone(self, peer: str) -> None:
@@ -166,8 +192,9 @@ class Relay:
 
     # -- passing on
 
-    async def _open(self, peer: str, other: str, frames: FrameStream) -> None:
-        """Open a stream to the peer `other`, and join it with the stream `frames` of the peer that asks."""
+    async def _open(self, peer: str, hello: bytes | None, other: str, frames: FrameStream) -> None:
+        """Open a stream to the other peer, and join it with this one. `hello`: the peer's certificate in a private
+        run; the other peer must show one of the same run."""
         if self._rate is None:
             raise Refusal("this peer is no relay")
         if len(self._joined) >= STREAMS_MAX or self._joined.count(peer) >= STREAMS_PER_PEER_MAX:
@@ -179,13 +206,29 @@ class Relay:
             except Unreachable as error:
                 raise Refusal(self._why_not(other, error)) from None
             try:
-                FrameStream(there, other, Limits(), self.traffic).write(Message(_packed({"from": peer})))
+                await self._introduce(peer, hello, FrameStream(there, other, Limits(), self.traffic))
                 frames.write(Message(b""))
                 await self._join(frames.pipe, there)
             finally:
                 there.close()
         finally:
             self._joined.remove(peer)
+
+    async def _introduce(self, peer: str, hello: bytes | None, there: FrameStream) -> None:
+        """Tell the other peer which peer opens the stream.
+
+        Raises:
+            Stranger: the two aren't members of the same run, or not both in an open one.
+        """
+        run = self._run_of(peer, hello)
+        if self._run_at.get(there.peer, run) != run:
+            raise Stranger
+        there.write(Message(_packed({"from": peer} if hello is None else {"from": peer, "member": hello})))
+        if hello is not None:
+            match await there.read(idle_s=OPEN_S, frame_s=OPEN_S):
+                case Message(shown) if self._run_of(there.peer, shown) == run:
+                    return
+            raise Stranger
 
     def _why_not(self, other: str, error: Unreachable) -> str:
         gone_for_s = asyncio.get_running_loop().time() - self._gone.get(other, float("-inf"))
@@ -220,10 +263,12 @@ class Relay:
         self._checked.add(peer)
         try:
             async with self._checks:
-                told = dial_back(peer, seen_at, [a for a in addresses if isinstance(a, str)])
+                told = dial_back(peer, seen_at, [a for a in addresses if isinstance(a, str)], self._budget)
                 reached = await asyncio.wait_for(told, CHECK_S)
         finally:
             self._checked.discard(peer)
+        if reached is None:
+            raise Refusal("too many ports of that address were dialled lately")
         frames.write(Message(_packed({"seen": seen_at, "reached": reached})))
 
 
@@ -231,11 +276,9 @@ def _packed(content: dict[str, Any]) -> bytes:
     return bytes(msgpack.packb(content))
 
 
-async def _request(frames: FrameStream) -> object:
-    match await frames.read(idle_s=REQUEST_S, frame_s=REQUEST_S):
-        case Message(header):
-            return unpacked(header)
-    return None
+def asking(content: dict[str, Any], certificate: bytes | None) -> Message:
+    """A request to a relay. `certificate`: this peer's, if it is a member of a private run."""
+    return Message(_packed(content if certificate is None else {**content, "member": certificate}))
 
 
 def unpacked(header: bytes) -> object:

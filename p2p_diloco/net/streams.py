@@ -6,12 +6,13 @@ Law: neither opens nor reads a stream; `sending` and `receiving` do.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from weakref import WeakSet
+from collections.abc import Callable, Coroutine
+from weakref import WeakKeyDictionary
 
 from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.interface import Inbox, Limits, Traffic
 from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.shares import Groups, no_groups
 
 CLOSE_S = 1.0
 """Seconds that streams have to end before their tasks are cancelled."""
@@ -30,14 +31,24 @@ class Streams:
 
     def __init__(self, inbox: Inbox, limits: Limits, traffic: Traffic) -> None:
         self.inbox, self.limits, self.traffic = inbox, limits, traffic
-        self.pipes = WeakSet[Pipe]()  # weak: the code that uses a pipe keeps it alive
+        self.pipes = WeakKeyDictionary[Pipe, str]()  # with their peers; weak: the code that uses a pipe keeps it alive
         self.tasks: set[asyncio.Task[None]] = set()
         self.closing = False
+        self.admits: Callable[[str], bool] = lambda peer: True
+        """Whether streams with this peer are allowed. A private run allows streams with its members only."""
+        self.groups: Groups = no_groups
 
     def frames(self, peer: str, pipe: Pipe) -> FrameStream:
-        """Make a frame stream over a pipe, and remember the pipe, so that `close` can end it."""
-        self.pipes.add(pipe)
+        """A frame stream over a pipe; `close` ends the pipe. The pipe ends at once if its peer isn't admitted."""
+        self.pipes[pipe] = peer
+        if not self.admits(peer):
+            pipe.abort()
         return FrameStream(pipe, peer, self.limits, self.traffic)
+
+    def cut(self, peer: str) -> None:
+        """End every stream and connection with a peer at once."""
+        for pipe in [pipe for pipe, other in self.pipes.items() if other == peer]:
+            pipe.abort()
 
     def lost(self, peer: str) -> None:
         """Tell the inbox that a stream of `peer` broke, unless this peer is closing."""

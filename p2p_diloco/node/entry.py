@@ -48,6 +48,7 @@ async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd
     inbox = Inbox()
     dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     transport = await _open_transport(setup.local, inbox, channel, dead)
+    inbox.role_of = transport.role_of
     try:
         channel.send("transport", peer_id=transport.peer_id, addresses=transport.addresses())
         part = asyncio.create_task(take_part(setup, channel, messages, shared, transport, inbox))

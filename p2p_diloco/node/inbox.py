@@ -1,17 +1,18 @@
 """Incoming messages, as the transport delivers them: a header is checked before its payload is received.
 
-Law: the present `Handler` processes each message. A refusal is answered with its reason, counted by the transport, and
-logged once for each peer.
+Law: the present `Handler` processes each message that its sender's role allows. A refusal is answered with its reason,
+counted by the transport, and logged once for each peer.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
+from p2p_diloco.node.roles import forbidden
 
 log = logging.getLogger(__name__)
 
@@ -51,23 +52,31 @@ class Inbox:
 
     def __init__(self) -> None:
         self.handler = Handler()
+        self.role_of: Callable[[str], str | None] = lambda peer: None
+        """The role that a peer's invitation to a private run allows; None in an open run."""
         self._complained: set[str] = set()
 
     def admit(self, sender: str, header: bytes) -> int:
         """Implements `net.interface.Inbox.admit`."""
         with self._complaining(sender):
-            return self.handler.read(header)[1]
+            return self._read(sender, header)[1]
 
     async def deliver(self, sender: str, header: bytes, payload: memoryview | None) -> None:
         """Implements `net.interface.Inbox.deliver`."""
         handler = self.handler
         with self._complaining(sender):
-            message, expected = handler.read(header)
+            message, expected = self._read(sender, header)
             found = 0 if payload is None else payload.nbytes
             if found != expected:
                 raise Refusal(f"the payload of a {type(message).__name__} must have {expected} bytes, but {found} came")
             message = handler.check(sender, message, payload)
         await handler.take(sender, message)
+
+    def _read(self, sender: str, header: bytes) -> tuple[wire.AnyMessage, int]:
+        message, expected = self.handler.read(header)
+        if reason := forbidden(self.role_of(sender), message):
+            raise Refusal(reason)
+        return message, expected
 
     def closed(self, peer: str) -> None:
         """Implements `net.interface.Inbox.closed`."""

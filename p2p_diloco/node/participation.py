@@ -67,8 +67,9 @@ class Participation:
         self._reporter = Reporter(common, self._trainer)
 
     async def live(self, messages: asyncio.Queue[Message]) -> None:
-        """Take part in the run until cancelled; then leave the run."""
-        self._inbox.handler = RunInbox(self._common, self._node, self._trainer)
+        """Take part until cancelled; then leave."""
+        private = self._inbox.role_of(self._transport.peer_id) is not None
+        self._inbox.handler = RunInbox(self._common, self._node, self._trainer, private=private)
         await self._ending.begin(TELL_S)
         for event in self._beginning.events:
             self._events.post(event)

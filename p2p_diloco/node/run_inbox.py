@@ -5,16 +5,18 @@ Law: every message that reaches the replica is of this run, well-formed, of the 
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 from functools import lru_cache, partial
 
 import msgpack
 
-from p2p_diloco.core.messages import Commit, Contribution, Message, Probe, ProbeAck, State
+from p2p_diloco.core.messages import Commit, Contribution, Fetch, Message, Probe, ProbeAck, State
 from p2p_diloco.core.revision import FOUNDED
 from p2p_diloco.net.interface import Refusal
 from p2p_diloco.node import wire
+from p2p_diloco.node.allowance import Allowances
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.inbox import Handler
 from p2p_diloco.node.ledger import CODEC
@@ -30,15 +32,17 @@ log = logging.getLogger(__name__)
 
 
 class RunInbox(Handler):
-    """The inbox's handler while this peer is in the run."""
+    """The handler of a peer that is in the run. `private`: whether the run is, so that nudges are limited: in an open
+    run anyone could make further identities."""
 
-    def __init__(self, common: Common, node: Node, trainer: TrainerSide) -> None:
+    def __init__(self, common: Common, node: Node, trainer: TrainerSide, *, private: bool = False) -> None:
         self._node, self._trainer, self._work, self._outbox = node, trainer, common.work, common.outbox
         self._proven = partial(common.founding.proven, common.transport)
         self._judging = partial(common.ledger.part, CODEC)
         run = common.run
         self._layout = memoryview(msgpack.packb(run.layout.to_wire()))
         self._token, self._shape = run.token, (len(run.layout.shards), len(run.layout.fragments))
+        self._replica, self._private, self._allowances = common.replica, private, Allowances()
         self._unsigned: set[str] = set()  # peers whose unsigned revisions were logged
 
     def read(self, header: bytes) -> tuple[wire.AnyMessage, int]:
@@ -69,11 +73,29 @@ class RunInbox(Handler):
                 header = wire.pack(wire.Description(self._layout.nbytes), self._token)
                 self._outbox.put(sender, header, self._layout, urgent=True)  # the asker waits only briefly
             case Nudge(goal):
+                self._check_nudge(sender)
                 self._trainer.nudged(goal)
+            case Fetch():
+                self._check_fetch(sender, message)
+                await self._node.receive(sender, message)
             case Description():
                 raise AssertionError("a Description is refused earlier, in `read`")
             case _:
                 await self._node.receive(sender, self._believed(sender, message))
+
+    def _check_nudge(self, sender: str) -> None:
+        """Raises Refusal if this peer has nudged too often."""
+        commits, fragments = sum(self._replica.roster.mine.epochs), self._shape[1]
+        if self._private and not self._allowances.nudge(sender, commits, fragments):
+            raise Refusal("the last nudge of this peer was less than a round ago")
+
+    def _check_fetch(self, sender: str, request: Fetch) -> None:
+        """Raises Refusal if this peer has asked for too many states."""
+        asked = range(self._shape[0]) if request.shards is None else set(request.shards)
+        mine = self._replica.versions
+        part = sum(request.whole or request.have[shard] != mine[shard] for shard in asked) / self._shape[0]
+        if not self._allowances.fetch(sender, part, asyncio.get_running_loop().time()):
+            raise Refusal("this peer has asked for too many states lately")
 
     def closed(self, peer: str) -> None:
         """Implements `Handler.closed`."""

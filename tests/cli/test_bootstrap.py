@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import signal
@@ -10,14 +11,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from p2p_diloco.addresses import check_peer_address
-from p2p_diloco.cli.bootstrap import announcement
+from p2p_diloco.cli.bootstrap import announcement, serve
+from p2p_diloco.errors import UsageError
+from p2p_diloco.net.framing import Frame, Message, Refused
+from p2p_diloco.net.relay import RELAY, asking
+from tests.net.attacker import attacker
+from tests.net.members import KEY, OTHER_KEY, invitation, membership
 
 ID = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
+REFUSED = Refused("not a member of this run")
 LOOPBACK, PRIVATE, PUBLIC = (f"/ip4/{ip}/tcp/1/p2p/{ID}" for ip in ("127.0.0.1", "192.168.1.2", "8.8.8.8"))
 
 
@@ -42,6 +50,14 @@ def test_json_has_the_same() -> None:
         "maddrs": [PUBLIC, LOOPBACK],
         "join": f"p2p-diloco join --initial-peers {PUBLIC}",
     }
+
+
+@pytest.mark.parametrize("text", ["", "ab", "x" * 64, "00" * 33, "00" * 31 + "é"])
+def test_a_run_key_that_cannot_be_read_is_a_usage_error(text: str) -> None:
+    """Before anything is started."""
+    with pytest.raises(UsageError, match="is no public key of a run") as error:
+        serve("127.0.0.1", 0, {}, run_keys=["00" * 32, text])
+    assert (error.value.key, error.value.value) == ("--run-key", text)
 
 
 Start = Callable[..., tuple["subprocess.Popen[str]", dict[str, object]]]
@@ -113,6 +129,29 @@ def test_a_signal_ends_it_cleanly_and_its_identity_stays(start: Start, tmp_path:
     told = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60)
     assert json.loads(told.stdout)["schema_version"] == 1
     check_a_clean_end(second, again, signal.SIGINT)
+
+
+@pytest.mark.real
+def test_a_bootstrap_with_run_keys_relays_for_these_runs_only(start: Start) -> None:
+    """A member's registration is taken; a stranger's, and one of a member of another run, is refused."""
+    process, printed = start("--run-key", KEY.public.hex())
+    addresses = printed["maddrs"]
+    assert isinstance(addresses, list)
+
+    async def test() -> list[Frame]:
+        async with attacker(SimpleNamespace(peer_id=printed["peer_id"], addresses=lambda: addresses)) as peer:
+            me, answers = peer.daemon.peer_id, list[Frame]()
+            shown = [membership(me).hello, membership(me, invitation(key=OTHER_KEY)).hello, None]
+            for certificate in shown:
+                pipe, frames = await peer.stream(RELAY, asking({"register": True}, certificate))
+                answer = await frames.read(idle_s=20.0, frame_s=20.0)
+                assert answer is not None
+                answers.append(answer)
+                pipe.abort()
+            return answers
+
+    assert asyncio.run(test()) == [Message(b""), REFUSED, REFUSED]
+    check_a_clean_end(process, printed, signal.SIGTERM)
 
 
 @pytest.mark.real

@@ -59,6 +59,8 @@ class Peer:
 
     def __init__(self, world: dict[str, Peer], name: str, hosts: tuple[str, ...], limits: Limits) -> None:
         self.world, self.name, self.box, self.traffic, self.limits = world, name, Box(), Traffic(), limits
+        self.seen_at: str | None = None
+        """Where others' daemons see this peer; None: at `known_at`."""
         self.known_at, self.libp2p_streams, self.talks = HERE, 0, 0
         self.told: Callable[[Offer], Offer] = lambda offer: offer
         """What becomes of the offers that this peer hears."""
@@ -68,6 +70,7 @@ class Peer:
             self.exchange.streams,
             open_stream=self.ask,
             addresses=lambda peer: [world[peer].known_at],
+            found_at=self.find,
             serve=self.exchange.receiver.serve_direct,
             hosts=hosts,
         )
@@ -86,8 +89,11 @@ class Peer:
         self.talks += 1
         near, far = await pair()
         there = self.world[peer]
-        there.start(there.direct.answer(self.name, far, self.known_at))
+        there.start(there.direct.answer(self.name, far, self.seen_at or self.known_at))
         return near, there.known_at
+
+    async def find(self, peer: str) -> list[str]:
+        return [self.world[peer].known_at]
 
     def start(self, coroutine: Any) -> None:
         start(coroutine, self.serving)

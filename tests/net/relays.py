@@ -18,12 +18,15 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from p2p_diloco.net.circuits import Circuits
+from p2p_diloco.net.hello import Hellos, RunOf, any_run
 from p2p_diloco.net.interface import Unreachable
+from p2p_diloco.net.membership import Invitation
 from p2p_diloco.net.pipe import Pipe, PipeStalled
 from p2p_diloco.net.relay import Relay
 from p2p_diloco.net.signing import SigningKey
 from p2p_diloco.net.streams import start
 from tests.net.direct_peers import pair
+from tests.net.members import membership
 
 ECHO = "/p2p-diloco/test/echo"
 AT_ONCE_S = 10.0
@@ -50,6 +53,7 @@ class FakeDaemon:
         self.world, self.peer_id, self.private = world, name, private
         self.addresses = [f"/ip4/127.0.0.1/tcp/{4000 + len(world.daemons)}/p2p/{name}"]
         self.known: dict[str, list[str]] = {}
+        self.certificate: bytes | None = None
         self.serves: dict[str, Callable[[str, Pipe, str], Awaitable[None]]] = {}
         self.opened = 0
         world.daemons[name] = self
@@ -87,6 +91,7 @@ class World:
         self.pipes: list[Pipe] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.circuits: list[Circuits] = []
+        self.hellos: list[Hellos] = []
         self.relays: list[Relay] = []
         self.kept: list[Pipe] = []
         self.heard: list[tuple[str, str, bytes]] = []
@@ -95,15 +100,20 @@ class World:
     def daemon(self, name: str, *, private: bool = False) -> Any:
         return FakeDaemon(self, name, private=private)
 
-    async def relay(self, name: str = "relay", mbit: float = 1000.0) -> Relay:
-        relay = Relay(self.daemon(name), mbit)
+    async def relay(self, name: str = "relay", mbit: float = 1000.0, run_of: RunOf = any_run) -> Relay:
+        relay = Relay(self.daemon(name), mbit, run_of)
         self.relays.append(relay)
         await relay.start()
         return relay
 
-    async def peer(self, number: int) -> Circuits:
-        """A private peer that echoes what it hears through relays."""
-        circuits = Circuits(self.daemon(KEYS[number].peer_id, private=True), KEYS[number].sign)
+    async def peer(self, number: int, invited: Invitation | None = None) -> Circuits:
+        """A peer that others can't dial, and that echoes what it hears through relays. `invited`: to a private run."""
+        daemon, hellos = self.daemon(KEYS[number].peer_id, private=True), None
+        if invited is not None:
+            hellos = Hellos(membership(daemon.peer_id, invited), lambda peer: None)
+            daemon.certificate = hellos.membership.hello
+            self.hellos.append(hellos)
+        circuits = Circuits(daemon, KEYS[number].sign, hellos)
         self.circuits.append(circuits)
         me = KEYS[number].peer_id
 
@@ -124,8 +134,8 @@ class World:
         await until(lambda: relay in circuits.registered)
 
     async def close(self) -> None:
-        for circuits in self.circuits:
-            await circuits.close()
+        for closes in (*self.circuits, *self.hellos):
+            await closes.close()
         for relay in self.relays:
             await relay.close()
         for pipe in self.pipes:

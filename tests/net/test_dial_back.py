@@ -5,18 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from p2p_diloco.net import dial_back as module
-from p2p_diloco.net.dial_back import ADDRESSES_MAX, NAMES_MAX, Place, dial_back, place_of
+from p2p_diloco.net.dial_back import (
+    ADDRESSES_MAX,
+    HOSTS_MAX,
+    NAMES_MAX,
+    PORTS_MAX,
+    PORTS_S,
+    Place,
+    PortBudget,
+    dial_back,
+    place_of,
+)
 from p2p_diloco.net.greeting import GREETING, no_answer
 from tests.net.swarm import STRANGER
 
 SEEN = "/ip4/20.0.0.9/tcp/51234"
 HERE = "/ip4/127.0.0.1/tcp/51234"
+BUDGET = PortBudget(time.monotonic)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +63,8 @@ class Dials:
         self.dialled: list[Place] = []
         self.proved: list[Place] = []
         self.looked_up: list[str] = []
+        self.now = 0.0
+        self.budget = PortBudget(lambda: self.now)
         self.names: dict[str, list[str]] = {}
         self.fails: dict[Place, str] = {}
         monkeypatch.setattr(module, "no_answer", self.no_answer)
@@ -66,7 +80,9 @@ class Dials:
 
     async def back(self, addresses: list[str], peer: str = "QmA", seen_at: str = SEEN) -> dict[str, str | None]:
         asyncio.get_running_loop().getaddrinfo = self.look_up  # type: ignore[method-assign, assignment]
-        return await dial_back(peer, seen_at, addresses)
+        reached = await dial_back(peer, seen_at, addresses, self.budget)
+        assert reached is not None
+        return reached
 
     async def look_up(self, name: str, port: int, **_: Any) -> Any:
         self.looked_up.append(name)
@@ -158,7 +174,7 @@ def test_addresses_that_cannot_be_read_are_skipped(dials: Dials, address: str) -
 
 def test_a_name_that_cannot_be_asked_for_is_skipped() -> None:
     """The look-up itself raises UnicodeError for such names."""
-    assert asyncio.run(dial_back("QmA", HERE, [f"/dns4/{'x' * 100}.example/tcp/1", "/dns4/a..b/tcp/1"])) == {}
+    assert asyncio.run(dial_back("QmA", HERE, [f"/dns4/{'x' * 100}.example/tcp/1", "/dns4/a..b/tcp/1"], BUDGET)) == {}
 
 
 # -- the greeting
@@ -221,6 +237,35 @@ async def _started(**options: Any) -> Any:
 
 @pytest.mark.real
 @pytest.mark.usefixtures("no_daemon_is_left")
+def test_no_peer_has_the_ports_of_an_address_scanned(dials: Dials) -> None:
+    """So many different ports of one IP address are dialled in so many seconds, for all peers together; the same port
+    again costs nothing, and another address has a budget of its own."""
+
+    def asked(first: int, count: int, host: str = "20.0.0.9") -> bool:
+        return dials.budget.spend([(host, port) for port in range(first, first + count)])
+
+    async def test() -> None:
+        for first in range(1, PORTS_MAX, ADDRESSES_MAX):
+            await dials.back([f"/ip4/20.0.0.9/tcp/{first + more}" for more in range(ADDRESSES_MAX)])
+        assert len(dials.dialled) == PORTS_MAX
+        more = ["/ip4/20.0.0.9/tcp/5000"]
+        assert await dial_back("QmB", SEEN, more, dials.budget) is None
+        assert len(dials.dialled) == PORTS_MAX
+        assert asked(1, PORTS_MAX)
+        assert asked(5000, 1, "20.0.0.8")
+        dials.now = PORTS_S
+        assert await dials.back(more) == {more[0]: None}
+
+    asyncio.run(test())
+
+
+def test_the_budget_of_ports_takes_bounded_memory(dials: Dials) -> None:
+    """The addresses that were dialled longest ago are forgotten."""
+    for host in range(HOSTS_MAX + 10):
+        assert dials.budget.spend([(f"10.0.{host // 256}.{host % 256}", 80)])
+    assert len(dials.budget._dialled) == HOSTS_MAX
+
+
 def test_the_identity_of_who_answers_is_checked() -> None:
     """Where the address is translated, the peer itself is reached and a neighbour isn't; no daemon is left over, also
     when the check is cancelled."""
@@ -230,13 +275,13 @@ def test_the_identity_of_who_answers_is_checked() -> None:
         (port,) = {place[1] for place in map(place_of, peer.daemon.addresses) if place is not None}
         inside = [f"/ip4/192.168.1.2/tcp/{port}/p2p/{peer.peer_id}"]
         at = "/ip4/127.0.0.1/tcp/" + str(port)
-        reached = await dial_back(peer.peer_id, HERE, inside)
+        reached = await dial_back(peer.peer_id, HERE, inside, BUDGET)
         assert reached[f"{at}/p2p/{peer.peer_id}"] is None
-        neighbour = (await dial_back(STRANGER, HERE, inside))[f"{at}/p2p/{STRANGER}"]
+        neighbour = (await dial_back(STRANGER, HERE, inside, BUDGET) or {})[f"{at}/p2p/{STRANGER}"]
         assert neighbour is not None
         assert neighbour.startswith("another peer answers there")
         for after_s in (0.0, 0.05, 0.3):
-            checking = asyncio.create_task(dial_back(peer.peer_id, HERE, inside))
+            checking = asyncio.create_task(dial_back(peer.peer_id, HERE, inside, BUDGET))
             await asyncio.sleep(after_s)
             checking.cancel()
             await asyncio.wait_for(asyncio.wait({checking}), 20.0)

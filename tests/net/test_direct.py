@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from p2p_diloco.net import direct as direct_module
+from p2p_diloco.net.dial_back import PORTS_MAX
 from p2p_diloco.net.interface import Refusal, Unreachable
 from p2p_diloco.net.pipe import Pipe
 from tests.net.clocks import by_hand
@@ -66,6 +67,49 @@ def test_one_connection_carries_all_payloads_to_a_peer() -> None:
         await until(lambda: not b.direct._dialled_back)
         await a.send("b", b"x")
         assert a.direct._way("b").connections[0].stream is first
+
+    run(test)
+
+
+@pytest.mark.parametrize("relayed", [False, True])
+def test_only_where_libp2p_has_found_the_asker_is_it_dialled_back(relayed: bool) -> None:
+    """A peer that claims the address of a third party can't make others dial it. If its request came through a relay,
+    libp2p is asked where it has found the peer."""
+    proven = "/ip4/127.0.0.1/tcp/2"
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        with socket.create_server(("127.0.0.2", a.port)) as third_party:
+            third_party.settimeout(0.2)
+            a.known_at = "/ip4/127.0.0.2/tcp/1"
+            a.seen_at = "/ip4/127.0.0.1/tcp/9/p2p/relay/p2p-circuit" if relayed else proven
+            b.direct._found_at = found
+            await ask_to_dial_back(a, "b")
+            await until(lambda: a.connected("b"))
+            assert asked == (["a"] if relayed else [])
+            with pytest.raises(TimeoutError):
+                third_party.accept()
+
+    asked: list[str] = []
+
+    async def found(peer: str) -> list[str]:
+        asked.append(peer)
+        return [proven]
+
+    run(test)
+
+
+def test_no_peer_has_the_ports_of_its_address_scanned() -> None:
+    """Others may share the address. After so many ports requests are refused, until time has passed."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a", hosts=()), start("b")
+        ports = range(20_000, 20_000 + PORTS_MAX)
+        assert b.direct._budget.spend([("127.0.0.1", port) for port in ports])
+        mine = start("c").direct.listener.offer("b")
+        assert mine is not None
+        with pytest.raises(Refusal, match="too many ports"):
+            await a.direct._ask("b", mine.pack())
 
     run(test)
 

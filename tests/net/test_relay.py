@@ -288,7 +288,7 @@ def test_one_request_of_a_peer_and_a_few_of_all_are_dialled_back(monkeypatch: py
     monkeypatch.setattr(module, "CHECKS_WAITING_MAX", 2)
     leave, dialled = asyncio.Event(), list[str]()
 
-    async def dial_back(peer: str, seen_at: str, addresses: list[str]) -> dict[str, str | None]:
+    async def dial_back(peer: str, seen_at: str, addresses: list[str], budget: object) -> dict[str, str | None]:
         dialled.append(peer)
         await leave.wait()
         return dict.fromkeys(addresses)

@@ -63,7 +63,13 @@ async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str])
 
     streams = Streams(_NoInbox(), Limits(connect_timeout_s=PATIENT_S), Traffic())
     channel = DirectChannel(
-        streams, open_stream=opened, addresses=daemon.known_at, serve=turn_away, hosts=hosts, port=peer.direct_port
+        streams,
+        open_stream=opened,
+        addresses=daemon.known_at,
+        found_at=daemon.found_at,
+        serve=turn_away,
+        hosts=hosts,
+        port=peer.direct_port,
     )
     try:
         yield channel

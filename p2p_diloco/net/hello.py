@@ -1,0 +1,292 @@
+"""HELLO: on each stream of a private run, both peers show their certificates before anything else is read or sent.
+
+Law: a stream reaches its handler only once its peer is a member. A peer that isn't a member costs little memory and
+time, and is told one text, whatever was wrong. libp2p, or a relayed stream's TLS, has proven the peer's id before.
+
+    A opens: MESSAGE, "?" and A's certificate       B: MESSAGE, B's certificate; from now on as on any stream
+             MESSAGE, "!" and A's certificate       A knows B as a member: A goes on at once, and B sends nothing
+    A isn't a member                                B: REFUSED, and the stream ends
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Hashable
+
+from p2p_diloco.net.frame_stream import FrameStream
+from p2p_diloco.net.framing import FrameError, Message, Refused
+from p2p_diloco.net.interface import Limits, Traffic, Unreachable
+from p2p_diloco.net.membership import HELLO_BYTES_MAX, Member, Membership, Stranger, member_of
+from p2p_diloco.net.pipe import Pipe, PipeBroken, PipeStalled
+from p2p_diloco.net.shares import has_room
+
+log = logging.getLogger(__name__)
+
+HELLO_S = 3.0
+"""Deadline for the first message of a stream that another peer opens."""
+PENDING_MAX, PENDING_PER_PEER_MAX = 64, 8
+"""The most streams, of all peers and of one, that have not shown a certificate yet."""
+STREAMS_PER_PEER_MAX = 32
+"""The most streams that one member may keep open to this peer; it needs a link, and one or two for payloads."""
+STREAMS_MAX = 2048
+"""The most streams that all peers together may keep open to this one; three quarters of them by one grant."""
+PEERS_PER_GRANT_MAX = 256
+"""The most peers that are known as members by one grant. A grant that names no peer may be used by several."""
+LINGER_S = 1.0
+"""Seconds that a stranger has to read the refusal."""
+SWEEP_EVERY_S = 1.0
+"""Seconds between two looks for members whose certificates have expired, or whose grants were revoked."""
+TELL_EVERY_S = 60.0
+"""Seconds between two log lines with the number of strangers turned away."""
+
+_LIMITS = Limits(header_bytes_max=1 + HELLO_BYTES_MAX)
+_ASKS, _KNOWS = b"?", b"!"
+_FAILURES = (Stranger, FrameError, PipeBroken, PipeStalled, asyncio.TimeoutError)
+
+Opened = tuple[Pipe, str]
+Serve = Callable[[str, Pipe, str], Awaitable[None]]
+RunOf = Callable[[str, bytes | None], bytes | None]
+"""Returns the run of a peer, by the certificate that the peer shows to a relay, as `any_run` does."""
+
+
+def any_run(peer: str, hello: bytes | None) -> bytes | None:
+    """The public run key of the private run whose member the peer is, by the certificate that it shows; None: it shows
+    none, so it is in an open run.
+
+    Raises:
+        Stranger: the certificate is not valid.
+    """
+    if hello is None:
+        return None
+    try:
+        return member_of(peer, hello, time.time()).run
+    except ValueError as error:
+        log.debug("%s shows a certificate that is not valid: %s", peer, error)
+        raise Stranger from None
+
+
+def only(runs: Collection[bytes]) -> RunOf:
+    """As `any_run`, for these runs' members only, given by their public run keys."""
+
+    def run_of(peer: str, hello: bytes | None) -> bytes:
+        run = any_run(peer, hello)
+        if run not in runs or run is None:
+            raise Stranger
+        return run
+
+    return run_of
+
+
+class Pending:
+    """The streams that have not shown a certificate yet. If there are too many, of one peer or of all, the oldest is
+    closed: a member's certificate comes with the stream, so only a stranger's stream becomes old."""
+
+    def __init__(self, per_peer: int = PENDING_PER_PEER_MAX) -> None:
+        self._per_peer = per_peer
+        self._streams: dict[Pipe, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def add(self, peer: str, pipe: Pipe) -> None:
+        """Wait for a certificate on this stream."""
+        theirs = [other for other, opener in self._streams.items() if opener == peer]
+        if len(theirs) >= self._per_peer:
+            self._close(theirs[0])
+        elif len(self._streams) >= PENDING_MAX:
+            self._close(next(iter(self._streams)))
+        self._streams[pipe] = peer
+
+    def remove(self, pipe: Pipe) -> None:
+        """Wait no more, if the stream is pending."""
+        self._streams.pop(pipe, None)
+
+    def _close(self, pipe: Pipe) -> None:
+        self.remove(pipe)
+        pipe.abort()
+
+
+class Hellos:
+    """The members that this peer knows, and the checks by which it gets to know them.
+
+    Args:
+        membership: this peer's own membership of its run.
+        cut: ends all streams and connections of a peer, which is no member any more.
+        clock: returns seconds since 1970.
+    """
+
+    def __init__(
+        self, membership: Membership, cut: Callable[[str], None], clock: Callable[[], float] = time.time
+    ) -> None:
+        self.membership = membership
+        self._cut, self._clock = cut, clock
+        self._known: dict[str, tuple[Member, bytes]] = {}
+        self._pending = Pending()
+        self._serving = Counter[str]()
+        self._refused_by = set[str]()
+        self._told_at, self._untold = -TELL_EVERY_S, 0
+        self.turned_away = 0
+        """How many streams were closed because their peer wasn't a member."""
+        self._sweeping = asyncio.create_task(self._sweep_often())
+
+    async def close(self) -> None:
+        """Look for expired members no more."""
+        self._sweeping.cancel()
+        await asyncio.gather(self._sweeping, return_exceptions=True)
+
+    # -- who is a member
+
+    def admit(self, peer: str, hello: bytes) -> Member:
+        """Check the certificate that a peer shows, and know the peer from now on.
+
+        Raises:
+            Stranger: the peer is not a member.
+        """
+        known = self._known.get(peer)
+        if known is not None and known[1] == hello and self._valid(known[0]):
+            return known[0]
+        member = self.membership.admit(peer, hello, self._clock())
+        if known is None and sum(m.grant_id == member.grant_id for m, _ in self._known.values()) >= PEERS_PER_GRANT_MAX:
+            log.debug("%s is not admitted: %d peers use the grant %s", peer, PEERS_PER_GRANT_MAX, member.name)
+            raise Stranger
+        self._known[peer] = member, hello
+        return member
+
+    def member(self, peer: str) -> Member | None:
+        """What is known of a member; None for any other peer."""
+        known = self._known.get(peer)
+        return known[0] if known is not None and self._valid(known[0]) else None
+
+    def admits(self, peer: str) -> bool:
+        """Whether the peer is known as a member."""
+        return self.member(peer) is not None
+
+    def grant_of(self, peer: str) -> Hashable:
+        """The grant by which a member was admitted; the peer itself if it is no member."""
+        known = self._known.get(peer)
+        return peer if known is None else known[0].grant_id
+
+    def revoke(self, packed: bytes) -> bool:
+        """As `Membership.revoke`; the connections of peers whose grants are revoked end at once."""
+        if not self.membership.revoke(packed):
+            return False
+        self.sweep()
+        return True
+
+    def sweep(self) -> None:
+        """Forget the peers that are no members any more, and end their connections."""
+        for peer in [peer for peer, (member, _) in self._known.items() if not self._valid(member)]:
+            member, _ = self._known.pop(peer)
+            log.info("%s (%s) is no member any more: its invitation was revoked or has expired", peer, member.name)
+            self._cut(peer)
+
+    def _valid(self, member: Member) -> bool:
+        return member.expires > self._clock() and member.grant_id not in self.membership.banned
+
+    async def _sweep_often(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_EVERY_S)
+            self.sweep()
+
+    def run_of(self, peer: str, hello: bytes | None) -> bytes:
+        """As `any_run`, for this run only."""
+        if hello is None:
+            raise Stranger
+        return self.admit(peer, hello).run
+
+    # -- streams that this peer opens
+
+    async def greet(self, peer: str, opened: Opened, within_s: float) -> Opened:
+        """Show this peer's certificate on a stream that was just opened. A peer that isn't known as a member must first
+        show its own.
+
+        Raises:
+            Unreachable: the peer isn't a member, or doesn't take this peer for one.
+        """
+        pipe, _ = opened
+        frames = FrameStream(pipe, peer, _LIMITS, Traffic())
+        known = self.admits(peer)
+        frames.write(Message((_KNOWS if known else _ASKS) + self.membership.hello))
+        if known:
+            return opened
+        try:
+            match await asyncio.wait_for(frames.read(idle_s=within_s, frame_s=within_s), within_s):
+                case Message(hello):
+                    self.admit(peer, hello)
+                    return opened
+                case Refused(reason):
+                    self._refused(peer)
+                    raise Unreachable(f"{peer} refuses this peer: {reason}")
+            raise FrameError("no certificate came")
+        except BaseException as error:
+            pipe.abort()
+            if isinstance(error, Stranger):  # as good as dead: no other process can have this peer id
+                raise Unreachable(f"{peer}: {error}", refused=True) from None
+            if isinstance(error, _FAILURES):
+                raise Unreachable(f"{peer}: no certificate within {within_s:g} s ({error})") from None
+            raise
+
+    def _refused(self, peer: str) -> None:
+        if peer not in self._refused_by and len(self._refused_by) < PEERS_PER_GRANT_MAX:
+            self._refused_by.add(peer)
+            log.warning(
+                "%s doesn't take this peer for a member: was its invitation revoked? Are the clocks right?", peer
+            )
+
+    # -- streams that other peers open
+
+    def guarded(self, serve: Serve) -> Serve:
+        """A handler of streams that calls `serve` for members only."""
+
+        async def check_and_serve(peer: str, pipe: Pipe, seen_at: str) -> None:
+            if self._serving[peer] >= STREAMS_PER_PEER_MAX or not has_room(
+                peer, self._serving, STREAMS_MAX, self.grant_of
+            ):
+                pipe.abort()
+                return
+            self._serving[peer] += 1
+            try:
+                if await self._admitted(peer, pipe):
+                    await serve(peer, pipe, seen_at)
+            finally:
+                self._serving[peer] -= 1
+                self._serving += Counter()  # drops zeros
+
+        return check_and_serve
+
+    async def _admitted(self, peer: str, pipe: Pipe) -> bool:
+        """Whether the peer that opened a stream shows a valid certificate. Otherwise the stream is closed."""
+        if not self.admits(peer):
+            self._pending.add(peer, pipe)
+        frames = FrameStream(pipe, peer, _LIMITS, Traffic())
+        try:
+            try:
+                frame = await asyncio.wait_for(frames.read(idle_s=HELLO_S, frame_s=HELLO_S), HELLO_S)
+                if not isinstance(frame, Message) or frame.header[:1] not in (_ASKS, _KNOWS):
+                    raise Stranger
+                self.admit(peer, frame.header[1:])
+            except _FAILURES as error:
+                await self._turn_away(frames, error)
+                return False
+            if frame.header.startswith(_ASKS):
+                frames.write(Message(self.membership.hello))
+            return True
+        finally:
+            self._pending.remove(pipe)
+
+    async def _turn_away(self, frames: FrameStream, error: BaseException) -> None:
+        self.turned_away += 1
+        self._untold += 1
+        log.debug("a stream of %s was closed: %r", frames.peer, error)
+        now = asyncio.get_running_loop().time()
+        if now - self._told_at >= TELL_EVERY_S:
+            log.info("turned away %d streams of peers that are not members of this run", self._untold)
+            self._told_at, self._untold = now, 0
+        frames.write(Refused(str(Stranger())))
+        with contextlib.suppress(FrameError):
+            await frames.discard(None, LINGER_S)  # if unread bytes were left, the refusal could be lost on its way
+        frames.pipe.close()

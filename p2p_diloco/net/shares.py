@@ -1,0 +1,96 @@
+"""Which payloads may come in at a time: a number of slots, of which no member of a private run takes all.
+
+Law: counts; it knows no stream. In an open run peers have no shares, because anyone could make further identities;
+there all payloads together may take only so much memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Hashable
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+PER_PEER, PER_GRANT = 1 / 4, 3 / 4
+"""The most of the slots that one member holds, and all members that were admitted by one grant. So members of other
+grants always find some."""
+UNPROVEN_BYTES_MAX = 2 << 30
+"""The most bytes of payloads that peers which have proven nothing may have under way together; a single longer payload
+is taken as well."""
+
+
+class Groups(Protocol):
+    """What tells the grant by which a peer was admitted."""
+
+    def __call__(self, peer: str) -> Hashable | None:
+        """The grant of a member; None: the run is open."""
+
+
+def no_groups(peer: str) -> Hashable | None:
+    """The `Groups` of an open run."""
+    return None
+
+
+def has_room(peer: str, holders: Counter[str], count: int, groups: Groups) -> bool:
+    """Whether a peer may have one more of `count` places. `holders`: how many each peer has."""
+    if holders.total() >= count:
+        return False
+    if (group := groups(peer)) is None:
+        return True
+    theirs = sum(held for other, held in holders.items() if groups(other) == group)
+    return holders[peer] < PER_PEER * count and theirs < PER_GRANT * count
+
+
+class Slots:
+    """The slots for payloads that are being received."""
+
+    def __init__(self, count: int) -> None:
+        self.free = asyncio.Semaphore(count)
+        self._count = count
+        self._shares = WeakValueDictionary[Hashable, asyncio.Semaphore]()
+        self._unproven_bytes = 0
+        self._fewer = asyncio.Event()
+
+    async def take(
+        self, peer: str, group: Hashable | None, nbytes: int, within_s: float
+    ) -> contextlib.ExitStack | None:
+        """Wait for a slot for a payload; the caller closes the returned stack when the payload is there. None: it took
+        too long."""
+        held, needed = contextlib.ExitStack(), [self.free]
+        if group is not None:
+            needed = [self._share(("peer", peer), PER_PEER), self._share(("grant", group), PER_GRANT), self.free]
+        taking = self._take(held, needed, nbytes if group is None else 0)
+        try:
+            if any(one.locked() for one in needed) or not self._fits(nbytes):
+                await asyncio.wait_for(taking, within_s)
+            else:
+                await taking  # at once
+        except asyncio.TimeoutError:
+            held.close()
+            return None
+        except BaseException:
+            held.close()
+            raise
+        return held
+
+    async def _take(self, held: contextlib.ExitStack, needed: list[asyncio.Semaphore], unproven_bytes: int) -> None:
+        for semaphore in needed:
+            await semaphore.acquire()
+            held.callback(semaphore.release)
+        while not self._fits(unproven_bytes):
+            self._fewer.clear()
+            await self._fewer.wait()
+        self._unproven_bytes += unproven_bytes
+        held.callback(self._give_back, unproven_bytes)
+
+    def _fits(self, unproven_bytes: int) -> bool:
+        return not self._unproven_bytes or self._unproven_bytes + unproven_bytes <= UNPROVEN_BYTES_MAX
+
+    def _give_back(self, unproven_bytes: int) -> None:
+        self._unproven_bytes -= unproven_bytes
+        self._fewer.set()
+
+    def _share(self, of: Hashable, part: float) -> asyncio.Semaphore:
+        return self._shares.setdefault(of, asyncio.Semaphore(max(1, int(part * self._count))))

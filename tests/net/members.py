@@ -1,0 +1,27 @@
+"""Members of private runs, for tests."""
+
+from __future__ import annotations
+
+import time
+
+from p2p_diloco.net.membership import Invitation, Membership, RunKey
+
+KEY, OTHER_KEY = RunKey(b"k" * 32), RunKey(b"o" * 32)
+ADDRESS = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW" + "A" * 44
+DAY_S = 86_400.0
+
+
+def invitation(role: str = "worker", name: str = "alice", key: RunKey = KEY, life_s: float = DAY_S) -> Invitation:
+    """A new invitation."""
+    grant, seed = key.grant(role, name, time.time() + life_s)
+    return Invitation("real", (ADDRESS,), grant, seed, key.secret)
+
+
+def membership(peer: str, invited: Invitation | None = None) -> Membership:
+    """A peer's membership, by an invitation of its own or by the given one."""
+    return Membership(invited or invitation(), peer, time.time())
+
+
+def revocation(*invited: Invitation, number: int = 1, key: RunKey = KEY) -> bytes:
+    """The signed revocation of these invitations."""
+    return key.sign_revocations(number, [one.grant.id for one in invited])

@@ -1,0 +1,388 @@
+"""HELLO: no byte of a stream reaches its handler before its peer is known as a member, and strangers cost little."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from p2p_diloco.net import hello as module
+from p2p_diloco.net.frame_stream import FrameStream
+from p2p_diloco.net.framing import Bulk, Frame, Message, Refused, encode
+from p2p_diloco.net.hello import (
+    HELLO_S,
+    PEERS_PER_GRANT_MAX,
+    PENDING_MAX,
+    PENDING_PER_PEER_MAX,
+    STREAMS_PER_PEER_MAX,
+    Hellos,
+    any_run,
+    only,
+)
+from p2p_diloco.net.interface import Limits, Traffic, Unreachable
+from p2p_diloco.net.membership import HELLO_BYTES_MAX, Invitation, Stranger
+from p2p_diloco.net.pipe import Pipe
+from tests.net.clocks import by_hand
+from tests.net.direct_peers import pair, until
+from tests.net.members import KEY, OTHER_KEY, invitation, membership, revocation
+
+REFUSED = Refused("not a member of this run")
+WITHIN_S = 30.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINGER_S", 0.1)
+
+
+class End:
+    """One peer's end: its HELLO, the streams that reached its handler, and the peers that were cut."""
+
+    def __init__(self, name: str, invited: Invitation | None = None) -> None:
+        self.name, self.cut, self.clock = name, list[str](), time.time
+        self.hellos = Hellos(membership(name, invited), self.cut.append, lambda: self.clock())
+        self.served: list[tuple[str, Pipe]] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def serve(self, peer: str, pipe: Pipe, seen_at: str) -> None:
+        self.served.append((peer, pipe))
+        await until(lambda: pipe.ended is not None, 100.0)
+
+    async def opened_by(self, peer: str) -> Pipe:
+        """The other end of a stream that a peer opens to this one."""
+        near, far = await pair()
+        serving = self.hellos.guarded(self.serve)(peer, far, "/ip4/127.0.0.1/tcp/1")
+        self.tasks.append(asyncio.ensure_future(serving))
+        return near
+
+    async def greets(self, other: End) -> Pipe:
+        """A stream from this peer to another, once both have shown their certificates."""
+        pipe = await other.opened_by(self.name)
+        return (await self.hellos.greet(other.name, (pipe, "/ip4/127.0.0.1/tcp/2"), WITHIN_S))[0]
+
+    async def close(self) -> None:
+        await self.hellos.close()
+        for _, pipe in self.served:
+            pipe.abort()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+Start = Callable[..., End]
+
+
+def run(test: Callable[[Start], Awaitable[None]]) -> None:
+    @contextlib.asynccontextmanager
+    async def ends() -> AsyncIterator[Start]:
+        started: list[End] = []
+
+        def start(name: str, invited: Invitation | None = None) -> End:
+            started.append(End(name, invited))
+            return started[-1]
+
+        yield start
+        for end in started:
+            await end.close()
+
+    async def bounded() -> None:
+        async with ends() as start:
+            await asyncio.wait_for(test(start), 60)
+
+    asyncio.run(bounded())
+
+
+def on(pipe: Pipe) -> FrameStream:
+    return FrameStream(pipe, "", Limits(), Traffic())
+
+
+async def answer(pipe: Pipe) -> Frame | None:
+    return await on(pipe).read(idle_s=WITHIN_S, frame_s=WITHIN_S)
+
+
+def test_two_members_get_to_know_each_other() -> None:
+    """The stream reaches the handler with what was written after the certificate, and each knows the other's role."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b", invitation("observer", "bob"))
+        pipe = await a.greets(b)
+        pipe.write(b"first")
+        await until(lambda: b.served and b.served[0][1].unread)
+        assert (b.served[0][0], bytes(b.served[0][1].unread)) == ("a", b"first")
+        known = a.hellos.member("b"), b.hellos.member("a")
+        assert [(m.role, m.name) for m in known if m is not None] == [("observer", "bob"), ("worker", "alice")]
+
+    run(test)
+
+
+def test_a_known_member_is_not_waited_for() -> None:
+    """The second stream's certificate travels with its first bytes, and nothing comes back: no round trip."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.greets(b)
+        near, far = await pair()
+        opened = a.hellos.greet("b", (near, ""), WITHIN_S)
+        with pytest.raises(StopIteration):
+            opened.send(None)
+        near.write(b"at once")
+        serving = asyncio.ensure_future(b.hellos.guarded(b.serve)("a", far, ""))
+        await until(lambda: len(b.served) == 2 and b.served[1][1].unread == b"at once")
+        assert near.quiet
+        near.abort()
+        await serving
+
+    run(test)
+
+
+def test_a_restarted_peer_gets_to_know_its_members_again() -> None:
+    """Its members go on as if they were known; every stream begins with their certificate."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.greets(b)
+        restarted = start("b")
+        await a.greets(restarted)
+        await until(lambda: restarted.served)
+        assert restarted.hellos.admits("a")
+
+    run(test)
+
+
+def strangers(me: End) -> dict[str, bytes]:
+    """First messages of peers that are no members, by what is wrong with them."""
+    valid = membership("s").hello
+    return {
+        "another peer's": membership("a").hello,
+        "another run's": membership("s", invitation(key=OTHER_KEY)).hello,
+        "changed": valid[:-1] + bytes([valid[-1] ^ 1]),
+        "nothing": b"",
+        "too long": bytes(HELLO_BYTES_MAX),
+    }
+
+
+@pytest.mark.parametrize("kind", ["another peer's", "another run's", "changed", "nothing", "too long"])
+@pytest.mark.parametrize("mark", [b"?", b"!", b"", b"x"])
+def test_a_stranger_is_told_one_text(kind: str, mark: bytes) -> None:
+    """Whatever is wrong; what it has written behind it is not read, and the stream ends."""
+
+    async def test(start: Start) -> None:
+        me = start("me")
+        pipe = await me.opened_by("s")
+        pipe.write(encode(Message(mark + strangers(me)[kind])) + encode(Message(b"payload of an attack")))
+        assert await answer(pipe) == REFUSED
+        assert not await pipe.more(WITHIN_S)
+        assert not me.served
+        assert me.hellos.turned_away == 1
+        assert not me.hellos.admits("s")
+
+    run(test)
+
+
+@pytest.mark.parametrize("frame", [Bulk(b"?", 1 << 40), Message(bytes(HELLO_BYTES_MAX + 2)), Refused("x")], ids=repr)
+def test_a_frame_that_is_no_certificate_is_refused(frame: Frame) -> None:
+    """A longer one as soon as its length is read."""
+
+    async def test(start: Start) -> None:
+        me = start("me")
+        pipe = await me.opened_by("s")
+        pipe.write(encode(frame)[:50])
+        if not isinstance(frame, Message):
+            pipe.write(encode(frame)[50:])
+        assert await answer(pipe) == REFUSED
+        assert not me.served
+
+    run(test)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.binary(max_size=1500))
+def test_any_bytes_end_the_stream_with_the_text(said: bytes) -> None:
+    """No bytes lead to another answer, an error or a served stream."""
+
+    async def test(start: Start) -> None:
+        me = start("me")
+        pipe = await me.opened_by("s")
+        pipe.write(said)
+        pipe.transport.write_eof()  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):
+            assert await answer(pipe) in (REFUSED, None)
+        await asyncio.gather(*me.tasks)
+        assert not me.served
+
+    run(test)
+
+
+def test_a_stream_that_shows_nothing_ends_at_the_deadline() -> None:
+    """Also if its bytes trickle in."""
+
+    async def test(start: Start) -> None:
+        with by_hand() as clock:
+            me = start("me")
+            pipe = await me.opened_by("s")
+            pipe.write(encode(Message(b"?"))[:4])
+            await clock.passes(0.9 * HELLO_S)
+            assert me.hellos._pending
+            pipe.write(encode(Message(b"?"))[4:8])
+            await clock.passes(0.2 * HELLO_S)
+            await clock.until(lambda: me.hellos.turned_away == 1)
+
+    run(test)
+
+
+def test_pending_streams_are_few_and_members_get_in_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    """The oldest pending stream makes room, of the same peer first. One line in the log counts them."""
+
+    async def test(start: Start) -> None:
+        me, a = start("me"), start("a")
+        mine = [await me.opened_by("s") for _ in range(PENDING_PER_PEER_MAX + 1)]
+        await until(lambda: mine[0].ended)
+        assert [pipe.ended is None for pipe in mine] == [False] + [True] * PENDING_PER_PEER_MAX
+        others = [await me.opened_by(f"s{index}") for index in range(2 * PENDING_MAX)]
+        assert len(me.hellos._pending) == PENDING_MAX
+        await a.greets(me)
+        assert len(me.hellos._pending) <= PENDING_MAX
+        for pipe in (*mine, *others):
+            pipe.abort()
+
+    with caplog.at_level(logging.INFO):
+        run(test)
+    assert sum("turned away" in record.getMessage() for record in caplog.records) <= 1
+
+
+def test_a_listener_that_is_no_member_is_sent_nothing_but_the_certificate() -> None:
+    """The dialler finds it out first, and takes the peer for dead: no other process can have its id."""
+
+    async def test(start: Start) -> None:
+        a, stranger = start("a"), start("s", invitation(key=OTHER_KEY))
+        near, far = await pair()
+        far.write(encode(Message(stranger.hellos.membership.hello)))
+        with pytest.raises(Unreachable, match="not a member") as error:
+            await a.hellos.greet("s", (near, ""), WITHIN_S)
+        assert error.value.refused
+        assert near.ended
+        await until(lambda: far.ended)
+        assert bytes(far.unread) == encode(Message(b"?" + a.hellos.membership.hello))
+        far.abort()
+
+    run(test)
+
+
+@pytest.mark.parametrize("frame", [None, Bulk(b"", 0), Message(b"no certificate")], ids=repr)
+def test_a_listener_that_shows_no_certificate_is_unreachable(frame: Frame | None) -> None:
+    """Whether it closes the stream or says something else."""
+
+    async def test(start: Start) -> None:
+        a = start("a")
+        near, far = await pair()
+        if frame is not None:
+            far.write(encode(frame))
+        else:
+            far.close()
+        with pytest.raises(Unreachable):
+            await a.hellos.greet("s", (near, ""), WITHIN_S)
+        assert near.ended
+        far.abort()
+
+    run(test)
+
+
+def test_a_member_that_the_listener_refuses_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Once in the log, with what may be wrong; the peer doesn't count as dead."""
+
+    async def test(start: Start) -> None:
+        given_to_a = invitation()
+        a, b = start("a", given_to_a), start("b")
+        assert b.hellos.revoke(revocation(given_to_a))
+        for _ in range(2):
+            with pytest.raises(Unreachable, match="not a member") as error:
+                await a.greets(b)
+            assert not error.value.refused
+
+    run(test)
+    assert sum("doesn't take this peer for a member" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_revoked_member_is_cut_at_once_and_stays_out() -> None:
+    """Also where it was known; the others stay."""
+
+    async def test(start: Start) -> None:
+        given_to_a, b, c = invitation(), start("b"), start("c")
+        a = start("a", given_to_a)
+        await a.greets(b)
+        await c.greets(b)
+        assert not b.hellos.revoke(revocation(given_to_a, key=OTHER_KEY))
+        assert b.hellos.admits("a")
+        assert b.hellos.revoke(revocation(given_to_a))
+        assert b.cut == ["a"]
+        assert (b.hellos.admits("a"), b.hellos.admits("c")) == (False, True)
+        pipe = await a.greets(b)  # a knows b, so it doesn't wait
+        assert await answer(pipe) == REFUSED
+        with pytest.raises(Unreachable, match="not a member"):
+            await b.greets(a)
+
+    run(test)
+
+
+def test_an_expired_member_is_cut_by_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No message of its need come."""
+    monkeypatch.setattr(module, "SWEEP_EVERY_S", 0.01)
+
+    async def test(start: Start) -> None:
+        a, b = start("a", invitation(life_s=1000.0)), start("b")
+        await a.greets(b)
+        await asyncio.sleep(0.05)
+        assert b.cut == []
+        b.clock = lambda: time.time() + 1001.0
+        await until(lambda: b.cut == ["a"])
+
+    run(test)
+
+
+def test_a_member_may_open_only_so_many_streams() -> None:
+    """More are closed; once some have ended, further ones are served."""
+
+    async def test(start: Start) -> None:
+        a, b, c = start("a"), start("b"), start("c")
+        pipes = [await a.greets(b) for _ in range(STREAMS_PER_PEER_MAX)]
+        await until(lambda: len(b.served) == STREAMS_PER_PEER_MAX)
+        more = await a.greets(b)
+        assert not await more.more(WITHIN_S)
+        await c.greets(b)
+        pipes[0].abort()
+        await until(lambda: b.tasks[0].done())
+        await a.greets(b)
+        await until(lambda: len(b.served) == STREAMS_PER_PEER_MAX + 2)
+
+    run(test)
+
+
+def test_a_grant_is_good_for_so_many_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invitation that names no peer can be used by many, but can't fill this peer's memory."""
+
+    async def test(start: Start) -> None:
+        shared, me = invitation(), start("me")
+        for index in range(PEERS_PER_GRANT_MAX):
+            me.hellos.admit(f"p{index}", membership(f"p{index}", shared).hello)
+        with pytest.raises(Stranger):
+            me.hellos.admit("one more", membership("one more", shared).hello)
+        me.hellos.admit("p0", membership("p0", shared).hello)
+        me.hellos.admit("another", membership("another").hello)
+
+    run(test)
+
+
+def test_a_relay_tells_runs_by_their_certificates() -> None:
+    """Without a certificate the run is open; a bootstrap may be restricted to some runs."""
+    mine, theirs = membership("a").hello, membership("a", invitation(key=OTHER_KEY)).hello
+    assert [any_run("a", shown) for shown in (None, mine, theirs)] == [None, KEY.public, OTHER_KEY.public]
+    assert only([KEY.public])("a", mine) == KEY.public
+    for peer, shown, of in (("b", mine, any_run), ("a", theirs, only([KEY.public])), ("a", None, only([KEY.public]))):
+        with pytest.raises(Stranger):
+            of(peer, shown)

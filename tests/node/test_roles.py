@@ -1,0 +1,115 @@
+"""What the roles of a private run allow, and how often a member may ask for what costs much."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from p2p_diloco.core.messages import Contribution, Fetch, Leave, Probe, Summary, Versions
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+from p2p_diloco.net.interface import Refusal
+from p2p_diloco.node import wire
+from p2p_diloco.node.allowance import FETCH_COST_MIN, FETCH_EVERY_S, FETCHES_AT_ONCE, PEERS_MAX, Allowances
+from p2p_diloco.node.inbox import Inbox
+from p2p_diloco.node.roles import forbidden
+from p2p_diloco.node.wire import Describe, Nudge
+from tests.net.memory import MemoryNetwork
+
+V, ID = Version(0, 0, 0, "d"), ContributionId(1, 1)
+CONTRIBUTION = Contribution(0, V, ID, ID, 1.0, 1)
+
+
+def probe(role: str) -> Probe:
+    return Probe(Summary(1, role, True, ModelVersion(), (), idle=False))
+
+
+ALL = [Describe(), Fetch((V,)), Leave(1), Versions((V,), False), probe("worker"), probe("aggregator"), Nudge(1)]
+
+
+@pytest.mark.parametrize(
+    ("role", "allowed"),
+    [
+        (None, [*ALL, CONTRIBUTION]),
+        ("worker", [*ALL, CONTRIBUTION]),
+        ("aggregator", [m for m in ALL if m not in (probe("worker"), Nudge(1))]),
+        ("observer", ALL[:3]),
+        ("", []),
+        ("unknown", []),
+    ],
+)
+def test_a_role_allows_these_messages(role: str | None, allowed: list[Any]) -> None:
+    """An observer changes nothing and is not seen as a peer; an aggregator neither trains nor says that it does."""
+    assert [message for message in [*ALL, CONTRIBUTION] if not forbidden(role, message)] == allowed
+
+
+def test_what_a_role_forbids_does_not_reach_the_replica(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """A contribution of an observer is refused before its payload is received, and so is a State."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        peer = memory_peer(network, "a", quick)
+        await peer.enter()
+        peer.inbox.role_of = {"observer": "observer", "worker": "worker"}.get
+        token, base = peer.inbox.handler._token, Version(*(await peer.ask("ask", "told"))["versions"][0])
+        contribution = wire.pack(Contribution(0, base, ID, ID, 1.0, 1), token)
+        with pytest.raises(Refusal, match="no Contribution"):
+            peer.inbox.admit("observer", contribution)
+        assert peer.inbox.admit("worker", contribution) == 16
+        observer = network.join("observer", Inbox())
+        for message in (probe("worker"), probe("aggregator"), Nudge(1), Versions((base,), False)):
+            with pytest.raises(Refusal, match="an observer's invitation allows no"):
+                await observer.send("a", wire.pack(message, token))
+        assert peer.inbox.handler._replica.roster.summary("observer") is None
+        await observer.send("a", wire.pack(Describe(), token))
+        await peer.stop()
+
+    asyncio.run(life())
+
+
+def test_requests_for_states_are_limited_for_each_peer(memory_peer: Any, quick: dict[str, Any]) -> None:
+    """A flood is refused; another peer is not affected."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        peer = memory_peer(network, "a", quick)
+        await peer.enter()
+        flooder, other = network.join("flooder", Inbox()), network.join("other", Inbox())
+        header = wire.pack(Fetch((None,)), peer.inbox.handler._token)
+        answers = [await asyncio.gather(flooder.send("a", header), return_exceptions=True) for _ in range(40)]
+        refused = [answer for (answer,) in answers if isinstance(answer, Refusal)]
+        assert 1 <= len(refused) <= 40 - FETCHES_AT_ONCE
+        assert "too many states" in refused[0].reason
+        await other.send("a", header)
+        await peer.stop()
+
+    asyncio.run(life())
+
+
+def test_a_newcomer_may_ask_for_everything_many_times() -> None:
+    """Shard by shard, and again and again; the allowance grows back with time."""
+    left, shards = Allowances(), 64
+    assert all(left.fetch("p", 1 / shards, 0.0) for _ in range(shards * round(FETCHES_AT_ONCE)))
+    assert not left.fetch("p", 1.0, 0.5)
+    assert left.fetch("p", 1.0, 0.6 + FETCH_EVERY_S)
+    assert all(left.fetch("q", 0.0, 0.0) for _ in range(round(FETCHES_AT_ONCE / FETCH_COST_MIN)))
+    assert not left.fetch("q", 0.0, 0.0)
+
+
+def test_a_peer_brings_at_most_every_other_exchange_forward() -> None:
+    """After a nudge each fragment has its early commit and a usual one, before the next nudge of that peer counts."""
+    left = Allowances()
+    assert left.nudge("p", commits=10, fragments=2)
+    assert [left.nudge("p", commits, 2) for commits in (10, 12, 13)] == [False] * 3
+    assert left.nudge("q", 12, 2)
+    assert left.nudge("p", 14, 2)
+
+
+def test_allowances_take_bounded_memory() -> None:
+    """However many identities ask."""
+    left = Allowances()
+    for number in range(PEERS_MAX + 100):
+        assert left.fetch(f"p{number}", 1.0, 0.0)
+        assert left.nudge(f"p{number}", 0, 1)
+    assert len(left._left) == len(left._nudged) == PEERS_MAX
