@@ -1,0 +1,339 @@
+"""Who is a member of a private run, and the seal of its records. Bytes of strangers lead to a refusal, never to another
+error."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2p_diloco.errors import ConfigError
+from p2p_diloco.net.grants import BANNED_MAX, certificate
+from p2p_diloco.net.membership import (
+    HELLO_BYTES_MAX,
+    SEAL_BYTES,
+    Invitation,
+    Membership,
+    RunKey,
+    Stranger,
+    member_of,
+)
+from p2p_diloco.net.statements import pack, sign
+
+NOW = 1_800_000_000.0
+DAY = 86_400
+ALICE, BOB, EVE = ("12D3KooW" + letter * 44 for letter in "ABE")
+ADDRESS = f"/ip4/192.0.2.1/tcp/4001/p2p/{ALICE}"
+KEY = RunKey(b"k" * 32)
+
+
+def invitation(
+    key: RunKey = KEY, role: str = "worker", expires: float = NOW + DAY, peer: str | None = None
+) -> Invitation:
+    made, seed = key.grant(role, "alice", expires, peer)
+    return Invitation("main", (ADDRESS,), made, seed, key.secret)
+
+
+def membership(invited: Invitation | None = None, peer: str = ALICE) -> Membership:
+    return Membership(invited or invitation(), peer, NOW)
+
+
+GIVEN = invitation()
+ME, OTHER = membership(), membership(GIVEN, BOB)
+
+
+def test_a_member_is_admitted_with_what_its_grant_says() -> None:
+    """Peer, role, name, grant and expiration come from the certificate; two peers may share an invitation."""
+    member = ME.admit(BOB, OTHER.hello, NOW)
+    assert (member.peer, member.role, member.name, member.expires) == (BOB, "worker", "alice", NOW + DAY)
+    assert (member.grant_id, member.run) == (GIVEN.grant.id, KEY.public)
+    assert ME.admit(EVE, membership(GIVEN, EVE).hello, NOW).grant_id == GIVEN.grant.id
+    assert member_of(BOB, OTHER.hello, NOW) == member
+
+
+def test_a_certificate_is_short_even_with_the_longest_name() -> None:
+    """At most 1 KiB, so that a receiver can bound what it reads of a stranger."""
+    granted, seed = KEY.grant("aggregator", "n" * 64, NOW + DAY, peer=ALICE)
+    assert len(certificate(granted, seed, ALICE)) <= HELLO_BYTES_MAX
+
+
+def test_a_certificate_contains_no_secret() -> None:
+    """Neither the grant's seed nor the run's secret travels."""
+    assert GIVEN.seed not in OTHER.hello
+    assert GIVEN.secret not in OTHER.hello
+
+
+@given(st.binary(max_size=HELLO_BYTES_MAX + 10))
+def test_any_bytes_of_a_stranger_are_refused(hello: bytes) -> None:
+    """Any bytes lead to `Stranger`, with one text."""
+    with pytest.raises(Stranger, match=r"^not a member of this run$"):
+        ME.admit(BOB, hello, NOW)
+    assert not ME.revoke(hello)
+    assert ME.open(b"name", hello) is None
+
+
+PLAIN = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**64 - 1), st.text(), st.binary(max_size=70)),
+    lambda inner: st.lists(inner, max_size=8),
+    max_leaves=12,
+)
+
+
+@given(PLAIN, st.binary(min_size=64, max_size=64))
+def test_well_formed_nonsense_is_refused(value: object, signature: bytes) -> None:
+    """Packed values of any types, in the places of a statement and of its fields."""
+    fields = value if isinstance(value, list) else [value]
+    for packed in (pack(value, signature), pack(pack(*fields), signature), pack(pack(pack(*fields), b"", BOB, 9), b"")):
+        with pytest.raises(Stranger):
+            ME.admit(BOB, packed, NOW)
+        assert not ME.revoke(packed)
+
+
+def test_every_flipped_bit_of_a_certificate_is_refused() -> None:
+    """No bit is without meaning, so there is no second form of a certificate."""
+    for at in range(8 * len(OTHER.hello)):
+        changed = bytearray(OTHER.hello)
+        changed[at // 8] ^= 1 << at % 8
+        with pytest.raises(Stranger):
+            ME.admit(BOB, bytes(changed), NOW)
+
+
+def _by_another_grants_key() -> bytes:
+    return certificate(GIVEN.grant, b"x" * 32, BOB)
+
+
+def _grant_by_another_run_key() -> bytes:
+    """This run's name in a grant that another key signed."""
+    granted, seed = KEY.grant("worker", "eve", NOW + DAY)
+    fake = RunKey(b"e" * 32).sign(b"grant", granted.statement)
+    statement = pack(granted.statement, fake, BOB, granted.expires)
+    return pack(statement, sign(seed, b"certificate", statement))
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        pytest.param(lambda: ME.hello, id="of another peer"),
+        pytest.param(lambda: Membership(invitation(expires=NOW - 1), BOB, NOW - 9).hello, id="expired"),
+        pytest.param(lambda: membership(invitation(RunKey(b"o" * 32)), BOB).hello, id="of another run"),
+        pytest.param(lambda: certificate(invitation(peer=EVE).grant, b"x" * 32, BOB), id="granted to another peer"),
+        pytest.param(_by_another_grants_key, id="not signed with the grant's key"),
+        pytest.param(_grant_by_another_run_key, id="granted by another key"),
+        pytest.param(lambda: OTHER.hello + b"\0", id="longer"),
+        pytest.param(lambda: OTHER.hello[:-1], id="shorter"),
+        pytest.param(lambda: b"", id="empty"),
+    ],
+)
+def test_a_certificate_that_is_not_valid_here_is_refused(
+    hello: Callable[[], bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The text is the same for every reason; the reason is in this peer's log."""
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(Stranger, match=r"^not a member of this run$"):
+        ME.admit(BOB, hello(), NOW)
+    assert BOB in caplog.text
+
+
+def test_a_grant_for_one_peer_admits_no_other() -> None:
+    """Not even with the grant's own key."""
+    bound = invitation(peer=ALICE)
+    assert ME.admit(ALICE, membership(bound, ALICE).hello, NOW).peer == ALICE
+    with pytest.raises(Stranger):
+        ME.admit(EVE, certificate(bound.grant, bound.seed, EVE), NOW)
+    with pytest.raises(ConfigError, match=r"invite=alice is for another peer.*identity-path"):
+        membership(bound, EVE)
+
+
+def test_a_certificate_never_outlives_its_grant() -> None:
+    """Not even if the grant's holder wrote a later time into it."""
+    statement = pack(GIVEN.grant.statement, GIVEN.grant.signature, BOB, int(NOW + 9 * DAY))
+    longer = pack(statement, sign(GIVEN.seed, b"certificate", statement))
+    with pytest.raises(Stranger):
+        ME.admit(BOB, longer, NOW)
+    with pytest.raises(Stranger):
+        ME.admit(BOB, OTHER.hello, NOW + DAY)
+
+
+def test_an_expired_invitation_makes_no_member() -> None:
+    """The peer learns it before it dials anyone."""
+    with pytest.raises(ConfigError, match="has expired; ask for a new invitation"):
+        membership(invitation(expires=NOW))
+
+
+def test_a_revoked_grant_is_refused_from_then_on() -> None:
+    """The newest list that the run key signed holds; it can be passed on."""
+    me, first, second = membership(), invitation(), invitation()
+    theirs = membership(first, BOB)
+    assert me.admit(BOB, theirs.hello, NOW)
+    list_1 = KEY.sign_revocations(1, [first.grant.id])
+    assert me.revoke(list_1)
+    with pytest.raises(Stranger):
+        me.admit(BOB, theirs.hello, NOW)
+    assert me.admit(EVE, membership(second, EVE).hello, NOW)
+    assert (me.banned, me.revocations) == (frozenset([first.grant.id]), list_1)
+    assert theirs.revoke(list_1)
+    assert theirs.revoked
+    assert not me.revoked
+
+
+def test_only_a_newer_list_of_this_run_counts() -> None:
+    """An older or equal number, another run's list, or another key's signature changes nothing."""
+    me = membership()
+    newest = KEY.sign_revocations(5, [b"12345678"])
+    assert me.revoke(newest)
+    foreign = RunKey(b"o" * 32)
+    statement = pack(KEY.public, 9, b"")
+    forged = pack(statement, foreign.sign(b"revocations", statement))
+    wrong_kind = pack(statement, KEY.sign(b"grant", statement))
+    for other in (newest, KEY.sign_revocations(4, []), foreign.sign_revocations(9, []), forged, wrong_kind):
+        assert not me.revoke(other)
+    assert (me.banned, me.revocations) == (frozenset([b"12345678"]), newest)
+
+
+def test_every_flipped_bit_of_revocations_is_refused() -> None:
+    """So no stranger can revoke or restore a member."""
+    packed = KEY.sign_revocations(3, [b"12345678"])
+    for at in range(8 * len(packed)):
+        changed = bytearray(packed)
+        changed[at // 8] ^= 1 << at % 8
+        assert not ME.revoke(bytes(changed))
+
+
+def test_the_longest_list_of_revocations_fits_into_one_record() -> None:
+    """Sealed; a longer list is refused with a mend."""
+    ids = [os.urandom(8) for _ in range(BANNED_MAX)]
+    assert len(KEY.sign_revocations(2**40, ids)) + SEAL_BYTES <= 1024
+    with pytest.raises(ConfigError, match="expired"):
+        KEY.sign_revocations(1, [*ids, b"12345678"])
+
+
+@given(st.binary(max_size=300), st.binary(max_size=40))
+def test_a_sealed_value_opens_for_members_under_its_name_only(value: bytes, name: bytes) -> None:
+    """Under another name, or for another run, it doesn't open; its length grows by the seal only."""
+    sealed = ME.seal(name, value)
+    assert len(sealed) == len(value) + SEAL_BYTES
+    assert OTHER.open(name, sealed) == value
+    assert OTHER.open(name + b"x", sealed) is None
+    assert membership(invitation(RunKey(b"o" * 32))).open(name, sealed) is None
+    assert OTHER.open(name, sealed[:-1]) is None
+
+
+def test_equal_values_are_sealed_into_different_bytes() -> None:
+    """A stranger can't tell whether a record has changed."""
+    assert ME.seal(b"n", b"value") != ME.seal(b"n", b"value")
+
+
+def test_every_flipped_bit_of_a_sealed_value_is_noticed() -> None:
+    """It doesn't open any more."""
+    sealed = ME.seal(b"name", b"value")
+    for at in range(8 * len(sealed)):
+        changed = bytearray(sealed)
+        changed[at // 8] ^= 1 << at % 8
+        assert ME.open(b"name", bytes(changed)) is None
+
+
+def test_hidden_keys_and_the_salt_belong_to_the_run() -> None:
+    """All members compute the same, members of another run something else, and no key shows what it hides."""
+    foreign = membership(invitation(RunKey(b"o" * 32)))
+    assert ME.hidden("main/peers/0") == OTHER.hidden("main/peers/0") != ME.hidden("main/peers/1")
+    assert ME.hidden("main/peers/0") != foreign.hidden("main/peers/0")
+    assert "main" not in ME.hidden("main/peers/0")
+    assert ME.token_salt == OTHER.token_salt != foreign.token_salt
+
+
+def test_an_invitation_is_read_from_its_file_and_from_its_line() -> None:
+    """Both forms hold the same; the file says what it is."""
+    assert Invitation.unpack(GIVEN.pack()) == GIVEN
+    assert Invitation.unpack(GIVEN.line() + "\n") == GIVEN
+    assert len(GIVEN.line().split()) == 1
+    content = json.loads(GIVEN.pack())
+    assert (content["kind"], content["run_id"], content["name"]) == ("p2p_diloco invitation", "main", "alice")
+
+
+@given(st.one_of(st.text(), st.binary().map(lambda raw: base64.b64encode(raw).decode()), PLAIN.map(repr)))
+def test_any_other_text_is_no_invitation(text: str) -> None:
+    """The error names the key and the mend."""
+    with pytest.raises(ConfigError, match=r"invite.* is no invitation; name the \.invite file"):
+        Invitation.unpack(text)
+
+
+@pytest.mark.parametrize("key", ["run_id", "addresses", "grant", "signature", "seed", "secret"])
+@pytest.mark.parametrize("value", [None, 1, "", "AAA=", ["x"], {}])
+def test_a_changed_invitation_is_refused(key: str, value: object) -> None:
+    """Each field is checked; a missing one, too."""
+    content = json.loads(GIVEN.pack())
+    with pytest.raises(ConfigError, match="is damaged or was changed"):
+        Invitation.unpack(json.dumps({**content, key: value}))
+    del content[key]
+    with pytest.raises(ConfigError, match="is damaged or was changed"):
+        Invitation.unpack(json.dumps(content))
+
+
+def test_an_invitation_of_another_version_is_named_so() -> None:
+    """The mend is another version of the program."""
+    content = {**json.loads(GIVEN.pack()), "version": 2}
+    with pytest.raises(ConfigError, match="invite=2 is of another version; use the version"):
+        Invitation.unpack(json.dumps(content))
+
+
+def test_an_error_shows_no_secret() -> None:
+    """A changed invitation's error doesn't repeat the text, which may be logged."""
+    changed = json.dumps({**json.loads(GIVEN.pack()), "run_id": ""})
+    with pytest.raises(ConfigError) as caught:
+        Invitation.unpack(changed)
+    for secret in ("seed", "secret"):
+        assert json.loads(changed)[secret] not in str(caught.value)
+
+
+def test_a_run_key_is_kept_in_a_file_of_its_owner(tmp_path: Path) -> None:
+    """Mode 0600; the same key comes back; an existing file is kept."""
+    path, key = tmp_path / "main.key", RunKey.create()
+    key.save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert (RunKey.load(path).public, RunKey.load(path).secret) == (key.public, key.secret)
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="exists and is not overwritten"):
+        RunKey.create().save(path)
+    assert path.read_bytes() == before
+    with pytest.raises(ConfigError, match="can't be written"):
+        key.save(tmp_path / "missing" / "main.key")
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644])
+def test_a_run_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
+    """The error says the command that mends it."""
+    path = tmp_path / "main.key"
+    RunKey.create().save(path)
+    path.chmod(mode)
+    with pytest.raises(ConfigError, match=r"other users.*chmod 600"):
+        RunKey.load(path)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "no", '{"kind": "p2p_diloco run key", "version": 1, "seed": "AAAA"}'])
+def test_another_file_is_no_run_key(tmp_path: Path, text: str) -> None:
+    """Nor is a missing file, or one that is no text."""
+    path = tmp_path / "main.key"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(ConfigError, match=r"holds no run key; name the \.key file"):
+        RunKey.load(path)
+    with pytest.raises(ConfigError, match="can't be read"):
+        RunKey.load(tmp_path / "missing")
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is no text file"):
+        RunKey.load(path)
+
+
+@pytest.mark.parametrize(("role", "name", "key"), [("king", "alice", "role"), ("worker", "a b", "name")])
+def test_a_grant_has_a_known_role_and_a_usable_name(role: str, name: str, key: str) -> None:
+    """Otherwise the error names the key."""
+    with pytest.raises(ConfigError) as caught:
+        KEY.grant(role, name, NOW)
+    assert caught.value.key == key
