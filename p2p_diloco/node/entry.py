@@ -17,6 +17,7 @@ from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied
 from p2p_diloco.net.addresses import listen_for
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport
+from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.inbox import Inbox
@@ -109,14 +110,15 @@ async def take_part(
     shared: SharedMemory,
     transport: Transport,
     inbox: Inbox,
+    access: Access | None = None,
 ) -> None:
-    """Find or found the run, and take part in it until cancelled."""
+    """Find or found the run, and take part in it until cancelled. `access`: to a private run."""
     saved = await _read_checkpoint(setup.local)
     founding, founded = setup.asked, None
     if saved is not None:
         founding = RunConfig(**{**saved.config_for(setup.local.run_id), **setup.asked.given})
         founded = saved.founded if saved.run_id == setup.local.run_id else None
-    joining = Joining(setup, transport, inbox, lambda text: channel.send("progress", text=text))
+    joining = Joining(setup, transport, inbox, lambda text: channel.send("progress", text=text), access)
     joined = await joining.find_run(founding, founded)
     run = joined.run
     checkpoint = None if saved is None else str(saved.path)
