@@ -6,6 +6,7 @@ Law: connects the parts; decides nothing. Importing it loads torch, so import it
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,11 +18,13 @@ from p2p_diloco.net.dht import DhtPeer
 from p2p_diloco.net.direct import DirectChannel, Opened
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import VERSION
-from p2p_diloco.net.interface import Inbox, Limits, Reach, Traffic, Written, unnoticed
+from p2p_diloco.net.interface import Inbox, Limits, Reach, Records, Traffic, Written, unnoticed
+from p2p_diloco.net.membership import Invitation, Membership
 from p2p_diloco.net.paths import Paths
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reach import DialBack, ReachFinder, ask_all, together
 from p2p_diloco.net.relay import RELAY_MBIT, Relay
+from p2p_diloco.net.sealed import SealedRecords
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,11 @@ class HivemindTransport:
     ) -> None:
         self.peer_id = dht.peer_id
         self.traffic = exchange.streams.traffic
+        self.membership: Membership | None = None
+        """This peer's membership of its private run; None: the run is open."""
+        self.plain: Records = dht
+        """The records of the DHT itself, which strangers can read and store. In an open run there are no others."""
+        self._records: Records = dht
         self._dht, self._exchange = dht, exchange
         self._circuits, self._paths, self._finder, self._relay = circuits, paths, finder, relay
 
@@ -70,19 +78,21 @@ class HivemindTransport:
         direct_port: int = 0,
         relay_mbit: float = RELAY_MBIT,
         limits: Limits | None = None,
+        invitation: Invitation | None = None,
         startup_timeout_s: float = 60.0,
         on_daemon_death: Callable[[str], None] | None = None,
     ) -> HivemindTransport:
         """Start a daemon, join the DHT of the initial peers (or found one), and listen for the run's messages.
 
         `direct`: send payloads over direct connections wherever one can be made. `map_port`: ask the router to forward
-        a port. `relay_mbit`: as for `Relay`.
+        a port. `relay_mbit`: as for `Relay`. `invitation`: to a private run, in which this peer exchanges with members
+        only; None: the run is open.
 
         Raises:
             AddressError: an initial peer's address can't be read.
             NoBootstrapReached: none of the initial peers answered; the error gives the reason for each.
             Refused: this machine's clock differs too much from the initial peers'.
-            ConfigError: the identity, or an address or port to listen on, can't be used.
+            ConfigError: the identity, the invitation, or an address or port to listen on, can't be used.
         """
         limits, traffic = limits or Limits(), Traffic()
         channel: DirectChannel | None = None
@@ -135,6 +145,9 @@ class HivemindTransport:
         finder = ReachFinder(daemon, answers, linked, reach_changed)
         transport = cls(dht, exchange, circuits, paths, finder, relay)
         try:
+            if invitation is not None:
+                transport.membership = Membership(invitation, dht.peer_id, time.time())
+                transport._records = SealedRecords(dht, transport.membership)
             if direct:
                 channel = exchange.sender.direct = DirectChannel(
                     exchange.streams,
@@ -176,11 +189,11 @@ class HivemindTransport:
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
         """As `Transport.store`."""
-        return await self._dht.store(key, subkey, value, ttl_s, owned=owned)
+        return await self._records.store(key, subkey, value, ttl_s, owned=owned)
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
         """As `Transport.fetch`."""
-        return await self._dht.fetch(key)
+        return await self._records.fetch(key)
 
     def sign(self, statement: bytes) -> str:
         """As `Transport.sign`."""

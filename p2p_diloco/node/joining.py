@@ -17,7 +17,7 @@ from p2p_diloco.config import LIVE_KEYS, RunConfig
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
 from p2p_diloco.net.interface import Transport, Unreachable
-from p2p_diloco.node import unowned
+from p2p_diloco.node import privacy, unowned
 from p2p_diloco.node.access import Access
 from p2p_diloco.node.describing import ask_for_layout
 from p2p_diloco.node.inbox import Inbox
@@ -73,11 +73,13 @@ class Joining:
 
         Raises:
             GaveUpWaiting: no peer founded it in time.
-            ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit into the run.
+            ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit into the run, or has no invitation to it.
             ConfigError: the run's shards are too large or too many to be sent.
         """
         own: bytes | None = None
         while not (found := await self._records()):
+            if self._access is None and not self._setup.local.open:
+                await privacy.refuse_if_private(self._transport, self._run_id)
             if self._may_found:
                 own = await self._publish_own(founding, founded or (self._transport.peer_id, time.time()))
                 await asyncio.sleep(FOUNDERS_MEET_S)
