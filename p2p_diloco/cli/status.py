@@ -46,9 +46,11 @@ def show(
 
 async def _watch(peer: PeerConfig, interval_s: float | None, show_it: Callable[[Snapshot], None]) -> None:
     """Take and show a snapshot every `interval_s` seconds; None: only once."""
+    from p2p_diloco.net.invited import read_invitation
     from p2p_diloco.observe.look import look, observer
 
-    async with observer(peer.initial_peers) as dht:
+    invitation = None if peer.invite is None else read_invitation(peer)
+    async with observer(peer.initial_peers, invitation) as dht:
         show_it(await look(dht, peer.run_id))
         while interval_s is not None:
             await asyncio.sleep(interval_s)
