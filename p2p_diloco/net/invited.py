@@ -70,6 +70,23 @@ def read_invitation(local: PeerConfig) -> Invitation:
         raise ConfigError(error.wrong, key="invite", value=path, mend=error.mend) from None
 
 
+def check_role(local: PeerConfig, invitation: Invitation) -> None:
+    """Check that the invitation allows what this peer is to do.
+
+    Raises:
+        ConfigError: it allows less.
+    """
+    allowed = invitation.grant.role
+    if allowed == "observer":
+        mend = "watch with `p2p-diloco status --invite`, or ask for an invitation as a worker"
+        raise ConfigError(
+            "allows to watch the run, not to join it", key="invite", value=invitation.grant.name, mend=mend
+        )
+    if allowed == "aggregator" and local.role != "aggregator":
+        mend = "start this peer with role=aggregator, or ask for an invitation as a worker"
+        raise ConfigError("allows only to aggregate", key="invite", value=invitation.grant.name, mend=mend)
+
+
 def key_of(local: PeerConfig, invitation: Invitation) -> RunKey | None:
     """The run key, if its file is beside the invitation's; None on all machines but the founder's.
 

@@ -18,6 +18,7 @@ from p2p_diloco.net.addresses import listen_for
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport
 from p2p_diloco.net.invited import (
+    check_role,
     founders_key,
     founders_own,
     key_of,
@@ -88,6 +89,7 @@ async def _enter(
         invitation, packed = read_invitation(local), None
         if (key := key_of(local, invitation)) is not None:
             invitation, packed = founders_own(local.run_id, key), revocations_of(local, local.run_id, key)
+        check_role(local, invitation)
         transport = await _open_transport(local, inbox, channel, dead, invitation)
         access = _access(transport, key)
         if packed is not None:

@@ -88,11 +88,13 @@ def names(place: Place, *flags: str, dials: bool = True) -> set[str]:
     return {peer["name"] for peer in told["peers"] if peer["epoch"] is not None and peer["state"] != "leaving"}
 
 
-def until_seen(place: Place, wanted: set[str], *flags: str, dials: bool = True) -> None:
+def until_logged(place: Place, text: str, number: int = 0) -> None:
+    """Wait until a command of this place has logged a text."""
     give_up_at = time.monotonic() + 100
-    while (seen := names(place, *flags, dials=dials)) != wanted:
-        assert time.monotonic() < give_up_at, f"status shows {seen}, not {wanted}"
-        time.sleep(0.5)
+    while text not in place.log(number):
+        assert place.processes[number].poll() is None, place.log(number)
+        assert time.monotonic() < give_up_at, f"{text!r} is not in {place.log(number)}"
+        time.sleep(0.2)
 
 
 def test_a_private_run_from_its_founding_to_a_revocation(users: Users) -> None:
@@ -100,29 +102,24 @@ def test_a_private_run_from_its_founding_to_a_revocation(users: Users) -> None:
     put out when its invitation is revoked, while the founder goes on."""
     founder, stranger, alice = users.at("founder"), users.at("stranger"), users.at("alice")
     training = founder.start("join", "--name", "founder", *QUICK, *EVERYWHERE)
-    invitation = founder.folder / f"{RUN}.invite"
-    give_up_at = time.monotonic() + 100
-    while not invitation.exists():
-        assert training.poll() is None, founder.log()
-        assert time.monotonic() < give_up_at
-        time.sleep(0.2)
-    for file in (invitation, founder.folder / f"{RUN}.key", founder.folder / f"{RUN}.issued"):
-        assert file.stat().st_mode & 0o777 == 0o600
-    until_seen(founder, {"founder"}, "--invite", invitation.name, dials=False)
+    until_logged(founder, f"founded the run {RUN}")
+    for end in ("key", "invite", "issued"):
+        assert (founder.folder / f"{RUN}.{end}").stat().st_mode & 0o777 == 0o600
     assert f"p2p-diloco join --invite {RUN}.invite" in founder.log()
 
     code, _, log = stranger.run("join", "--name", "stranger", *QUICK)
     assert code == 5, log
     assert f"--run-id={RUN} is the name of a private run; ask for an invitation" in log
     assert not list(stranger.folder.glob("*.key"))
-    assert names(stranger) == set()
 
     made = alice.folder / "alice.invite"
     code, out, log = founder.run("invite", "--name", "alice", "--expires", "1h", "--out", str(made), dials=False)
     assert code == 0, log
     assert "p2p-diloco join --invite alice.invite" in out
     member = alice.start("join", "--invite", "alice.invite", "--name", "alice", *QUICK[:4], dials=False)
-    until_seen(alice, {"founder", "alice"}, "--invite", "alice.invite", dials=False)
+    until_logged(alice, "round 1 took")
+    assert names(stranger) == set()
+    assert names(alice, "--invite", "alice.invite", dials=False) == {"founder", "alice"}
 
     code, out, log = founder.run("revoke", "alice", "--key", f"{RUN}.key", dials=False)
     assert code == 0, log
@@ -138,34 +135,25 @@ def test_a_restarted_founder_uses_its_files(users: Users) -> None:
     """The same run, the same key, and no file is written again; `--line` invites through the environment."""
     founder, bob = users.at("founder"), users.at("bob")
     first = founder.start("join", "--name", "founder", *QUICK, *EVERYWHERE)
-    until_files(founder, first)
+    until_logged(founder, f"founded the run {RUN}")
     first.terminate()
     first.communicate(timeout=60)
     before = {file: file.read_bytes() for file in founder.folder.glob(f"{RUN}.*")}
-    again = founder.start("join", "--name", "founder", *QUICK, *EVERYWHERE)
-    until_seen(founder, {"founder"}, "--invite", f"{RUN}.invite", dials=False)
+    founder.start("join", "--name", "founder", *QUICK, *EVERYWHERE)
+    until_logged(founder, "round 1 took", 1)
     assert {file: file.read_bytes() for file in founder.folder.glob(f"{RUN}.*")} == before
     code, line, log = founder.run("invite", "--name", "bob", "--line", dials=False)
     assert code == 0, log
     bob.start("join", "--name", "bob", *QUICK[:4], dials=False, P2P_DILOCO_INVITE=line.strip())
-    until_seen(founder, {"founder", "bob"}, "--invite", f"{RUN}.invite", dials=False)
-    assert again.poll() is None
-
-
-def until_files(founder: Place, process: subprocess.Popen[str]) -> None:
-    give_up_at = time.monotonic() + 100
-    while not (founder.folder / f"{RUN}.issued").exists():
-        assert process.poll() is None, founder.log()
-        assert time.monotonic() < give_up_at
-        time.sleep(0.2)
+    until_logged(bob, "round 1 took")
 
 
 def test_an_open_run_says_so_loudly(users: Users) -> None:
     """With `--open` no files are written, and a peer without an invitation takes part."""
     founder, other = users.at("founder"), users.at("other")
     founder.start("join", "--open", "--name", "founder", *QUICK, *EVERYWHERE)
-    until_seen(founder, {"founder"})
+    until_logged(founder, f"founded the run {RUN}")
     assert f"the run {RUN} is OPEN" in founder.log()
     other.start("join", "--open", "--name", "other", *QUICK[:4])
-    until_seen(other, {"founder", "other"})
+    until_logged(other, "round 1 took")
     assert not list(founder.folder.glob(f"{RUN}.*"))

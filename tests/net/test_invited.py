@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -14,6 +15,7 @@ from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.invited import (
     FOUNDER,
     SHARED_NAME,
+    check_role,
     founders_key,
     founders_own,
     key_of,
@@ -24,7 +26,7 @@ from p2p_diloco.net.invited import (
     write_files,
 )
 from p2p_diloco.net.issued import UNKNOWN, Issued
-from p2p_diloco.net.membership import Membership, RunKey
+from p2p_diloco.net.membership import Invitation, Membership, RunKey
 
 FAR = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW" + "A" * 44
 FAR_TOO = "/ip4/192.0.2.2/tcp/4001/p2p/12D3KooW" + "B" * 44
@@ -150,6 +152,30 @@ def test_a_revoked_shared_invitation_leaves_the_founder_in(key: RunKey) -> None:
 def test_a_run_is_on_this_machine_if_all_its_addresses_are(settings: dict[str, tuple[str, ...]], here: bool) -> None:
     """Addresses to dial, to listen on and to announce."""
     assert on_this_machine(PeerConfig(**settings)) is here  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("role", "wanted", "sentence"),
+    [
+        ("worker", "worker", ""),
+        ("worker", "aggregator", ""),
+        ("aggregator", "aggregator", ""),
+        ("aggregator", "worker", "invite=x allows only to aggregate; start this peer with role=aggregator"),
+        ("observer", "worker", "invite=x allows to watch the run, not to join it; watch with"),
+        ("observer", "aggregator", "invite=x allows to watch the run, not to join it"),
+    ],
+)
+def test_an_invitation_allows_its_role(role: str, wanted: Literal["worker", "aggregator"], sentence: str) -> None:
+    """A worker may do with less; the error says what is allowed."""
+    key = RunKey.create()
+    granted, seed = key.grant(role, "x", time.time() + 60)
+    invitation = Invitation("r", (), granted, seed, key.secret)
+    if not sentence:
+        check_role(PeerConfig(role=wanted), invitation)
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_role(PeerConfig(role=wanted), invitation)
+    assert caught.value.sentence.startswith(sentence)
 
 
 def test_the_list_of_invitations_keeps_what_was_revoked(key: RunKey, folder: Path) -> None:
