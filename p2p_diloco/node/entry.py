@@ -35,7 +35,7 @@ from p2p_diloco.node.common import Common
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joining
 from p2p_diloco.node.participation import Participation, until_one_ends
-from p2p_diloco.node.privacy import claim, founds_privately, keep_notice
+from p2p_diloco.node.privacy import OPEN, claim, founds_privately, keep_notice
 from p2p_diloco.node.saving import Checkpoint, read_checkpoint
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
@@ -44,7 +44,6 @@ from p2p_diloco.remembered import remembered
 
 CLOSE_S = 2.0
 """Deadline for closing the transport."""
-OPEN = "each peer that knows one of its addresses can read and change it; leave out --open to found a private run"
 LIMITS = Limits(header_bytes_max=2**20)
 """The transport's limits. Headers may be longer than usual, because a fetch lists every shard."""
 
@@ -98,15 +97,13 @@ async def _enter(
     transport = await _open_transport(local, inbox, channel, dead)
     try:
         if not await founds_privately(setup, transport):
-            if not on_this_machine(local):
-                log.warning("the run %s is OPEN: %s", local.run_id, OPEN)
             return transport, None
         key = founders_key(local.run_id)
         await claim(transport, local.run_id, key.public)
     except BaseException:
         await _close(transport)
         raise
-    await _close(transport)  # it would take messages of peers that are no members
+    await transport.close()  # it would take messages of peers that are no members
     invitation = founders_own(local.run_id, key)
     transport = await _open_transport(local, inbox, channel, dead, invitation)
     try:
@@ -194,6 +191,8 @@ async def take_part(
     joining = Joining(setup, transport, inbox, lambda text: channel.send("progress", text=text), access)
     joined = await joining.find_run(founding, founded)
     run = joined.run
+    if access is None and not on_this_machine(setup.local):
+        log.warning("the run %s is OPEN: %s", run.run_id, OPEN)
     checkpoint = None if saved is None else str(saved.path)
     channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
     if setup.specs is None:

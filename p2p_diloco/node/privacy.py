@@ -17,6 +17,8 @@ from p2p_diloco.net.invited import on_this_machine
 from p2p_diloco.node import unowned
 from p2p_diloco.node.setup import Setup
 
+OPEN = "each peer that knows one of its addresses can read and change it"
+"""What is said of an open run that other machines can reach."""
 NOTICE_TTL_S = 60.0
 NOTICE_EVERY_S = 15.0
 FOUNDERS_MEET_S = 0.7
@@ -25,13 +27,18 @@ FOUNDERS_MEET_S = 0.7
 log = logging.getLogger(__name__)
 
 
+async def is_private(dht: Records, run_id: str) -> bool:
+    """Whether there is a notice of a private run of this name."""
+    return bool(await _keys_in(dht, run_id))
+
+
 async def refuse_if_private(dht: Records, run_id: str) -> None:
     """Look for a notice of a private run of this name, on behalf of a peer without an invitation.
 
     Raises:
         Refused: there is one.
     """
-    if await _keys_in(dht, run_id):
+    if await is_private(dht, run_id):
         mend = f"ask for an invitation and join with --invite {run_id}.invite, or choose another run id"
         raise Refused("is the name of a private run", key="run_id", value=run_id, mend=mend)
 

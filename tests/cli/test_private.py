@@ -119,6 +119,7 @@ def test_a_private_run_from_its_founding_to_a_revocation(users: Users) -> None:
     member = alice.start("join", "--invite", "alice.invite", "--name", "alice", *QUICK[:4], dials=False)
     until_logged(alice, "round 1 took")
     assert names(stranger) == set()
+    assert f"the run {RUN} is private: look at it with --invite" in stranger.log(1)
     assert names(alice, "--invite", "alice.invite", dials=False) == {"founder", "alice"}
 
     code, out, log = founder.run("revoke", "alice", "--key", f"{RUN}.key", dials=False)
