@@ -30,7 +30,7 @@ _KNOWN: Mapping[str, type[RunConfig] | type[PeerConfig]] = {
     **dict.fromkeys(RunConfig.model_fields, RunConfig),
     **dict.fromkeys(PeerConfig.model_fields, PeerConfig),
 }
-_NAMES_A_RUN = ("run_id", "initial_peers")
+_NAMES_A_RUN = ("run_id", "initial_peers", "invite")
 
 
 def flag(key: str) -> str:

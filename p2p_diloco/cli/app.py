@@ -21,6 +21,8 @@ from p2p_diloco.trainer.config import TrainerConfig
 LOGS = Option("auto", help="Form of the log on stderr.", metavar=f"[{'|'.join(FORMS)}]")
 DEBUG = Option(False, "--debug", help="Log more, and show where an error comes from.")
 CONFIG = Option(None, help="TOML file with settings; flags and environment come first.", metavar="PATH")
+INVITE = Option(None, help="Invitation to a private run; names the run and addresses.", metavar="PATH")
+KEY = Option(None, help="File of the run's key; unset: the only *.key in this folder.", metavar="PATH")
 INITIAL_PEERS = Option(None, help="Addresses to look through, with spaces or commas between.", metavar="ADDR...")
 
 app = typer.Typer(
@@ -109,6 +111,7 @@ def join(ctx: typer.Context, config: Path | None = CONFIG, logs: str = LOGS, deb
 def status(
     initial_peers: list[str] | None = INITIAL_PEERS,
     run_id: str | None = Option(None, help="The run to look at.", show_default="main", metavar="NAME"),
+    invite: str | None = INVITE,
     as_json: bool = Option(False, "--json", help="JSON, described in docs/status.md."),
     once: bool = Option(False, "--once", help="Look once and leave."),
     interval: float = Option(2.0, help="Seconds between two looks.", metavar="X"),
@@ -120,14 +123,53 @@ def status(
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.status import show
 
-    flags = {"initial_peers": initial_peers, "run_id": run_id}
+    flags = {"initial_peers": initial_peers, "run_id": run_id, "invite": invite}
     show(given(PeerConfig, flags), config, as_json=as_json, once=once, interval_s=interval)
+
+
+@app.command(cls=ListsAndCommand)
+def invite(
+    name: str = Option(..., help="The name of the person or machine that is let in.", metavar="NAME"),
+    role: str = Option("worker", help="What it may do.", metavar="[worker|aggregator|observer]"),
+    expires: str = Option("30d", help="How long the invitation holds: 7d, 12h, 30m.", metavar="TIME"),
+    peer: str | None = Option(None, help="Only the peer with this id may use it; unset: any peer.", metavar="ID"),
+    key: Path | None = KEY,
+    initial_peers: list[str] | None = Option(
+        None, help="Addresses to join through; unset: those of the run's own invitation.", metavar="ADDR..."
+    ),
+    out: Path | None = Option(None, help="File to write; unset: NAME.invite.", metavar="PATH"),
+    line: bool = Option(False, "--line", help="Print it as one line for P2P_DILOCO_INVITE, and write no file."),
+) -> None:
+    """Let someone into a private run: write an invitation. Needs the run's key, and no network."""
+    from p2p_diloco.cli.invite import invite as make
+
+    make(name, role, expires, peer=peer, key_file=key, initial_peers=initial_peers or (), out=out, as_line=line)
+
+
+@app.command(cls=ListsAndCommand)
+def revoke(
+    name: str = typer.Argument(..., help="The name in an invitation, or its grant's id.", metavar="NAME|ID"),
+    key: Path | None = KEY,
+    initial_peers: list[str] | None = INITIAL_PEERS,
+    as_json: bool = Option(False, "--json", help="Print the outcome as one JSON object."),
+    logs: str = LOGS,
+    debug: bool = DEBUG,
+) -> None:
+    """Put someone out of a private run: its members end all connections with peers of that invitation.
+
+    Needs the run's key. What those peers have read or contributed stays so.
+    """
+    set_up_logs(logs, debug=debug)
+    from p2p_diloco.cli.invite import revoke as put_out
+
+    put_out(name, key, initial_peers or (), as_json=as_json)
 
 
 @app.command("set", cls=ListsAndCommand)
 def set_rates(
     initial_peers: list[str] | None = INITIAL_PEERS,
     run_id: str | None = Option(None, help="The run to change.", show_default="main", metavar="NAME"),
+    invite: str | None = INVITE,
     identity_path: Path | None = Option(None, help="Identity file of the peer that founded the run.", metavar="PATH"),
     outer_lr: float | None = Option(None, help="Learning rate of the outer optimizer; unset: as it is.", metavar="X"),
     outer_momentum: float | None = Option(None, help="Momentum of the outer optimizer; unset: as it is.", metavar="X"),
@@ -145,7 +187,7 @@ def set_rates(
     set_up_logs(logs, debug=debug)
     from p2p_diloco.cli.revise import set_rates as ask
 
-    flags = {"initial_peers": initial_peers, "run_id": run_id, "identity_path": identity_path}
+    flags = {"initial_peers": initial_peers, "run_id": run_id, "invite": invite, "identity_path": identity_path}
     rates = given(RunConfig, {"outer_lr": outer_lr, "outer_momentum": outer_momentum})
     ask(rates, given(PeerConfig, flags), config, wait_s=wait, as_json=as_json)
 

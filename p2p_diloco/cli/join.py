@@ -69,6 +69,9 @@ def settings_of(flags: Mapping[str, object], config_file: Path | None) -> tuple[
         UsageError, ConfigError: the settings can't be used, or name no initial peer.
     """
     run, peer = read_settings(flags, os.environ, config_file)
+    from p2p_diloco.net.invited import with_invitation
+
+    peer = with_invitation(peer)
     if not peer.initial_peers:
         raise UsageError(
             "names no address of a peer",

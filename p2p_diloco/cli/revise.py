@@ -52,10 +52,12 @@ def set_rates(
 
 
 async def _ask(peer: PeerConfig, asker: SigningKey, rates: Mapping[str, float], wait_s: float, as_json: bool) -> None:
+    from p2p_diloco.net.invited import read_invitation
     from p2p_diloco.observe.look import observer
     from p2p_diloco.observe.revise import revise
 
-    async with observer(peer.initial_peers) as dht:
+    invitation = None if peer.invite is None else read_invitation(peer)
+    async with observer(peer.initial_peers, invitation) as dht:
         outcome = await revise(dht, peer.run_id, asker, rates, wait_s)
     now = outcome.revision
     if as_json:

@@ -6,9 +6,11 @@ Law: chooses the view and the interval; `observe` takes the snapshots and draws 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -18,6 +20,11 @@ from p2p_diloco.cli.reach import check_initial_peers
 from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import UsageError
 from p2p_diloco.observe.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from p2p_diloco.net.interface import Records
+
+log = logging.getLogger(__name__)
 
 
 def show(
@@ -44,12 +51,28 @@ def show(
             run(_watch(peer, interval_s, lambda seen: live.update(drawn(seen), refresh=True)))
 
 
+async def _warn(peer: PeerConfig, seen: Snapshot, dht: Records) -> None:
+    """Say that a run is open, or that it is private and can't be seen without an invitation."""
+    from p2p_diloco.net.invited import on_this_machine
+    from p2p_diloco.node.privacy import OPEN, is_private
+
+    if await is_private(dht, peer.run_id):
+        log.warning("the run %s is private: look at it with --invite", peer.run_id)
+    elif seen.run.config is not None and not on_this_machine(peer):
+        log.warning("the run %s is OPEN: %s", peer.run_id, OPEN)
+
+
 async def _watch(peer: PeerConfig, interval_s: float | None, show_it: Callable[[Snapshot], None]) -> None:
-    """Take a snapshot every `interval_s` seconds and show it. None: only once."""
+    """Take and show a snapshot every `interval_s` seconds; None: only once."""
+    from p2p_diloco.net.invited import read_invitation
     from p2p_diloco.observe.look import look, observer
 
-    async with observer(peer.initial_peers) as dht:
-        show_it(await look(dht, peer.run_id))
+    invitation = None if peer.invite is None else read_invitation(peer)
+    async with observer(peer.initial_peers, invitation) as dht:
+        seen = await look(dht, peer.run_id)
+        if invitation is None:
+            await _warn(peer, seen, dht)
+        show_it(seen)
         while interval_s is not None:
             await asyncio.sleep(interval_s)
             show_it(await look(dht, peer.run_id))

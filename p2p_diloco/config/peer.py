@@ -27,6 +27,14 @@ class PeerConfig(Settings):
         default=(),
         description="Addresses of bootstraps or peers to join through, as printed in a bootstrap's join line.",
     )
+    invite: str | None = Field(
+        default=None,
+        description="Invitation to a private run: its file, or its one line of base64. Names the run and addresses.",
+    )
+    open: bool = Field(
+        default=False,
+        description="Take part in a run that every peer may join which knows an address. Runs on loopback always are.",
+    )
     name: Label | None = Field(default=None, description="This peer's name in status and logs; unset: the host's name.")
     role: Literal["worker", "aggregator"] = Field(
         default="worker", description="worker: trains and aggregates; aggregator: trains nothing."
@@ -88,4 +96,6 @@ class PeerConfig(Settings):
     def _fits_together(self) -> Self:
         if self.new_generation and self.from_checkpoint is None:
             self._refuse("new_generation", "needs a checkpoint to start from", "give from_checkpoint too")
+        if self.open and self.invite is not None:
+            self._refuse("open", "contradicts invite, because a run is either open or private", "give one of the two")
         return self

@@ -93,7 +93,7 @@ class RunKey:
         Raises:
             ConfigError: the file can't be read, can be read by other users, or holds no run key.
         """
-        text = read_private(path, key="key")
+        text = read_private(path, key="run key")
         try:
             content = json.loads(text)
             if not isinstance(content, dict) or (content["kind"], content["version"]) != (_KIND, _VERSION):
@@ -101,7 +101,7 @@ class RunKey:
             return cls(from_text(content["seed"], 32))
         except (KeyError, ValueError, RecursionError):
             mend = "name the .key file that the run's founder wrote"
-            raise ConfigError("holds no run key", key="key", value=path, mend=mend) from None
+            raise ConfigError("holds no run key", key="run key", value=path, mend=mend) from None
 
     def save(self, path: Path) -> None:
         """Write the key into a new file that only its owner may read.
@@ -110,7 +110,7 @@ class RunKey:
             ConfigError: the file exists, or can't be written.
         """
         content = {"kind": _KIND, "version": _VERSION, "public": self.public.hex(), "seed": as_text(self._seed)}
-        write_new(path, json.dumps(content, indent=1) + "\n", key="key")
+        write_new(path, json.dumps(content, indent=1) + "\n", key="run key")
 
     def grant(self, role: str, name: str, expires: float, peer: str | None = None) -> tuple[Grant, bytes]:
         """Make a new grant; returns it with the private seed of its key.

@@ -19,12 +19,13 @@ from p2p_diloco.net.direct import DirectChannel, Opened
 from p2p_diloco.net.exchange import Exchange
 from p2p_diloco.net.framing import VERSION
 from p2p_diloco.net.hello import Hellos, Serve, any_run
-from p2p_diloco.net.interface import Inbox, Limits, Reach, Traffic, Written, unnoticed
+from p2p_diloco.net.interface import Inbox, Limits, Reach, Records, Traffic, Written, unnoticed
 from p2p_diloco.net.membership import Invitation, Member, Membership
 from p2p_diloco.net.paths import Paths
 from p2p_diloco.net.pipe import Pipe
 from p2p_diloco.net.reach import DialBack, ReachFinder, ask_all, together
 from p2p_diloco.net.relay import RELAY_MBIT, Relay
+from p2p_diloco.net.sealed import SealedRecords
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,9 @@ class HivemindTransport:
         """This peer's membership of its private run; None: the run is open."""
         self._hellos = hellos
         self.traffic = exchange.streams.traffic
+        self.plain: Records = dht
+        """The records of the DHT itself, which strangers can read and store. In an open run there are no others."""
+        self._records: Records = dht if self.membership is None else SealedRecords(dht, self.membership)
         self._dht, self._exchange = dht, exchange
         self._circuits, self._paths, self._finder, self._relay = circuits, paths, finder, relay
 
@@ -219,11 +223,11 @@ class HivemindTransport:
 
     async def store(self, key: str, subkey: str, value: bytes, ttl_s: float, *, owned: bool = True) -> bool:
         """Implements `Transport.store`."""
-        return await self._dht.store(key, subkey, value, ttl_s, owned=owned)
+        return await self._records.store(key, subkey, value, ttl_s, owned=owned)
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:
         """Implements `Transport.fetch`."""
-        return await self._dht.fetch(key)
+        return await self._records.fetch(key)
 
     def sign(self, statement: bytes) -> str:
         """Implements `Transport.sign`."""

@@ -17,6 +17,9 @@ VALUE_BYTES_MAX = 1024
 under one key travel in one message, and a message of 4 MiB would cut the peer that receives it off from the DHT for
 good."""
 
+CONTENT_BYTES_MAX = VALUE_BYTES_MAX - 104
+"""The longest content of a record before it is signed and sealed for the members of a private run."""
+
 KEY_BYTES_MAX = 256
 """The longest key or subkey of a DHT record, in UTF-8."""
 

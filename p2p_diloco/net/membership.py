@@ -75,9 +75,10 @@ class Membership:
         """The ids of the revoked grants."""
         self.revocations: bytes | None = None
         """The signed list of revocations, to pass on; None: there is none yet."""
+        self.number = -1
+        """The number of that list."""
         self.token_salt = derived(invitation.secret, b"token")
         """Mixed into the run's token, which its messages carry."""
-        self._number = -1
         self._sealing = ChaCha20Poly1305(derived(invitation.secret, b"records"))
         self._hiding = derived(invitation.secret, b"names of records")
 
@@ -105,9 +106,9 @@ class Membership:
         except ValueError as error:
             log.debug("a list of revocations is not valid: %s", error)
             return False
-        if number <= self._number:
+        if number <= self.number:
             return False
-        self._number, self.banned, self.revocations = number, banned, packed
+        self.number, self.banned, self.revocations = number, banned, packed
         return True
 
     @property

@@ -18,11 +18,25 @@ from p2p_diloco.errors import ConfigError, NoBootstrapReached, NodeDied
 from p2p_diloco.net.addresses import listen_for
 from p2p_diloco.net.hivemind import HivemindTransport
 from p2p_diloco.net.interface import Limits, Transport
+from p2p_diloco.net.invited import (
+    check_role,
+    founders_key,
+    founders_own,
+    key_of,
+    on_this_machine,
+    read_invitation,
+    revocations_of,
+    write_files,
+)
+from p2p_diloco.net.membership import Invitation, RunKey
+from p2p_diloco.node import revoking
+from p2p_diloco.node.access import Access
 from p2p_diloco.node.channel import Message, NodeEnd
 from p2p_diloco.node.common import Common
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.joining import Joining
 from p2p_diloco.node.participation import Participation, until_one_ends
+from p2p_diloco.node.privacy import OPEN, claim, founds_privately, keep_notice
 from p2p_diloco.node.saving import Checkpoint, read_checkpoint
 from p2p_diloco.node.setup import Setup
 from p2p_diloco.node.shared import SharedMemory
@@ -47,24 +61,80 @@ async def run_node(channel: NodeEnd, messages: asyncio.Queue[Message], memory_fd
     shared = SharedMemory(memory_fd, sum(spec.numel for spec in setup.specs or ()))
     inbox = Inbox()
     dead: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    transport = await _open_transport(setup.local, inbox, channel, dead)
+    transport, access = await _enter(setup, inbox, channel, dead)
     inbox.role_of = transport.role_of
     try:
         channel.send("transport", peer_id=transport.peer_id, addresses=transport.addresses())
-        part = asyncio.create_task(take_part(setup, channel, messages, shared, transport, inbox))
-        await until_one_ends([part], dead)
+        tasks = [take_part(setup, channel, messages, shared, transport, inbox, access)]
+        if access is not None:
+            run_id, member = setup.local.run_id, access.member
+            tasks += [keep_notice(transport.plain, run_id, member.run), revoking.watch(transport, run_id, member)]
+        await until_one_ends([asyncio.create_task(task) for task in tasks], dead)
     finally:
         if dead.done():
             dead.exception()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(transport.close(), CLOSE_S)
+        await _close(transport)
+
+
+async def _enter(
+    setup: Setup, inbox: Inbox, channel: NodeEnd, dead: asyncio.Future[None]
+) -> tuple[HivemindTransport, Access | None]:
+    """Start a transport, and become a member of the run, if it is private; a founder of a private run writes its files.
+
+    Raises:
+        Refused: the run is private, and this peer has no invitation. ConfigError: an invitation or a run key can't be
+        used. `_open_transport` raises further errors.
+    """
+    local = setup.local
+    if local.invite is not None:
+        invitation, packed = read_invitation(local), None
+        if (key := key_of(local, invitation)) is not None:
+            invitation, packed = founders_own(local.run_id, key), revocations_of(local, local.run_id, key)
+        check_role(local, invitation)
+        transport = await _open_transport(local, inbox, channel, dead, invitation)
+        access = _access(transport, key)
+        if packed is not None:
+            access.member.revoke(packed)
+        return transport, access
+    transport = await _open_transport(local, inbox, channel, dead)
+    try:
+        if not await founds_privately(setup, transport):
+            return transport, None
+        key = founders_key(local.run_id)
+        await claim(transport, local.run_id, key.public)
+    except BaseException:
+        await _close(transport)
+        raise
+    await transport.close()  # it would take messages of peers that are no members
+    invitation = founders_own(local.run_id, key)
+    transport = await _open_transport(local, inbox, channel, dead, invitation)
+    try:
+        write_files(local.run_id, key, local.initial_peers or transport.addresses())
+    except BaseException:
+        await _close(transport)
+        raise
+    return transport, _access(transport, key)
+
+
+def _access(transport: HivemindTransport, key: RunKey | None) -> Access:
+    assert transport.membership is not None, "it was opened with an invitation"
+    return Access(transport.membership, key)
+
+
+async def _close(transport: HivemindTransport) -> None:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(transport.close(), CLOSE_S)
 
 
 async def _open_transport(
-    local: PeerConfig, inbox: Inbox, channel: NodeEnd, dead: asyncio.Future[None]
+    local: PeerConfig,
+    inbox: Inbox,
+    channel: NodeEnd,
+    dead: asyncio.Future[None],
+    invitation: Invitation | None = None,
 ) -> HivemindTransport:
     """Start a transport through the initial peers. If none of them answers, use addresses remembered from this run. If
-    the transport's daemon dies later, the future `dead` gets an exception.
+    the transport's daemon dies later, the future `dead` gets an exception. `invitation`: to a private run.
 
     Raises:
         NoBootstrapReached: no initial peer and no remembered address answers.
@@ -88,6 +158,7 @@ async def _open_transport(
             direct=local.direct,
             direct_port=local.direct_port,
             limits=LIMITS,
+            invitation=invitation,
             on_daemon_death=daemon_died,
         )
 
@@ -111,16 +182,19 @@ async def take_part(
     shared: SharedMemory,
     transport: Transport,
     inbox: Inbox,
+    access: Access | None = None,
 ) -> None:
-    """Find or found the run, and take part in it until cancelled."""
+    """Find or found the run, and take part in it until cancelled. `access`: to a private run."""
     saved = await _read_checkpoint(setup.local)
     founding, founded = setup.asked, None
     if saved is not None:
         founding = RunConfig(**{**saved.config_for(setup.local.run_id), **setup.asked.given})
         founded = saved.founded if saved.run_id == setup.local.run_id else None
-    joining = Joining(setup, transport, inbox, lambda text: channel.send("progress", text=text))
+    joining = Joining(setup, transport, inbox, lambda text: channel.send("progress", text=text), access)
     joined = await joining.find_run(founding, founded)
     run = joined.run
+    if access is None and not on_this_machine(setup.local):
+        log.warning("the run %s is OPEN: %s", run.run_id, OPEN)
     checkpoint = None if saved is None else str(saved.path)
     channel.send("run", config=run.config.to_wire(), layout=run.layout.to_wire(), checkpoint=checkpoint)
     if setup.specs is None:

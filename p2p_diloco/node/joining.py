@@ -17,7 +17,8 @@ from p2p_diloco.config import LIVE_KEYS, RunConfig
 from p2p_diloco.core.replica import Replica
 from p2p_diloco.errors import ConfigMismatch, GaveUpWaiting, ModelMismatch, Refused, shown
 from p2p_diloco.net.interface import Transport, Unreachable
-from p2p_diloco.node import unowned
+from p2p_diloco.node import privacy, unowned
+from p2p_diloco.node.access import Access
 from p2p_diloco.node.describing import ask_for_layout
 from p2p_diloco.node.inbox import Inbox
 from p2p_diloco.node.records import PUBLISH_AT_LEAST_EVERY_S, read_peers
@@ -48,11 +49,21 @@ class Joined:
 
 
 class Joining:
-    """Finds or founds a run for one peer. `tell` is called with the reason for each wait."""
+    """Finds or founds a run for one peer. `tell` is called with the reason for each wait. `access`: to a private run,
+    which only a peer that has the run key can found."""
 
-    def __init__(self, setup: Setup, transport: Transport, inbox: Inbox, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        transport: Transport,
+        inbox: Inbox,
+        tell: Callable[[str], None],
+        access: Access | None = None,
+    ) -> None:
         self._setup, self._transport, self._inbox, self._tell = setup, transport, inbox, tell
         self._run_id = setup.local.run_id
+        self._access = access
+        self._salt = b"" if access is None else access.member.token_salt
         self._give_up_at = time.monotonic() + setup.local.wait_timeout
 
     async def find_run(self, founding: RunConfig, founded: tuple[str, float] | None = None) -> Joined:
@@ -62,18 +73,20 @@ class Joining:
 
         Raises:
             GaveUpWaiting: no peer founded it in time.
-            ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit into the run.
+            ConfigMismatch, ModelMismatch, Refused: this peer doesn't fit into the run, or has no invitation to it.
             ConfigError: the run's shards are too large or too many to be sent.
         """
         own: bytes | None = None
         while not (found := await self._records()):
-            if self._setup.specs is not None and self._setup.local.role == "worker":
+            if self._access is None and not self._setup.local.open:
+                await privacy.refuse_if_private(self._transport, self._run_id)
+            if self._may_found:
                 own = await self._publish_own(founding, founded or (self._transport.peer_id, time.time()))
                 await asyncio.sleep(FOUNDERS_MEET_S)
                 found = await self._records() or {name_of(own): own}
                 break
             await self._wait(
-                f"waiting for a worker to found the run {self._run_id}",
+                f"waiting for {self._founder} to found the run {self._run_id}",
                 f"no peer has founded the run {self._run_id}",
             )
         value = found[min(found)]
@@ -83,8 +96,19 @@ class Joining:
         run.check(self._transport.limits)
         return Joined(run, value, founder=value == own)
 
+    @property
+    def _may_found(self) -> bool:
+        """Whether this peer can found the run: it has a model, and for a private run the run key."""
+        worker = self._setup.specs is not None and self._setup.local.role == "worker"
+        return worker and (self._access is None or self._access.key is not None)
+
+    @property
+    def _founder(self) -> str:
+        return "a worker" if self._access is None else "a worker that has the run key"
+
     async def _records(self) -> dict[str, bytes]:
-        """The run's records by name. Values that are no record of a run, or not named by their hash, are left out."""
+        """The run's records by name. Values that are no record of a run, or not named by their hash, are left out; of a
+        private run's records, also those that the run key didn't sign."""
         try:
             found = await unowned.fetch(self._transport, f"{self._run_id}/config")
         except Unreachable as error:
@@ -98,16 +122,18 @@ class Joining:
             except ValueError as error:
                 reason = str(error)
             else:
-                records[name] = value
+                if self._access is None or self._access.founded_by_the_key(self._run_id, value):
+                    records[name] = value
         if reason and not records:
             wrong = f"has a record that can't be used ({reason})"
             raise Refused(wrong, key="run_id", value=self._run_id, mend="choose another")
         return records
 
     async def _publish_own(self, config: RunConfig, founded: tuple[str, float]) -> bytes:
-        run = Run(self._run_id, config, self._own_layout(config))
+        run = Run(self._run_id, config, self._own_layout(config), self._salt)
         run.check(self._transport.limits)
-        value = RunRecord.founding(run, *founded).pack()
+        record = RunRecord.founding(run, *founded)
+        value = record.pack() if self._access is None else self._access.signed(self._run_id, record)
         await store_record(self._transport, run.run_id, value)
         return value
 
@@ -127,15 +153,15 @@ class Joining:
                 log.warning("%s=%s is the run's value, which is used instead of %s", key, shown(theirs), shown(mine))
         own = None if self._setup.specs is None else self._own_layout(config)
         if own is not None and cut_of(own) == record.cut:
-            return Run(run_id, config, own)
-        run_token = token(run_id, config.fingerprint(), record.model)
+            return Run(run_id, config, own, self._salt)
+        run_token = token(run_id, config.fingerprint(), record.model, self._salt)
         while True:
             layout = await self._described(run_token)
             if own is not None and own.fingerprint() != record.model:
                 lines = layout.difference(own.params) if layout is not None else []
                 raise ModelMismatch(lines or [_totals(record, own)], run_id=run_id)
             if layout is not None and cut_of(layout) == record.cut:
-                return Run(run_id, config, layout)
+                return Run(run_id, config, layout, self._salt)
             await self._wait(
                 f"waiting for a peer of the run {run_id} to describe its model",
                 f"no peer of the run {run_id} described its model",

@@ -5,7 +5,7 @@ Law: derived once, when a run is found or founded, and never changed. Nothing is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -17,7 +17,7 @@ from p2p_diloco.config import RunConfig
 from p2p_diloco.core.revision import Revision
 from p2p_diloco.core.rules import Rules
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.net.interface import VALUE_BYTES_MAX, Limits
+from p2p_diloco.net.interface import CONTENT_BYTES_MAX, Limits
 from p2p_diloco.node.plain import SCALARS, Record, Unfit
 from p2p_diloco.node.wire import PROTOCOL, TOKEN_BYTES
 from p2p_diloco.tensors import codec as codecs
@@ -45,11 +45,13 @@ class Run:
     run_id: str
     config: RunConfig
     layout: Layout
+    salt: bytes = b""
+    """Of a private run, a secret of its members that goes into the token."""
 
     @cached_property
     def token(self) -> bytes:
-        """The token in every message. It identifies the run, its settings and its model."""
-        return token(self.run_id, self.config.fingerprint(), self.layout.fingerprint())
+        """The token that identifies the run, its settings and its model in every message."""
+        return token(self.run_id, self.config.fingerprint(), self.layout.fingerprint(), self.salt)
 
     @cached_property
     def rules(self) -> Rules:
@@ -180,17 +182,18 @@ class RunRecord:
             time,
         )
 
-    def pack(self) -> bytes:
-        """Encode the record. The hash of the returned bytes is the record's name.
+    def pack(self, sign: Callable[[bytes], bytes] | None = None) -> bytes:
+        """The record's bytes; their hash is its name. `sign`: signs the bytes, in a private run.
 
         Raises:
             ConfigError: the settings don't fit into a record.
         """
-        value = bytes(msgpack.packb({"v": PROTOCOL, **_RECORD.write(self)}))
-        if len(value) > VALUE_BYTES_MAX:
+        content = {"v": PROTOCOL, **_RECORD.write(self)}
+        value = bytes(msgpack.packb(content))
+        if len(value) > CONTENT_BYTES_MAX:
             options = self.config.get("outer_options")
             raise ConfigError("is too long for a run's record", key="outer_options", value=options, mend="shorten it")
-        return value
+        return value if sign is None else bytes(msgpack.packb({**content, _SIGNATURE: sign(value)}))
 
     @classmethod
     def unpack(cls, value: bytes) -> RunRecord:
@@ -205,18 +208,26 @@ class RunRecord:
             raise ValueError(f"these bytes are not a run's record: {error}") from None
 
 
+def signature_of(value: bytes) -> tuple[bytes, bytes]:
+    """The bytes of a run's record without its signature, and the signature; empty if it has none."""
+    content = msgpack.unpackb(value)
+    signature = content.pop(_SIGNATURE, b"")
+    return bytes(msgpack.packb(content)), signature if isinstance(signature, bytes) else b""
+
+
 def _read_config(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Unfit("no map")
     return value
 
 
+_SIGNATURE = "signature"
 _RECORD = Record(RunRecord, {**SCALARS, Config: _read_config})
 
 
-def token(run_id: str, settings: str, model: str) -> bytes:
-    """Compute a run's token from its name and the fingerprints of its settings and its model."""
-    return blake2b("\0".join((run_id, settings, model)).encode(), digest_size=TOKEN_BYTES).digest()
+def token(run_id: str, settings: str, model: str, salt: bytes = b"") -> bytes:
+    """The token of a run from its name, the fingerprints of its settings and its model, and its salt, if it has one."""
+    return blake2b("\0".join((run_id, settings, model)).encode(), digest_size=TOKEN_BYTES, key=salt).digest()
 
 
 def cut_of(layout: Layout) -> str:

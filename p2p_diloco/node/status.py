@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgpack
 
-from p2p_diloco.net.interface import VALUE_BYTES_MAX
+from p2p_diloco.net.interface import CONTENT_BYTES_MAX
 from p2p_diloco.node.plain import Record, Unfit, read_float, read_int, read_text
 
 AGGREGATES_MAX, EVENTS_MAX, EVENT_LETTERS_MAX, ADDRESSES_MAX = 16, 3, 80, 4
@@ -158,7 +158,7 @@ class PeerStatus:
     """The newest lines of the peer's event log, oldest first."""
 
     def pack(self) -> bytes:
-        """Encode the record in at most VALUE_BYTES_MAX bytes. To make it fit, events are left out first, then
+        """Encode the record in at most CONTENT_BYTES_MAX bytes. To make it fit, events are left out first, then
         addresses, then shards."""
         events = self.events[-EVENTS_MAX:]
         fitting = dataclasses.replace(
@@ -168,7 +168,7 @@ class PeerStatus:
             events=tuple(Event(event.time, event.text[:EVENT_LETTERS_MAX]) for event in events),
         )
         content = _RECORD.write(fitting)
-        while len(value := msgpack.packb(content)) > VALUE_BYTES_MAX:
+        while len(value := msgpack.packb(content)) > CONTENT_BYTES_MAX:
             trimmed = next(key for key in ("events", "addresses", "aggregates") if content.get(key))
             content[trimmed] = content[trimmed][1:] if trimmed == "events" else content[trimmed][:-1]
         return bytes(value)

@@ -10,6 +10,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 from p2p_diloco.net.interface import Records, Unreachable
+from p2p_diloco.net.membership import Invitation, Membership
+from p2p_diloco.net.sealed import SealedRecords
 from p2p_diloco.node import unowned
 from p2p_diloco.node.records import read_peers
 from p2p_diloco.node.run import RunRecord
@@ -17,18 +19,21 @@ from p2p_diloco.observe.snapshot import Snapshot, snapshot
 
 
 @contextlib.asynccontextmanager
-async def observer(initial_peers: Sequence[str]) -> AsyncIterator[Records]:
-    """A block during which this process is a member of the DHT that no peer can dial. At the block's end it leaves the
-    DHT.
+async def observer(initial_peers: Sequence[str], invitation: Invitation | None = None) -> AsyncIterator[Records]:
+    """A member of the DHT that no peer can dial; it leaves at the block's end. `invitation`: to a private run, whose
+    records are read.
 
     Raises:
-        NoBootstrapReached: none of the initial peers answered.
+        NoBootstrapReached: none of the initial peers answered. ConfigError: the invitation can't be used.
     """
     from p2p_diloco.net.dht import DhtPeer
 
     dht = await DhtPeer.create(initial_peers=initial_peers, client_mode=True)
     try:
-        yield dht
+        if invitation is None:
+            yield dht
+        else:
+            yield SealedRecords(dht, Membership(invitation, dht.peer_id, time.time()))
     finally:
         await dht.close()
 

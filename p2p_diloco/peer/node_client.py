@@ -35,6 +35,7 @@ class NodeClient:
         self._channel, self._how_it_ended = channel, how_it_ended
         self._n = 0
         self._told, self._told_at = "", 0.0
+        self._error: P2PDilocoError | None = None  # the node's own: a later call must report the same
         self._kept: dict[int, Message] = {}  # answers that came before a call waited for them, by request
 
     def tell(self, kind: str, **values: object) -> None:
@@ -46,7 +47,7 @@ class NodeClient:
         try:
             self._channel.send({"kind": kind, **values})
         except ChannelClosed:
-            raise self._why_it_ended() from None
+            raise self.why_it_ended() from None
 
     def request(self, kind: str, **values: object) -> int:
         """Send the node a request. Returns the request's number, which the node's answer repeats.
@@ -85,12 +86,13 @@ class NodeClient:
             try:
                 message = self._channel.receive(min(left_s, 1.0))
             except ChannelClosed:
-                raise self._why_it_ended() from None
+                raise self.why_it_ended() from None
             match message:
                 case None:
                     continue
                 case {"kind": "error", "error": wire}:
-                    raise errors.from_wire(wire)
+                    self._error = errors.from_wire(wire)
+                    raise self._error
                 case {"kind": "waiting" | "progress", "text": text}:
                     self._say(text)
                 case {"kind": found} if found == kind and (n is None or message.get("n") == n):
@@ -105,10 +107,10 @@ class NodeClient:
             log.info("%s", text)
             self._told, self._told_at = text, now
 
-    def _why_it_ended(self) -> P2PDilocoError:
-        """The error that the node sent before it ended. If it sent none, an error that says how its process ended."""
+    def why_it_ended(self) -> P2PDilocoError:
+        """The error that the node sent before its end, or an error that says how its process ended."""
         with contextlib.suppress(ChannelClosed):
-            while (message := self._channel.receive(1.0)) is not None:
+            while self._error is None and (message := self._channel.receive(1.0)) is not None:
                 if message["kind"] == "error":
-                    return errors.from_wire(message["error"])
-        return NodeDied(self._how_it_ended(), mend="see its log above, and start this peer again")
+                    self._error = errors.from_wire(message["error"])
+        return self._error or NodeDied(self._how_it_ended(), mend="see its log above, and start this peer again")

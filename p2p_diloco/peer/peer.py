@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from p2p_diloco.config import PeerConfig, RunConfig
-from p2p_diloco.errors import NodeDied, UsageError
+from p2p_diloco.errors import UsageError
+from p2p_diloco.net.invited import with_invitation
 from p2p_diloco.peer.absent import AbsentPeer
 from p2p_diloco.peer.extents import ALONE
 from p2p_diloco.peer.local import with_global_values
@@ -59,22 +60,28 @@ class Peer:
         *,
         run_id: str | None = None,
         initial_peers: Sequence[str] | str | None = None,
+        invite: str | os.PathLike[str] | None = None,
+        open: bool | None = None,
         config: RunConfig | Mapping[str, Any] | None = None,
         local: PeerConfig | None = None,
     ) -> None:
-        """`optimizer`: one or several; if several, a step of the last one counts as an inner step. `config`: the
-        settings given in it must match the run's; all others are taken from the run. `run_id`, `initial_peers`: used
-        instead of those in `local`."""
+        """`optimizer`: if there are several, a step of the last one is an inner step. `config`: the given settings must
+        match the run's; all others are taken from the run. `run_id`, `initial_peers`, `invite`, `open`: in place of
+        those in `local`."""
         given = {} if local is None else local.given
         if run_id is not None:
             given["run_id"] = run_id
         if initial_peers is not None:
             given["initial_peers"] = initial_peers
+        if invite is not None:
+            given["invite"] = os.fspath(invite)
+        if open is not None:
+            given["open"] = open
         if (model is None) != (optimizer is None):
             raise UsageError("a peer needs a model and its optimizer, or neither", mend="give both, or None for both")
         if model is None:
             given["role"] = "aggregator"
-        self._local_config = PeerConfig(**given)
+        self._local_config = with_invitation(PeerConfig(**given))
         if model is not None and self._local_config.role != "worker":
             mend = "give None for model and optimizer, or leave role out"
             raise UsageError("brings no model", key="role", value=self._local_config.role, mend=mend)
@@ -198,7 +205,7 @@ class Peer:
         """Whether the run has ended for all."""
         over, node = self._standing.finished, self._entered.node
         if not over and node is not None and not node.alive:
-            raise NodeDied(node.how_it_ended(), mend="see its log above, and start this peer again")
+            raise node.client.why_it_ended()
         return over
 
     @property

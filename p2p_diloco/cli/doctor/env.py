@@ -32,7 +32,7 @@ VARIABLES = (
 )  # fmt: skip
 """Environment variables that are shown in addition to those that begin with `PREFIX`."""
 GPU_S = 5.0
-_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?<![A-Z])KEY|AUTH", re.IGNORECASE)
+_SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|(?<![A-Z])KEY|AUTH|INVITE", re.IGNORECASE)
 _GPU = ("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
 
 

@@ -75,7 +75,7 @@ def train(options: dict[str, Any], doing: list[str], entered: threading.Event) -
         run_id=options["run_id"],
         initial_peers=options["initial_peers"],
         config=options["config"],
-        local=PeerConfig(name=options["name"]),
+        local=PeerConfig(name=options["name"], open=True),
     )
     with peer:
         say("in", addresses=peer.addresses, epoch=peer.epoch)

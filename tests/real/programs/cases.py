@@ -25,7 +25,7 @@ def run(case: dict[str, Any], options: dict[str, Any]) -> None:
     for number, element in enumerate(elements):
         model.register_parameter(f"w{number}", element)
     optimizer = torch.optim.SGD(elements, lr=1.0)
-    local = PeerConfig(name=options["name"])
+    local = PeerConfig(name=options["name"], open=True)
     with Peer(
         model,
         optimizer,

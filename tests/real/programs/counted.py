@@ -65,7 +65,7 @@ def main(options: dict[str, Any]) -> None:
     hurry, steps = threading.Event(), 0
     threading.Thread(target=lambda: sys.stdin.readline() and hurry.set(), daemon=True).start()
     asked = {"run_id": options["run_id"], "initial_peers": options["initial_peers"], "config": config}
-    with Peer(model, optimizer, local=PeerConfig(name=options["name"]), **asked) as peer:
+    with Peer(model, optimizer, local=PeerConfig(name=options["name"], open=True), **asked) as peer:
         say("in", **look(peer, at))
         every = peer.config.sync_every
         while not peer.finished:

@@ -40,7 +40,7 @@ def main(options: dict[str, Any]) -> None:
     config |= {"shard_elements": numel, **options["config"]}
     ended = threading.Event()
     threading.Thread(target=lambda: (sys.stdin.readline(), ended.set()), daemon=True).start()
-    local = PeerConfig(name=options["name"], **options.get("local", {}))
+    local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))
     initial_peers = options["initial_peers"]
     with Peer(
         model, optimizer, run_id=options["run_id"], initial_peers=initial_peers, config=config, local=local

@@ -40,7 +40,7 @@ def run(case: dict[str, Any], options: dict[str, Any]) -> list[dict[str, Any]]:
         run_id=case["run_id"],
         initial_peers=options["initial_peers"],
         config=case["config"],
-        local=PeerConfig(name=options["name"]),
+        local=PeerConfig(name=options["name"], open=True),
     ) as peer:
         while len(peer.peers) < options["peers"]:  # rounds here are shorter than the time in which peers meet
             time.sleep(0.05)

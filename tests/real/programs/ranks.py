@@ -131,7 +131,7 @@ def main(options: dict[str, Any]) -> int:
         ranks._reached = lambda place: None  # as if rank 0 were on another host
     optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.5)
     given = {key: options[key] for key in ("run_id", "initial_peers", "config")}
-    local = PeerConfig(name=options["name"], **options.get("local", {}))
+    local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))
     try:
         with Peer(model, optimizer, local=local, **given) as peer:
             say("in", epoch=peer.epoch, addresses=peer.addresses, local=peer.metrics.local_step, digest=digest_of(peer))

@@ -31,7 +31,7 @@ def main(options: dict[str, Any]) -> None:
     model.w = nn.Parameter(torch.zeros(options["numel"]))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     asked = {key: options[key] for key in ("run_id", "initial_peers", "config")}
-    with Peer(model, optimizer, local=PeerConfig(name=options["name"]), **asked) as peer:
+    with Peer(model, optimizer, local=PeerConfig(name=options["name"], open=True), **asked) as peer:
         model.w.grad = torch.full_like(model.w, 1e-3)
         while not peer.metrics.sync_count:
             optimizer.step()

@@ -98,7 +98,7 @@ def main(options: dict[str, Any]) -> int:
         sabotage(options["sabotage"])
     model = build(options)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    status, local = 0, PeerConfig(name=options["name"], **options.get("local", {}))
+    status, local = 0, PeerConfig(name=options["name"], open=True, **options.get("local", {}))
     say("joining")
     try:
         with Peer(

@@ -45,7 +45,7 @@ def take_part(told: dict[str, Any], commands: Iterator[dict[str, Any]], options:
     for number, element in enumerate(elements):
         model.register_parameter(f"w{number}", element)
     optimizer = torch.optim.SGD(elements, lr=1.0)
-    local = PeerConfig(name=options["name"], **options.get("local", {}))
+    local = PeerConfig(name=options["name"], open=True, **options.get("local", {}))
     initial_peers = options["initial_peers"]
     with Peer(
         model, optimizer, run_id=told["run"], initial_peers=initial_peers, config=told["config"], local=local

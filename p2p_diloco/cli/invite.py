@@ -1,0 +1,168 @@
+"""`invite` and `revoke`: let someone into a private run, and put someone out of it. Both need the run key's file.
+
+Law: all checks that need no swarm come first. `invite` needs no network at all; `revoke` stores one signed list in the
+run's DHT records, and takes no part in the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from p2p_diloco.cli.loop import run
+from p2p_diloco.cli.reach import check_initial_peers
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.errors import ConfigError, GaveUpWaiting, UsageError
+from p2p_diloco.net.invited import read_invitation
+from p2p_diloco.net.issued import Issued
+from p2p_diloco.net.membership import Invitation, Membership, RunKey
+from p2p_diloco.net.private_files import write_new
+
+if TYPE_CHECKING:
+    from p2p_diloco.net.interface import Records
+
+STORED_WITHIN_S = 30.0
+"""Deadline for storing a list of revocations."""
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def invite(
+    name: str,
+    role: str,
+    expires: str,
+    *,
+    peer: str | None,
+    key_file: Path | None,
+    initial_peers: Sequence[str],
+    out: Path | None,
+    as_line: bool,
+) -> None:
+    """Write a new invitation, and print how to join with it.
+
+    Raises:
+        UsageError, ConfigError: the flags or files can't be used.
+    """
+    lasts_s = seconds(expires)
+    path = key_file or only_key()
+    key, shared, issued = RunKey.load(path), shared_invitation(path), Issued.beside(path)
+    now = time.time()
+    if issued.valid(name, now):
+        mend = "choose another, or revoke the first one"
+        raise UsageError("is the name of a valid invitation", key="--name", value=name, mend=mend)
+    grant, seed = key.grant(role, name, now + lasts_s, peer)
+    addresses = PeerConfig(initial_peers=tuple(initial_peers)).initial_peers or shared.addresses
+    made = replace(shared, grant=grant, seed=seed, secret=key.secret, addresses=tuple(addresses))
+    issued.add(grant)
+    if as_line:
+        issued.save()
+        typer.echo(made.line())
+        return
+    file = out or Path(f"{name}.invite")
+    write_new(file, made.pack(), key="--out")
+    issued.save()
+    typer.echo(f"# {file} is a secret: give it to {name} over a safe way; {name} runs:")
+    typer.echo(f"p2p-diloco join --invite {file.name}")
+
+
+def revoke(who: str, key_file: Path | None, initial_peers: Sequence[str], *, as_json: bool) -> None:
+    """Revoke all invitations of a name, or one by its grant's id, and tell the run's members.
+
+    Raises:
+        UsageError, ConfigError: the flags or files can't be used. NoBootstrapReached: no peer answers. GaveUpWaiting:
+        the DHT didn't store the list.
+    """
+    path = key_file or only_key()
+    key, shared, issued = RunKey.load(path), shared_invitation(path), Issued.beside(path)
+    ids = issued.ids_of(who) or _as_id(who)
+    if not ids:
+        known = ", ".join(sorted({entry.name for entry in issued.entries})) or "none"
+        mend = f"give a name ({known}), or the id of a grant, 16 hex digits"
+        raise UsageError("is no invitation that this key has issued", value=who, key="NAME", mend=mend)
+    addresses = PeerConfig(initial_peers=tuple(initial_peers)).initial_peers or shared.addresses
+    check_initial_peers(addresses)
+    banned = run(_revoke(key, shared, issued, ids, addresses))
+    if as_json:
+        typer.echo(json.dumps({"schema_version": 1, "run_id": shared.run_id, "revoked": [id.hex() for id in ids]}))
+    else:
+        typer.echo(f"revoked {who}: the members of {shared.run_id} put it out within seconds ({banned} revoked in all)")
+
+
+async def _revoke(
+    key: RunKey, shared: Invitation, issued: Issued, ids: Sequence[bytes], addresses: Sequence[str]
+) -> int:
+    """Store the new list of revocations; returns its length. From then on the file beside the key has them, too."""
+    from p2p_diloco.net.invited import founders_own
+    from p2p_diloco.node import revoking
+    from p2p_diloco.observe.look import observer
+
+    own = founders_own(shared.run_id, key)
+    async with observer(addresses, own) as dht:
+        now = time.time()
+        member = Membership(own, dht.peer_id, now)
+        await revoking.read(dht, shared.run_id, member)
+        issued.revoke(ids, max(member.number + 1, int(now)))
+        made = issued.revocations(key, member.banned, now)
+        assert made is not None, "these grants are revoked"
+        issued.save()
+        await _stored(dht, shared.run_id, made[1])
+        member.revoke(made[1])
+    return len(member.banned)
+
+
+async def _stored(dht: Records, run_id: str, packed: bytes) -> None:
+    from p2p_diloco.node import revoking
+
+    give_up_at = time.monotonic() + STORED_WITHIN_S
+    while not await revoking.store(dht, run_id, packed):
+        if time.monotonic() >= give_up_at:
+            raise GaveUpWaiting(
+                "the DHT did not store the revocation", mend="check that its peers are up, and try again"
+            )
+        await asyncio.sleep(1.0)
+
+
+def only_key() -> Path:
+    """The only run key in this folder.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    found = sorted(Path().glob("*.key"))
+    if len(found) != 1:
+        wrong = f"is needed: this folder has {len(found)} files *.key"
+        raise UsageError(wrong, key="--key", mend="name the .key file that the run's founder wrote")
+    return found[0]
+
+
+def shared_invitation(key_file: Path) -> Invitation:
+    """The invitation beside a run key, which has the run's name and addresses.
+
+    Raises:
+        ConfigError: there is none, or it is of another run.
+    """
+    path = key_file.with_suffix(".invite")
+    invitation = read_invitation(PeerConfig(invite=str(path)))
+    if invitation.grant.run != RunKey.load(key_file).public:
+        mend = f"put the founder's .invite file beside {key_file}"
+        raise ConfigError("is the invitation to another run", key="invite", value=path, mend=mend)
+    return invitation
+
+
+def seconds(text: str) -> float:
+    """A time such as 7d, 12h, 30m or 90s, in seconds. Raises UsageError."""
+    found = re.fullmatch(r"(\d{1,5})([smhd])", text)
+    if found is None or not int(found[1]):
+        raise UsageError("is no length of time", key="--expires", value=text, mend="write it like 7d, 12h or 30m")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _as_id(text: str) -> list[bytes]:
+    return [bytes.fromhex(text)] if re.fullmatch(r"[0-9a-f]{16}", text) else []

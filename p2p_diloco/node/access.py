@@ -1,0 +1,36 @@
+"""A peer's access to a private run: its membership, and the run key if this machine has its file.
+
+Law: keys and bytes. The run key signs the run's record, so that no member can replace it with one of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p_diloco.net.membership import Membership, RunKey
+from p2p_diloco.node.run import RunRecord, signature_of
+
+_KIND = b"run record"
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """`key`: None on all machines but the founder's."""
+
+    member: Membership
+    key: RunKey | None = None
+
+    def signed(self, run_id: str, record: RunRecord) -> bytes:
+        """A run's record with the run key's signature."""
+        assert self.key is not None, "only a peer that has the run key founds the run"
+        key = self.key
+        return record.pack(lambda content: key.sign(_KIND, _statement(run_id, content)))
+
+    def founded_by_the_key(self, run_id: str, value: bytes) -> bool:
+        """Whether the run key signed this record of the run."""
+        content, signature = signature_of(value)
+        return self.member.by_the_run_key(_KIND, _statement(run_id, content), signature)
+
+
+def _statement(run_id: str, content: bytes) -> bytes:
+    return run_id.encode() + b"\0" + content

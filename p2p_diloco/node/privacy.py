@@ -1,0 +1,109 @@
+"""Whether a run is private: the public notice that it is, and which peers found a private run.
+
+Law: a notice is a record of the plain DHT, which strangers can read and store. It decides nothing for members; it only
+keeps a peer without an invitation from founding another run of the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgpack
+
+from p2p_diloco.errors import Refused
+from p2p_diloco.net.interface import Records, Unreachable
+from p2p_diloco.net.invited import on_this_machine
+from p2p_diloco.node import unowned
+from p2p_diloco.node.setup import Setup
+
+OPEN = "each peer that knows one of its addresses can read and change it"
+"""What is said of an open run that other machines can reach."""
+NOTICE_TTL_S = 60.0
+NOTICE_EVERY_S = 15.0
+FOUNDERS_MEET_S = 0.7
+"""Seconds that a founder waits to see another founder's notice."""
+
+log = logging.getLogger(__name__)
+
+
+async def is_private(dht: Records, run_id: str) -> bool:
+    """Whether there is a notice of a private run of this name."""
+    return bool(await _keys_in(dht, run_id))
+
+
+async def refuse_if_private(dht: Records, run_id: str) -> None:
+    """Look for a notice of a private run of this name, on behalf of a peer without an invitation.
+
+    Raises:
+        Refused: there is one.
+    """
+    if await is_private(dht, run_id):
+        mend = f"ask for an invitation and join with --invite {run_id}.invite, or choose another run id"
+        raise Refused("is the name of a private run", key="run_id", value=run_id, mend=mend)
+
+
+async def founds_privately(setup: Setup, dht: Records) -> bool:
+    """Whether this peer, which has no invitation, is to found a private run now: it can found one, other machines could
+    reach the run, it shall not be open, and there is no run of this name.
+
+    Raises:
+        Refused: there is a private run of this name.
+    """
+    local = setup.local
+    if local.open or on_this_machine(local) or setup.specs is None or local.role != "worker":
+        return False
+    await refuse_if_private(dht, local.run_id)
+    try:
+        return not await unowned.fetch(dht, f"{local.run_id}/config")
+    except Unreachable:
+        return True  # as `Joining` founds a run then
+
+
+async def claim(dht: Records, run_id: str, public: bytes) -> None:
+    """Claim the name for a new private run with this public run key.
+
+    Raises:
+        Refused: another peer claims it at the same time.
+    """
+    await _store(dht, run_id, public)
+    await asyncio.sleep(FOUNDERS_MEET_S)
+    first = min([public, *await _keys_in(dht, run_id)])
+    if first != public:
+        mend = f"ask that peer's user for an invitation and join with --invite {run_id}.invite"
+        raise Refused("is founded by another peer at this moment", key="run_id", value=run_id, mend=mend)
+
+
+async def keep_notice(dht: Records, run_id: str, public: bytes) -> None:
+    """Renew the notice until cancelled. Every member does so."""
+    while True:
+        await _store(dht, run_id, public)
+        await asyncio.sleep(NOTICE_EVERY_S)
+
+
+async def _store(dht: Records, run_id: str, public: bytes) -> None:
+    try:
+        await unowned.store(dht, _key(run_id), bytes(msgpack.packb({"private": True, "key": public})), NOTICE_TTL_S)
+    except Exception:  # the next turn may succeed, and no member needs the notice
+        log.warning("the notice that the run %s is private can't be stored", run_id, exc_info=True)
+
+
+async def _keys_in(dht: Records, run_id: str) -> list[bytes]:
+    """The public run keys in the notices under a run's name."""
+    try:
+        found = await unowned.fetch(dht, _key(run_id))
+    except Unreachable:
+        return []
+    keys = []
+    for value in found.values():
+        try:
+            content = msgpack.unpackb(value)
+        except (ValueError, msgpack.UnpackException):
+            continue
+        if isinstance(content, dict) and isinstance(key := content.get("key"), bytes) and len(key) == 32:
+            keys.append(key)
+    return keys
+
+
+def _key(run_id: str) -> str:
+    return f"{run_id}/private"

@@ -1,0 +1,67 @@
+"""Revocations in the DHT: every member looks for a newer list, and keeps the newest one stored.
+
+Law: a list counts if the run key has signed it (`Membership.revoke`); any member may pass it on. No peer owns its
+record (see `unowned`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from p2p_diloco.errors import Refused
+from p2p_diloco.net.interface import Records, Unreachable
+from p2p_diloco.net.membership import Membership
+from p2p_diloco.node import unowned
+
+RECORD_TTL_S = 24 * 3600.0
+"""How long the DHT keeps a list that no member renews."""
+LOOK_EVERY_S = 3.0
+KEEP_EVERY_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+async def read(dht: Records, run_id: str, member: Membership) -> bool:
+    """Take the newest list that is in the DHT; returns whether it is newer than the known one.
+
+    Raises:
+        Unreachable: the DHT doesn't answer.
+    """
+    found = (await unowned.fetch(dht, _key(run_id))).values()
+    news = [member.revoke(packed) for packed in found]
+    return any(news)
+
+
+async def store(dht: Records, run_id: str, packed: bytes) -> bool:
+    """Store or renew a list in the DHT. False if it wasn't stored."""
+    return await unowned.store(dht, _key(run_id), packed, RECORD_TTL_S)
+
+
+async def watch(dht: Records, run_id: str, member: Membership) -> None:
+    """Until cancelled, take each newer list in the DHT, and keep the newest one stored there.
+
+    Raises:
+        Refused: this peer's own grant was revoked.
+    """
+    clock = asyncio.get_running_loop().time
+    keep_at = clock()
+    while True:
+        try:
+            news = await read(dht, run_id, member)
+            if news:
+                log.info("revoked invitations to the run %s: %d", run_id, len(member.banned))
+            if member.revocations is not None and (news or clock() >= keep_at):
+                keep_at = clock() + KEEP_EVERY_S
+                await store(dht, run_id, member.revocations)
+        except Unreachable as error:
+            log.debug("the DHT gave no answer about revocations: %s", error)
+        except Exception:  # the other members look too
+            log.warning("revocations in the DHT can't be read or renewed", exc_info=True)
+        if member.revoked:
+            raise Refused("was revoked", key="invite", value=member.own.name, mend="ask for a new invitation")
+        await asyncio.sleep(LOOK_EVERY_S)
+
+
+def _key(run_id: str) -> str:
+    return f"{run_id}/revocations"

@@ -1,0 +1,120 @@
+"""`invite` and `revoke` up to the network: files, sentences and exit codes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from p2p_diloco.cli import main
+from p2p_diloco.cli.invite import seconds
+from p2p_diloco.config import PeerConfig
+from p2p_diloco.errors import UsageError
+from p2p_diloco.net.invited import read_invitation, write_files
+from p2p_diloco.net.issued import Issued
+from p2p_diloco.net.membership import RunKey
+
+FAR = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW" + "A" * 44
+PEER = "12D3KooW" + "B" * 44
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A founder's folder, and the place where commands run."""
+    monkeypatch.chdir(tmp_path)
+    write_files("r", RunKey.create(), [FAR])
+    return tmp_path
+
+
+def call(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    return int(ended.value.code or 0)
+
+
+def test_an_invitation_says_what_it_allows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Role, expiration and peer are in its signed grant; the file is private; the printed line joins with it."""
+    assert call("invite", "--name", "alice", "--role", "observer", "--expires", "12h", "--peer", PEER) == 0
+    made = read_invitation(PeerConfig(invite="alice.invite"))
+    shared = read_invitation(PeerConfig(invite="r.invite"))
+    assert (made.run_id, made.addresses, made.secret) == (shared.run_id, shared.addresses, shared.secret)
+    assert (made.grant.name, made.grant.role, made.grant.peer) == ("alice", "observer", PEER)
+    assert made.grant.run == shared.grant.run
+    assert 0 < made.grant.expires - time.time() <= 12 * 3600
+    assert (folder / "alice.invite").stat().st_mode & 0o777 == 0o600
+    assert "p2p-diloco join --invite alice.invite" in capsys.readouterr().out
+    assert made.grant.id in Issued.beside(folder / "r.key").ids_of("alice")
+
+
+def test_a_line_is_the_whole_invitation(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And no file is written."""
+    assert call("invite", "--name", "bob", "--line") == 0
+    assert read_invitation(PeerConfig(invite=capsys.readouterr().out.strip())).grant.name == "bob"
+    assert not (folder / "bob.invite").exists()
+
+
+def test_other_addresses_may_be_given(folder: Path) -> None:
+    """For instance those of a new bootstrap."""
+    other = FAR.replace("192.0.2.1", "192.0.2.9")
+    assert call("invite", "--name", "alice", "--initial-peers", other, "--out", "x") == 0
+    assert read_invitation(PeerConfig(invite="x")).addresses == (other,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (["invite"], 2, "--name"),
+        (["invite", "--name", "a b"], 3, "name=a b is not a name that can be used"),
+        (
+            ["invite", "--name", "alice", "--role", "king"],
+            3,
+            "role=king is no role; choose worker, aggregator, observer",
+        ),
+        (["invite", "--name", "alice", "--expires", "soon"], 2, "--expires=soon is no length of time"),
+        (["invite", "--name", "shared"], 2, "--name=shared is the name of a valid invitation"),
+        (["invite", "--name", "r"], 3, "--out=r.invite exists and is not overwritten"),
+        (["invite", "--name", "alice", "--key", "none.key"], 3, "key=none.key can't be read"),
+        (["revoke", "nobody"], 2, "NAME=nobody is no invitation that this key has issued; give a name (shared)"),
+        (["revoke"], 2, "NAME"),
+        (["join", "--invite", "r.invite", "--open"], 3, "--open=on contradicts invite"),
+        (["join", "--invite", "gone"], 3, "--invite=gone can't be read"),
+        (["status", "--invite", "gone"], 3, "--invite=gone can't be read"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, sentence: str
+) -> None:
+    """With the key, the value and the mend; and no invitation is listed."""
+    assert call(*arguments) == code
+    assert sentence in " ".join(capsys.readouterr().err.split())
+    assert len(Issued.beside(folder / "r.key").entries) == 1
+
+
+def test_the_key_is_the_only_one_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With two, or none, it must be named."""
+    RunKey.create().save(folder / "s.key")
+    assert call("invite", "--name", "alice") == 2
+    assert "--key is needed: this folder has 2 files *.key" in capsys.readouterr().err
+    assert call("invite", "--name", "alice", "--key", "r.key") == 0
+
+
+def test_the_invitation_beside_a_key_must_be_its_own(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise a grant of one run would carry another run's addresses."""
+    (folder / "r.key").unlink()
+    RunKey.create().save(folder / "r.key")
+    assert call("invite", "--name", "alice") == 3
+    assert "is the invitation to another run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("text", "expected"), [("90s", 90), ("30m", 1800), ("12h", 43_200), ("7d", 604_800)])
+def test_a_time_has_a_unit(text: str, expected: float) -> None:
+    """Seconds, minutes, hours or days."""
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "0d", "-1d", "1.5h", "7 d", "999999d", "7w"])
+def test_another_text_is_no_time(text: str) -> None:
+    """The error shows an example."""
+    with pytest.raises(UsageError, match="write it like 7d"):
+        seconds(text)

@@ -1,0 +1,181 @@
+"""Which peers found a private run, what a peer without an invitation is told, and how revocations reach the members."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.errors import Refused
+from p2p_diloco.net.membership import Invitation, Membership, RunKey
+from p2p_diloco.net.sealed import SealedRecords
+from p2p_diloco.node import privacy, revoking
+from p2p_diloco.node.joining import store_record
+from p2p_diloco.node.setup import Setup
+from tests.net.memory import DeafInbox, MemoryNetwork, MemoryTransport
+from tests.node.conftest import specs
+
+KEY, OTHER = RunKey(b"k" * 32), RunKey(b"o" * 32)
+FAR = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooW" + "A" * 44
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(privacy, "FOUNDERS_MEET_S", 0.05)
+    monkeypatch.setattr(revoking, "LOOK_EVERY_S", 0.01)
+
+
+def run(test: Awaitable[None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 20))
+
+
+def join(network: MemoryNetwork, name: str) -> MemoryTransport:
+    return network.join(name, DeafInbox())
+
+
+def setup(model: bool = True, **local: Any) -> Setup:
+    return Setup(RunConfig(), PeerConfig(run_id="r", **local), specs(4) if model else None)
+
+
+@pytest.mark.parametrize(
+    ("local", "private"),
+    [
+        ({"initial_peers": [FAR]}, True),
+        ({"host_maddrs": ["/ip4/0.0.0.0/tcp/0"]}, True),
+        ({"announce_maddrs": ["/ip4/192.0.2.1/tcp/1"]}, True),
+        ({"initial_peers": [FAR], "open": True}, False),
+        ({"initial_peers": [FAR], "role": "aggregator", "model": False}, False),
+        ({}, False),
+        ({"initial_peers": [FAR.replace("192.0.2.1", "127.0.0.1")], "host_maddrs": ["/ip4/127.0.0.1/tcp/0"]}, False),
+    ],
+)
+def test_a_run_that_other_machines_can_reach_is_private(local: dict[str, Any], private: bool) -> None:
+    """Unless it shall be open; a run on loopback alone is open, and a peer that trains nothing founds none."""
+
+    async def test() -> None:
+        assert await privacy.founds_privately(setup(**local), join(MemoryNetwork(), "a")) is private
+
+    run(test())
+
+
+def test_a_run_of_that_name_is_not_founded_again() -> None:
+    """Not if it is open; and if it is private, the peer is told to ask for an invitation."""
+
+    async def test() -> None:
+        network = MemoryNetwork()
+        await store_record(join(network, "open"), "r", b"the record of an open run")
+        newcomer = join(network, "newcomer")
+        assert not await privacy.founds_privately(setup(initial_peers=[FAR]), newcomer)
+        await privacy.claim(join(network, "founder"), "r", KEY.public)
+        with pytest.raises(Refused, match=r"run_id=r is the name of a private run; ask for an invitation.*--invite r"):
+            await privacy.founds_privately(setup(initial_peers=[FAR]), newcomer)
+
+    run(test())
+
+
+def test_of_two_founders_at_once_one_is_told_to_ask_for_an_invitation() -> None:
+    """The one with the lowest public key goes on."""
+
+    async def test() -> None:
+        network = MemoryNetwork()
+        keys = sorted([KEY, OTHER], key=lambda key: key.public)
+        claims = [privacy.claim(join(network, str(place)), "r", key.public) for place, key in enumerate(keys)]
+        first, second = await asyncio.gather(*claims, return_exceptions=True)
+        assert first is None
+        assert isinstance(second, Refused)
+        assert "ask that peer's user for an invitation" in second.sentence
+
+    run(test())
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x80", b"\x81\xa3key\xa1x", b"\x01"])
+def test_an_unreadable_notice_is_no_notice(value: bytes) -> None:
+    """Strangers may store any bytes there."""
+
+    async def test() -> None:
+        network = MemoryNetwork()
+        await privacy.unowned.store(join(network, "eve"), "r/private", value, 60.0)
+        await privacy.refuse_if_private(join(network, "a"), "r")
+
+    run(test())
+
+
+def test_a_notice_is_kept_while_members_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It shows the public key and nothing else."""
+    monkeypatch.setattr(privacy, "NOTICE_EVERY_S", 0.01)
+
+    async def test() -> None:
+        network = MemoryNetwork()
+        keeping = asyncio.create_task(privacy.keep_notice(join(network, "a"), "r", KEY.public))
+        await asyncio.sleep(0.1)
+        keeping.cancel()
+        [(name, (value, until))] = network.records["r/private"].items()
+        assert name[1] == "", "no peer owns it, so it shows no peer's id"
+        assert KEY.public in value
+        assert len(value) < 64
+        assert until > time.time() + privacy.NOTICE_TTL_S - 1
+
+    run(test())
+
+
+def member(dht: MemoryTransport, name: str) -> tuple[Membership, SealedRecords]:
+    granted, seed = KEY.grant("worker", name, time.time() + 3600)
+    mine = Membership(Invitation("r", (), granted, seed, KEY.secret), dht.peer_id, time.time())
+    return mine, SealedRecords(dht, mine)
+
+
+def test_a_revocation_reaches_all_members_and_ends_the_revoked_one() -> None:
+    """The others refuse its certificate from then on."""
+
+    async def test() -> None:
+        network = MemoryNetwork()
+        (alice, a), (bob, b), (_, c) = (member(join(network, name), name) for name in ("alice", "bob", "carol"))
+        watching = [asyncio.create_task(revoking.watch(dht, "r", who)) for dht, who in ((a, alice), (b, bob))]
+        await asyncio.sleep(0.05)
+        assert not any(task.done() for task in watching)
+        await revoking.store(c, "r", KEY.sign_revocations(1, [bob.own.grant_id]))
+        with pytest.raises(Refused, match="invite=bob was revoked; ask for a new invitation"):
+            await asyncio.wait_for(watching[1], 5)
+        await asyncio.sleep(0.05)
+        assert alice.banned == {bob.own.grant_id}
+        assert not watching[0].done()
+        watching[0].cancel()
+
+    run(test())
+
+
+def test_members_keep_a_revocation_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that comes when its first copy is gone finds it; a forged one is ignored."""
+    monkeypatch.setattr(revoking, "KEEP_EVERY_S", 0.02)
+
+    async def test() -> None:
+        network = MemoryNetwork()
+        (alice, a), (bob, b) = (member(join(network, name), name) for name in ("alice", "bob"))
+        alice.revoke(KEY.sign_revocations(1, [b"12345678"]))
+        watching = asyncio.create_task(revoking.watch(a, "r", alice))
+        await asyncio.sleep(0.05)
+        network.records.clear()
+        await revoking.store(b, "r", OTHER.sign_revocations(9, [alice.own.grant_id]))
+        await asyncio.sleep(0.1)
+        assert await revoking.read(b, "r", bob)
+        assert bob.banned == {b"12345678"}
+        assert not watching.done()
+        watching.cancel()
+
+    run(test())
+
+
+def test_nothing_is_written_before_it_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asking whether to found a private run leaves no file."""
+    monkeypatch.chdir(tmp_path)
+
+    async def test() -> None:
+        await privacy.founds_privately(setup(initial_peers=[FAR]), join(MemoryNetwork(), "a"))
+
+    run(test())
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,138 @@
+"""A private run: members find it, train in it and leave; nothing of theirs is readable in the DHT."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+import pytest
+
+from p2p_diloco.config import RunConfig
+from p2p_diloco.errors import GaveUpWaiting
+from p2p_diloco.net.membership import Invitation, Membership, RunKey
+from p2p_diloco.net.sealed import SealedRecords
+from p2p_diloco.node.access import Access
+from p2p_diloco.node.entry import take_part
+from p2p_diloco.node.joining import store_record
+from p2p_diloco.node.run import Run, RunRecord, signature_of
+from p2p_diloco.tensors.layout import Layout
+from tests.net.memory import MemoryNetwork
+from tests.node.conftest import QUICK, MemoryPeer, specs
+
+KEY = RunKey(b"k" * 32)
+
+
+def member(peer: str, key: RunKey = KEY) -> Membership:
+    granted, seed = key.grant("worker", peer, time.time() + 3600)
+    return Membership(Invitation("r", (), granted, seed, key.secret), peer, time.time())
+
+
+class PrivatePeer(MemoryPeer):
+    """A node with an invitation; `founds`: it has the run key, too."""
+
+    def __init__(self, network: MemoryNetwork, name: str, *, founds: bool = False, **options: Any) -> None:
+        super().__init__(network, name, dict(QUICK), **options)
+        self.access = Access(member(name), KEY if founds else None)
+        plain = self.transport
+        dht = SimpleNamespace(
+            peer_id=name, store=plain.store, fetch=plain.fetch, sign=plain.sign, signed_by=plain.signed_by
+        )
+        sealed = SealedRecords(dht, self.access.member)
+        plain.store, plain.fetch = sealed.store, sealed.fetch  # type: ignore[method-assign]
+
+    async def start(self) -> None:
+        """As before, with access."""
+        await super().start()
+        self.task.cancel()
+        self.task = asyncio.create_task(
+            take_part(
+                self.setup, self._channel, self.messages, self.memory, self.transport, self.inbox, access=self.access
+            )
+        )
+
+
+def test_members_train_together_and_the_dht_shows_nothing() -> None:
+    """The founder has the run key, the others don't; no key, name or value of the run can be read."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        a, b = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
+        await a.enter(theta=1.0)
+        await b.enter(theta=99.0)
+        assert b.memory.theta.tolist() == a.memory.theta.tolist()
+        for _ in range(2):
+            await asyncio.gather(a.exchange(1.0), b.exchange(3.0))
+        digests = [(await peer.ask("ask", "told"))["versions"] for peer in (a, b)]
+        assert digests[0] == digests[1]
+        assert len(network.records) >= 2
+        for key, records in network.records.items():
+            assert not key.startswith("r/")
+            for (_, _), (value, _) in records.items():
+                assert b"sync_every" not in value
+                assert b"training" not in value
+        for peer in (a, b):
+            await peer.stop()
+
+    asyncio.run(life())
+
+
+def test_a_peer_without_the_run_key_founds_nothing() -> None:
+    """It waits for a worker that has the key, and says so."""
+
+    async def life() -> None:
+        peer = PrivatePeer(MemoryNetwork(), "b", wait_timeout=0.5)
+        await peer.start()
+        with pytest.raises(GaveUpWaiting):
+            await peer.hear("run")
+        assert any("a worker that has the run key" in str(message.get("text")) for message in peer.said)
+        await peer.stop()
+
+    asyncio.run(life())
+
+
+def test_a_member_cannot_replace_the_runs_record() -> None:
+    """A record that the run key did not sign is left out, even if its name is lower."""
+
+    async def life() -> None:
+        network = MemoryNetwork()
+        mallory = PrivatePeer(network, "mallory")
+        layout = Layout.build(specs(4), 1, "contiguous", None)
+        for outer_lr in (0.1, 0.2, 0.3, 0.4, 0.5):  # five names: one of them is probably the lowest
+            run = Run("r", RunConfig(**{**QUICK, "outer_lr": outer_lr}), layout)
+            await store_record(mallory.transport, "r", RunRecord.founding(run, "mallory", 0.0).pack())
+        a, b = PrivatePeer(network, "a", founds=True), PrivatePeer(network, "b")
+        await a.enter()
+        await b.enter()
+        for peer in (a, b):
+            found = next(message for message in peer.said if message["kind"] == "run")
+            assert found["config"]["outer_lr"] == QUICK["outer_lr"]
+            await peer.stop()
+
+    asyncio.run(life())
+
+
+def test_a_signed_record_holds_for_its_run_and_content_only() -> None:
+    """The signature covers the run's name and every byte of the record."""
+    layout = Layout.build(specs(4), 1, "contiguous", None)
+    record = RunRecord.founding(Run("r", RunConfig(), layout), "a", 1.0)
+    access = Access(member("a"), KEY)
+    value = access.signed("r", record)
+    assert RunRecord.unpack(value) == record
+    assert access.founded_by_the_key("r", value)
+    assert not access.founded_by_the_key("other", value)
+    assert not access.founded_by_the_key("r", record.pack())
+    content = msgpack.unpackb(value)
+    assert not access.founded_by_the_key("r", msgpack.packb({**content, "time": 2.0}))
+    assert not Access(member("a", RunKey(b"o" * 32))).founded_by_the_key("r", value)
+    assert signature_of(record.pack()) == (record.pack(), b"")
+
+
+def test_the_token_is_a_secret_of_the_members() -> None:
+    """A stranger that knows name, settings and model can't compute it; an open run's token is as before."""
+    layout = Layout.build(specs(4), 1, "contiguous", None)
+    salted = Run("r", RunConfig(), layout, member("a").token_salt)
+    assert salted.token == Run("r", RunConfig(), layout, member("b").token_salt).token
+    assert salted.token != Run("r", RunConfig(), layout).token
