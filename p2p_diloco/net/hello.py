@@ -34,8 +34,9 @@ STREAMS_PER_PEER_MAX = 32
 """The most streams that one member may keep open to this peer; it needs a link, and one or two for payloads."""
 STREAMS_MAX = 2048
 """The most streams that all peers together may keep open to this one; three quarters of them by one grant."""
-PEERS_PER_GRANT_MAX = 256
-"""The most peers that are known as members by one grant. A grant that names no peer may be used by several."""
+PEERS_PER_GRANT_MAX = 1024
+"""The most peers that are known as members by one grant. A grant that names no peer may be used by many, one after the
+other, too; the one that opened a stream longest ago is cut."""
 LINGER_S = 1.0
 """Seconds that a stranger has to read the refusal."""
 SWEEP_EVERY_S = 1.0
@@ -148,11 +149,14 @@ class Hellos:
         """
         known = self._known.get(peer)
         if known is not None and known[1] == hello and self._valid(known[0]):
+            self._known[peer] = self._known.pop(peer)  # now the last
             return known[0]
         member = self.membership.admit(peer, hello, self._clock())
-        if known is None and sum(m.grant_id == member.grant_id for m, _ in self._known.values()) >= PEERS_PER_GRANT_MAX:
-            log.debug("%s is not admitted: %d peers use the grant %s", peer, PEERS_PER_GRANT_MAX, member.name)
-            raise Stranger
+        theirs = [other for other, (m, _) in self._known.items() if m.grant_id == member.grant_id]
+        if known is None and len(theirs) >= PEERS_PER_GRANT_MAX:
+            del self._known[theirs[0]]
+            self._cut(theirs[0])
+        self._known.pop(peer, None)
         self._known[peer] = member, hello
         return member
 

@@ -17,7 +17,6 @@ from p2p_diloco.net.frame_stream import FrameStream
 from p2p_diloco.net.framing import Bulk, Frame, Message, Refused, encode
 from p2p_diloco.net.hello import (
     HELLO_S,
-    PEERS_PER_GRANT_MAX,
     PENDING_MAX,
     PENDING_PER_PEER_MAX,
     STREAMS_PER_PEER_MAX,
@@ -309,6 +308,20 @@ def test_a_member_that_the_listener_refuses_is_told_so(caplog: pytest.LogCapture
     assert sum("doesn't take this peer for a member" in record.getMessage() for record in caplog.records) == 1
 
 
+def test_a_certificate_that_is_not_valid_ends_no_membership() -> None:
+    """A stream with wrong bytes is refused, and the peer stays known, so that a revocation still cuts it."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        await a.greets(b)
+        await until(lambda: b.served)
+        with pytest.raises(Stranger):
+            b.hellos.admit("a", b"wrong")
+        assert b.hellos.admits("a")
+
+    run(test)
+
+
 def test_a_revoked_member_is_cut_at_once_and_stays_out() -> None:
     """Also where it was known; the others stay."""
 
@@ -363,17 +376,27 @@ def test_a_member_may_open_only_so_many_streams() -> None:
     run(test)
 
 
-def test_a_grant_is_good_for_so_many_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An invitation that names no peer can be used by many, but can't fill this peer's memory."""
+def test_a_grant_is_good_for_so_many_peers_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invitation that names no peer can be used by many, also by a peer that has a new id at each start. The one
+    that opened a stream longest ago is cut, and may come again; members by other grants stay."""
+    monkeypatch.setattr(module, "PEERS_PER_GRANT_MAX", 3)
 
     async def test(start: Start) -> None:
         shared, me = invitation(), start("me")
-        for index in range(PEERS_PER_GRANT_MAX):
-            me.hellos.admit(f"p{index}", membership(f"p{index}", shared).hello)
-        with pytest.raises(Stranger):
-            me.hellos.admit("one more", membership("one more", shared).hello)
-        me.hellos.admit("p0", membership("p0", shared).hello)
-        me.hellos.admit("another", membership("another").hello)
+
+        def comes(name: str) -> None:
+            me.hellos.admit(name, shown[name])
+
+        shown = {name: membership(name, shared).hello for name in ("p0", "p1", "p2", "p3")}
+        me.hellos.admit("other", membership("other").hello)
+        for name in ("p0", "p1", "p2", "p0"):
+            comes(name)
+        assert me.cut == []
+        comes("p3")
+        assert me.cut == ["p1"]
+        comes("p1")
+        assert me.cut == ["p1", "p2"]
+        assert [me.hellos.admits(name) for name in ("other", *shown)] == [True, True, True, False, True]
 
     run(test)
 
