@@ -196,6 +196,7 @@ def set_rates(
 def doctor(
     initial_peers: list[str] | None = INITIAL_PEERS,
     run_id: str | None = Option(None, help="The run whose peers are tried.", show_default="main", metavar="NAME"),
+    invite: str | None = INVITE,
     host_maddrs: list[str] | None = Option(None, help="Addresses that the peer would listen on.", metavar="ADDR..."),
     announce_maddrs: list[str] | None = Option(
         None, help="Addresses that other peers would be told to dial.", metavar="ADDR..."
@@ -225,6 +226,7 @@ def doctor(
     flags = {
         "initial_peers": initial_peers,
         "run_id": run_id,
+        "invite": invite,
         "host_maddrs": host_maddrs,
         "announce_maddrs": announce_maddrs,
         "direct_port": direct_port,

@@ -23,14 +23,16 @@ log = logging.getLogger(__name__)
 
 
 async def read(dht: Records, run_id: str, member: Membership) -> bool:
-    """Take the newest list that is in the DHT; returns whether it is newer than the known one.
+    """Take the newest list that is in the DHT; returns whether the newest known list is there.
 
     Raises:
         Unreachable: the DHT doesn't answer.
     """
     found = (await unowned.fetch(dht, _key(run_id))).values()
-    news = [member.revoke(packed) for packed in found]
-    return any(news)
+    for packed in found:
+        if member.revoke(packed):
+            log.info("revoked invitations to the run %s: %d", run_id, len(member.banned))
+    return member.revocations in found
 
 
 async def store(dht: Records, run_id: str, packed: bytes) -> bool:
@@ -48,10 +50,8 @@ async def watch(dht: Records, run_id: str, member: Membership) -> None:
     keep_at = clock()
     while True:
         try:
-            news = await read(dht, run_id, member)
-            if news:
-                log.info("revoked invitations to the run %s: %d", run_id, len(member.banned))
-            if member.revocations is not None and (news or clock() >= keep_at):
+            there = await read(dht, run_id, member)
+            if member.revocations is not None and (not there or clock() >= keep_at):
                 keep_at = clock() + KEEP_EVERY_S
                 await store(dht, run_id, member.revocations)
         except Unreachable as error:

@@ -18,7 +18,9 @@ import pytest
 
 from p2p_diloco.cli.bench.network import NoNetwork
 from p2p_diloco.cli.doctor.examination import Wish, examine
+from p2p_diloco.cli.doctor.report import Report
 from p2p_diloco.config import PeerConfig, RunConfig
+from p2p_diloco.net.membership import Invitation, RunKey
 from tests.cli.routed import INSIDE, NOBODY, OUTSIDE, ROUTER, Routed
 
 pytestmark = pytest.mark.real
@@ -150,38 +152,55 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
     assert f"df -h {tmp_path}" in wrong(report)["disk"]["mend"]
 
 
-@pytest.mark.parametrize("direct", [True, False])
-def test_the_way_of_payloads_to_a_peer_of_the_run_is_told(direct: bool) -> None:
-    """A peer that is in the run's records is visited; "direct" only if it takes direct connections."""
+def with_alice(invitation: Invitation | None = None, *, direct: bool = True) -> tuple[Report, str]:
+    """What `doctor` reports in a run whose only peer is alice; her peer id. `invitation`: to a private run."""
     from p2p_diloco.net.dht import DhtPeer
     from p2p_diloco.net.hivemind import HivemindTransport
     from p2p_diloco.node.records import key_of
     from p2p_diloco.node.status import PeerStatus
     from tests.net.memory import DeafInbox
 
-    async def look() -> tuple[Any, str]:
+    async def look() -> tuple[Report, str]:
         seed = await DhtPeer.create()
         alice = await HivemindTransport.create(
             DeafInbox(), run_id="r", initial_peers=seed.daemon.addresses, host_maddrs=("/ip4/127.0.0.1/tcp/0",),
-            direct=direct,
+            direct=direct, invitation=invitation,
         )  # fmt: skip
         try:
             status = PeerStatus(
                 name="alice", peer_id=alice.peer_id, time=time.time(), addresses=(alice.addresses()[0],)
             )
             assert await alice.store(key_of("r", alice.peer_id), alice.peer_id, status.pack(), 30.0)
-            peer = PeerConfig(run_id="r", initial_peers=tuple(seed.daemon.addresses))
+            invite = None if invitation is None else invitation.line()
+            peer = PeerConfig(run_id="r", initial_peers=tuple(seed.daemon.addresses), invite=invite)
             return await examine(Wish(RunConfig(), peer), limit_s=40.0), alice.peer_id
         finally:
             await alice.close()
             await seed.close()
 
-    report, alice = asyncio.run(asyncio.wait_for(look(), LIMIT_S))
+    return asyncio.run(asyncio.wait_for(look(), LIMIT_S))
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_the_way_of_payloads_to_a_peer_of_the_run_is_told(direct: bool) -> None:
+    """A peer that is in the run's records is visited; "direct" only if it takes direct connections."""
+    report, alice = with_alice(direct=direct)
     link = next(link for link in report.links if link.peer_id == alice)
     assert (link.name, link.way) == ("alice", "direct" if direct else "libp2p")
     assert link.rate is not None
     assert ("peers", "ok") in {(found.name, found.verdict) for found in report.findings}
     assert ("direct", "ok" if direct else "warn") in {(found.name, found.verdict) for found in report.findings}
+
+
+def test_a_private_runs_peers_are_visited_with_an_invitation() -> None:
+    """They are in its sealed records. Members let doctor try no direct connection, so it says nothing of these."""
+    key = RunKey.create()
+    granted, seed = key.grant("observer", "doctor", time.time() + 3600)
+    report, alice = with_alice(Invitation("r", (), granted, seed, key.secret))
+    link = next(link for link in report.links if link.peer_id == alice)
+    assert (link.name, link.way) == ("alice", None)
+    assert ("peers", "ok") in {(found.name, found.verdict) for found in report.findings}
+    assert "direct" not in {found.name for found in report.findings}
 
 
 # -- through a router

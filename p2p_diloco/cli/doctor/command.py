@@ -18,6 +18,7 @@ from p2p_diloco.cli.doctor.examination import Wish, examine
 from p2p_diloco.cli.doctor.report import Report
 from p2p_diloco.cli.doctor.view import drawn, lines
 from p2p_diloco.cli.loop import run
+from p2p_diloco.net.invited import with_invitation
 from p2p_diloco.settings import read_settings
 
 
@@ -31,6 +32,7 @@ def examine_this_machine(
     """
     count = None if parameters is None else count_of(parameters, key="--params")
     run_config, peer = read_settings(flags, os.environ, config_file)
+    peer = with_invitation(peer)
     typer.echo(f"checking this machine and {_count(len(peer.initial_peers))}: 20 s at most", err=True)
     return run(_examine(Wish(run_config, peer, count), as_json)).exit_code
 

@@ -158,7 +158,7 @@ async def _run_peers(peer: PeerConfig, addresses: Sequence[str], lock: asyncio.L
     reason."""
     try:
         async with lock:
-            return await run_peers.found(peer.run_id, addresses)
+            return await run_peers.found(peer, addresses)
     except P2PDilocoError as error:
         log.debug("the records of the run's peers can't be read: %s", error)
         return []
@@ -210,6 +210,8 @@ async def _links(
     async with run_peers.direct_channel(daemon, peer, hosts) as channel:
         outcomes = await asyncio.gather(*(run_peers.link_to(daemon, channel, each, lock) for each in visited))
     links = [link for seen, link in outcomes if seen.unreached is None]
+    if peer.invite is not None:
+        links = [replace(link, way=None) for link in links]
     unreached = [(link.name, seen) for seen, link in outcomes if seen.unreached is not None]
     known = {link.peer_id for link in links}
     notes.links[:] = [link for link in notes.links if link.peer_id not in known] + links

@@ -28,25 +28,27 @@ PATIENT_S = 60.0
 """`connect_timeout_s` of the connections here. `DirectChannel` waits a tenth of it for a direct connection."""
 
 
-async def found(run_id: str, initial_peers: Sequence[str]) -> list[PeerStatus]:
-    """Read the peers of the run from their records, newest first. This contacts none of these peers.
+async def found(peer: PeerConfig, initial_peers: Sequence[str]) -> list[PeerStatus]:
+    """The peers of the run by their records, newest first. None of them is asked.
 
     Raises:
         P2PDilocoError: no initial peer lets this one read the records.
     """
+    from p2p_diloco.net.invited import read_invitation
     from p2p_diloco.node.records import read_peers
     from p2p_diloco.observe.look import observer
 
-    async with observer(initial_peers) as dht:
-        peers = (await read_peers(dht, run_id)).values()
+    invitation = None if peer.invite is None else read_invitation(peer)
+    async with observer(initial_peers, invitation) as dht:
+        peers = (await read_peers(dht, peer.run_id)).values()
     return sorted((each for each in peers if each.addresses), key=lambda each: -each.time)
 
 
 @asynccontextmanager
 async def direct_channel(daemon: Daemon, peer: PeerConfig, hosts: Sequence[str]) -> AsyncIterator[DirectChannel | None]:
-    """A block with a channel for direct connections, as a peer with these settings would make them. The channel is None
-    if direct connections are switched off."""
-    if not peer.direct:
+    """Direct connections as a peer with these settings would make them; None if they are switched off, or if the run is
+    private, whose members make them with members only."""
+    if not peer.direct or peer.invite is not None:
         yield None
         return
     from p2p_diloco.net.direct import DirectChannel
@@ -138,7 +140,9 @@ def peers(links: Sequence[Link], unreached: Sequence[tuple[str, Visit]], left_ou
 
 
 def direct(peer: PeerConfig, links: Sequence[Link]) -> Finding | None:
-    """Judge whether payloads to the run's peers can go over direct connections. None if no peer was reached."""
+    """Whether payloads to the run's peers can go over direct connections; None if that is not known."""
+    if peer.invite is not None:
+        return None
     reached = [link for link in links if link.way is not None]
     if not reached:
         return None
