@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from . import damage
+from .admission import in_range
 from .attendance import Attendance
 from .events import Accept, Apply, Average, Effect, Note, Send
 from .messages import Commit, Contribution, Fetch, Held, Plan, Stale, State, TakeOver
@@ -85,7 +87,8 @@ class AsynchronousLog(ShardLog):
         from damaged tensors, because no other peer can get the version that it was made on."""
         if self.round.trusted or self.state is None:
             return []
-        return sorted(p for p in proposed.missing(self.state.plan, self.me) if self._can_hold(p))
+        missing = proposed.missing(self.state.plan, self.me) - self.lead.passed_over
+        return sorted(p for p in missing if self._can_hold(p))
 
     def _can_hold(self, peer: str) -> bool:
         """Whether the peer can hold a commit. It can if it holds a state and its outer steps lead to the same digests
@@ -95,6 +98,9 @@ class AsynchronousLog(ShardLog):
         if summary is None:
             return self.roster.presumed(peer)
         return bool(summary.epochs) and not summary.unlike
+
+    def awaited(self) -> dict[str, float]:
+        return dict.fromkeys(self.waited_for(), self.rules.commits_within) | super().awaited()
 
     def watched(self) -> set[str]:
         watched = {self.lead.target()[1]} if self.own.mine is not None else set()
@@ -139,6 +145,10 @@ class AsynchronousLog(ShardLog):
         """Handle a submission made on the present version or on an earlier one. If a commit has already counted the
         submission, answer its author again."""
         assert self.state is not None
+        if not in_range(contribution, self.state, self.lead, self.rules):
+            return self.roster.complain(
+                sender, f"a contribution to shard {self.shard} is refused: a number is too large"
+            )
         if self.final or settled(contribution, self.state.counted.get(sender)):
             return [] if sender == self.me else self._answer(sender, contribution.base)
         known = self.round.inbox.get(sender)
@@ -249,13 +259,14 @@ class AsynchronousLog(ShardLog):
         """Return the succession that the next commit names: the aggregator, then the successors."""
         assert self.state is not None
         summaries, room = self.roster.summaries(), self.rules.successors
-        members = {p: s.eligible for p, s in summaries.items() if s.epochs and not s.unlike} or {self.me: True}
+        able = {p: s for p, s in summaries.items() if p == self.me or not self.roster.passed(p, now)}
+        members = {p: s.eligible for p, s in able.items() if s.epochs and not s.unlike} or {self.me: True}
         reachable, private = ([p for p in members if members[p] is which] for which in (True, False))
         order = elected(self.rules.run, self.rules.fragments[self.fragment], reachable, private)[self.shard]
-        able = may_stay(self.me, self.state.plan, reachable, private, room)
+        stay = may_stay(self.me, self.state.plan, reachable, private, room)
         since = now if self.assigned is None else self.assigned
         hand_over = hands_over(self.me, order, now - since, self.rules.assigned_for)
-        return succession(self.me, self.state.plan, order, able, room, hand_over=hand_over)
+        return succession(self.me, self.state.plan, order, stay, room, hand_over=hand_over)
 
     # -- others' commits and states
 
@@ -265,7 +276,8 @@ class AsynchronousLog(ShardLog):
         another peer may hold that commit."""
         round, lead = self.round, self.lead
         mine = round.proposed is not None and round.proposed.version == commit.version
-        greater = (commit.term, commit.aggregator) > (lead.term, lead.holder) or commit.aggregator == self.me
+        present = lead.rank(lead.term, lead.holder)
+        greater = lead.rank(commit.term, commit.aggregator) > present or commit.aggregator == self.me
         if isinstance(round.working, Average) and not mine and greater:
             round.drop_draft()
         return super().committed(sender, commit)
@@ -279,6 +291,11 @@ class AsynchronousLog(ShardLog):
         if asks and self.version is not None and self.version.epoch < commit.base.epoch:
             effects.append(Send(sender, Fetch(have, shards=(self.shard,))))
         return effects
+
+    def expects_states_of(self, peer: str) -> bool:
+        """Whether the peer sends states without a question: an aggregator answers a submission, however late."""
+        answers = self.own.mine is not None and peer in self.lead.candidates()
+        return answers or super().expects_states_of(peer)
 
     def insists(self, sender: str, commit: Commit) -> bool:
         """Return whether this peer has already answered this commit with commits of its own lineage. It gives that
@@ -305,9 +322,11 @@ class AsynchronousLog(ShardLog):
         commit = self.round.working.commit if isinstance(self.round.working, Apply) else None
         named = commit is not None and self._names_me(commit)
         wrong, effects = super().applied(base, digest, now)
-        if wrong is not None and named:  # no newer state exists: fetch the base again, then apply this commit again
-            self.incoming.commits[wrong.base] = wrong
-            self.found_damaged(base, now)
+        if wrong is not None and named and wrong.version.digest not in self.round.refuted:
+            # no newer state exists: fetch the base again, then apply this commit again, once
+            self.round.refuted.add(wrong.version.digest)
+            self.incoming.keep(wrong)
+            damage.found(self, base, now)
         if effects and commit is not None and named:
             effects.insert(1, Send(commit.aggregator, Held(self.shard, commit.version)))
         return wrong, effects
@@ -369,7 +388,7 @@ class AsynchronousLog(ShardLog):
         elif self.assigned is None:
             self.assigned = now
         claim = self.claims.pop(version, None)
-        if claim is not None and claim > (self.lead.term, self.lead.holder):
+        if claim is not None and self.lead.entitles(claim[1], claim[0]) and self.lead.rank(*claim) > self.lead.present:
             self.concede(*claim)
         self.claims = {base: c for base, c in self.claims.items() if base.epoch > version.epoch}
 
@@ -416,6 +435,3 @@ class AsynchronousLog(ShardLog):
         super().concede(term, holder)
         if holder != self.me:
             self.round.drop_draft()
-        else:
-            # this peer forgot the claim when it changed lineage: ask for promises again
-            self.lead.promised_by = set()

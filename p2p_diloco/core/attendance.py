@@ -134,10 +134,12 @@ class Attendance:
         return self._evidence(peer) > last
 
     def sure(self, peer: str, epoch: int) -> bool:
-        """Whether the peer is sure to take part in the round on a base of this epoch. The peer must hold the base or be
-        counted in the commit that made it, and no shard's round of this epoch may have closed without the peer."""
+        """Whether the peer is sure to take part in the round on a base of this epoch: it holds the base or was counted
+        in the commit that made the base, no shard's round of this epoch has closed without the peer, and the peer has
+        not missed several rounds in a row."""
         missed = self._missed.get(peer)
-        return self._evidence(peer) >= epoch and (missed is None or missed.epoch < epoch)
+        attends = missed is None or (missed.epoch < epoch and missed.in_a_row < self.rules.misses_max)
+        return self._evidence(peer) >= epoch and attends
 
     def waits_until(self, peer: str, opened: float) -> float:
         """Return the time at which a round stops waiting for a peer that is not sure to take part. ``opened``: when the

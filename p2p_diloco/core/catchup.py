@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from . import damage
 from .donating import answer, tell_versions
 from .events import Accept, Effect, Fill, Note, Send
 from .gather import Gathering
@@ -22,6 +23,9 @@ from .rules import Rules
 from .state import meta_of
 from .switching import Switching, came_late
 from .version import ModelVersion, Version, descends, model_version
+
+DOUBLINGS_MAX = 8
+"""The time for which a donor that fails is not asked again doubles at most this many times."""
 
 
 @dataclass(slots=True)
@@ -42,9 +46,11 @@ class CatchUp:
         self.fetching: Fetching | None = None
         self.switching: Switching | None = None
         self.gathering: Gathering | None = None
-        # by shard and version: each state being loaded, with the version held when loading began
-        self.filling: dict[tuple[int, Version], tuple[State, Version | None]] = {}
+        # by shard and version: each state being loaded, with the version held when loading began and its donor
+        self.filling: dict[tuple[int, Version], tuple[State, Version | None, str]] = {}
         self.lag = Lag(rules, logs, roster)
+        # by donor: how often it has delivered nothing, or wrong states, and until when it is not asked again
+        self.failures: dict[str, tuple[int, float]] = {}
         self.doubted: set[int] = set()  # shards whose state here is wrong: the next fetch asks for them whole
 
     # -- questions
@@ -71,7 +77,7 @@ class CatchUp:
         if self.gathering is not None:
             return self._ask_more(now)
         mine = self.logs.model()
-        if theirs <= mine or self.donor is not None:
+        if theirs <= mine or self.donor is not None or (self._failed_lately(peer, now) and self._others_ahead(peer)):
             return []
         if mine == ModelVersion():
             return self.gather(peer, theirs, now)
@@ -81,6 +87,19 @@ class CatchUp:
         if not self.lag.lasts(peer, theirs, now):
             return []
         return self.gather(peer, theirs, now) if self.lag.is_far(theirs) else self.fetch(peer, theirs, now)
+
+    def _fails(self, donor: str, now: float) -> None:
+        """Record that a donor has delivered nothing, or a wrong state: others get a turn before it is asked again."""
+        times, _ = self.failures.get(donor, (0, now))
+        wait = min(self.rules.settle * 2 ** min(times, DOUBLINGS_MAX), self.rules.fetch_again)
+        self.failures[donor] = times + 1, now + wait
+
+    def _failed_lately(self, peer: str, now: float) -> bool:
+        return now < self.failures.get(peer, (0, now))[1]
+
+    def _others_ahead(self, peer: str) -> bool:
+        mine = self.logs.model()
+        return any(s.model > mine for p, s in self.roster.summaries().items() if p != peer)
 
     def gather(self, first: str, target: ModelVersion, now: float) -> list[Effect]:
         """Begin to fetch the whole model, shard by shard, from all peers whose model version is ``target`` or higher.
@@ -105,10 +124,10 @@ class CatchUp:
         return [Send(donor, Fetch(have, shards=shards)) for donor, shards in requests]
 
     def _gather_again(self, now: float) -> list[Effect]:
-        """Gather the states again if the stored commits do not follow directly on the fetched states. The commits
-        between them were made while the states were on their way, and will never arrive."""
-        kept = ((log.version, log.incoming.commits) for log in self.logs)
-        late = [commit for version, commits in kept if version not in commits for commit in commits.values()]
+        """Gather again if commits are missing between the fetched states and the stored commits. The missing commits
+        will not arrive any more, because the rounds were faster than the transfers of states."""
+        kept = ((log.version, log.incoming) for log in self.logs)
+        late = [commit for version, early in kept if not early.reaches(version) for commit in early.commits.values()]
         donor = max(late, key=lambda commit: commit.version.epoch).aggregator if late else ""
         summary = self.roster.summary(donor)
         if self.rules.asynchronous or summary is None or donor == self.roster.me:
@@ -154,6 +173,7 @@ class CatchUp:
         """Handle a change of this replica's versions: end the fetches that are complete, and request more shards."""
         self.lag.moved()
         if self.fetching is not None and self.logs.model() >= self.fetching.target:
+            self.failures.pop(self.fetching.donor, None)
             self.fetching = None
         if self.gathering is not None:
             self.gathering.came(self.gathering.moved(self.logs.versions()))
@@ -163,6 +183,7 @@ class CatchUp:
         """Handle a peer that died, restarted or can't be reached. Request from other donors the shards that were
         requested from this peer."""
         self.lag.gone(peer)
+        self.failures.pop(peer, None)
         if self.donor == peer:
             self._abandon()
         if self.gathering is None:
@@ -182,6 +203,7 @@ class CatchUp:
         if self.gathering is None:
             return effects
         if self.gathering.vector is None and now - self.gathering.began >= self.rules.settle:
+            self._fails(self.gathering.first, now)
             self.gathering = None  # the first donor has not told its versions
             return effects
         slow = self.gathering.overdue(now)
@@ -197,6 +219,7 @@ class CatchUp:
             return []
         again = None if self.switching is None else self.switching.ask_again(now)
         if again is None:
+            self._fails(under_way.donor, now)
             self._abandon()
             return []
         return [again]
@@ -217,9 +240,8 @@ class CatchUp:
     # -- taking
 
     def told(self, peer: str, message: Versions, now: float) -> list[Effect]:
-        """Handle the versions of all shards that a peer reported. If the peer is on another lineage, compare the two
-        model versions: the lineage with the higher model version wins."""
-        if len(message.versions) != len(self.logs):
+        """Handle the versions that a peer reported. If the lineages differ, the greater whole model wins."""
+        if len(message.versions) != len(self.logs) or not self.roster.asked.open(peer, now):
             return []
         fork = message.forked or any(
             log.relation(v) == "fork" for log, v in zip(self.logs, message.versions, strict=True)
@@ -231,7 +253,7 @@ class CatchUp:
             return []
         if theirs < mine:
             return tell_versions(self.logs, peer)
-        if self.switching is not None:
+        if self.switching is not None or self._failed_lately(peer, now):
             return []
         self._abandon()
         self.switching = Switching(self.rules, self.logs, self.roster, peer, message.versions, now)
@@ -252,8 +274,11 @@ class CatchUp:
         return self._ask_more(now)
 
     def got(self, peer: str, state: State, now: float) -> list[Effect]:
-        """Handle a state of one shard that has arrived. Load it if it belongs to the lineage that this replica changes
-        to or, without such a change, if it descends from the present state."""
+        """Handle a shard's state that arrived: load it if it belongs to the lineage being taken or descends from the
+        present state."""
+        log = self.logs[state.shard]
+        if not (self.roster.asked.open(peer, now) or log.expects_states_of(peer)):
+            return self.roster.complain(peer, f"a state of shard {state.shard} is ignored: it was not asked for")
         key = (state.shard, state.version)
         staged = None if self.switching is None else self.switching.staged.get(state.shard)
         known = key in self.filling or (staged is not None and staged.version == state.version)
@@ -265,27 +290,25 @@ class CatchUp:
             self.switching.touch(peer, now)
         if self.fetching is not None and peer == self.fetching.donor:
             self.fetching.progress = now
-        self.filling[key] = (state, self.logs[state.shard].version)
+        self.filling[key] = (state, log.version, peer)
         return [Fill(state, meta_of(state))]
 
     def filled(self, shard: int, version: Version, digest: str, now: float) -> list[Effect]:
-        """Handle a fetched state whose tensors were loaded and have this ``digest``. If its version names the same
-        digest, the state becomes the shard's present state or, during a change of lineage, is staged."""
-        state, held = self.filling.pop((shard, version), (None, None))
+        """Handle a fetched state that was loaded and has this digest. If the digest is right, the state becomes the
+        present one, or is staged for a change of lineage."""
+        state, held, donor = self.filling.pop((shard, version), (None, None, ""))
         if state is None or held != self.logs[shard].version:
             return []  # the fetch was given up, or a newer version has come: ignore the proposal
         if digest != version.digest:
-            note = Note(
-                "mismatch",
-                f"shard {shard}: a fetched state of epoch {version.epoch} has another digest than its version names",
-            )
+            note = Note("mismatch", f"shard {shard}: a fetched state of epoch {version.epoch} has a wrong digest")
+            self._fails(donor, now)
             self._abandon()
             return [note]
         if self.switching is not None:
             self.switching.staged[shard] = state
             return self._switch(self.switching, now)
         log = self.logs[shard]
-        follows = log.mended(now) if version == log.version else log.adopt(state, now)
+        follows = damage.mended(log, now) if version == log.version else log.adopt(state, now)
         return [Accept(((shard, digest),)), *follows]
 
     def _wanted(self, peer: str, state: State) -> bool:

@@ -3,6 +3,8 @@ were made on."""
 
 from __future__ import annotations
 
+from collections import Counter
+
 from .messages import Commit, Contribution
 from .roster import Roster
 from .rules import Rules
@@ -15,7 +17,7 @@ class Incoming:
     def __init__(self, rules: Rules, roster: Roster) -> None:
         self.rules, self.roster = rules, roster
         self.early: dict[str, Contribution] = {}  # by peer
-        self.commits: dict[Version, Commit] = {}  # by base
+        self.commits: dict[tuple[Version, str], Commit] = {}  # by base and author
 
     def __len__(self) -> int:
         return len(self.early) + len(self.commits)
@@ -27,17 +29,24 @@ class Incoming:
             self.early[sender] = contribution
 
     def keep(self, commit: Commit) -> None:
-        """Store a commit that arrived early. If more than ``commits_kept`` are then stored, drop the commit that was
-        made on the oldest version."""
-        self.commits[commit.base] = commit
+        """Store a commit. If more than ``commits_kept`` are stored, drop one of the author with most commits here: that
+        on the oldest version. So no peer displaces the commits of other peers."""
+        self.commits[commit.base, commit.aggregator] = commit
         if len(self.commits) > self.rules.commits_kept:
-            del self.commits[min(self.commits)]
+            most = Counter(author for _, author in self.commits).most_common(1)[0][0]
+            del self.commits[min(key for key in self.commits if key[1] == most)]
 
-    def take_commit(self, version: Version) -> Commit | None:
-        """Remove and return the stored commit that was made on this version; return None if there is none. Drop the
-        stored commits that were made on earlier versions."""
-        self.commits = {base: commit for base, commit in self.commits.items() if base.epoch >= version.epoch}
-        return self.commits.pop(version, None)
+    def take_commits(self, version: Version) -> list[Commit]:
+        """Remove and return the stored commits on this version. Commits on earlier versions are dropped."""
+        found = [commit for (base, _), commit in self.commits.items() if base == version]
+        self.commits = {
+            key: commit for key, commit in self.commits.items() if key[0].epoch >= version.epoch and key[0] != version
+        }
+        return found
+
+    def reaches(self, version: Version | None) -> bool:
+        """Whether a commit on this version is stored."""
+        return any(base == version for base, _ in self.commits)
 
     def lost(self, peer: str) -> None:
         """Handle the loss of a peer that died or left: drop its contribution if no Summary of this peer has ever

@@ -2,14 +2,22 @@
 
 Law: the plan gives term 0 to its first peer. A higher term is claimed and needs the promise of every live peer that
 holds a state. A reachable candidate claims before a private one. If two peers claim the same term, the higher peer id
-wins. What is known of other peers is read from the roster only. A claim ends when the shard's next version comes.
+wins. Each term belongs to one candidate of the plan, in turns; any other peer may hold a term only once no candidate
+is left. So a peer that the plan does not name can't take a round from the peers that it names. What is known of other
+peers is read from the roster only. A claim ends when the shard's next version comes.
 """
 
 from __future__ import annotations
 
+import itertools
+
 from .events import Effect, Send
 from .messages import Outdated, Plan, Promise, State, TakeOver
 from .roster import Roster
+
+TERMS_AHEAD_MAX = 64
+"""A claim may be ahead of the known term by so many turns of all candidates. A peer that was cut off may have missed
+claims, but no peer misses so many."""
 
 
 class Leadership:
@@ -22,6 +30,7 @@ class Leadership:
         self.term, self.holder = 0, self.plan.succession[0] if self.plan.succession else ""
         # the peers that promised, if this peer holds the term by a claim; else None
         self.promised_by: set[str] | None = None
+        self.passed_over: set[str] = set()  # peers that held the term and let its time pass without a commit
 
     # -- questions
 
@@ -30,19 +39,50 @@ class Leadership:
         return [*self.plan.succession, *(p for p in self.plan.group if p not in self.plan.succession)]
 
     def target(self) -> tuple[int, str]:
-        """Return (term, peer): the peer that should aggregate now, as far as this peer knows, and its term. While the
-        holder of the term lives, that is the holder, even if it has become private. After its death, that is the next
-        live candidate or, if no candidate is live, the peer with the lowest id among all that may aggregate. In both
-        cases a reachable peer goes before a private one."""
-        if self.roster.may_aggregate(self.holder):
+        """Return (term, peer): which peer should aggregate now, as far as this peer knows, and under which term. That
+        is the holder while it lives, even if it has become private. Once the holder is gone, it is the next live
+        candidate: a reachable one if there is one, else a private one. If all candidates are gone, it is the peer with
+        the lowest id among all that may aggregate, again a reachable one if there is one."""
+        if self._able(self.holder):
             return self.term, self.holder
         candidates = self.candidates()
         terms, number = range(self.term + 1, self.term + len(candidates) + 1), len(candidates)
-        others = [(self.term + number + 1, peer) for peer in self.roster.summaries()]
+        others = [(self.term + number + 1, peer) for peer in self.roster.summaries() if peer not in candidates]
         for claims in ([(term, candidates[term % number]) for term in terms], others):
-            if able := [claim for claim in claims if self.roster.may_aggregate(claim[1])]:
+            if able := [claim for claim in claims if self._able(claim[1])]:
                 return next((claim for claim in able if self.roster.reachable(claim[1])), able[0])
         return self.term, self.holder
+
+    def _able(self, peer: str) -> bool:
+        """Whether the peer may aggregate, and was not passed over in this round."""
+        return peer not in self.passed_over and self.roster.may_aggregate(peer)
+
+    def entitles(self, peer: str, term: int) -> bool:
+        """Whether the plan lets this peer hold this term: it is the candidate whose turn the term is; or it is no
+        candidate, and no candidate is left."""
+        candidates = self.candidates()
+        if term > self.term + TERMS_AHEAD_MAX * (len(candidates) + 1):
+            return False
+        if peer in candidates:
+            return candidates[term % len(candidates)] == peer
+        return term > len(candidates) and not any(map(self._able, candidates))
+
+    def rank(self, term: int, holder: str) -> tuple[bool, int, str]:
+        """Return what decides between two claims; the greater wins. A candidate outranks any other peer: one that had
+        claimed the term while the candidates were gone yields when a candidate is back."""
+        return holder in self.candidates(), term, holder
+
+    @property
+    def present(self) -> tuple[bool, int, str]:
+        """The rank of the known claim; lower than that of any other claim if its holder is gone."""
+        return self.rank(self.term, self.holder) if self._able(self.holder) else (False, -1, "")
+
+    def next_term_of(self, peer: str) -> int:
+        """Return the lowest term above the present one that the plan lets this peer hold."""
+        candidates = self.candidates()
+        if peer not in candidates:
+            return self.term + len(candidates) + 1
+        return next(t for t in itertools.count(self.term + 1) if candidates[t % len(candidates)] == peer)
 
     def unpromised(self) -> list[str]:
         """Return the live peers that hold a state and have not yet promised to accept this peer's claim to the term.
@@ -50,7 +90,8 @@ class Leadership:
         term."""
         if self.promised_by is None:
             return []
-        return [p for p in self.roster.alive() if self.roster.holds_state(p) and p not in self.promised_by]
+        answered = self.promised_by | self.passed_over
+        return [p for p in self.roster.alive() if self.roster.holds_state(p) and p not in answered]
 
     def is_claimed_by_another(self, sender: str, fragment: int) -> bool:
         """Whether another peer's claim stands against a commit sent by ``sender``: a third, live peer holds the term,
@@ -67,8 +108,13 @@ class Leadership:
         self.term, self.holder, self.promised_by = term, self.me, set()
 
     def concede(self, term: int, holder: str) -> None:
-        """Accept that ``holder`` holds the term."""
-        self.term, self.holder, self.promised_by = term, holder, None
+        """Accept that ``holder`` holds the term. If that is this peer, it asks for promises again: it has forgotten its
+        claim, or another peer lies."""
+        self.term, self.holder, self.promised_by = term, holder, set() if holder == self.me else None
+
+    def seize(self) -> None:
+        """Take the next term of this peer without any promise."""
+        self.term, self.holder, self.promised_by = self.next_term_of(self.me), self.me, None
 
     def ask(self) -> list[Effect]:
         """Return requests for promises if this peer has claimed the term. They are repeated until the commit is made,
@@ -98,5 +144,7 @@ class Leadership:
         another peer, because that holder has forgotten its own claim."""
         if self.state is None or refusal.base != self.state.version:
             return False
-        greater = (refusal.term, refusal.holder) > (self.term, self.holder)
+        if not self.entitles(refusal.holder, refusal.term):
+            return False
+        greater = self.rank(refusal.term, refusal.holder) > self.rank(self.term, self.holder)
         return greater or sender == self.holder != refusal.holder

@@ -6,6 +6,7 @@ here than the commit names.
 
 from __future__ import annotations
 
+from . import damage
 from .catchup import CatchUp
 from .events import Effect, Note
 from .logs import Logs
@@ -50,7 +51,7 @@ class Mending:
             text = f"shard {log.shard} was changed in memory and no live peer has an intact copy: {then}"
             effects.append(Note("mismatch", text))
             if ended:
-                log.give_up()
+                damage.give_up(log)
             else:
-                effects += log.mended(now, trusted=True)
+                effects += damage.mended(log, now, trusted=True)
         return effects

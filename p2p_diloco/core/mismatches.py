@@ -14,18 +14,21 @@ class Mismatches:
     def __init__(self, rules: Rules, roster: Roster, now: float) -> None:
         self.rules, self.roster = rules, roster
         self.in_a_row = 0  # such commits in a row, of any shard
+        self.authors = set[str]()  # of these commits
         self.silent_until, self.unsaid = now, 0
 
     def agreed(self) -> None:
-        """Record that a commit's outer step led to the digest that the commit names."""
-        self.in_a_row = 0
+        """Record that a commit led to the digest that it names."""
+        self.in_a_row, self.authors = 0, set()
 
-    def found(self, text: str, now: float) -> list[Effect]:
-        """Record that a commit's outer step led to another digest than the commit names, and log ``text``, unless such
-        a line was logged lately. After ``astray_max`` such commits in a row, ask other peers for states instead of
-        commits."""
+    def found(self, text: str, author: str, now: float) -> list[Effect]:
+        """Record that a commit of this author led to another digest than it names. Log ``text``, unless such a line was
+        logged lately. After ``astray_max`` such commits in a row, ask for states instead of commits. If several peers
+        live, these commits must be of two authors: a single author may be the one that computes wrongly."""
         self.in_a_row += 1
-        if self.in_a_row >= self.rules.astray_max and not self.roster.mine.unlike:
+        self.authors.add(author)
+        proven = self.in_a_row >= self.rules.astray_max and len(self.authors) >= min(2, len(self.roster.alive()))
+        if proven and not self.roster.mine.unlike:
             self.roster.says(unlike=True)
             why = (
                 f"{text}, as did all of the last {self.in_a_row} commits: this machine computes the outer step unlike "

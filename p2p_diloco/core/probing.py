@@ -30,6 +30,8 @@ class Member:
     dead: bool = False
     left: int | None = None  # the incarnation that left on purpose
     named: bool = False  # a commit names the peer, so it is presumed to live and to hold a state until found otherwise
+    passed_until: float = float("-inf")  # until then it may not aggregate: a round has gone on without it
+    complained: bool = False  # that a message of the peer was refused has been noted
     gone_since: float | None = None  # when it was first found dead or departed
 
     @property

@@ -173,7 +173,9 @@ class Replica:
             return []
         effects = self._notice_idleness(now)
         effects += self._dispatch(event, now)
-        return effects + self._settle(now)
+        effects += self._settle(now)
+        self.roster.asked.sent(effects, now)
+        return effects
 
     def _dispatch(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -181,6 +183,7 @@ class Replica:
                 return self._received(sender, message, now)
             case Delivered(to, message):
                 self.roster.probing.reached(to)
+                self.roster.asked.delivered(to, message, now)
                 self.rounds.delivered(to, message)
                 return []
             case SendFailed(to, message, gone):
@@ -193,6 +196,7 @@ class Replica:
                 return self.presence.probe(peer, now)
             case Moving(peer):
                 self.roster.probing.reached(peer)
+                self.roster.asked.progresses(peer, now)
                 self.catchup.lag.moving = now
                 return self.presence.probe(peer, now) if self.roster.heard(peer) else []
             case Discovered(peer):
@@ -250,10 +254,13 @@ class Replica:
         if now < self.next_tick:
             return [*self.training.load(now), *(effect for log in self.logs for effect in log.close(now))]
         self.next_tick = now + self.rules.probe_every
+        self.roster.asked.tick(now)
         effects = self.presence.tick(now)
         effects += [*self.training.start(now), *self.training.load(now)]
         effects += self.catchup.tick(now)
         effects += self.mending.mend(now)
+        for log in self.logs:
+            effects += log.pass_over(now)
         for log in self.logs:
             effects += log.tick(now)
         return effects

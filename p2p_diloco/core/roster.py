@@ -10,6 +10,8 @@ from dataclasses import replace
 from operator import ge
 from typing import Any
 
+from .asked import Asked
+from .events import Effect, Note
 from .messages import Summary
 from .probing import Member, Probing
 from .rules import Rules
@@ -23,6 +25,7 @@ class Roster:
         self.mine = summary
         self.members: dict[str, Member] = {}
         self.probing = Probing(rules, self.members)
+        self.asked = Asked(rules)
 
     # -- questions
 
@@ -117,6 +120,24 @@ class Roster:
     def says(self, **changes: Any) -> None:
         """Change fields of this peer's own Summary."""
         self.mine = replace(self.mine, **changes)
+
+    def passes_over(self, peer: str, now: float) -> None:
+        """Record that a round went on without a live peer: for ``forgotten_after`` no plan of this peer lets it
+        aggregate."""
+        if peer in self.members:
+            self.members[peer].passed_until = now + self.rules.forgotten_after
+
+    def passed(self, peer: str, now: float) -> bool:
+        """Whether a round has lately gone on without this live peer."""
+        return peer in self.members and now < self.members[peer].passed_until
+
+    def complain(self, peer: str, text: str) -> list[Effect]:
+        """Return a note that something of this peer was refused, unless there was such a note of the peer lately."""
+        member = self.members.get(peer)
+        if member is None or member.complained:
+            return []
+        member.complained = True
+        return [Note("refused", f"{text} (sent by {peer}; noted once)")]
 
     def discovered(self, peer: str) -> bool:
         """Record that the DHT lists this peer. Returns True if the peer was unknown, so that it should be probed."""

@@ -17,11 +17,12 @@ class Round:
 
     lead: which peer may write the commit. opened: when the version came, the first contribution came, or this peer took
     over, whichever was last. asks_at: when to ask again for missing messages. patience: the length of the interval that
-    ends at ``asks_at``. inbox: contributions, by peer.
+    ends at ``asks_at``. inbox: contributions, by peer. awaited: the peers without which the round can't go on, with the
+    time when the wait for each began.
 
     working: the tensor work under way. draft: the commit that this peer's Average computes. proposed: the computed
     commit, until every peer that must hold it does. interrupted: an Average to repeat once its damaged base is
-    repaired.
+    repaired. refuted: digests that commits named, but did not lead to.
 
     damaged: since when the tensors do not match the version; nothing is averaged meanwhile. trusted: the tensors do not
     match, but no peer has better ones, so the next commit makes a version that matches them. past_mending: no peer has
@@ -33,10 +34,12 @@ class Round:
     asks_at: float = 0.0
     patience: float = 0.0
     inbox: dict[str, Contribution] = field(default_factory=dict)
+    awaited: dict[str, float] = field(default_factory=dict)
     working: Average | Apply | None = None
     draft: Commit | None = None
     proposed: Proposal | None = None
     interrupted: Average | None = None
+    refuted: set[str] = field(default_factory=set)
     damaged: float | None = None
     trusted: bool = False
     past_mending: bool = False

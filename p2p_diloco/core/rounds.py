@@ -8,6 +8,7 @@ handles the message. Otherwise this replica may have missed a commit, or the pee
 
 from __future__ import annotations
 
+from . import damage
 from .catchup import CatchUp
 from .donating import tell_versions
 from .events import Effect, Note, Send
@@ -27,6 +28,7 @@ class Rounds:
     ) -> None:
         self.logs, self.catchup, self.mending = logs, catchup, mending
         self.mismatches, self.training = mismatches, training
+        self.asked = mismatches.roster.asked
 
     def received(self, sender: str, message: Message, now: float) -> list[Effect]:
         """Handle a message about a round of one shard, or about fetching newer states."""
@@ -36,12 +38,13 @@ class Rounds:
             case Commit():
                 return self._committed(sender, message, now)
             case Want(shard, base):
-                return self.logs[shard].wanted(base, now)
+                return self.logs[shard].wanted(sender, base, now)
             case Held(shard, version):
                 return self.logs[shard].held(sender, version, now)
             case Stale(shard):
                 log = self.logs[shard]
-                log.own.stale(message, log.state)
+                if self.asked.open(sender, now):
+                    log.own.stale(message, log.state)
                 return []
             case TakeOver():
                 return self._asked(sender, message, now)
@@ -79,12 +82,12 @@ class Rounds:
                 self.mismatches.agreed()
             return effects
         text = f"shard {shard}: a commit on epoch {base.epoch} led to another digest than it names"
-        effects += self.mismatches.found(text, now)
+        effects += self.mismatches.found(text, wrong.aggregator, now)
         return effects + self.mending.doubt(shard, wrong.aggregator, now)
 
     def damaged(self, shard: int, base: Version, now: float) -> list[Effect]:
         """Handle the report that a shard's tensors no longer match their version: fetch the shard again."""
-        if not self.logs[shard].found_damaged(base, now):
+        if not damage.found(self.logs[shard], base, now):
             return []
         text = f"shard {shard}: the state of epoch {base.epoch} was changed in memory; fetching it again"
         return [Note("mismatch", text), *self.mending.mend(now)]
@@ -107,10 +110,13 @@ class Rounds:
         return []
 
     def _committed(self, sender: str, commit: Commit, now: float) -> list[Effect]:
-        """Handle a commit that another peer sent. If it was made on the shard's present version, the log applies it. If
-        it was made on a newer one, store it. If it was made on an earlier one or on another lineage, answer the
-        sender."""
+        """Handle another peer's commit by how its base relates to the shard's version. It counts from its author, or as
+        the answer to a question."""
         log = self.logs[commit.shard]
+        if sender != commit.aggregator and not self.asked.open(sender, now):
+            return self.mismatches.roster.complain(
+                sender, f"a commit of {commit.aggregator} is ignored: it was not asked for"
+            )
         if commit.base == log.version:
             return log.committed(sender, commit)
         if log.relation(commit.base) != "ahead":

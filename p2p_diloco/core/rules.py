@@ -38,6 +38,9 @@ class Rules:
     fetch_repeats: int = 5  # repeated requests to donors of another lineage while no state arrives
     astray_max: int = 6  # after so many commits in a row that lead to other digests, this replica asks for states
     answered_with: int = 4  # the most commits sent in place of a state, so that they are not longer than the state
+    weight_max: float = math.inf  # the largest weight of a contribution
+    samples_max: int = 2**40  # the most samples of a contribution
+    misses_max: int = 2  # a worker that misses so many rounds in a row is only waited for during a grace
     resends: int = 2  # how often an undelivered commit or state is sent again to a live peer; then that peer must ask
 
     @property
@@ -49,6 +52,10 @@ class Rules:
     def shards(self) -> int:
         """The number of shards of the whole model."""
         return sum(len(shards) for shards in self.fragments)
+
+    def fits(self, weight: float, samples: int) -> bool:
+        """Whether a contribution may have this weight and so many samples."""
+        return 0 < weight <= self.weight_max and 0 <= samples <= self.samples_max
 
     def ended(self, model: ModelVersion) -> bool:
         """Whether the run has ended, judging by this version of the whole model alone."""
@@ -89,6 +96,22 @@ class Rules:
         """A fetch that makes no progress for this long is given up and begun again. A change of lineage is not given up
         at once: it first requests the missing shards again, up to ``fetch_repeats`` times."""
         return 3 * self.heartbeat_timeout
+
+    @property
+    def answered_within(self) -> float:
+        """How long a peer may take to answer a question, if no transfer between the two makes progress."""
+        return 6 * self.heartbeat_timeout
+
+    @property
+    def commits_within(self) -> float:
+        """How long a peer waits for the commit of a live aggregator that has its contribution. Then the aggregator is
+        passed over."""
+        return self.round_timeout + 2 * self.heartbeat_timeout
+
+    @property
+    def promises_within(self) -> float:
+        """How long a peer that has claimed a term waits for the promise of a live peer. Then it goes on without."""
+        return 4 * self.heartbeat_timeout
 
     @property
     def dead_after(self) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import replace
 
+from .admission import objection
 from .attendance import Attendance
 from .events import Accept, Apply, Average, Effect, Note, Send
 from .incoming import Incoming
@@ -135,9 +136,10 @@ class ShardLog(ABC):
         leaves = self.own.send_to(holder) if here else None
         return [] if leaves is None else [Send(holder, leaves)]
 
-    def wanted(self, base: Version, now: float) -> list[Effect]:
-        """Handle an aggregator's request for this peer's contribution."""
-        if base == self.version:
+    def wanted(self, sender: str, base: Version, now: float) -> list[Effect]:
+        """Handle a request for this peer's contribution: it is sent again if the request comes from the aggregator. The
+        aggregator that the plan names may ask, too: a peer that has claimed its term may have forgotten that claim."""
+        if base == self.version and sender in (self.lead.target()[1], *self.lead.plan.succession[:1]):
             self.own.wanted()
         return self.deliver(now)
 
@@ -220,11 +222,13 @@ class ShardLog(ABC):
     # -- others' commits and states
 
     def committed(self, sender: str, commit: Commit) -> list[Effect]:
-        """Handle a commit that another peer made on the present version. Start to apply it, unless a live peer has
-        claimed a higher term."""
+        """Handle another peer's commit on the present version: apply it, unless its author may not write it, or a live
+        peer has claimed a higher term."""
         if self.round.working is not None or self.frozen or self.state is None:
             return []
-        older = (commit.term, commit.aggregator) < (self.lead.term, self.lead.holder)
+        if why := objection(commit, self.state, self.lead, self.rules):
+            return self.roster.complain(sender, f"a commit of shard {self.shard} is ignored: {why}")
+        older = self.lead.rank(commit.term, commit.aggregator) < self.lead.rank(self.lead.term, self.lead.holder)
         if sender == commit.aggregator and older and self.lead.is_claimed_by_another(sender, self.fragment):
             return [Send(sender, self.lead.refusal())]
         if commit.revision < self.state.revision:
@@ -234,8 +238,16 @@ class ShardLog(ABC):
                     f"a commit of {commit.aggregator} would set shard {self.shard} back to an earlier revision",
                 )
             ]
+        if self.round.damaged is not None:
+            self.incoming.keep(commit)
+            return []
         self.round.working = Apply(commit, meta_of(append(self.state, commit, self.rules)), self.state.buffered)
         return [self.round.working]
+
+    def expects_states_of(self, peer: str) -> bool:
+        """Whether the peer sends states without a question: a peer that may aggregate does, if this replica can't apply
+        commits."""
+        return self.roster.mine.unlike and peer in self.lead.candidates()
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
         """Handle a commit on a version that this replica has not reached. ``have``: this replica's versions of all
@@ -303,8 +315,10 @@ class ShardLog(ABC):
             self.roster.name(peer)
 
     def take_kept(self) -> list[Effect]:
-        """If a commit on the present version is stored, start to apply it."""
-        commit = None if self.version is None else self.incoming.take_commit(self.version)
+        """Apply a stored commit on the present version, if there is one whose author may have written it."""
+        kept = [] if self.version is None else self.incoming.take_commits(self.version)
+        fit = [c for c in kept if self.lead.entitles(c.aggregator, c.term)]
+        commit = max(fit, key=lambda commit: (commit.term, commit.aggregator), default=None)
         return [] if commit is None else self.committed(commit.aggregator, commit)
 
     # -- lost messages, and time
@@ -323,6 +337,27 @@ class ShardLog(ABC):
         return [*self.advance(now), *self.ask(), *self.insist(now), *self.outgoing.send_again()]
 
     # -- failover
+
+    def pass_over(self, now: float) -> list[Effect]:
+        """Pass over live peers for which this round has waited too long. Called once per heartbeat interval, before
+        `tick` of any shard."""
+        most = {} if self.version is None or self.final or self.frozen else self.awaited()
+        awaited = self.round.awaited = {peer: self.round.awaited.get(peer, now) for peer in most}
+        late = [peer for peer, since in awaited.items() if now - since >= most[peer]]
+        self.lead.passed_over.update(late)
+        for peer in late:
+            self.roster.passes_over(peer, now)
+        text = f"shard {self.shard}: the round goes on without {', '.join(late)}, which answers probes but nothing else"
+        return [Note("passed", text)] if late else []
+
+    def awaited(self) -> dict[str, float]:
+        """Return the live peers that this round can't do without, each with the seconds that it waits at most: the
+        aggregator that has this peer's contribution, or the peers whose promise is missing."""
+        if self.lead.holder == self.me:
+            return dict.fromkeys(self.unpromised(), self.rules.promises_within)
+        handed = self.own.handed == self.lead.holder and self.own.sendable(self.version)
+        able = len(self.roster.workers()) >= self.needed
+        return {self.lead.holder: self.rules.commits_within} if handed and able else {}
 
     def lost(self, peer: str, now: float) -> list[Effect]:
         """Handle a peer that died or left: no round waits for it any more. If it was the aggregator, its successor
@@ -363,7 +398,8 @@ class ShardLog(ABC):
         """Handle another peer's claim to write the commit after this version. Answer with a promise, unless a claim
         that wins against it is known."""
         if request.base == self.version:
-            if (request.term, sender) < (self.lead.term, self.lead.holder):
+            greater = self.lead.rank(request.term, sender) >= self.lead.present
+            if not greater or not self.lead.entitles(sender, request.term):
                 return [Send(sender, self.lead.refusal())]
             self.concede(request.term, sender)
         return [Send(sender, Promise(self.shard, request.base, request.term)), *self.deliver(now)]
@@ -383,40 +419,3 @@ class ShardLog(ABC):
     def concede(self, term: int, holder: str) -> None:
         """Accept that ``holder`` holds the term."""
         self.lead.concede(term, holder)
-
-    # -- damaged memory
-
-    def found_damaged(self, base: Version, now: float) -> bool:
-        """Record that the tensors do not match the version ``base``. Return True if this damage was not known before.
-        Another peer may already hold this peer's proposal, so the Average that made the proposal is repeated after the
-        repair."""
-        round = self.round
-        if base != self.version or round.damaged is not None or round.trusted or round.past_mending:
-            return False
-        round.damaged = now
-        if isinstance(round.working, Average):
-            if round.proposed is not None:
-                round.proposed, round.interrupted = None, round.working
-            round.working = None
-        return True
-
-    def give_up(self) -> None:
-        """Leave the tensors damaged: no peer has better ones, and the run has ended."""
-        self.round.damaged, self.round.past_mending = None, True
-
-    def mended(self, now: float, *, trusted: bool = False) -> list[Effect]:
-        """Handle the end of a repair: the tensors match the version again, so repeat the Average that the damage
-        interrupted. With ``trusted``, the tensors still do not match, but no peer has sent better ones. This peer then
-        writes the next commit, even if another peer has claimed the term: any peer that could promise the term would
-        have sent better tensors."""
-        round = self.round
-        average, round.interrupted = round.interrupted, None
-        round.damaged = None
-        if average is not None and self.lead.holder == self.me and not trusted:
-            round.working = average
-            return [average]
-        round.trusted = trusted
-        if trusted:
-            self.lead.concede(self.lead.term + 1, self.me)
-        effects = self.close(now)
-        return effects if round.working is not None or trusted else effects + self.take_kept()

@@ -6,6 +6,7 @@ computed: if its author dies before any other peer has it, the contributors send
 
 from __future__ import annotations
 
+from .admission import in_range
 from .attendance import Attendance
 from .election import in_tiers
 from .events import Accept, Effect, Note, Send
@@ -62,6 +63,10 @@ class SynchronousLog(ShardLog):
     def collect(self, sender: str, contribution: Contribution, now: float) -> list[Effect]:
         if self.final or self.state is None:
             return []
+        if not in_range(contribution, self.state, self.lead, self.rules):
+            return self.roster.complain(
+                sender, f"a contribution to shard {self.shard} is refused: a number is too large"
+            )
         known, counted = self.round.inbox.get(sender), self.state.counted.get(sender)
         misdirected = sender != self.me and self.lead.target()[1] != self.me
         effects: list[Effect] = [Send(sender, self.lead.refusal())] if misdirected else []
@@ -109,6 +114,8 @@ class SynchronousLog(ShardLog):
             if attends and self.attendance.names(peer, present, epoch, contributors):
                 group[peer] = s.bandwidth
             took_part = peer in present.succession or self.attendance.has_counted(peer)
+            if peer != self.me and self.roster.passed(peer, now):
+                continue
             near = (s.role == "aggregator" or took_part) and self.attendance.is_near(peer, epoch)
             if near or peer in contributors or peer == self.me:
                 (reachable if s.eligible else private)[s.unlike][peer] = s.bandwidth

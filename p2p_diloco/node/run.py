@@ -33,6 +33,10 @@ FETCH_BYTES, FETCH_MIN = 4 * 2**20, 2
 """At a time, a newcomer asks each donor for shards whose states have FETCH_BYTES together, but for at least FETCH_MIN
 shards: few enough to divide the work evenly among donors, and enough to use a link of long delay."""
 
+STEPS_OVER, SAMPLES_PER_STEP = 16, 2**20
+"""Limits of a contribution: the weight of STEPS_OVER times the inner steps between two exchanges, and SAMPLES_PER_STEP
+samples for each of these steps. Honest contributions are far smaller."""
+
 VERSION_BYTES = 64
 """The most bytes of a shard's version in a header."""
 
@@ -76,6 +80,8 @@ class Run:
             max_staleness=config.max_staleness,
             stop_after_epochs=config.stop_after_epochs,
             stop_after_samples=config.stop_after_samples,
+            weight_max=STEPS_OVER * config.sync_every * (SAMPLES_PER_STEP if config.weighting == "samples" else 1),
+            samples_max=STEPS_OVER * config.sync_every * SAMPLES_PER_STEP,
             commits_kept=self._commits_kept,
             fetch_window=max(FETCH_MIN, FETCH_BYTES // self._state_nbytes),
         )

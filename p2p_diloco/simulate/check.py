@@ -47,6 +47,7 @@ KINDS = {
     "crowded": "8 to 12 peers; faults of all kinds, and pauses; then all peers return",
     "async": "asynchronous mode; no more peers at a time die or have damaged memory than there are successors",
     "torn": "asynchronous mode; faults of all kinds, also cuts of the network",
+    "hostile": "both modes; a member sends anything well-formed, then falls silent",
     "private": "both modes; private peers, relays, single links cut; peers turn private and back",
 }
 _MIX = ("healed", "patient", "async", "bereaved", "joining", "torn", "overlapped", "hesitant", "healed", "joining")
@@ -80,9 +81,10 @@ def drawn(seed: int, kind: str = "healed") -> Settings:
     kinds = {
         "healed": _healed, "patient": _patient, "bereaved": _bereaved, "hesitant": _hesitant, "overlapped": _overlapped,
         "joining": _joining, "crowded": _crowded, "async": _async, "torn": _torn, "private": _private,
+        "hostile": _hostile,
     }  # fmt: skip
     settings = kinds[kind](Random(f"settings {seed}"))
-    if kind != "joining":
+    if kind not in ("joining", "hostile"):
         settings = _harder(settings, Random(f"harder {seed}"))
     unequal = Random(f"links {seed}").random() > 0.5
     settings = replace(settings, bandwidths=(1.0, 100.0)) if unequal else settings
@@ -255,6 +257,21 @@ def _private(rng: Random) -> Settings:
     )
 
 
+def _hostile(rng: Random) -> Settings:
+    """Draw a simulated run, in either mode, in which one member sends anything well-formed until the faults end. There
+    are few other faults, so that nothing else explains a loss."""
+    settings = _torn(rng) if rng.random() < 0.4 else _healed(rng)
+    return replace(
+        settings,
+        peers=max(2, settings.peers),
+        hostile=True,
+        min_peers=1,
+        start_peers=1,
+        faults=("pause",) if rng.random() < 0.3 else (),
+        drop=rng.choice([0.0, 0.0, 0.02]),
+    )
+
+
 def check(world: World) -> Outcome:
     """Play one simulated run to its end, check every invariant, and return the outcome. Raises Violation."""
     round_s = world.settings.interval * world.settings.step_times[1]
@@ -265,6 +282,8 @@ def check(world: World) -> Outcome:
     world.founder.ask(chaos)
     world.run(chaos + rounds)
     world.faults.heal()
+    if world.hostile is not None:
+        world.hostile.fall_silent()
     asked = world.founder.highest()
     slow = LAGS * world.settings.state_lag + rounds
     if round_s >= SHORT_S:
@@ -284,7 +303,7 @@ def check(world: World) -> Outcome:
         require(len(lineage(world)) == 1, "d", f"more than one lineage after healing: {lineage(world)}")
         intact(world)
         revised(world, asked)
-        if world.settings.deaths_at_once is not None:
+        if world.settings.deaths_at_once is not None or world.settings.hostile:
             relied_upon(world)
         steps = account(world)
         world.witness.ended(steps, world.happened)

@@ -159,7 +159,9 @@ def undisturbed(world: World, steps: Counter[str]) -> None:
 
 
 def _at_work(world: World, peer: str, seen_by: str) -> bool:
-    """Whether ``peer`` is able to do what the peer ``seen_by`` waits for."""
+    """Whether a peer can do what another peer (``seen_by``) waits for."""
+    if world.hostile is not None and peer == world.hostile.name:
+        return not world.hostile.silent
     process = world.alive.get(peer)
     if process is None or not world.carries(peer, seen_by):
         return False

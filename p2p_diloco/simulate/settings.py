@@ -59,6 +59,7 @@ class Settings:
     relays: bool = False
     private: int = 0  # peers that are private at the start
     bootstrap: bool = True  # whether there is a bootstrap node, which serves as a relay
+    hostile: bool = False  # a member sends anything well-formed until the faults end
     blame_after: float = 16.0  # within this time live peers must notice that a peer is dead, cut off or stuck
 
     def rules(self) -> Rules:
@@ -69,6 +70,8 @@ class Settings:
             fragments=tuple(tuple(range(i * n, (i + 1) * n)) for i in range(f)),
             heartbeat_interval=1.0,
             heartbeat_timeout=4.0,
+            weight_max=2.0**20,
+            samples_max=2**20,
             commits_kept=64,  # so few that some newcomers miss commits between a fetched state and the kept commits
             **{name: getattr(self, name) for name in AS_RULES},
         )

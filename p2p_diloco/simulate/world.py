@@ -43,6 +43,7 @@ from p2p_diloco.core.revision import FOUNDED
 
 from .faults import Faults
 from .founder import Founder
+from .hostile import Hostile
 from .invariants import advanced, after_event, elects
 from .membership import Membership
 from .model import Tensors, require
@@ -79,6 +80,7 @@ class World:
         self.ways = Ways(self)
         self.faults = Faults(self)
         self.trainers = Trainers(self)
+        self.hostile = Hostile(self) if settings.hostile else None
         self.witness = Witness(self.rules, one_line=settings.deaths_at_once is not None)
         self.membership = Membership(self)
         self.founder = Founder(self)
@@ -156,6 +158,8 @@ class World:
         for other in sorted(self.alive):
             if other != process.name:
                 self.later(process, self.rng.uniform(0.1, 1.0), Discovered(other))
+        if self.hostile is not None and not self.hostile.silent:
+            self.later(process, self.rng.uniform(0.1, 1.0), Discovered(self.hostile.name))
         if self.founder.present > process.replica.roster.mine.revision:
             self.feed_alive(process, Revised(self.founder.present))
         elif self.settings.record_kept and process.known > FOUNDED:
@@ -200,6 +204,10 @@ class World:
                 self.later(sender, 0.01, SendFailed(to, message, gone=False))
                 return
             message = replace(message, payload=tensors)
+        if self.hostile is not None:
+            self.hostile.spoils(message)
+            if self.hostile.takes(sender, to, message):
+                return
         target = self.alive.get(to)
         if target is None:
             gone = self.ways.refused(sender.name, to)
@@ -334,6 +342,7 @@ class World:
         return damaged
 
     def _excused(self, process: Process, commit: Commit) -> bool:
-        """Whether a commit may lead to another digest here than it names: this peer's tensors are damaged, or the
-        commit has no contributions because its author's tensors were damaged."""
-        return self.damaged(process, commit.shard) or not commit.contributions
+        """Whether a commit may lead to another digest here: this peer's tensors are damaged, or the commit has no
+        contributions because its author's tensors were damaged."""
+        forged = self.hostile is not None and commit.version.digest in self.hostile.forged
+        return forged or self.damaged(process, commit.shard) or not commit.contributions

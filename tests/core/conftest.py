@@ -146,7 +146,10 @@ class Peer:
         self.replica.next_wakeup()
         return effects
 
-    def hear(self, sender: str, message: Message, after: float = 0.0) -> list[Effect]:
+    def hear(self, sender: str, message: Message, after: float = 0.0, *, asked: bool = True) -> list[Effect]:
+        """A message arrives. With ``asked`` this peer has asked the sender something before."""
+        if asked:
+            self.replica.roster.asked.sent([Send(sender, Fetch(()))], self.now + after)
         return self.feed(Received(sender, message), after)
 
     def take(self, commit: Commit, sender: str = "") -> list[Effect]:
@@ -169,7 +172,7 @@ class Peer:
         return Summary(**{**plain, **says})
 
     def meet(self, name: str, **says: Any) -> list[Effect]:
-        return self.hear(name, ProbeAck(self.about(**says)))
+        return self.hear(name, ProbeAck(self.about(**says)), asked=False)
 
     def blank(self) -> dict[str, Any]:
         """The Summary of a peer without a state."""
@@ -197,7 +200,7 @@ class Peer:
                     case Send(to, Probe()):
                         summary = self.replica.roster.summary(to)
                         if to not in self.silent and summary is not None:
-                            queue += self.hear(to, ProbeAck(summary))
+                            queue += self.hear(to, ProbeAck(summary), asked=False)
                     case _:
                         effects.append(effect)
         self.now = until

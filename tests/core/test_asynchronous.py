@@ -479,7 +479,7 @@ def test_a_fetched_state_brings_the_count_of_its_buffer(peer: Any) -> None:
 
 def test_a_commit_is_applied_with_the_count_of_the_buffer(peer: Any) -> None:
     a = peer("a", epoch=None, live="", mode="async", dn_buffer_size=3)
-    a.feed(Restore((replace(a.state(0, 1), buffered=2),)))
+    a.feed(Restore((replace(a.state(0, 1, plan=a.plan("abc", "cb")), buffered=2),)))
     assert [e.buffered for e in a.hear("c", next_commit(a)) if isinstance(e, Apply)] == [2]
 
 
@@ -559,11 +559,11 @@ def test_a_commit_that_came_early_is_refused_where_its_term_is_overruled(peer: A
 def test_of_claims_on_a_later_version_the_greatest_is_remembered(peer: Any) -> None:
     """The order of arrival does not matter; at most as many claims are kept as commits."""
     a = running(peer, "a", commits_kept=16)
-    a.hear("b", TakeOver(0, a.version(4), 2))
-    a.hear("c", TakeOver(0, a.version(4), 1))
+    a.hear("b", TakeOver(0, a.version(4), 4))
+    a.hear("c", TakeOver(0, a.version(4), 3))
     a.hear("c", a.state(0, 4, plan=Plan(tuple("abc"), tuple("cb"))))
     a.feed(Filled(0, a.version(4), "d4"))
-    assert (a.replica.logs[0].lead.term, a.replica.logs[0].lead.holder) == (2, "b")
+    assert (a.replica.logs[0].lead.term, a.replica.logs[0].lead.holder) == (4, "b")
     for epoch in range(10, 60):
         a.hear("b", TakeOver(0, a.version(epoch), 1))
     assert {v.epoch for v in a.replica.logs[0].claims} == {*range(60 - a.rules.commits_kept, 60)}
@@ -625,3 +625,27 @@ def test_a_peer_that_sends_its_commit_again_after_the_answer_is_on_another_linea
     (answer,) = c.hear("b", theirs)
     assert isinstance(answer.message, Versions)
     assert answer.message.forked
+
+
+# -- live peers for which a commit has waited too long
+
+
+def test_a_live_successor_that_never_confirms_is_passed_over(peer: Any) -> None:
+    """The commit is published without it, and the next plan names another successor."""
+    c = running(peer)
+    computed(c, c.hear("a", c.contribution(c.held)))
+    assert c.held == c.version(1)
+    c.pass_time(c.rules.commits_within - 1.0)
+    assert c.held == c.version(1)
+    c.pass_time(3.0)
+    assert c.held.epoch == 2
+    assert c.replica.roster.passed("b", c.now)
+    assert "b" not in c.replica.logs[0].next_plan(set(), c.now).succession
+
+
+def test_a_remembered_claim_counts_only_if_it_is_the_claimants_turn(peer: Any) -> None:
+    """Whether it is shows once the version is known."""
+    a = running(peer, "a")
+    a.hear("b", TakeOver(0, a.version(4), 2))
+    fetched(a, 4)
+    assert (a.replica.logs[0].lead.term, a.replica.logs[0].lead.holder) == (0, "c")

@@ -364,3 +364,16 @@ def test_a_miss_is_news_until_it_was_asked_for() -> None:
     round_of(a, 6, "ab", "a")
     round_of(a, 7, "a", "a")
     assert [a.has_news(), a.has_news()] == [True, False]
+
+
+def test_a_peer_that_misses_two_rounds_in_a_row_is_not_sure() -> None:
+    """Though it tells that it holds the base, the round waits only a grace for it. A count makes it sure again."""
+    a = attendance(b=20)
+    sure = []
+    for base in (10, 11):
+        round_of(a, base, "ab", "a", now=50.0)
+        sure.append(a.sure("b", base + 1))
+    assert sure == [True, False]
+    assert RULES.misses_max == 2
+    round_of(a, 12, "ab", "ab", now=60.0)
+    assert a.sure("b", 13)

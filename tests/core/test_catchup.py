@@ -497,3 +497,50 @@ def test_a_donor_that_leaves_is_replaced(peer: Any) -> None:
     n = fetching(peer)
     n.hear("a", Leave(1))
     assert n.replica.catchup.donor is None
+
+
+def test_a_donor_that_delivered_nothing_lets_others_go_first(peer: Any) -> None:
+    """Others that are ahead are asked before it is asked again; if it is the only one, it is asked at once."""
+    n = fetching(peer)
+    n.pass_time(n.rules.fetch_again + 0.5)
+    assert "a" in n.replica.catchup.failures
+    for alone, asked in ((False, []), (True, ["a"])):
+        n = fetching(peer)
+        n.feed(SendFailed("a", Fetch((n.version(6),) * 2), gone=False))
+        n.replica.catchup.failures["a"] = 1, n.now + 9.0
+        if alone:
+            n.lose("c")
+        n.meet("a", model=ahead(n, 7), epochs=(7, 7))
+        n.now += 2.0
+        assert [donor for donor, _ in fetches(n.meet("a", model=ahead(n, 7), epochs=(7, 7)))] == asked
+
+
+def test_the_time_for_which_a_failed_donor_waits_doubles_up_to_a_bound(peer: Any) -> None:
+    """It ends when the donor restarts."""
+    n = peer("n")
+    waits = []
+    for _ in range(12):
+        n.replica.catchup._fails("a", 100.0)
+        waits.append(n.replica.catchup.failures["a"][1] - 100.0)
+    assert waits[:4] == [n.rules.settle * times for times in (1, 2, 4, 8)]
+    assert waits[-1] == n.rules.fetch_again
+    n.replica.catchup.gone("a", 100.0)
+    assert n.replica.catchup.failures == {}
+
+
+def test_a_donor_of_a_wrong_state_has_failed(peer: Any) -> None:
+    """No change to its lineage begins for a while."""
+    b = peer("b", group="ab")
+    b.hear("a", b.state(0, 4))
+    filled(b, b.state(0, 4), "astray")
+    assert "a" in b.replica.catchup.failures
+    theirs = Versions((replace(b.version(1), samples=99, digest="other"),), forked=True)
+    assert fetches(b.hear("a", theirs)) == []
+    assert fetches(b.hear("a", theirs, after=b.rules.fetch_again)) != []
+
+
+def test_a_donor_that_does_not_tell_its_versions_has_failed(peer: Any) -> None:
+    n = peer("n", epoch=None, live="")
+    n.meet("a", model=ahead(n, 7), epochs=(7,))
+    n.pass_time(n.rules.settle + 1.5)
+    assert "a" in n.replica.catchup.failures

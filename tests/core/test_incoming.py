@@ -133,7 +133,7 @@ def test_the_newest_commits_are_kept_up_to_a_bound(peer: Any) -> None:
     n.meet("a", model=model_version([n.version(1)]), epochs=(1,))
     for commit in commits(n, 1, 5):
         n.hear("a", commit)
-    assert sorted(n.replica.logs[0].incoming.commits) == [n.version(3), n.version(4)]
+    assert sorted(n.replica.logs[0].incoming.commits) == [(n.version(3), "a"), (n.version(4), "a")]
     n.hear("a", n.state(0, 4))
     effects = n.feed(Filled(0, n.version(4), "d4"))
     assert n.replica.logs[0].incoming.commits == {}
@@ -150,9 +150,9 @@ def test_the_commit_on_a_version_is_taken_once_and_older_ones_are_dropped() -> N
     for commit in kept.values():
         incoming.keep(commit)
     assert len(incoming) == 3
-    assert incoming.take_commit(Peer.version(2, "other")) is None
-    assert incoming.take_commit(Peer.version(2)) is kept[2]
-    assert incoming.take_commit(Peer.version(2)) is None
+    assert incoming.take_commits(Peer.version(2, "other")) == []
+    assert incoming.take_commits(Peer.version(2)) == [kept[2]]
+    assert incoming.take_commits(Peer.version(2)) == []
     assert list(incoming.commits.values()) == [kept[3]]
 
 
@@ -160,7 +160,7 @@ def test_the_oldest_commit_goes_when_there_are_too_many() -> None:
     incoming = Incoming(replace(PLAIN, commits_kept=2), roster_of("b"))
     for epoch in (5, 3, 4):
         incoming.keep(commit_on(Peer.state(0, epoch)))
-    assert sorted(base.epoch for base in incoming.commits) == [4, 5]
+    assert sorted(base.epoch for base, _ in incoming.commits) == [4, 5]
 
 
 def test_the_early_contribution_of_a_dead_peer_is_kept_only_if_it_was_met() -> None:
@@ -175,3 +175,34 @@ def test_the_early_contribution_of_a_dead_peer_is_kept_only_if_it_was_met() -> N
         incoming.lost(peer)
         incoming.stash(peer, Peer.contribution(Peer.version(2), 2))
     assert {peer: c.id.sequence for peer, c in incoming.early.items()} == {"a": 1, "c": 1}
+
+
+def test_the_commits_of_one_author_displace_no_others() -> None:
+    """Otherwise one peer could make this replica lose what it needs."""
+    incoming = Incoming(replace(PLAIN, commits_kept=3), roster_of("b"))
+    kept = commit_on(Peer.state(0, 1))
+    incoming.keep(kept)
+    for epoch in (1, 5, 6, 7):
+        incoming.keep(commit_on(Peer.state(0, epoch), by="x"))
+    assert sorted((base.epoch, author) for base, author in incoming.commits) == [(1, "a"), (6, "x"), (7, "x")]
+    assert [c for c in incoming.take_commits(kept.base) if c is kept] == [kept]
+
+
+def test_of_the_stored_commits_on_a_version_an_entitled_one_is_applied(peer: Any) -> None:
+    """The plan shows only now which authors may write it."""
+    n = peer("n", epoch=None, group="")
+    n.meet("a", model=model_version([n.version(4)]), epochs=(4,))
+    right = commit_on(n.state(0, 4))
+    for author in "xay":
+        n.hear(author, replace(right, aggregator=author), asked=False)
+    n.hear("a", n.state(0, 4))
+    effects = n.feed(Filled(0, n.version(4), "d4"))
+    assert [e.commit for e in effects if isinstance(e, Apply)] == [right]
+
+
+def test_a_stored_commit_is_found_by_its_base() -> None:
+    incoming = Incoming(PLAIN, roster_of("b"))
+    incoming.keep(commit_on(Peer.state(0, 2)))
+    assert incoming.reaches(Peer.version(2))
+    assert not incoming.reaches(Peer.version(1))
+    assert not incoming.reaches(None)

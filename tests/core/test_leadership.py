@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from p2p_diloco.core.events import Accept, Applied, Apply, Average, Changed, Delivered, Note, Reachable, Release, Send
-from p2p_diloco.core.leadership import Leadership
+from p2p_diloco.core.leadership import TERMS_AHEAD_MAX, Leadership
 from p2p_diloco.core.messages import Commit, Counted, Outdated, Plan, Promise, TakeOver, Want
 from p2p_diloco.core.version import ContributionId, model_version
 from tests.core.conftest import Peer, dies, meta, roster_of
@@ -278,9 +278,12 @@ def test_a_claimant_takes_the_old_aggregators_commit(peer: Any) -> None:
     assert isinstance(b.hear("a", b.commit(plan=b.plan("ab")))[-1], Apply)
 
 
-@pytest.mark.parametrize(("term", "sender", "wins"), [(2, "a", True), (1, "c", True), (1, "a", False), (0, "c", False)])
+@pytest.mark.parametrize(
+    ("term", "sender", "wins"),
+    [(3, "a", True), (2, "c", True), (0, "a", False), (2, "a", False), (1, "c", False), (0, "c", False)],
+)
 def test_the_greater_of_two_claims_wins(peer: Any, term: int, sender: str, wins: bool) -> None:
-    """By term, then by id: the lesser claim is refused and told of the greater one."""
+    """By term, if the term is the claimant's turn: any other claim is refused and told of the known one."""
     b = peer("b", group="abc")
     b.contribute()
     b.lose("a")
@@ -321,10 +324,10 @@ def test_a_refusal_that_names_no_greater_claim_is_ignored(peer: Any, refusal: tu
 def test_a_refusal_tells_the_greatest_claim(peer: Any) -> None:
     """Its term and holder are adopted, and named when lesser claims are refused."""
     b = peer("b", group="abc")
-    b.hear("a", Outdated(0, b.held, 3, "c"))
+    b.hear("a", Outdated(0, b.held, 5, "c"))
     log = b.replica.logs[0]
-    assert (log.lead.term, log.lead.holder) == (3, "c")
-    assert b.said(b.hear("a", TakeOver(0, b.held, 2))) == [Outdated(0, b.held, 3, "c")]
+    assert (log.lead.term, log.lead.holder) == (5, "c")
+    assert b.said(b.hear("a", TakeOver(0, b.held, 3))) == [Outdated(0, b.held, 5, "c")]
 
 
 # -- claims that their holder has forgotten
@@ -466,12 +469,15 @@ def test_a_claim_waits_for_each_live_holder_until_it_is_conceded() -> None:
 
 @pytest.mark.parametrize(
     ("sender", "term", "holder", "overruled"),
-    [("d", 2, "a", True), ("d", 1, "c", True), ("d", 1, "a", False), ("d", 0, "c", False), ("b", 0, "a", True)],
+    [
+        *[("d", 3, "a", True), ("d", 2, "c", True), ("b", 0, "a", True)],
+        *[("d", 0, "a", False), ("d", 2, "a", False), ("d", 1, "c", False), ("b", 0, "c", False)],
+    ],
 )
 def test_a_claim_is_overruled_by_a_greater_one_or_by_its_own_holder(
     sender: str, term: int, holder: str, overruled: bool
 ) -> None:
-    """Greater by term, then by id. A holder that names another peer has forgotten its claim."""
+    """Greater by term, if the term is that peer's turn. A holder that names another peer has forgotten its claim."""
     lead = leadership("e")
     lead.concede(1, "b")
     assert lead.is_overruled(sender, Outdated(0, Peer.version(1), term, holder)) is overruled
@@ -493,3 +499,128 @@ def test_a_claim_of_a_live_third_peer_counts_unless_that_peer_has_moved_on(
     assert not lead.is_claimed_by_another("a", 0)
     lead.claim(2)
     assert not lead.is_claimed_by_another("a", 0)
+
+
+# -- which peer may hold which term
+
+
+def test_each_term_belongs_to_one_candidate_in_turn() -> None:
+    """However many terms were claimed: a peer whose turn it is not can't claim the term."""
+    lead = leadership("e")
+    turns = {term: [peer for peer in "abcde" if lead.entitles(peer, term)] for term in range(7)}
+    assert turns == {term: ["abc"[term % 3]] for term in range(7)}
+
+
+def test_other_peers_may_hold_a_term_only_once_no_candidate_is_left() -> None:
+    """A candidate that was passed over in this round does not count. Their terms are above one turn of all
+    candidates."""
+    lead = leadership("e")
+    dies(lead.roster, "a")
+    dies(lead.roster, "b")
+    assert not lead.entitles("d", 4)
+    lead.passed_over.add("c")
+    assert [lead.entitles("d", term) for term in (0, 3, 4, 9)] == [False, False, True, True]
+
+
+def test_no_term_far_beyond_the_known_one_may_be_held() -> None:
+    """The bound moves with the known term, so an honest claim always fits."""
+    lead = leadership("e")
+    most = 4 * TERMS_AHEAD_MAX
+    assert lead.entitles("abc"[most % 3], most)
+    assert not lead.entitles("abc"[(most + 1) % 3], most + 1)
+    lead.concede(1, "b")
+    assert lead.entitles("abc"[(most + 1) % 3], most + 1)
+
+
+def test_a_candidate_outranks_any_other_peer_and_then_the_term_and_the_id_decide() -> None:
+    lead = leadership("e")
+    claims = [(1, "b"), (9, "e"), (9, "d"), (4, "b"), (4, "d")]
+    assert sorted(claims, key=lambda claim: lead.rank(*claim)) == [(4, "d"), (9, "d"), (9, "e"), (1, "b"), (4, "b")]
+
+
+def test_a_claim_of_a_gone_holder_ranks_below_every_other() -> None:
+    lead = leadership("e")
+    lead.concede(2, "c")
+    assert lead.present == lead.rank(2, "c")
+    dies(lead.roster, "c")
+    assert lead.present < lead.rank(0, "d")
+
+
+def test_the_next_term_of_a_peer_is_its_next_turn() -> None:
+    """Other peers take a term above a whole turn."""
+    lead = leadership("e")
+    lead.concede(4, "b")
+    assert [lead.next_term_of(peer) for peer in "abce"] == [6, 7, 5, 8]
+    lead.seize()
+    assert (lead.term, lead.holder, lead.unpromised()) == (8, "e", [])
+
+
+def test_a_peer_that_is_told_of_its_own_claim_asks_for_promises_again() -> None:
+    """It may have forgotten the claim, or another peer lies: in both cases it writes nothing without promises."""
+    lead = leadership("b")
+    lead.concede(1, "b")
+    assert lead.unpromised() == ["a", "c", "d", "e"]
+
+
+def test_a_claim_by_a_peer_that_the_plan_does_not_name_is_refused(peer: Any) -> None:
+    """It is told of the present holder, and nothing changes."""
+    b = peer("b", live="acz")
+    for term in (0, 1, 4, 100):
+        assert b.hear("z", TakeOver(0, b.held, term)) == [Send("z", Outdated(0, b.held, 0, "a"))]
+    lead = b.replica.logs[0].lead
+    assert (lead.term, lead.holder) == (0, "a")
+
+
+# -- live peers for which a round has waited too long
+
+
+def test_a_live_aggregator_that_never_commits_is_passed_over(peer: Any) -> None:
+    """It has the contribution and answers probes. Its successor claims the term, and its later claims are worth
+    nothing in this round."""
+    b = peer("b")
+    (send,) = b.contribute()
+    b.feed(Delivered("a", send.message))
+    assert b.pass_time(b.rules.commits_within - 1.0) == []
+    effects = b.pass_time(3.0)
+    text = "shard 0: the round goes on without a, which answers probes but nothing else"
+    assert text in [e.text for e in effects if isinstance(e, Note)]
+    assert Send("c", TakeOver(0, b.held, 1)) in effects
+    assert b.replica.logs[0].lead.target() == (1, "b")
+
+
+def test_an_aggregator_that_does_not_have_the_contribution_is_not_passed_over(peer: Any) -> None:
+    """It can't count what has not arrived."""
+    b = peer("b")
+    b.contribute()
+    b.pass_time(3 * b.rules.commits_within)
+    assert b.replica.logs[0].lead.passed_over == set()
+
+
+def test_an_aggregator_is_not_passed_over_while_too_few_peers_train(peer: Any) -> None:
+    """It waits for ``min_peers``, as it should."""
+    b = peer("b", group="ab", live="a", min_peers=3)
+    (send,) = b.contribute()
+    b.feed(Delivered("a", send.message))
+    b.pass_time(3 * b.rules.commits_within)
+    assert b.replica.logs[0].lead.passed_over == set()
+
+
+def test_a_live_peer_that_never_promises_is_passed_over(peer: Any) -> None:
+    """The claimant writes the commit without its promise."""
+    b = peer("b")
+    b.contribute()
+    b.lose("a")
+    b.hear("c", b.contribution(b.held))
+    assert b.averages(b.pass_time(b.rules.promises_within - 1.0)) == []
+    assert b.averages(b.pass_time(3.0)) == [["b", "c"]]
+
+
+def test_a_passed_peer_is_named_as_an_aggregator_by_no_plan_for_a_while(peer: Any) -> None:
+    """It would hold up every later round that it aggregates. It still contributes."""
+    b = peer("b")
+    b.contribute()
+    b.replica.roster.passes_over("a", b.now)
+    log = b.replica.logs[0]
+    assert log.next_plan({"a", "b", "c"}, b.now) == Plan(tuple("abc"), log.next_plan({"a", "b", "c"}, b.now).succession)
+    assert set(log.next_plan({"a", "b", "c"}, b.now).succession) == {"b", "c"}
+    assert set(log.next_plan({"a", "b", "c"}, b.now + b.rules.forgotten_after).succession) == {"a", "b", "c"}

@@ -9,8 +9,8 @@ from p2p_diloco.core.messages import Commit
 
 
 def take(b: Any, shard: int, maker: str = "a") -> Commit:
-    """``b`` applies another peer's next commit of a shard."""
-    commit = b.commit(shard, by=maker)
+    """``b`` applies another peer's next commit of a shard, under the lowest term that is the maker's turn."""
+    commit = b.commit(shard, by=maker, term=b.replica.logs[shard].lead.candidates().index(maker))
     b.take(commit)
     assert b.replica.versions[shard] == commit.version
     return commit

@@ -104,16 +104,36 @@ def test_a_mismatch_is_reported_at_once_and_then_at_intervals() -> None:
     """With the number of unreported ones."""
     found = Mismatches(replace(PLAIN, astray_max=99), roster_of("b"), 100.0)
     every = PLAIN.say_again
-    told = [mismatches(found.found("text", 100.0 + after)) for after in (0.0, 1.0, every - 1.0, every, 2 * every)]
+    told = [mismatches(found.found("text", "a", 100.0 + after)) for after in (0.0, 1.0, every - 1.0, every, 2 * every)]
     assert told == [["text"], [], [], ["text, as did 2 more since the last such line"], ["text"]]
 
 
 def test_only_mismatches_in_a_row_make_a_peer_unlike() -> None:
     found = Mismatches(replace(PLAIN, astray_max=3), roster_of("b"), 0.0)
     for agrees in (False, False, True, False, False):
-        found.agreed() if agrees else found.found("text", 0.0)
+        found.agreed() if agrees else found.found("text", "a", 0.0)
     assert not found.roster.mine.unlike
-    (told,) = mismatches(found.found("text", 0.0))
+    (told,) = mismatches(found.found("text", "a", 0.0))
     assert told.startswith("text, as did all of the last 3")
     assert found.roster.mine.unlike
-    assert found.found("text", 0.0) == []  # it was reported
+    assert found.found("text", "a", 0.0) == []  # it was reported
+
+
+def test_wrong_commits_of_one_author_make_no_peer_unlike() -> None:
+    """That author may be the one that computes wrongly. A commit of a second author is proof, and so are many of the
+    only other peer."""
+    found = Mismatches(replace(PLAIN, astray_max=3), roster_of("b", "ac"), 0.0)
+    for _ in range(9):
+        found.found("text", "a", 0.0)
+    assert not found.roster.mine.unlike
+    found.found("text", "c", 0.0)
+    assert found.roster.mine.unlike
+    found = Mismatches(replace(PLAIN, astray_max=3), roster_of("b", "ac"), 0.0)
+    for author in "aac":
+        found.found("text", author, 0.0)
+        found.agreed() if author == "a" else None
+    assert not found.roster.mine.unlike
+    alone = Mismatches(replace(PLAIN, astray_max=3), roster_of("b", "a"), 0.0)
+    for _ in range(3):
+        alone.found("text", "a", 0.0)
+    assert alone.roster.mine.unlike

@@ -209,3 +209,23 @@ def test_the_standing_changes_with_what_rounds_hang_on() -> None:
     roster.says(epochs=())
     seen.append(roster.standing())
     assert [one == before for before, one in pairwise(seen)] == [True, False, False, False, False, False]
+
+
+def test_a_peer_that_a_round_went_on_without_is_passed_for_a_while() -> None:
+    """Unknown peers are not remembered for this."""
+    r = roster("a")
+    for peer in ("a", "x"):
+        r.passes_over(peer, 100.0)
+    assert r.passed("a", 99.0 + RULES.forgotten_after)
+    assert not r.passed("a", 100.0 + RULES.forgotten_after)
+    assert not r.passed("x", 100.0)
+    assert not r.passed("me", 100.0)
+
+
+def test_refused_messages_of_a_peer_are_noted_once() -> None:
+    """A peer that sends many must not fill the log."""
+    r = roster("ab")
+    assert [note.text for note in r.complain("a", "it is wrong")] == ["it is wrong (sent by a; noted once)"]
+    assert r.complain("a", "it is wrong again") == []
+    assert len(r.complain("b", "it is wrong")) == 1
+    assert r.complain("x", "it is of an unknown peer") == []

@@ -62,3 +62,16 @@ def test_a_run_has_ended_once_its_shards_together_have_come_to_either_end(
     """A model's version sums its three shards."""
     three = Rules(run="run", fragments=((0, 1), (2,)), **ends)
     assert three.ended(ModelVersion(0, samples, epochs, "")) is ended
+
+
+def test_a_contribution_fits_up_to_the_rules_limits() -> None:
+    limits = Rules(run="run", fragments=((0,),), weight_max=4.0, samples_max=9)
+    fits = [(0.5, 0), (4.0, 9), (0.0, 1), (-1.0, 1), (4.5, 1), (1.0, 10), (1.0, -1)]
+    assert [limits.fits(weight, samples) for weight, samples in fits] == [True, True, *[False] * 5]
+
+
+def test_live_peers_are_waited_for_longer_than_their_work_may_take() -> None:
+    """A commit may take a whole round, a promise only a message. An answer may wait in a queue."""
+    ladder = rules(1.0, 10.0)
+    assert ladder.commits_within == ladder.round_timeout + 20.0
+    assert (ladder.promises_within, ladder.answered_within) == (40.0, 60.0)

@@ -15,7 +15,7 @@ from tests.core.conftest import PLAIN, Peer
 
 def test_a_contribution_is_sent_once(peer: Any, life: int) -> None:
     """When it is ready; again at the next tick only if it was not delivered."""
-    b = peer("b", group="ab")
+    b = peer("b", group="ab", round_timeout=60.0)
     (send,) = b.contribute()
     assert send == Send("a", b.replica.logs[0].own.mine)
     assert (send.message.base, send.message.id, send.message.weight) == (b.held, ContributionId(life, 1), 2.0)

@@ -1,0 +1,261 @@
+"""A hostile member of a simulated run: it sends anything well-formed to any peer, until it falls silent.
+
+Law: it knows all that a member can know, and keeps to the limits that the node checks before a message reaches the
+core. Two things it does not do, because the core alone can't detect them: it does not claim a lineage of its own (a
+greater model, and states for it, in answer to a question), and its commits count no contribution that they leave out,
+except with numbers that make the commit wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import TYPE_CHECKING
+
+from p2p_diloco.core.events import Apply, Closed, Delivered, Received, SendFailed
+from p2p_diloco.core.messages import (
+    Commit,
+    Contribution,
+    Counted,
+    Fetch,
+    Held,
+    Leave,
+    Message,
+    Outdated,
+    Plan,
+    Probe,
+    ProbeAck,
+    Promise,
+    Stale,
+    State,
+    Summary,
+    TakeOver,
+    Versions,
+    Want,
+)
+from p2p_diloco.core.state import append, meta_of
+from p2p_diloco.core.version import ContributionId, ModelVersion, Version
+
+from .model import Tensors, require
+
+if TYPE_CHECKING:
+    from .process import Process
+    from .world import World
+
+NAME = "x0"
+HUGE = 2**40
+SAMPLES_MAX, INCARNATION_MAX = 2**48, 2**62
+"""The greatest numbers that fit into a message (`node/misfit.py`)."""
+TACTICS = ("contribute", "claim", "commit", "state", "versions", "refuse", "confirm", "ask", "present", "leave")
+"""What it may do. A run draws some of these."""
+
+
+class Hostile:
+    """The hostile member of one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.name = world, NAME
+        self.rng = Random(f"hostile {world.seed}")
+        rng = self.rng
+        self.tactics = sorted(rng.sample(TACTICS, rng.randint(1, len(TACTICS))))
+        self.answers = rng.random() < 0.8  # whether it answers probes
+        self.works = rng.random() < 0.7  # whether it says that it trains
+        self.promises = rng.random() < 0.5  # whether it promises terms to others
+        self.pause = rng.choice([0.1, 0.5, 2.0])  # mean seconds between two messages
+        self.silent = False
+        self.forged = set[str]()  # digests that it made up
+        self.sequence = 0
+        self.incarnation = rng.choice([1, 1 << 40, 2**62])
+        world.at(rng.uniform(1.0, 10.0), self._act)
+
+    def fall_silent(self) -> None:
+        """Say nothing any more; connections break."""
+        self.silent = True
+        self.world.say(self.name, "falls silent")
+        self.world.membership.disturbed(self.world.now)
+        for process in list(self.world.alive.values()):
+            self.world.later(process, self.rng.uniform(0.01, 0.3), Closed(self.name))
+
+    def takes(self, sender: Process, to: str, message: Message) -> bool:
+        """Take a message that is for this member, and answer it as it likes; False if the message is for another
+        peer."""
+        if to != self.name:
+            return False
+        world = self.world
+        if self.silent:
+            world.later(sender, 0.1, SendFailed(to, message, gone=True))
+            return True
+        world.later(sender, self.rng.uniform(0.01, 0.2), Delivered(to, message))
+        match message:
+            case Probe() if self.answers:
+                self._tell(sender, ProbeAck(self._summary(sender)))
+            case TakeOver(shard, base, term) if self.promises:
+                self._tell(sender, Promise(shard, base, term))
+        return True
+
+    def spoils(self, message: Message) -> None:
+        """Check a message of an honest peer: all its numbers fit into a real message, so nothing that this member sent
+        keeps the peer from speaking (invariant q)."""
+        match message:
+            case Contribution(base=version, id=id):
+                numbers = [(version.samples, SAMPLES_MAX), (id.incarnation, INCARNATION_MAX)]
+            case Commit(version=version, term=term) | State(version=version, term=term):
+                numbers = [(version.samples, SAMPLES_MAX), (term, HUGE)]
+            case TakeOver(term=term) | Outdated(term=term):
+                numbers = [(term, HUGE)]
+            case Probe(summary) | ProbeAck(summary):
+                require(not summary.unlike, "q", "a peer takes itself for unlike the others")
+                numbers = [(summary.incarnation, INCARNATION_MAX)]
+            case _:
+                return
+        for number, most in numbers:
+            require(number <= most, "q", f"{number} does not fit into a message: {message}")
+
+    # -- acting
+
+    def _act(self) -> None:
+        """Send one message to one peer, and schedule the next."""
+        world, rng = self.world, self.rng
+        if self.silent:
+            return
+        world.membership.disturbed(world.now)
+        holders = world.holders()
+        if holders:
+            process = world.alive[rng.choice(holders)]
+            message = self._message(process, rng.randrange(world.rules.shards), rng.choice(self.tactics))
+            if message is not None:
+                for to in [process] if rng.random() < 0.5 else list(world.alive.values()):
+                    self._tell(to, message)
+        world.at(rng.expovariate(1 / self.pause), self._act)
+
+    def _tell(self, to: Process, message: Message) -> None:
+        """Send a message to a peer."""
+        self.world.at(self.rng.uniform(0.01, 0.2), lambda: self._arrives(to, message))
+
+    def _arrives(self, to: Process, message: Message) -> None:
+        """Feed a message to its receiver, unless it is a lie that would be believed as an answer. What is no answer may
+        neither put a state in place nor stand for another peer's commit (invariant q)."""
+        world, replica = self.world, to.replica
+        if world.alive.get(to.name) is not to:
+            return
+        answer = replica.roster.asked.open(self.name, to.clock(world.now))
+        if isinstance(message, State):
+            answer = answer or replica.logs.look_at(message.shard).expects_states_of(self.name)
+        if answer and isinstance(message, (State, Versions)):
+            return
+        world.feed_alive(to, Received(self.name, message))
+        if not answer:
+            self._is_ignored(to, message)
+
+    def _is_ignored(self, process: Process, message: Message) -> None:
+        """Check that a peer does not use a state, versions or another peer's commit for which it did not ask."""
+        catchup = process.replica.catchup
+        match message:
+            case State(shard, version):
+                require((shard, version) not in catchup.filling, "q", f"{process.name} loads {message}")
+            case Versions(versions):
+                taken = catchup.switching is not None and catchup.switching.vector == versions
+                require(not taken, "q", f"{process.name} changes to the lineage of {message}")
+            case Commit(shard, aggregator=author) if author != self.name:
+                log = process.replica.logs.look_at(shard)
+                taken = isinstance(log.round.working, Apply) and log.round.working.commit is message
+                stored = any(commit is message for commit in log.incoming.commits.values())
+                require(not taken and not stored, "q", f"{process.name} uses {message}")
+
+    def _message(self, process: Process, shard: int, tactic: str) -> Message | None:
+        """Make up a message, with true parts from one peer."""
+        rng, state = self.rng, process.replica.state(shard)
+        version = self._near(state.version)
+        somebody = rng.choice([self.name, *self.world.names])
+        term = rng.choice([0, 1, 2, 3, 5, 17, HUGE])
+        id = ContributionId(rng.choice([self.incarnation, 2**62, 1]), rng.choice([self.sequence, HUGE]))
+        self.sequence += 1
+        match tactic:
+            case "contribute":
+                weight, samples = rng.choice([1.0, 2.0**40, 2.0**-40]), rng.choice([0, 5, HUGE])
+                return Contribution(shard, version, id, id, weight, samples, 0)
+            case "claim":
+                return TakeOver(shard, version, term)
+            case "commit":
+                return self._commit(process, shard, somebody, term, id)
+            case "state":
+                forged = Version(version.generation, version.samples + HUGE, version.epoch + 1, self._digest())
+                history = {**state.history, forged.epoch: forged.digest}
+                return State(shard, forged, term, self._plan(somebody), {}, history, 0, Tensors())
+            case "versions":
+                told = [Version(v.generation + rng.choice([0, 1, HUGE]), v.samples, v.epoch, self._digest())
+                        for v in process.replica.versions if v is not None]  # fmt: skip
+                return Versions(tuple(told), forked=rng.random() < 0.5)
+            case "refuse":
+                if rng.random() < 0.5:
+                    return Outdated(shard, version, term, somebody)
+                own = process.replica.logs.look_at(shard).own.mine
+                return Stale(shard, id if own is None else own.id, version)
+            case "confirm":
+                return Held(shard, version) if rng.random() < 0.5 else Promise(shard, version, term)
+            case "ask":
+                have = process.replica.versions
+                questions: list[Message] = [
+                    Want(shard, version),
+                    Fetch(have),
+                    Fetch(have, True),
+                    Fetch(have, shards=()),
+                ]
+                return rng.choice(questions)
+            case "present":
+                return Probe(self._summary(process))
+        return Leave(self.incarnation) if rng.random() < 0.1 else None
+
+    def _commit(self, process: Process, shard: int, author: str, term: int, id: ContributionId) -> Commit:
+        """Make up a commit. Half of them lead to the digest that they name. Half of them count nothing; the others list
+        numbers that no commit may have."""
+        rng, state = self.rng, process.replica.state(shard)
+        base, listed = state.version, list[Counted]()
+        if rng.random() < 0.5:
+            id = replace(id, incarnation=INCARNATION_MAX)
+            listed.append(Counted(rng.choice(self.world.names), id, rng.choice([1.0, 2.0**40]), rng.choice([7, HUGE])))
+        version = Version(base.generation, base.samples + sum(c.samples for c in listed), base.epoch + 1, "")
+        plan = self._plan(author)
+        commit = Commit(shard, base, version, term, author, tuple(listed), plan, (), state.revision)
+        if rng.random() < 0.5 or self.world.damaged(process, shard):
+            return replace(commit, version=replace(version, digest=self._digest()))
+        tensors = process.store.present[shard].rated(commit.revision).step(())
+        digest = tensors.digest(meta_of(append(state, commit, self.world.rules)))
+        return replace(commit, version=replace(version, digest=digest))
+
+    def _plan(self, somebody: str) -> Plan:
+        names = [self.name, *self.world.names]
+        return Plan(tuple(self.rng.sample(names, self.rng.randint(0, len(names)))), (somebody, self.name))
+
+    def _near(self, version: Version) -> Version:
+        """Return the version itself, or one like it."""
+        rng = self.rng
+        if rng.random() < 0.6:
+            return version
+        epoch = max(0, version.epoch + rng.choice([-1, 0, 1, 5, HUGE]))
+        return Version(version.generation + rng.choice([0, 0, 1]), version.samples, epoch, self._digest())
+
+    def _digest(self) -> str:
+        digest = self.rng.randbytes(8).hex()
+        self.forged.add(digest)
+        return digest
+
+    def _summary(self, process: Process) -> Summary:
+        """Return a Summary that may lie about all but the model."""
+        rng, mine = self.rng, process.replica.roster.mine
+        epochs = mine.epochs if self.works else ()
+        model = mine.model if self.works else ModelVersion()
+        if epochs and rng.random() < 0.3:
+            epochs = tuple(rng.choice([0, epoch, HUGE]) for epoch in epochs)
+        return Summary(
+            self.incarnation if rng.random() < 0.95 else rng.choice([1, 2**62]),
+            "worker",
+            rng.random() < 0.8,
+            model,
+            epochs,
+            idle=rng.random() < 0.2,
+            bandwidth=rng.choice([0.0, 1.0, 2.0**50]),
+            unlike=rng.random() < 0.1,
+            speed=rng.choice([0.0, 1.0, 2.0**40]),
+            paused=rng.random() < 0.1,
+        )
