@@ -42,13 +42,13 @@ class Streams:
         """A frame stream over a pipe; `close` ends the pipe. The pipe ends at once if its peer isn't admitted."""
         self.pipes[pipe] = peer
         if not self.admits(peer):
-            pipe.abort()
+            _cut(pipe)
         return FrameStream(pipe, peer, self.limits, self.traffic)
 
     def cut(self, peer: str) -> None:
         """End every stream and connection with a peer at once."""
         for pipe in [pipe for pipe, other in self.pipes.items() if other == peer]:
-            pipe.abort()
+            _cut(pipe)
 
     def lost(self, peer: str) -> None:
         """Tell the inbox that a stream of `peer` broke, unless this peer is closing."""
@@ -64,3 +64,9 @@ class Streams:
             _, unfinished = await asyncio.wait(tasks, timeout=CLOSE_S)
             for task in unfinished:
                 task.cancel()
+
+
+def _cut(pipe: Pipe) -> None:
+    """End a pipe at once; bytes that have come already are not read."""
+    pipe.abort()
+    pipe.unread.clear()

@@ -209,6 +209,24 @@ def test_a_client_takes_part_without_listening() -> None:
     run(test())
 
 
+def test_a_peer_is_found_where_libp2p_has_proven_it_and_not_where_it_claims_to_be() -> None:
+    """Also a peer that has dialled this one, and that listens nowhere; a peer that isn't found is nowhere."""
+
+    async def test() -> None:
+        a = await join()
+        b = await join(initial_peers=a.addresses(), client_mode=True)
+        place, _, _ = a.addresses()[0].partition("/p2p/")
+        await b.introduce(a.peer_id, [f"/ip4/192.0.2.1/tcp/22/p2p/{a.peer_id}", *a.addresses()])
+        assert await b._dht.daemon.found_at(a.peer_id) == [place]
+        (found,) = await a._dht.daemon.found_at(b.peer_id)
+        assert found.startswith("/ip4/127.0.0.1/tcp/")
+        assert await a._dht.daemon.found_at(STRANGER) == []
+        await b.close()
+        await a.close()
+
+    run(test())
+
+
 @pytest.mark.parametrize("turns", range(1, 9))
 def test_a_cancelled_start_ends_and_leaves_no_process(turns: int) -> None:
     """It is cancelled in one of the loop's first turns, while the daemon's process begins."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from dataclasses import replace
 
@@ -10,10 +11,13 @@ import pytest
 
 from p2p_diloco.net import direct as direct_module
 from p2p_diloco.net.dial_back import PORTS_MAX
+from p2p_diloco.net.framing import Bulk, encode
 from p2p_diloco.net.interface import Refusal, Unreachable
+from p2p_diloco.net.listener import I_SEND, WELCOME
 from p2p_diloco.net.pipe import Pipe
+from p2p_diloco.net.tls import connect
 from tests.net.clocks import by_hand
-from tests.net.direct_peers import AT_ONCE_S, HERE, Start, ask_to_dial_back, changed_offers, pair, run, until
+from tests.net.direct_peers import AT_ONCE_S, HERE, Start, ask_to_dial_back, changed_offers, offer_of, pair, run, until
 
 
 def test_payloads_of_a_peer_share_a_connection() -> None:
@@ -110,6 +114,23 @@ def test_no_peer_has_the_ports_of_its_address_scanned() -> None:
         assert mine is not None
         with pytest.raises(Refusal, match="too many ports"):
             await a.direct._ask("b", mine.pack())
+
+    run(test)
+
+
+def test_a_ticket_is_worth_nothing_once_its_peer_is_no_member() -> None:
+    """It was drawn before the revocation; what comes on the connection is not read."""
+
+    async def test(start: Start) -> None:
+        a, b = start("a"), start("b")
+        offer = await offer_of(a, "b")
+        b.exchange.streams.admits = lambda peer: peer != "a"
+        reader, writer = await connect("127.0.0.1", b.port, socket.AF_INET, offer.certificate)
+        writer.write(offer.ticket + I_SEND + encode(Bulk(b"h", 3)) + b"abc")
+        with contextlib.suppress(OSError):
+            assert await reader.read() in (b"", WELCOME)
+        writer.transport.abort()
+        assert b.box.got == []
 
     run(test)
 

@@ -187,7 +187,7 @@ def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCapt
         founding = SimpleNamespace(proven=lambda transport, revision: revision.proof == "good")
         work, unused = TensorWork(run, torch.zeros(2)), cast(Any, None)
         common: Any = SimpleNamespace(
-            run=run, work=work, founding=founding, transport=None, ledger=Ledger(OF_EXCHANGE), outbox=None
+            run=run, work=work, founding=founding, transport=None, ledger=Ledger(OF_EXCHANGE), outbox=None, replica=None
         )
         inbox = Inbox()
         inbox.handler = RunInbox(common, node, unused)
