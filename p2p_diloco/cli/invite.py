@@ -23,7 +23,7 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, UsageError
 from p2p_diloco.net.invited import read_invitation
 from p2p_diloco.net.issued import Issued
-from p2p_diloco.net.membership import Invitation, Membership, RunKey
+from p2p_diloco.net.membership import Invitation, Membership, RunKey, is_run_key
 from p2p_diloco.net.private_files import write_new
 
 if TYPE_CHECKING:
@@ -135,9 +135,9 @@ def only_key() -> Path:
     Raises:
         UsageError: there is none, or there are several.
     """
-    found = sorted(Path().glob("*.key"))
+    found = [path for path in sorted(Path().glob("*.key")) if is_run_key(path)]
     if len(found) != 1:
-        wrong = f"is needed: this folder has {len(found)} files *.key"
+        wrong = f"is needed: this folder has {len(found)} run keys"
         raise UsageError(wrong, key="--key", mend="name the .key file that the run's founder wrote")
     return found[0]
 

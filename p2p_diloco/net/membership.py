@@ -18,7 +18,17 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.net.grants import HELLO_BYTES_MAX, ROLES, Grant, Member, RunKey, banned_by, certificate, member_of
+from p2p_diloco.net.grants import (
+    HELLO_BYTES_MAX,
+    ROLES,
+    Grant,
+    Member,
+    RunKey,
+    banned_by,
+    certificate,
+    is_run_key,
+    member_of,
+)
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.statements import derived, signed
 
@@ -32,6 +42,7 @@ __all__ = [
     "Membership",
     "RunKey",
     "Stranger",
+    "is_run_key",
     "member_of",
 ]
 

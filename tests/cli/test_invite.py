@@ -92,10 +92,12 @@ def test_what_is_wrong_is_said_in_a_sentence(
 
 
 def test_the_key_is_the_only_one_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With two, or none, it must be named."""
+    """With two, or none, it must be named. A peer's identity in the folder is none."""
+    (folder / "identity.key").write_bytes(b"\x08\x00\x12 an identity")
+    assert call("invite", "--name", "early") == 0
     RunKey.create().save(folder / "s.key")
     assert call("invite", "--name", "alice") == 2
-    assert "--key is needed: this folder has 2 files *.key" in capsys.readouterr().err
+    assert "--key is needed: this folder has 2 run keys" in capsys.readouterr().err
     assert call("invite", "--name", "alice", "--key", "r.key") == 0
 
 
