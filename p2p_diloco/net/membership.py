@@ -1,4 +1,4 @@
-"""Membership of a private run: who is a member, and the seal of the members' records.
+"""Membership of a private run: which peers are members, and the seal of the members' records.
 
 Law: keys and bytes; no socket and no clock: `now` is an argument, in seconds since 1970. The bytes of other peers are
 untrusted: `admit`, `revoke` and `open` refuse bytes that don't fit, with the same answer for every reason.

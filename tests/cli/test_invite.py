@@ -75,7 +75,7 @@ def test_other_addresses_may_be_given(folder: Path) -> None:
         (["invite", "--name", "shared"], 2, "--name=shared is the name of a valid invitation"),
         (["invite", "--name", "r"], 3, "--out=r.invite exists and is not overwritten"),
         (["invite", "--name", "alice", "--key", "none.key"], 3, "key=none.key can't be read"),
-        (["revoke", "nobody"], 2, "NAME=nobody is no invitation that this key has issued; give a name (shared)"),
+        (["revoke", "carol"], 2, "NAME=carol is no invitation that this key has issued; give a name (shared)"),
         (["revoke"], 2, "NAME"),
         (["join", "--invite", "r.invite", "--open"], 3, "--open=on contradicts invite"),
         (["join", "--invite", "gone"], 3, "--invite=gone can't be read"),

@@ -1,5 +1,5 @@
-"""Who is a member of a private run, and the seal of its records. Bytes of strangers lead to a refusal, never to another
-error."""
+"""Which peers are members of a private run, and the seal of its records. Bytes of strangers lead to a refusal, never
+to another error."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_certificate_never_outlives_its_grant() -> None:
 
 
 def test_an_expired_invitation_makes_no_member() -> None:
-    """The peer learns it before it dials anyone."""
+    """The peer learns it before it dials another."""
     with pytest.raises(ConfigError, match="has expired; ask for a new invitation"):
         membership(invitation(expires=NOW))
 
