@@ -140,7 +140,7 @@ def invite(
     out: Path | None = Option(None, help="File to write; unset: NAME.invite.", metavar="PATH"),
     line: bool = Option(False, "--line", help="Print it as one line for P2P_DILOCO_INVITE, and write no file."),
 ) -> None:
-    """Let someone into a private run: write an invitation. Needs the run's key, and no network."""
+    """Write an invitation to a private run. Needs the run's key, and no network."""
     from p2p_diloco.cli.invite import invite as make
 
     make(name, role, expires, peer=peer, key_file=key, initial_peers=initial_peers or (), out=out, as_line=line)
@@ -155,7 +155,7 @@ def revoke(
     logs: str = LOGS,
     debug: bool = DEBUG,
 ) -> None:
-    """Put someone out of a private run: its members end all connections with peers of that invitation.
+    """Revoke an invitation to a private run: its members end all connections with the peers that use it.
 
     Needs the run's key. What those peers have read or contributed stays so.
     """

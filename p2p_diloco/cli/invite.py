@@ -1,4 +1,4 @@
-"""`invite` and `revoke`: let someone into a private run, and put someone out of it. Both need the run key's file.
+"""`invite` and `revoke`: let a peer into a private run, and put it out. Both need the run key's file.
 
 Law: all checks that need no swarm come first. `invite` needs no network at all; `revoke` stores one signed list in the
 run's DHT records, and takes no part in the run.
@@ -23,7 +23,7 @@ from p2p_diloco.config import PeerConfig
 from p2p_diloco.errors import ConfigError, GaveUpWaiting, UsageError
 from p2p_diloco.net.invited import read_invitation
 from p2p_diloco.net.issued import Issued
-from p2p_diloco.net.membership import Invitation, Membership, RunKey
+from p2p_diloco.net.membership import Invitation, Membership, RunKey, is_run_key
 from p2p_diloco.net.private_files import write_new
 
 if TYPE_CHECKING:
@@ -68,11 +68,11 @@ def invite(
     file = out or Path(f"{name}.invite")
     write_new(file, made.pack(), key="--out")
     issued.save()
-    typer.echo(f"# {file} is a secret: give it to {name} over a safe way; {name} runs:")
+    typer.echo(f"# {file} is a secret: give it to {name} over a safe channel, and run there:")
     typer.echo(f"p2p-diloco join --invite {file.name}")
 
 
-def revoke(who: str, key_file: Path | None, initial_peers: Sequence[str], *, as_json: bool) -> None:
+def revoke(name: str, key_file: Path | None, initial_peers: Sequence[str], *, as_json: bool) -> None:
     """Revoke all invitations of a name, or one by its grant's id, and tell the run's members.
 
     Raises:
@@ -81,18 +81,20 @@ def revoke(who: str, key_file: Path | None, initial_peers: Sequence[str], *, as_
     """
     path = key_file or only_key()
     key, shared, issued = RunKey.load(path), shared_invitation(path), Issued.beside(path)
-    ids = issued.ids_of(who) or _as_id(who)
+    ids = issued.ids_of(name) or _as_id(name)
     if not ids:
         known = ", ".join(sorted({entry.name for entry in issued.entries})) or "none"
         mend = f"give a name ({known}), or the id of a grant, 16 hex digits"
-        raise UsageError("is no invitation that this key has issued", value=who, key="NAME", mend=mend)
+        raise UsageError("is no invitation that this key has issued", value=name, key="NAME", mend=mend)
     addresses = PeerConfig(initial_peers=tuple(initial_peers)).initial_peers or shared.addresses
     check_initial_peers(addresses)
     banned = run(_revoke(key, shared, issued, ids, addresses))
     if as_json:
         typer.echo(json.dumps({"schema_version": 1, "run_id": shared.run_id, "revoked": [id.hex() for id in ids]}))
     else:
-        typer.echo(f"revoked {who}: the members of {shared.run_id} put it out within seconds ({banned} revoked in all)")
+        typer.echo(
+            f"revoked {name}: the members of {shared.run_id} put it out within seconds ({banned} revoked in all)"
+        )
 
 
 async def _revoke(
@@ -135,9 +137,9 @@ def only_key() -> Path:
     Raises:
         UsageError: there is none, or there are several.
     """
-    found = sorted(Path().glob("*.key"))
+    found = [path for path in sorted(Path().glob("*.key")) if is_run_key(path)]
     if len(found) != 1:
-        wrong = f"is needed: this folder has {len(found)} files *.key"
+        wrong = f"is needed: this folder has {len(found)} run keys"
         raise UsageError(wrong, key="--key", mend="name the .key file that the run's founder wrote")
     return found[0]
 

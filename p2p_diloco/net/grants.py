@@ -145,6 +145,14 @@ class RunKey:
         return sign(self._seed, kind, statement)
 
 
+def is_run_key(path: Path) -> bool:
+    """Whether a file holds a run key, and not for instance a peer's identity."""
+    try:
+        return _KIND.encode() in path.read_bytes()[:1024]
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """A peer whose certificate was accepted. `run`: the public run key of its run."""

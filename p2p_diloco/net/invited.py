@@ -152,8 +152,8 @@ def write_files(run_id: str, key: RunKey, addresses: Sequence[str]) -> None:
     write_new(invite_file, invitation.pack(), key="invite")
     issued.save()
     log.warning(
-        "the run %s is private: %s is its key (keep it), %s lets others in; give it to them over a safe way, and they "
-        "run: p2p-diloco join --invite %s",
+        "the run %s is private: %s is its key (keep it), and %s an invitation for others; send it over a safe channel, "
+        "and run there: p2p-diloco join --invite %s",
         run_id,
         key_file,
         invite_file,

@@ -1,4 +1,4 @@
-"""Membership of a private run: who is a member, and the seal of the members' records.
+"""Membership of a private run: which peers are members, and the seal of the members' records.
 
 Law: keys and bytes; no socket and no clock: `now` is an argument, in seconds since 1970. The bytes of other peers are
 untrusted: `admit`, `revoke` and `open` refuse bytes that don't fit, with the same answer for every reason.
@@ -18,7 +18,17 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from p2p_diloco.errors import ConfigError
-from p2p_diloco.net.grants import HELLO_BYTES_MAX, ROLES, Grant, Member, RunKey, banned_by, certificate, member_of
+from p2p_diloco.net.grants import (
+    HELLO_BYTES_MAX,
+    ROLES,
+    Grant,
+    Member,
+    RunKey,
+    banned_by,
+    certificate,
+    is_run_key,
+    member_of,
+)
 from p2p_diloco.net.invitation import Invitation
 from p2p_diloco.net.statements import derived, signed
 
@@ -32,6 +42,7 @@ __all__ = [
     "Membership",
     "RunKey",
     "Stranger",
+    "is_run_key",
     "member_of",
 ]
 

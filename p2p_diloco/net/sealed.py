@@ -38,8 +38,7 @@ class SealedRecords:
         hidden = self._membership.hidden(key)
         if not owned and await self._others_keep(hidden, subkey, ttl_s):
             return True
-        mine = owned and subkey.partition("/")[0] == self.peer_id
-        name = subkey if mine else f"{self.peer_id}{_COPY}{subkey}"
+        name = subkey if subkey.partition("/")[0] == self.peer_id else f"{self.peer_id}{_COPY}{subkey}"
         return await self._dht.store(hidden, name, self._membership.seal(_place(hidden, name), value), ttl_s)
 
     async def fetch(self, key: str) -> dict[str, tuple[bytes, float]]:

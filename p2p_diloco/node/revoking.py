@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from p2p_diloco.errors import Refused
 from p2p_diloco.net.interface import Records, Unreachable
@@ -44,7 +45,7 @@ async def watch(dht: Records, run_id: str, member: Membership) -> None:
     """Until cancelled, take each newer list in the DHT, and keep the newest one stored there.
 
     Raises:
-        Refused: this peer's own grant was revoked.
+        Refused: this peer's own grant was revoked, or has expired.
     """
     clock = asyncio.get_running_loop().time
     keep_at = clock()
@@ -60,6 +61,8 @@ async def watch(dht: Records, run_id: str, member: Membership) -> None:
             log.warning("revocations in the DHT can't be read or renewed", exc_info=True)
         if member.revoked:
             raise Refused("was revoked", key="invite", value=member.own.name, mend="ask for a new invitation")
+        if time.time() >= member.own.expires:
+            raise Refused("has expired", key="invite", value=member.own.name, mend="ask for a new invitation")
         await asyncio.sleep(LOOK_EVERY_S)
 
 

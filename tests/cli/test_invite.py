@@ -75,7 +75,7 @@ def test_other_addresses_may_be_given(folder: Path) -> None:
         (["invite", "--name", "shared"], 2, "--name=shared is the name of a valid invitation"),
         (["invite", "--name", "r"], 3, "--out=r.invite exists and is not overwritten"),
         (["invite", "--name", "alice", "--key", "none.key"], 3, "key=none.key can't be read"),
-        (["revoke", "nobody"], 2, "NAME=nobody is no invitation that this key has issued; give a name (shared)"),
+        (["revoke", "carol"], 2, "NAME=carol is no invitation that this key has issued; give a name (shared)"),
         (["revoke"], 2, "NAME"),
         (["join", "--invite", "r.invite", "--open"], 3, "--open=on contradicts invite"),
         (["join", "--invite", "gone"], 3, "--invite=gone can't be read"),
@@ -92,10 +92,12 @@ def test_what_is_wrong_is_said_in_a_sentence(
 
 
 def test_the_key_is_the_only_one_here(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With two, or none, it must be named."""
+    """With two, or none, it must be named. A peer's identity in the folder is none."""
+    (folder / "identity.key").write_bytes(b"\x08\x00\x12 an identity")
+    assert call("invite", "--name", "early") == 0
     RunKey.create().save(folder / "s.key")
     assert call("invite", "--name", "alice") == 2
-    assert "--key is needed: this folder has 2 files *.key" in capsys.readouterr().err
+    assert "--key is needed: this folder has 2 run keys" in capsys.readouterr().err
     assert call("invite", "--name", "alice", "--key", "r.key") == 0
 
 

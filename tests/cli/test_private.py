@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(600)]
 
 P2P_DILOCO = [sys.executable, "-m", "p2p_diloco"]
 QUICK = ("--pause-s", "0.3", "--eval-batches", "0", "--sync-every", "5")

@@ -1,5 +1,5 @@
-"""Who is a member of a private run, and the seal of its records. Bytes of strangers lead to a refusal, never to another
-error."""
+"""Which peers are members of a private run, and the seal of its records. Bytes of strangers lead to a refusal, never
+to another error."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,6 +106,15 @@ def test_every_flipped_bit_of_a_certificate_is_refused() -> None:
             ME.admit(BOB, bytes(changed), NOW)
 
 
+def test_a_certificate_has_one_form() -> None:
+    """The same fields in another encoding of msgpack are refused, so that no two byte strings are one certificate."""
+    statement, signature = msgpack.unpackb(OTHER.hello)
+    longer = b"\x92" + b"\xc6" + len(statement).to_bytes(4, "big") + statement + b"\xc4\x40" + signature
+    assert msgpack.unpackb(longer) == msgpack.unpackb(OTHER.hello)
+    with pytest.raises(Stranger):
+        ME.admit(BOB, longer, NOW)
+
+
 def _by_another_grants_key() -> bytes:
     return certificate(GIVEN.grant, b"x" * 32, BOB)
 
@@ -162,7 +172,7 @@ def test_a_certificate_never_outlives_its_grant() -> None:
 
 
 def test_an_expired_invitation_makes_no_member() -> None:
-    """The peer learns it before it dials anyone."""
+    """The peer learns it before it dials another."""
     with pytest.raises(ConfigError, match="has expired; ask for a new invitation"):
         membership(invitation(expires=NOW))
 
@@ -192,7 +202,9 @@ def test_only_a_newer_list_of_this_run_counts() -> None:
     statement = pack(KEY.public, 9, b"")
     forged = pack(statement, foreign.sign(b"revocations", statement))
     wrong_kind = pack(statement, KEY.sign(b"grant", statement))
-    for other in (newest, KEY.sign_revocations(4, []), foreign.sign_revocations(9, []), forged, wrong_kind):
+    of_another = pack(foreign.public, 9, b"")
+    misnamed = pack(of_another, KEY.sign(b"revocations", of_another))
+    for other in (newest, KEY.sign_revocations(4, []), foreign.sign_revocations(9, []), forged, wrong_kind, misnamed):
         assert not me.revoke(other)
     assert (me.banned, me.revocations) == (frozenset([b"12345678"]), newest)
 

@@ -149,6 +149,19 @@ def test_a_revocation_reaches_all_members_and_ends_the_revoked_one() -> None:
     run(test())
 
 
+def test_a_peer_ends_when_its_invitation_expires() -> None:
+    """It says why; the others would only turn it away."""
+
+    async def test() -> None:
+        dht = join(MemoryNetwork(), "alice")
+        granted, seed = KEY.grant("worker", "alice", time.time() + 2)
+        alice = Membership(Invitation("r", (), granted, seed, KEY.secret), "alice", time.time())
+        with pytest.raises(Refused, match="invite=alice has expired; ask for a new invitation"):
+            await revoking.watch(SealedRecords(dht, alice), "r", alice)
+
+    run(test())
+
+
 def test_members_keep_a_revocation_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that comes when all copies were lost finds it; a forged one is ignored."""
     monkeypatch.setattr(revoking, "KEEP_EVERY_S", 60.0)
