@@ -34,9 +34,10 @@ test: $(STAMP)  ## style, types, unit tests, simulated worlds, real peers in the
 test-fast: $(STAMP)  ## fast tests that start no other processes, in parallel; two minutes
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real and not slow and not chaos"
 
-chaos: $(STAMP)  ## cut links (root on Linux, else skipped), corrupted wires, 12,000 simulated worlds; 45 minutes and more
+chaos: $(STAMP)  ## cut links (root on Linux, else skipped), corrupted wires, 14,000 simulated worlds; 45 minutes and more
 	$(BIN)/p2p-diloco simulate --seeds 10000
 	$(BIN)/p2p-diloco simulate --seeds 2000 --kind private
+	$(BIN)/p2p-diloco simulate --seeds 2000 --kind hostile
 	$(BIN)/python -m pytest -m chaos
 
 lint: $(STAMP)  ## style, layout and types only

@@ -6,10 +6,15 @@ later message from being sent.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .leadership import Leadership
 from .messages import Commit, Contribution, State
 from .rules import Rules
-from .version import latest_incarnation
+from .version import SALT_BITS, ContributionId
+
+AHEAD_MAX = 86_400_000 << SALT_BITS
+"""An incarnation may be ahead of all that are known by a day: a clock may be wrong, but not by more."""
 
 
 def objection(commit: Commit, state: State, lead: Leadership, rules: Rules) -> str:
@@ -28,3 +33,10 @@ def in_range(contribution: Contribution, state: State | None, lead: Leadership, 
     latest = latest_incarnation({} if state is None else state.counted, lead.roster.mine.incarnation)
     incarnations = contribution.oldest <= contribution.id and contribution.id.incarnation <= latest
     return incarnations and rules.fits(contribution.weight, contribution.samples)
+
+
+def latest_incarnation(counted: Mapping[str, ContributionId], own: int) -> int:
+    """Return the highest incarnation that a contribution may have: not far beyond those that are ``counted`` and this
+    peer's ``own``. After a contribution of a higher one was counted, no later one of its author might fit into a
+    message."""
+    return max([own, *(known.incarnation for known in counted.values())]) + AHEAD_MAX

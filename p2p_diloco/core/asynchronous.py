@@ -99,9 +99,6 @@ class AsynchronousLog(ShardLog):
             return self.roster.presumed(peer)
         return bool(summary.epochs) and not summary.unlike
 
-    def awaited(self) -> dict[str, float]:
-        return dict.fromkeys(self.waited_for(), self.rules.commits_within) | super().awaited()
-
     def watched(self) -> set[str]:
         watched = {self.lead.target()[1]} if self.own.mine is not None else set()
         return {*watched, *self.unpromised(), *self.waited_for()}
@@ -146,9 +143,7 @@ class AsynchronousLog(ShardLog):
         submission, answer its author again."""
         assert self.state is not None
         if not in_range(contribution, self.state, self.lead, self.rules):
-            return self.roster.complain(
-                sender, f"a contribution to shard {self.shard} is refused: a number is too large"
-            )
+            return self.roster.complain(sender, f"a contribution to shard {self.shard} has a number out of range")
         if self.final or settled(contribution, self.state.counted.get(sender)):
             return [] if sender == self.me else self._answer(sender, contribution.base)
         known = self.round.inbox.get(sender)

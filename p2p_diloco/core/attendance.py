@@ -138,8 +138,13 @@ class Attendance:
         in the commit that made the base, no shard's round of this epoch has closed without the peer, and the peer has
         not missed several rounds in a row."""
         missed = self._missed.get(peer)
-        attends = missed is None or (missed.epoch < epoch and missed.in_a_row < self.rules.misses_max)
-        return self._evidence(peer) >= epoch and attends
+        attends = missed is None or missed.epoch < epoch
+        return self._evidence(peer) >= epoch and attends and not self.misses_often(peer)
+
+    def misses_often(self, peer: str) -> bool:
+        """Whether the peer has missed several rounds in a row, whatever it says of itself."""
+        missed = self._missed.get(peer)
+        return missed is not None and missed.in_a_row >= self.rules.misses_max
 
     def waits_until(self, peer: str, opened: float) -> float:
         """Return the time at which a round stops waiting for a peer that is not sure to take part. ``opened``: when the

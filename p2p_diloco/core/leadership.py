@@ -108,8 +108,7 @@ class Leadership:
         self.term, self.holder, self.promised_by = term, self.me, set()
 
     def concede(self, term: int, holder: str) -> None:
-        """Accept that ``holder`` holds the term. If that is this peer, it asks for promises again: it has forgotten its
-        claim, or another peer lies."""
+        """Accept that ``holder`` holds the term. If that is this peer, it has forgotten its claim: it asks again."""
         self.term, self.holder, self.promised_by = term, holder, set() if holder == self.me else None
 
     def seize(self) -> None:

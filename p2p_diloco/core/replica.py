@@ -56,6 +56,7 @@ from .messages import (
     Summary,
 )
 from .mismatches import Mismatches
+from .passing import pass_over
 from .presence import Presence
 from .revision import FOUNDED, Revision
 from .roster import Roster
@@ -260,7 +261,7 @@ class Replica:
         effects += self.catchup.tick(now)
         effects += self.mending.mend(now)
         for log in self.logs:
-            effects += log.pass_over(now)
+            effects += pass_over(log, now)
         for log in self.logs:
             effects += log.tick(now)
         return effects

@@ -232,12 +232,8 @@ class ShardLog(ABC):
         if sender == commit.aggregator and older and self.lead.is_claimed_by_another(sender, self.fragment):
             return [Send(sender, self.lead.refusal())]
         if commit.revision < self.state.revision:
-            return [
-                Note(
-                    "refused",
-                    f"a commit of {commit.aggregator} would set shard {self.shard} back to an earlier revision",
-                )
-            ]
+            back = f"a commit of {commit.aggregator} would set shard {self.shard} back to an earlier revision"
+            return [Note("refused", back)]
         if self.round.damaged is not None:
             self.incoming.keep(commit)
             return []
@@ -245,8 +241,7 @@ class ShardLog(ABC):
         return [self.round.working]
 
     def expects_states_of(self, peer: str) -> bool:
-        """Whether the peer sends states without a question: a peer that may aggregate does, if this replica can't apply
-        commits."""
+        """Whether the peer sends states without a question: a candidate does if this replica can't apply commits."""
         return self.roster.mine.unlike and peer in self.lead.candidates()
 
     def missed(self, sender: str, commit: Commit, have: tuple[Version | None, ...], now: float) -> list[Effect]:
@@ -337,27 +332,6 @@ class ShardLog(ABC):
         return [*self.advance(now), *self.ask(), *self.insist(now), *self.outgoing.send_again()]
 
     # -- failover
-
-    def pass_over(self, now: float) -> list[Effect]:
-        """Pass over live peers for which this round has waited too long. Called once per heartbeat interval, before
-        `tick` of any shard."""
-        most = {} if self.version is None or self.final or self.frozen else self.awaited()
-        awaited = self.round.awaited = {peer: self.round.awaited.get(peer, now) for peer in most}
-        late = [peer for peer, since in awaited.items() if now - since >= most[peer]]
-        self.lead.passed_over.update(late)
-        for peer in late:
-            self.roster.passes_over(peer, now)
-        text = f"shard {self.shard}: the round goes on without {', '.join(late)}, which answers probes but nothing else"
-        return [Note("passed", text)] if late else []
-
-    def awaited(self) -> dict[str, float]:
-        """Return the live peers that this round can't do without, each with the seconds that it waits at most: the
-        aggregator that has this peer's contribution, or the peers whose promise is missing."""
-        if self.lead.holder == self.me:
-            return dict.fromkeys(self.unpromised(), self.rules.promises_within)
-        handed = self.own.handed == self.lead.holder and self.own.sendable(self.version)
-        able = len(self.roster.workers()) >= self.needed
-        return {self.lead.holder: self.rules.commits_within} if handed and able else {}
 
     def lost(self, peer: str, now: float) -> list[Effect]:
         """Handle a peer that died or left: no round waits for it any more. If it was the aggregator, its successor

@@ -64,9 +64,7 @@ class SynchronousLog(ShardLog):
         if self.final or self.state is None:
             return []
         if not in_range(contribution, self.state, self.lead, self.rules):
-            return self.roster.complain(
-                sender, f"a contribution to shard {self.shard} is refused: a number is too large"
-            )
+            return self.roster.complain(sender, f"a contribution to shard {self.shard} has a number out of range")
         known, counted = self.round.inbox.get(sender), self.state.counted.get(sender)
         misdirected = sender != self.me and self.lead.target()[1] != self.me
         effects: list[Effect] = [Send(sender, self.lead.refusal())] if misdirected else []

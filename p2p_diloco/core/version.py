@@ -77,17 +77,6 @@ def incarnation_after(counted: int, own: int) -> int:
     return ((counted >> SALT_BITS) + 1) << SALT_BITS | own & (1 << SALT_BITS) - 1
 
 
-AHEAD_MAX = 86_400_000 << SALT_BITS
-"""An incarnation may be ahead of all that are known by a day: a clock may be wrong, but not by more."""
-
-
-def latest_incarnation(counted: Mapping[str, ContributionId], own: int) -> int:
-    """Return the highest incarnation that a contribution may have: not far beyond those that are ``counted`` and this
-    peer's ``own``. After a contribution of a higher one was counted, no later one of its author might fit into a
-    message."""
-    return max([own, *(known.incarnation for known in counted.values())]) + AHEAD_MAX
-
-
 def model_version(versions: Sequence[Version]) -> ModelVersion:
     """Return the version of the whole model: the highest generation of its shards, the sums of their samples and
     epochs, and a digest of their digests."""

@@ -85,10 +85,19 @@ def misfit(message: Message, shards: int, fragments: int) -> str:
             return "its plan names no aggregator"
         case Commit(base=base, version=version) if version.epoch != base.epoch + 1:
             return "it doesn't lead to the next epoch"
+        case Commit(base=base, version=version) if version.generation != base.generation:
+            return "it leads to another generation"
+        case Commit(base=base, version=version) if version.samples - base.samples != _samples_of(message):
+            return "its samples aren't those of its base and its contributions"
         case State(version=version, history=history):
             if history.get(version.epoch) != version.digest or max(history) > version.epoch or min(history) < 0:
                 return "its history doesn't lead to its version"
     return _out_of_range(message)
+
+
+def _samples_of(commit: Commit) -> int:
+    """Return the samples of all contributions that a commit counts."""
+    return sum(counted.samples for counted in commit.contributions)
 
 
 def _out_of_range(value: object) -> str:

@@ -106,13 +106,14 @@ class Membership:
 
     def averages(self, process: Process, work: Average) -> None:
         """Check that an outer step counts at least half of the working peers, and at least two peers if several work
-        (invariant m)."""
+        (invariant m). A peer that has missed several rounds in a row does not count as working."""
         if self.world.rules.asynchronous or not work.contributions:
             return
         log = process.replica.logs.look_at(work.shard)
         came = {peer for peer, _ in work.contributions}
         alive = self.world.alive.items()
-        working = {name for name, other in alive if name in came or self._works(other, work.shard, log.version)}
+        works = {name for name, other in alive if self._works(other, work.shard, log.version)}
+        working = came | {name for name in works if not log.attendance.misses_often(name)}
         least = min(len(working), max(2, math.ceil(len(working) / 2)))
         text = (
             f"{process.name}: shard {work.shard} takes a step with {sorted(came)} only, though {sorted(working)} work"

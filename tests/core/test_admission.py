@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core.admission import in_range, objection
+from p2p_diloco.core.admission import AHEAD_MAX, in_range, latest_incarnation, objection
 from p2p_diloco.core.events import Apply, Note
 from p2p_diloco.core.leadership import TERMS_AHEAD_MAX, Leadership
 from p2p_diloco.core.messages import Contribution, Counted
-from p2p_diloco.core.version import AHEAD_MAX, ContributionId
+from p2p_diloco.core.version import SALT_BITS, ContributionId
 from tests.core.conftest import PLAIN, Peer, commit_on, roster_of
 
 RULES = replace(PLAIN, weight_max=8.0, samples_max=100)
@@ -92,3 +92,12 @@ def test_a_replica_refuses_what_is_out_of_range_and_says_so_once(peer: Any) -> N
         assert [e.kind for e in told if isinstance(e, Note)] == ["refused"]
         assert c.hear("b", c.commit(by="b")) == []
         assert any(isinstance(e, Apply) for e in c.hear("a", c.commit()))
+
+
+def test_a_contribution_may_be_of_an_incarnation_a_day_ahead_of_all_that_are_known() -> None:
+    """A clock may be wrong by a day. After one far ahead was counted, no later one might fit into a message."""
+    day = 86_400_000 << SALT_BITS
+    counted = {"a": ContributionId(500, 1), "b": ContributionId(90, 7)}
+    assert latest_incarnation(counted, 100) == 500 + day
+    assert latest_incarnation(counted, 600) == 600 + day
+    assert latest_incarnation({}, 100) == 100 + day

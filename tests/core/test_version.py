@@ -12,7 +12,6 @@ from p2p_diloco.core.version import (
     descends,
     incarnation,
     incarnation_after,
-    latest_incarnation,
     model_version,
 )
 
@@ -98,12 +97,3 @@ def test_an_incarnation_whose_clock_is_behind_rises_above_the_counted_one() -> N
     assert incarnation_after(counted, incarnation(1, 1)) != incarnation_after(counted, incarnation(1, 2))
     even = incarnation(5001, 17)
     assert incarnation_after(even, incarnation(1, 4)) == incarnation(5002, 4)  # only the salt of the own number stays
-
-
-def test_a_contribution_may_be_of_an_incarnation_a_day_ahead_of_all_that_are_known() -> None:
-    """A clock may be wrong by a day. After one far ahead was counted, no later one might fit into a message."""
-    day = 86_400_000 << SALT_BITS
-    counted = {"a": ContributionId(500, 1), "b": ContributionId(90, 7)}
-    assert latest_incarnation(counted, 100) == 500 + day
-    assert latest_incarnation(counted, 600) == 600 + day
-    assert latest_incarnation({}, 100) == 100 + day

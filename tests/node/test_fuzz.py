@@ -90,13 +90,15 @@ def states() -> st.SearchStrategy[State]:
 
 
 def commits() -> st.SearchStrategy[Commit]:
-    counted = st.lists(st.builds(Counted, names, ids, weights, counts), max_size=3).map(tuple)
+    """Commits whose numbers follow from their base and their contributions, as the wire demands."""
+    lists = st.lists(st.builds(Counted, names, ids, weights, counts), max_size=3).map(tuple)
 
-    def on(base: Version) -> st.SearchStrategy[Commit]:
-        version = st.builds(Version, st.just(base.generation), st.just(base.samples), st.just(base.epoch + 1), digests)
-        return st.builds(Commit, shards, st.just(base), version, counts, names, counted, plans)
+    def on(base: Version, counted: tuple[Counted, ...]) -> st.SearchStrategy[Commit]:
+        samples = base.samples + sum(c.samples for c in counted)
+        version = st.builds(Version, st.just(base.generation), st.just(samples), st.just(base.epoch + 1), digests)
+        return st.builds(Commit, shards, st.just(base), version, counts, names, st.just(counted), plans)
 
-    return versions.flatmap(on)
+    return st.tuples(versions, lists).flatmap(lambda drawn: on(*drawn))
 
 
 def any_message() -> st.SearchStrategy[Message]:

@@ -204,7 +204,7 @@ def test_a_probe_is_believed_but_for_an_unsigned_revision(caplog: pytest.LogCapt
 def test_messages_carry_revisions_that_can_be_used() -> None:
     """What is sent comes back, proof and all; rates that no outer step can be taken with are refused, wherever they
     stand."""
-    good, plan, v = Revision(3, 0.5, 0.9, "proof"), Plan(("a",), ("a",)), Version(0, 1, 1, "d")
+    good, plan, v = Revision(3, 0.5, 0.9, "proof"), Plan(("a",), ("a",)), Version(0, 0, 1, "d")
     token = b"t" * 16
     for revision, fits in ((good, True), (Revision(1, -0.1, 0.9), False), (Revision(1, 0.5, 1.0), False)):
         for message in (

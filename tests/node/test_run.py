@@ -6,7 +6,7 @@ import pytest
 
 from p2p_diloco.config import RunConfig
 from p2p_diloco.node.entry import LIMITS
-from p2p_diloco.node.run import FETCH_BYTES, FETCH_MIN, Run
+from p2p_diloco.node.run import FETCH_BYTES, FETCH_MIN, SAMPLES_PER_STEP, STEPS_OVER, Run
 from p2p_diloco.tensors.layout import Layout, ParamSpec
 
 STATE_WIDTH = 8
@@ -34,3 +34,14 @@ def test_a_newcomer_asks_for_as_many_shards_as_make_the_same_bytes(numel: int) -
 def test_chosen_shards_can_be_sent(numel: int) -> None:
     """The choice never makes a state or a list of shards that no message carries."""
     run_of(numel).check(LIMITS)
+
+
+@pytest.mark.parametrize("weighting", ["steps", "samples", "uniform"])
+def test_a_contribution_may_have_several_times_the_work_between_two_exchanges(weighting: str) -> None:
+    """More is refused: one contribution must not outweigh all others, nor fill the count of samples."""
+    rules = run_of(10, sync_every=50, weighting=weighting).rules
+    samples = STEPS_OVER * 50 * SAMPLES_PER_STEP
+    weight = samples if weighting == "samples" else STEPS_OVER * 50
+    assert rules.fits(weight, samples)
+    assert not rules.fits(weight + 1, samples)
+    assert not rules.fits(weight, samples + 1)

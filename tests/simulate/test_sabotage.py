@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from p2p_diloco.core import catchup, state, succession
+from p2p_diloco.core import admission, catchup, passing, state, succession
 from p2p_diloco.core.asynchronous import AsynchronousLog
 from p2p_diloco.core.attendance import Attendance
 from p2p_diloco.core.carry import Carried
 from p2p_diloco.core.catchup import CatchUp
 from p2p_diloco.core.contributing import Contributing
 from p2p_diloco.core.lag import Lag
+from p2p_diloco.core.leadership import Leadership
 from p2p_diloco.core.logs import Logs
 from p2p_diloco.core.presence import Presence
 from p2p_diloco.core.probing import Probing
@@ -87,7 +88,7 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         20,
     ),
     ("the lesser lineage wins", CatchUp, "told", "if theirs < mine:", "if theirs > mine:", "healed", 20),
-    ("a stuck fetch goes on", CatchUp, "_insist", "if under_way is None or", "if True or", "bereaved", 60),
+    ("a stuck fetch goes on", CatchUp, "_insist", "if under_way is None or", "if True or", "healed", 60),
     (
         "an old life's numbers",
         Contributing,
@@ -288,12 +289,102 @@ SABOTAGES: list[tuple[str, type | ModuleType, str, str, str, str, int]] = [
         "private",
         10,
     ),
+    (
+        "any peer may hold any term",
+        Leadership,
+        "entitles",
+        "candidates = self.candidates()",
+        "return True",
+        "hostile",
+        10,
+    ),
+    (
+        "a claim may be far beyond the known term",
+        Leadership,
+        "entitles",
+        "term > self.term + TERMS_AHEAD_MAX * (len(candidates) + 1)",
+        "False",
+        "hostile",
+        10,
+    ),
+    (
+        "a peer that is told of its own claim needs no promises",
+        Leadership,
+        "concede",
+        "set() if holder == self.me else None",
+        "None",
+        "hostile",
+        10,
+    ),
+    (
+        "states that were not asked for are loaded",
+        CatchUp,
+        "got",
+        "if not (self.roster.asked.open(peer, now) or log.expects_states_of(peer)):",
+        "if False:",
+        "hostile",
+        10,
+    ),
+    (
+        "versions that were not asked for begin a change of lineage",
+        CatchUp,
+        "told",
+        " or not self.roster.asked.open(peer, now)",
+        "",
+        "hostile",
+        10,
+    ),
+    (
+        "any peer may send another peer's commit",
+        Rounds,
+        "_committed",
+        "sender != commit.aggregator and not self.asked.open(sender, now)",
+        "False",
+        "hostile",
+        10,
+    ),
+    (
+        "a contribution may have any numbers",
+        admission,
+        "in_range",
+        "return incarnations and rules.fits(contribution.weight, contribution.samples)",
+        "return True",
+        "hostile",
+        10,
+    ),
+    (
+        "a commit may count any numbers",
+        admission,
+        "objection",
+        "not rules.fits(counted.weight, counted.samples) or counted.id.incarnation > latest",
+        "False",
+        "hostile",
+        10,
+    ),
+    (
+        "a live peer that does nothing is waited for",
+        passing,
+        "pass_over",
+        "log.lead.passed_over.update(late)",
+        "late = []",
+        "hostile",
+        60,
+    ),
+    (
+        "a refuted commit is applied again and again",
+        AsynchronousLog,
+        "applied",
+        " and wrong.version.digest not in self.round.refuted",
+        "",
+        "hostile",
+        60,
+    ),
 ]
 
 SHOWN_BY = {
     "no resend": 48,
     "forks not seen": 5,
-    "a stuck fetch goes on": 50,
+    "a stuck fetch goes on": 35,
     "part of a fork adopted": 8,
     "a commit on any base": 31,
     "sent though the base has changed": 36,
@@ -309,6 +400,13 @@ SHOWN_BY = {
     "a state's revision is not taken": 48,
     "private peers are elected like reachable ones": 2,
     "private successors stay": 6,
+    "any peer may send another peer's commit": 2,
+    "a claim may be far beyond the known term": 2,
+    "a peer that is told of its own claim needs no promises": 2,
+    "a contribution may have any numbers": 2,
+    "a commit may count any numbers": 1,
+    "a live peer that does nothing is waited for": 38,
+    "a refuted commit is applied again and again": 13,
 }
 """Worlds that showed it when this was written: they are tried first, to save time. Another change of the protocol may
 change which world shows it; then any of the first seeds will do."""
@@ -373,7 +471,7 @@ MANY = {"peers": 7, "late": (1.0, 5.0), "shards_per_fragment": 1, "round_timeout
     [
         pytest.param("0", 31, THREE, id="any number of contributions"),
         pytest.param("math.ceil(taking_part / 2)", 33, THREE, id="half of two is one"),
-        pytest.param("2", 142, {**MANY, "fault_every": (0.3, 2.0)}, id="two of seven"),
+        pytest.param("2", 113, {**MANY, "fault_every": (0.3, 2.0)}, id="two of seven"),
     ],
 )
 def test_a_quorum_that_is_too_small_shows(sabotage: Any, rule: str, seed: int, settings: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ WORLDS = dict.fromkeys(KINDS, 10) | {"joining": 3, "crowded": 2}
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_seed_holds(kinds: dict[str, Callable[[int], None]], kind: str) -> None:
-    """(a) to (p) hold in each of these worlds; docs/testing.md describes how to replay one."""
+    """(a) to (q) hold in each of these worlds; docs/testing.md describes how to replay one."""
     broken = []
     for seed in range(WORLDS[kind]):
         try:
