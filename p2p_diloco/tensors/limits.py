@@ -30,14 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from p2p_diloco.tensors import flat as flats
 from p2p_diloco.tensors.flat import unheeded
 
 Aggregation = Literal["clip", "mean", "centered_clip"]
 
 MEMBERS_MIN = 3
 """Contributions from which on limits apply: of two that differ, neither is known to be wrong."""
-WEIGHT_TIMES = 2.0
+WEIGHT_TIMES = 1.5
 """A weight counts at most this many times the median weight."""
 NORM_TIMES = 1.0
 """A contribution's L2 norm counts at most this many times the median norm."""
@@ -60,13 +59,14 @@ def factors(aggregation: Aggregation, parts: Sequence[Iterator[Tensor]], weights
     if aggregation == "mean":
         return [1.0] * len(weights)
     if aggregation == "clip":
-        return _clip([math.sqrt(square(part)) for part in parts])
+        room = Room()
+        return _clip([math.sqrt(square(part, room)) for part in parts])
     return _centered(products(parts), weights)
 
 
-def square(part: Iterator[Tensor]) -> float:
-    """⟨x, x⟩ of a contribution, as `products` computes it; one pass, while its values are in the cache."""
-    lanes, room = np.zeros(LANES), _Room()
+def square(part: Iterator[Tensor], room: Room) -> float:
+    """⟨x, x⟩ of one contribution, as `products` computes it."""
+    lanes = np.zeros(LANES)
     for block in part:
         room.add(block, block, lanes)
     return math.fsum(lanes)
@@ -79,7 +79,7 @@ def products(parts: Sequence[Iterator[Tensor]]) -> list[list[float]]:
     each product, and each sum of a lane, from the first element to the last, is rounded to fp32. Over the blocks each
     lane is summed in fp64, and in the end all lanes are summed exactly.
     """
-    count, room = range(len(parts)), _Room()
+    count, room = range(len(parts)), Room()
     lanes = {(i, j): np.zeros(LANES) for i in count for j in count if i <= j}
     for blocks in zip(*parts, strict=True):
         for (i, j), sums in lanes.items():
@@ -88,16 +88,18 @@ def products(parts: Sequence[Iterator[Tensor]]) -> list[list[float]]:
     return [[found[min(i, j), max(i, j)] for j in count] for i in count]
 
 
-class _Room:
-    """Memory for the products of two blocks."""
+class Room:
+    """Memory for the products of two blocks, as long as the longest block so far."""
 
     def __init__(self) -> None:
-        self._product, self._sums = np.empty(flats.BLOCK, np.float32), np.empty(LANES, np.float32)
+        self._product, self._sums = np.empty(0, np.float32), np.empty(LANES, np.float32)
 
     @unheeded
     def add(self, left: Tensor, right: Tensor, lanes: NDArray[np.float64]) -> None:
         """Add the products of two blocks to the lanes."""
         numel, sums = left.numel(), self._sums
+        if numel > len(self._product):
+            self._product = np.empty(numel, np.float32)
         product = np.multiply(left.numpy(), right.numpy(), out=self._product[:numel])
         whole, rest = numel - numel % LANES, numel % LANES
         np.add.reduce(product[:whole].reshape(-1, LANES), axis=0, out=sums)  # row after row

@@ -13,9 +13,9 @@ The order of operations below is the reference; each is rounded to fp32 by itsel
 
 Products with cᵢ = 1 are skipped.
 
-From three contributions on, unless the aggregation is "mean": contributions of weight `WEIGHT_MIN`, from peers that
-have trained nothing, are left out if any other is there, and the others' weights are `limits.bounded`. Then, if there
-are still three, they get the factors of `limits`.
+Unless the aggregation is "mean", contributions of weight `WEIGHT_MIN`, from peers that have trained nothing, are left
+out if any other is there. If three or more remain, their weights are `limits.bounded`, and they get the factors of
+`limits`.
 """
 
 from __future__ import annotations
@@ -61,11 +61,10 @@ def weighted_mean(
     if not ordered or len({peer for peer, _, _ in ordered}) != len(ordered):
         raise ValueError("a mean needs at least one contribution, and no two from one peer")
     _check_weights(ordered)
-    if aggregation == "mean" or len(ordered) < limits.MEMBERS_MIN:
-        return _mean(ordered, None, codec, numel, dtype)
-    ordered = [given for given in ordered if given[1] > WEIGHT_MIN] or ordered
     factors = None
-    if len(ordered) >= limits.MEMBERS_MIN:
+    if aggregation != "mean":
+        ordered = [given for given in ordered if given[1] > WEIGHT_MIN] or ordered
+    if aggregation != "mean" and len(ordered) >= limits.MEMBERS_MIN:
         weights = limits.bounded([weight for _, weight, _ in ordered])
         ordered = [(peer, weight, buffer) for (peer, _, buffer), weight in zip(ordered, weights, strict=True)]
         factors = limits.factors(aggregation, _decoded(ordered, codec, numel), weights)

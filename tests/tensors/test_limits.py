@@ -62,7 +62,7 @@ def test_contributions_of_equal_length_are_averaged_to_the_bit_as_without_limits
     source = torch.Generator().manual_seed(seed)
     values = torch.randint(-100, 100, (NUMEL,), generator=source).to(torch.float32)
     alike = [values[torch.randperm(NUMEL, generator=source)] for _ in range(count)]
-    weights = [scale * (1 + index % 2) for index in range(count)]
+    weights = [scale * (1 + index % 2 / 4) for index in range(count)]
     assert torch.equal(mean_of(alike, "clip", weights), mean_of(alike, "mean", weights))
 
 
@@ -137,7 +137,7 @@ def test_centring_takes_less_of_a_liar_than_clipping(seed, honest, kind):
 
 @pytest.mark.parametrize("aggregation", LIMITED)
 def test_a_weight_counts_at_most_a_multiple_of_the_median(aggregation):
-    """2⁴⁰ counts as twice the median of 100, 100, 104 and itself."""
+    """2⁴⁰ counts as WEIGHT_TIMES the median of 100, 100, 104 and itself."""
     values = vectors(6, 4)
     bounded = [100.0, 100.0, 104.0, WEIGHT_TIMES * 102]
     claimed = [100.0, 100.0, 104.0, WEIGHT_MAX]
@@ -154,8 +154,8 @@ def test_the_plain_mean_has_no_limits():
 # -- to the bit
 
 
-def norm_by_hand(values: np.ndarray) -> float:
-    """The documented order, one operation after another."""
+def square_by_hand(values: np.ndarray) -> float:
+    """‖x‖² in the documented order, one operation after another."""
     lanes = np.zeros(LANES)
     for start in range(0, len(values), BLOCK):
         block, sums = values[start : start + BLOCK], np.zeros(LANES, np.float32)
@@ -163,16 +163,16 @@ def norm_by_hand(values: np.ndarray) -> float:
             part = block[row : row + LANES]
             sums[: len(part)] = sums[: len(part)] + part * part
         lanes = lanes + sums.astype(np.float64)
-    return math.sqrt(math.fsum(lanes))
+    return math.fsum(lanes)
 
 
 @pytest.mark.parametrize("numel", [1, LANES - 1, LANES, 5000, BLOCK - 1, 2 * BLOCK + 3 * LANES + 5])
-def test_norms_have_the_documented_order_of_operations_to_the_bit(numel):
+def test_squared_norms_have_the_documented_order_of_operations_to_the_bit(numel):
     values = vectors(8, 3, numel)
     products = limits.products([iter(value.split(BLOCK)) for value in values])
-    expected = [norm_by_hand(value.numpy()) for value in values]
-    assert [math.sqrt(products[i][i]) for i in range(3)] == expected
-    assert [math.sqrt(limits.square(iter(value.split(BLOCK)))) for value in values] == expected
+    expected = [square_by_hand(value.numpy()) for value in values]
+    assert [products[i][i] for i in range(3)] == expected
+    assert [limits.square(iter(value.split(BLOCK)), limits.Room()) for value in values] == expected
     assert products[0][2] == products[2][0] == pytest.approx((values[0].double() @ values[2].double()).item(), abs=1e-4)
 
 
@@ -180,7 +180,7 @@ def test_norms_have_the_documented_order_of_operations_to_the_bit(numel):
 def test_clipping_is_the_documented_formula_to_the_bit(numel):
     """mean = Σ rᵢ·fᵢ·xᵢ / Σ rᵢ: one factor each, rounded to fp32, then products and sums in the order of peers."""
     values, weights = vectors(9, 4, numel), [3.0, 1.0, 2.0, 9.0]
-    norms = [norm_by_hand(value.numpy()) for value in values]
+    norms = [math.sqrt(square_by_hand(value.numpy())) for value in values]
     median, counted = statistics.median(norms), [3.0, 1.0, 2.0, WEIGHT_TIMES * 2.5]
     ratios = [np.float32(weight) / np.float32(3) for weight in counted]
     acc, total = np.zeros(numel, np.float32), np.float32(0)
@@ -192,7 +192,7 @@ def test_clipping_is_the_documented_formula_to_the_bit(numel):
 
 def test_centred_clipping_is_the_formula_of_the_paper():
     """Computed on vectors in fp64, without inner products."""
-    values, weights = vectors(10, 5), [1.0, 2.0, 1.0, 2.0, 1.0]
+    values, weights = vectors(10, 5), [1.0, 1.25, 1.0, 1.25, 1.0]
     median = statistics.median(value.norm().item() for value in values)
     near = [value.double() * min(1.0, median / value.norm().item()) for value in values]
     shares = [weight / sum(weights) for weight in weights]
