@@ -25,7 +25,7 @@ def test_defaults_are_the_documented_ones() -> None:
         "fragment_layout": "contiguous", "shard_elements": None, "overlap_steps": 0, "merge": "mix",
         "merge_alpha": None, "codec": "bf16", "reply_codec": None, "rounding": "nearest",
         "outer_optimizer": "sgd", "outer_options": {}, "outer_lr": 0.7, "outer_momentum": 0.9, "nesterov": True,
-        "weighting": "steps", "min_peers": 1, "start_peers": 1,
+        "weighting": "steps", "aggregation": "clip", "min_peers": 1, "start_peers": 1,
         "round_timeout": 600.0, "pause_timeout": 60.0,
         "heartbeat_interval": 1.0, "heartbeat_timeout": 10.0, "successors": 1, "dn_buffer_size": 0,
         "dn_variant": "paper", "dylu": False, "async_grace": 0.0, "max_staleness": None, "carry_rounds": 2,
@@ -168,7 +168,7 @@ def test_a_run_config_survives_the_wire(config: RunConfig) -> None:
 
 def test_the_fingerprint_is_stable() -> None:
     """The same settings have the same fingerprint in every process and version that knows the same fields."""
-    assert RunConfig().fingerprint() == "16cc8f74e8283f3eabe1c8ec03f60952"
+    assert RunConfig().fingerprint() == "0618625993629d0df7090fa088befbb6"
 
 
 @pytest.mark.parametrize(

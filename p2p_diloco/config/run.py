@@ -101,6 +101,12 @@ class RunConfig(Settings):
         description="A pseudo-gradient's weight: its inner steps, its reported samples, or 1. For mode=sync; in "
         "mode=async each weighs 1.",
     )
+    aggregation: Literal["clip", "mean", "centered_clip"] = Field(
+        default="clip",
+        description="How contributions are averaged. clip: none counts for more than their median length; "
+        "centered_clip: nor lies farther from their centre than the median; mean: without limits. Limits need three "
+        "contributions; in mode=async, that needs async_grace.",
+    )
     min_peers: int = Field(
         default=1,
         ge=1,

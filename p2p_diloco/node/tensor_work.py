@@ -66,7 +66,10 @@ class TensorWork:
         shard, codec, numel = effect.shard, self._run.reply_codec, self._numel(effect.shard)
         parts = [(peer, c.weight, c.payload) for peer, c in contributions]
         dtype = codecs.written_in(codec, "nearest")
-        mean = weighted_mean(parts, self._run.config.codec, numel, dtype) if parts else torch.zeros(numel)
+        config = self._run.config
+        mean = torch.zeros(numel)
+        if parts:
+            mean = weighted_mean(parts, config.codec, numel, dtype, config.aggregation)
         payload = codecs.encode(mean, codec)
         submissions = len(effect.contributions)  # the commit lists them even if they are ignored
         digest = self._proposed(shard, payload, submissions, effect.meta, effect.buffered, effect.revision)

@@ -1,22 +1,27 @@
-"""The weighted mean of the contributions to one shard.
+"""The weighted mean of the contributions to one shard, with limits on what each of them can do to it.
 
 Law: the result depends on the contributions alone, not on the order of arrival, the number of threads or the machine.
 The order of operations below is the reference; each is rounded to fp32 by itself.
 
     for peers in the order of their ids, as strings compare:
         rᵢ ← wᵢ / w₀                   weight relative to the first one
-        acc ← x₀                       the first
-        acc ← acc + (xᵢ · rᵢ)          the others: a product, then a sum, never fused
+        cᵢ ← rᵢ · fᵢ                   fᵢ is 1, or less if a limit applies (`limits`)
+        acc ← x₀ · c₀                  the first
+        acc ← acc + (xᵢ · cᵢ)          the others: a product, then a sum, never fused
         total ← total + rᵢ             in fp32, the same order
     mean ← acc / total
 
-Products with rᵢ = 1, the usual case, are skipped.
+Products with cᵢ = 1 are skipped.
+
+Unless the aggregation is "mean", contributions of weight `WEIGHT_MIN`, from peers that have trained nothing, are left
+out if any other is there. If three or more remain, their weights are `limits.bounded`, and they get the factors of
+`limits`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -24,7 +29,9 @@ from torch import Tensor
 
 from p2p_diloco.tensors import codec as codecs
 from p2p_diloco.tensors import flat as flats
+from p2p_diloco.tensors import limits
 from p2p_diloco.tensors.flat import unheeded
+from p2p_diloco.tensors.limits import Aggregation
 from p2p_diloco.tensors.raw import Buffer
 
 MAGNITUDE_MAX = 2.0**30
@@ -33,12 +40,19 @@ WEIGHT_MIN, WEIGHT_MAX = 2.0**-40, 2.0**40
 """Bounds of a contribution's weight. With the limit above, all products and sums stay finite in fp32; the least weight
 vanishes beside a weight of 1."""
 
+Given = tuple[str, float, Buffer]
+"""A contribution: peer id, weight, encoded pseudo-gradient."""
+
 
 @unheeded
 def weighted_mean(
-    contributions: Sequence[tuple[str, float, Buffer]], codec: str, numel: int, dtype: torch.dtype = torch.float32
+    contributions: Sequence[Given],
+    codec: str,
+    numel: int,
+    dtype: torch.dtype = torch.float32,
+    aggregation: Aggregation = "mean",
 ) -> Tensor:
-    """Mean [numel] of contributions (peer id, weight, encoded pseudo-gradient), in fp32, then rounded to `dtype`.
+    """Mean [numel] of contributions in fp32, then rounded to `dtype`.
 
     Raises ValueError for no contribution, a peer twice, a weight that isn't positive and finite in fp32, or a buffer of
     the wrong length. The caller refuses values that aren't finite (`codec.peak`).
@@ -46,8 +60,24 @@ def weighted_mean(
     ordered = sorted(contributions, key=lambda contribution: contribution[0])
     if not ordered or len({peer for peer, _, _ in ordered}) != len(ordered):
         raise ValueError("a mean needs at least one contribution, and no two from one peer")
-    parts = [codecs.decode_blocks(buffer, codec, numel) for _, _, buffer in ordered]
-    ratios = _beside_the_first([weight for _, weight, _ in ordered])
+    _check_weights(ordered)
+    factors = None
+    if aggregation != "mean":
+        ordered = [given for given in ordered if given[1] > WEIGHT_MIN] or ordered
+    if aggregation != "mean" and len(ordered) >= limits.MEMBERS_MIN:
+        weights = limits.bounded([weight for _, weight, _ in ordered])
+        ordered = [(peer, weight, buffer) for (peer, _, buffer), weight in zip(ordered, weights, strict=True)]
+        factors = limits.factors(aggregation, _decoded(ordered, codec, numel), weights)
+    return _mean(ordered, factors, codec, numel, dtype)
+
+
+def _mean(
+    ordered: Sequence[Given], factors: Sequence[float] | None, codec: str, numel: int, dtype: torch.dtype
+) -> Tensor:
+    """The mean of contributions in order, each multiplied by its factor."""
+    first = np.float32(ordered[0][1])
+    ratios = [np.float32(weight) / first for _, weight, _ in ordered]
+    counted = ratios if factors is None else [r * np.float32(f) for r, f in zip(ratios, factors, strict=True)]
     total = np.float32(0.0)
     for ratio in ratios:
         total = np.float32(total + ratio)
@@ -55,22 +85,27 @@ def weighted_mean(
         raise ValueError("the sum of the weights is not finite")
     mean = torch.empty(numel, dtype=dtype)
     sums, products = torch.empty(2, min(numel, flats.BLOCK))
-    for part, *values in zip(torch.split(mean, flats.BLOCK), *parts, strict=True):
+    for part, *values in zip(torch.split(mean, flats.BLOCK), *_decoded(ordered, codec, numel), strict=True):
         acc, product = sums.numpy()[: len(part)], products.numpy()[: len(part)]
-        summed = values[0].numpy()
-        for value, ratio in zip(values[1:], ratios[1:], strict=True):
-            term = value.numpy() if ratio == 1 else np.multiply(value.numpy(), ratio, out=product)
-            summed = np.add(summed, term, out=acc)
+        summed = _times(values[0], counted[0], acc)
+        for value, ratio in zip(values[1:], counted[1:], strict=True):
+            summed = np.add(summed, _times(value, ratio, product), out=acc)
         np.divide(summed, total, out=acc)
         part.copy_(sums[: len(part)])
     return mean
 
 
-@unheeded
-def _beside_the_first(weights: Sequence[float]) -> list[np.float32]:
-    """Each weight, rounded to fp32, divided by the first one."""
-    rounded = [np.float32(weight) for weight in weights]
-    for weight, value in zip(weights, rounded, strict=True):
-        if not (math.isfinite(value) and value > 0):
+def _times(values: Tensor, ratio: np.float32, out: flats.Array) -> flats.Array:
+    """The product, in `out`; the values themselves if the ratio is 1."""
+    return values.numpy() if ratio == 1 else np.multiply(values.numpy(), ratio, out=out)
+
+
+def _decoded(ordered: Sequence[Given], codec: str, numel: int) -> list[Iterator[Tensor]]:
+    return [codecs.decode_blocks(buffer, codec, numel) for _, _, buffer in ordered]
+
+
+def _check_weights(ordered: Sequence[Given]) -> None:
+    """Raise ValueError unless each weight, rounded to fp32, is positive and finite."""
+    for _, weight, _ in ordered:
+        if not (math.isfinite(rounded := np.float32(weight)) and rounded > 0):
             raise ValueError(f"a weight must be positive and finite, found {weight}")
-    return [value / rounded[0] for value in rounded]

@@ -26,6 +26,7 @@ CONFIG = {
     "outer_lr": ETA,
     "outer_momentum": MU,
     "codec": "fp32",
+    "aggregation": "mean",
     "start_peers": 3,
     "heartbeat_interval": 0.5,
     "heartbeat_timeout": 2.0,

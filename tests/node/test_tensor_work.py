@@ -41,6 +41,20 @@ def average(made: TensorWork, value: float) -> Tensor:
     return made.store.theta(0)
 
 
+@pytest.mark.parametrize(("aggregation", "mean"), [("clip", 1.0), ("centered_clip", 1.0), ("mean", 334.0)])
+def test_the_runs_aggregation_decides_what_a_long_contribution_counts(aggregation: str, mean: float) -> None:
+    """Of three, one is a thousand times as long as the others."""
+    made = work(outer_lr=1.0, outer_momentum=0.0, aggregation=aggregation)
+    parts = [
+        (p, Contribution(0, V, ID, ID, 1.0, 1, payload(torch.full((4,), v))))
+        for p, v in zip("abc", (1.0, 1.0, 1000.0), strict=True)
+    ]
+    averaged = made.average(Average(0, V, tuple(parts), b"meta", None))
+    assert isinstance(averaged, Averaged)
+    made.accept([(0, averaged.digest)])
+    assert made.store.theta(0).tolist() == pytest.approx([1.0 - mean] * 4, abs=1e-5)
+
+
 def test_a_step_that_leads_nowhere_counts_as_none(caplog: pytest.LogCaptureFixture) -> None:
     """An outer step whose result would not be finite is logged, and the run goes on as if nothing had been sent."""
     made = work(outer_lr=1e37, outer_momentum=0.0)

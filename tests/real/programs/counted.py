@@ -57,7 +57,8 @@ def main(options: dict[str, Any]) -> None:
     logging.getLogger("p2p_diloco").setLevel(options.get("log", "INFO"))
     torch.set_num_threads(1)
     numel, slots, pause_s = options["numel"], options["slots"], options.get("step_s", 0.0)
-    config = {"outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32", "weighting": "uniform", **options["config"]}
+    config = {"outer_lr": 1.0, "outer_momentum": 0.0, "codec": "fp32", "weighting": "uniform", "aggregation": "mean"}
+    config |= options["config"]
     at = places(numel, config["shard_elements"], slots)
     model = nn.Module()
     model.w = nn.Parameter(torch.zeros(numel))
