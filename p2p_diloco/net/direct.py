@@ -339,4 +339,6 @@ class DirectChannel:
 
 
 def _said(error: BaseException) -> str:
-    return "it took too long" if isinstance(error, asyncio.TimeoutError) else str(error) or repr(error)
+    if isinstance(error, asyncio.TimeoutError):
+        return "it took too long"
+    return (isinstance(error, OSError) and error.strerror) or str(error) or repr(error)

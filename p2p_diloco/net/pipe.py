@@ -46,7 +46,8 @@ class Pipe(asyncio.BufferedProtocol):
         sock = transport.get_extra_info("socket")
         over_tcp = sock.family in (socket.AF_INET, socket.AF_INET6)
         self.paced: TcpSocket | None = TcpSocket(sock) if self._encrypts and over_tcp else None
-        """A direct connection's socket, which limits its rate; None for a stream to the daemon, even if encrypted."""
+        """A direct connection's socket, which limits its rate and is told how many bytes are missing; None for a stream
+        to the daemon, even if encrypted."""
         if self._encrypts:
             transport.set_write_buffer_limits(high=1)
         else:
@@ -96,6 +97,8 @@ class Pipe(asyncio.BufferedProtocol):
         self._moved_at = self._loop.time()
         if self._target is not None:
             self.filled_bytes += nbytes
+            if self.paced is not None:
+                self.paced.wake_for(len(self._target) - self.filled_bytes)
             if self.filled_bytes == len(self._target):
                 self._target = None
                 _wake(self._reader)
@@ -161,6 +164,8 @@ class Pipe(asyncio.BufferedProtocol):
             raise PipeBroken(f"{self.ended} after {ready} of {len(target)} bytes")
         done = self._reader = self._loop.create_future()
         self._target = target
+        if self.paced is not None:
+            self.paced.wake_for(len(target) - ready)
         self._resume_reading()
         give_up_at = self._loop.time() + total_s
         try:
@@ -173,6 +178,8 @@ class Pipe(asyncio.BufferedProtocol):
                 await asyncio.wait({done}, timeout=left_s)
         finally:
             self._target = self._reader = None
+            if self.paced is not None:
+                self.paced.wake_for(0)
         if self.filled_bytes < len(target):
             raise PipeBroken(f"{self.ended} after {self.filled_bytes} of {len(target)} bytes")
 

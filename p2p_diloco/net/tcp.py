@@ -1,7 +1,7 @@
 """The TCP sockets of direct connections: their options, their counters and their pacing.
 
-Law: sockets and numbers; neither TLS nor peers. Counters and pacing work only on Linux: elsewhere nothing is counted
-and no connection is limited.
+Law: sockets and numbers; neither TLS nor peers. Counters, pacing and `wake_for` work only on Linux: elsewhere nothing
+is counted, no connection is limited, and every packet wakes the process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,15 @@ from p2p_diloco.net.pacing import Took
 UNSENT_BYTES = 256 * 1024
 """The most unsent bytes in the kernel's buffer. By default it holds megabytes: payloads written one after the other
 would then share a slow link, and the first would arrive as late as the last."""
+
+WAKE_BYTES = 32 * 1024
+"""While a payload is received, the kernel wakes this process once so many bytes are there. Otherwise each packet on a
+slow link would wake it, and a wake-up takes much longer than decrypting a packet. This is half of the window with which
+a connection begins on Linux. With as many bytes as the window has, the kernel did not enlarge the window, and long
+paths became very slow."""
+RECORD_BYTES = 16 * 1024
+"""The longest TLS record. So many of a payload's missing bytes may have come already, as part of an incomplete
+record."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPALIVE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4))
 """Keep-alive options, in seconds; the last is a count. Without probes, routers would forget a connection that is idle
@@ -48,6 +57,7 @@ class TcpSocket:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._took = Took(0, 0.0)
+        self._wake_bytes = 1
 
     def took(self) -> Took:
         """The connection's progress, by TCP's counters. If the kernel doesn't tell them now, their last known values
@@ -73,6 +83,16 @@ class TcpSocket:
                 if len(fields) == _TCP_INFO.size:
                     return _TCP_INFO.unpack(fields)
         return None
+
+    def wake_for(self, missing_bytes: int) -> None:
+        """Let the kernel wake this process for `WAKE_BYTES` at a time, as long as so many are sure to come: of a
+        payload `missing_bytes` have not been decrypted yet. Does nothing where the kernel can't."""
+        wake_bytes = max(1, min(WAKE_BYTES, missing_bytes - RECORD_BYTES))
+        if wake_bytes != self._wake_bytes:
+            self._wake_bytes = wake_bytes
+            with contextlib.suppress(OSError, ValueError):
+                if sys.platform == "linux":
+                    self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wake_bytes)
 
     def pace(self, rate: float | None) -> None:
         """Limit TCP to `rate` bytes a second; None: no limit. Does nothing if the kernel can't limit it."""

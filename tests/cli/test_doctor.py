@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -27,6 +27,7 @@ from p2p_diloco.config import PeerConfig, RunConfig
 from p2p_diloco.errors import ConfigError
 from p2p_diloco.net.interface import Unreachable
 from p2p_diloco.net.reach import DialBack
+from p2p_diloco.node.status import PeerStatus
 
 ID = "12D3KooWGrk7pQsQ8dDR8yu8vUuL1tCiBGHBvCVbx8fyR3zdYpuv"
 FAR = f"/ip4/9.9.9.9/tcp/31337/p2p/{ID}"
@@ -470,6 +471,22 @@ def test_peers_that_cannot_be_reached_are_named() -> None:
     found = run_peers.peers([link], [("bob", gone)], 0)
     assert found is not None
     assert (found.verdict, "bob at /ip4/10.0.0.9/tcp/1 (timed out)" in found.text) == ("warn", True)
+
+
+def test_private_peers_of_the_run_are_no_fault() -> None:
+    """They are named, and neither dialled nor warned of, because they exchange through relays."""
+    notes, peer = Notes(), PeerConfig(direct=False)
+    statuses = [PeerStatus(peer_id=name, name=name, reach="private") for name in ("carol", "dan")]
+    undialled = cast(Any, object())
+    asyncio.run(examination._links(peer, position().ports, undialled, statuses, notes, asyncio.Lock()))
+    (found,) = notes.findings
+    assert (found.verdict, found.mend, "carol, dan" in found.text) == ("ok", "", True)
+    many = run_peers.peers([], [], 0, [f"p{number}" for number in range(20)])
+    assert many is not None
+    assert ("p7, …" in many.text, "p8" in many.text) == (True, False)
+    gone = run_peers.peers([], [("bob", Visit("/ip4/10.0.0.9/tcp/1/p2p/Qm2", "timed out"))], 0, ["carol"])
+    assert gone is not None
+    assert (gone.verdict, "1 of 1 peers" in gone.text, "carol" in gone.text) == ("warn", True, True)
 
 
 def test_ways_of_payloads_are_counted() -> None:

@@ -79,7 +79,8 @@ async def examine(wish: Wish, limit_s: float | None = None) -> Report:
     await asyncio.gather(*late, return_exceptions=True)
     for task in late:
         text = f"the checks of {task.get_name()} were cut off after {limit_s:g} s, so some are missing"
-        notes.add(Finding("doctor", "warn", text, "mend what is found, and run doctor again; is this machine busy?"))
+        mend = "run doctor again, after mending what else is found; if this machine is busy, when it is less busy"
+        notes.add(Finding("doctor", "warn", text, mend))
     for task in done:
         notes.add(_fault(task.get_name(), task.exception()))
     return Report.of(notes.findings, notes.links, time.monotonic() - began)
@@ -204,8 +205,11 @@ async def _links(
     notes: Notes,
     lock: asyncio.Lock,
 ) -> None:
-    """Visit the run's peers. Note which of them answer, and which path payloads to them take."""
-    visited = statuses[: run_peers.PEERS_MAX]
+    """Visit the run's peers, and note whether they answer and which path payloads to them take. A private peer is not
+    visited: it is in order that it can't be dialled."""
+    private = [each.name for each in statuses if each.reach == "private"]
+    public = [each for each in statuses if each.reach != "private"]
+    visited = public[: run_peers.PEERS_MAX]
     hosts = list(dict.fromkeys(map(host, here.listen)))
     async with run_peers.direct_channel(daemon, peer, hosts) as channel:
         outcomes = await asyncio.gather(*(run_peers.link_to(daemon, channel, each, lock) for each in visited))
@@ -215,7 +219,7 @@ async def _links(
     unreached = [(link.name, seen) for seen, link in outcomes if seen.unreached is not None]
     known = {link.peer_id for link in links}
     notes.links[:] = [link for link in notes.links if link.peer_id not in known] + links
-    notes.add(run_peers.peers(links, unreached, len(statuses) - len(visited)))
+    notes.add(run_peers.peers(links, unreached, len(public) - len(visited), private))
     notes.add(run_peers.direct(peer, links))
 
 

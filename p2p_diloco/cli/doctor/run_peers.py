@@ -124,19 +124,28 @@ async def _way(channel: DirectChannel | None, peer_id: str, address: str) -> str
     return "relayed" if "/p2p-circuit" in address else "libp2p"
 
 
-def peers(links: Sequence[Link], unreached: Sequence[tuple[str, Visit]], left_out: int) -> Finding | None:
-    """Judge whether this machine can reach the run's peers. None if there are no peers. `unreached`: the name and the
-    visit of each peer that didn't answer; `left_out`: how many peers were not visited."""
-    if not links and not unreached:
+def peers(
+    links: Sequence[Link], unreached: Sequence[tuple[str, Visit]], left_out: int, private: Sequence[str] = ()
+) -> Finding | None:
+    """Whether the run's peers can be reached from here; None without peers. `unreached`: the name and the visit of each
+    peer that didn't answer; `left_out`: how many peers were not visited; `private`: names of private ones, which
+    are not visited either."""
+    told, count = list[str](), len(links) + len(unreached)
+    if unreached:
+        named = (f"{name} at {seen.address.partition('/p2p/')[0]} ({seen.unreached})" for name, seen in unreached)
+        told.append(f"{len(unreached)} of {count} peers of the run can't be reached from here: {', '.join(named)}")
+    elif links:
+        told.append(f"{count} of {count} peers of the run answer")
+    if left_out:
+        told.append(f"{left_out} more were not tried")
+    if private:
+        names = ", ".join([*private[:PEERS_MAX], *(["…"] if len(private) > PEERS_MAX else [])])
+        told.append(f"not tried, because they are private: {names} (they exchange over connections that they dial, or "
+                    "through relays)")  # fmt: skip
+    if not told:
         return None
-    more = f"; {left_out} more were not tried" if left_out else ""
-    count = len(links) + len(unreached)
-    if not unreached:
-        return Finding("peers", "ok", f"{count} of {count} peers of the run answer{more}")
-    told = ", ".join(f"{name} at {seen.address.partition('/p2p/')[0]} ({seen.unreached})" for name, seen in unreached)
-    text = f"{len(unreached)} of {count} peers of the run can't be reached from here: {told}{more}"
-    mend = "run doctor on these machines, or open their ports; peers that are behind a NAT join with --client-mode"
-    return Finding("peers", "warn", text, mend)
+    mend = "run doctor on these machines, or open their ports; until then payloads to them go through relays"
+    return Finding("peers", "warn" if unreached else "ok", "; ".join(told), mend if unreached else "")
 
 
 def direct(peer: PeerConfig, links: Sequence[Link]) -> Finding | None:

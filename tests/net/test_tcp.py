@@ -1,0 +1,114 @@
+"""How many bytes the kernel collects of a payload before it wakes the process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from p2p_diloco.net import tls
+from p2p_diloco.net.pipe import Pipe, PipeStalled
+from p2p_diloco.net.tcp import RECORD_BYTES, WAKE_BYTES, TcpSocket
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere every packet wakes the process")
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """The two ends of a TCP connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        near = socket.create_connection(listening.getsockname())
+        far, _ = listening.accept()
+    with near, far:
+        yield near, far
+
+
+def wakes_for(sock: socket.socket) -> int:
+    """How many bytes wake the process that waits for this socket."""
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+
+def test_the_kernel_never_waits_for_bytes_that_may_not_come(ends: tuple[socket.socket, socket.socket]) -> None:
+    """Of the missing bytes one TLS record may be here already; at the end of a payload each byte wakes the process."""
+    tcp = TcpSocket(ends[0])
+    for missing in (10**7, RECORD_BYTES + WAKE_BYTES, RECORD_BYTES + WAKE_BYTES - 1, RECORD_BYTES + 1, 9, 10**6, 0):
+        tcp.wake_for(missing)
+        assert wakes_for(ends[0]) == max(1, min(WAKE_BYTES, missing - RECORD_BYTES))
+
+
+def test_few_bytes_of_a_long_payload_do_not_wake_the_process(ends: tuple[socket.socket, socket.socket]) -> None:
+    """The process is woken once `WAKE_BYTES` are there, or at the connection's end."""
+    near, far = ends
+    TcpSocket(near).wake_for(10**6)
+    far.sendall(bytes(1000))
+    assert not select.select([near], [], [], 0.2)[0]
+    far.sendall(bytes(WAKE_BYTES - 1000))
+    assert select.select([near], [], [], 20)[0]
+    near.recv(WAKE_BYTES, socket.MSG_WAITALL)
+    far.sendall(b"x")
+    assert not select.select([near], [], [], 0.2)[0]
+    far.close()
+    assert select.select([near], [], [], 20)[0]
+
+
+def test_a_closed_socket_is_left_alone() -> None:
+    """The pipe may be told of bytes after its socket was closed."""
+    sock = socket.socket()
+    sock.close()
+    TcpSocket(sock).wake_for(10**6)
+
+
+@pytest.mark.parametrize("size", [0, 1, RECORD_BYTES, RECORD_BYTES + 1, 100_000, 1_000_000])
+@pytest.mark.parametrize("piece", [1_000, 50_000])
+def test_a_payload_arrives_whole_though_nothing_follows_it(size: int, piece: int) -> None:
+    """Also if it comes in small pieces. Afterwards each byte wakes the process."""
+
+    async def test() -> None:
+        near, far, sock = await pipes()
+        data, target = os.urandom(size), memoryview(bytearray(size))
+        reading = asyncio.create_task(far.read_into(target, stall_s=20, total_s=20))
+        for at in range(0, size, piece):
+            near.write(data[at : at + piece])
+            await asyncio.sleep(0)
+        await reading
+        assert target == data
+        assert wakes_for(sock) == 1
+        near.abort()
+        far.abort()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+def test_a_payload_given_up_leaves_no_wait_behind() -> None:
+    """After a payload that stalled, the next frame is noticed however short it is."""
+
+    async def test() -> None:
+        near, far, sock = await pipes()
+        near.write(bytes(1000))
+        with pytest.raises(PipeStalled):
+            await far.read_into(memoryview(bytearray(10**6)), stall_s=0.2, total_s=20)
+        assert wakes_for(sock) == 1
+        near.write(b"x")
+        assert await far.more(20)
+        near.abort()
+        far.abort()
+
+    asyncio.run(asyncio.wait_for(test(), 60))
+
+
+async def pipes() -> tuple[Pipe, Pipe, socket.socket]:
+    """The two ends of an encrypted connection, and the socket of the second one."""
+    certificate, loop = tls.Certificate(), asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setblocking(False)
+        dialling = asyncio.create_task(
+            tls.connect("127.0.0.1", listening.getsockname()[1], socket.AF_INET, certificate.der)
+        )
+        sock, _ = await loop.sock_accept(listening)
+    far = await certificate.accept(sock)
+    return await Pipe.adopt(*await dialling), await Pipe.adopt(*far), far[1].get_extra_info("socket")
