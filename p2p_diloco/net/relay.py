@@ -134,11 +134,14 @@ class Relay:
                     raise Refusal("this is no request to a relay")
         except (Refusal, Stranger) as refusal:
             frames.write(Refused(str(refusal)))
+            if isinstance(refusal, Stranger):  # few strangers may linger; the oldest one makes room
+                self._pending.add(peer, pipe)
             with contextlib.suppress(*_FAILURES):
                 await frames.discard(None, LINGER_S)  # if unread bytes were left, the refusal could be lost on its way
         except _FAILURES as error:
             log.debug("a request of %s to this relay failed: %r", peer, error)
         finally:
+            self._pending.remove(pipe)
             pipe.close()
 
     async def _request(self, frames: FrameStream) -> object:
