@@ -85,6 +85,9 @@ def test_a_replica_records_its_questions_their_delivery_and_their_transfers(peer
     b.feed(Delivered("a", send.message), 10.0)
     b.feed(Moving("a"), lasts - 1.0)
     assert asked.open("a", b.now + lasts - 1.0)
+    asked.sent([Send("z", Fetch(()))], b.now)
+    b.pass_time(lasts + 1.5)
+    assert "z" not in asked._when
 
 
 # -- commits

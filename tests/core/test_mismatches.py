@@ -129,9 +129,10 @@ def test_wrong_commits_of_one_author_make_no_peer_unlike() -> None:
     found.found("text", "c", 0.0)
     assert found.roster.mine.unlike
     found = Mismatches(replace(PLAIN, astray_max=3), roster_of("b", "ac"), 0.0)
-    for author in "aac":
-        found.found("text", author, 0.0)
-        found.agreed() if author == "a" else None
+    found.found("text", "c", 0.0)
+    found.agreed()
+    for _ in range(3):
+        found.found("text", "a", 0.0)
     assert not found.roster.mine.unlike
     alone = Mismatches(replace(PLAIN, astray_max=3), roster_of("b", "a"), 0.0)
     for _ in range(3):
