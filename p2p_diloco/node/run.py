@@ -33,9 +33,9 @@ FETCH_BYTES, FETCH_MIN = 4 * 2**20, 2
 """At a time, a newcomer asks each donor for shards whose states have FETCH_BYTES together, but for at least FETCH_MIN
 shards: few enough to divide the work evenly among donors, and enough to use a link of long delay."""
 
-STEPS_OVER, SAMPLES_PER_STEP = 16, 2**20
-"""Limits of a contribution: the weight of STEPS_OVER times the inner steps between two exchanges, and SAMPLES_PER_STEP
-samples for each of these steps. Honest contributions are far smaller."""
+STEPS_OVER, STEPS_LEAST, SAMPLES_PER_STEP = 16, 100, 2**20
+"""Limits of a contribution: the weight of STEPS_OVER times the inner steps between two exchanges, or times STEPS_LEAST if
+that is more; and SAMPLES_PER_STEP samples for each of these steps. Honest contributions are far smaller."""
 
 VERSION_BYTES = 64
 """The most bytes of a shard's version in a header."""
@@ -80,11 +80,16 @@ class Run:
             max_staleness=config.max_staleness,
             stop_after_epochs=config.stop_after_epochs,
             stop_after_samples=config.stop_after_samples,
-            weight_max=STEPS_OVER * config.sync_every * (SAMPLES_PER_STEP if config.weighting == "samples" else 1),
-            samples_max=STEPS_OVER * config.sync_every * SAMPLES_PER_STEP,
+            weight_max=self._steps_max * (SAMPLES_PER_STEP if config.weighting == "samples" else 1),
+            samples_max=self._steps_max * SAMPLES_PER_STEP,
             commits_kept=self._commits_kept,
             fetch_window=max(FETCH_MIN, FETCH_BYTES // self._state_nbytes),
         )
+
+    @property
+    def _steps_max(self) -> int:
+        """The most inner steps that a contribution may claim."""
+        return STEPS_OVER * max(self.config.sync_every, STEPS_LEAST)
 
     @property
     def _state_nbytes(self) -> int:

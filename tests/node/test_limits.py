@@ -11,7 +11,7 @@ import torch
 from tests.net.memory import MemoryNetwork
 
 ROUNDS = 3
-SENT = {"a": (1.0, 20.0), "b": (1.0, 20.0), "liar": (-1000.0, 1e9)}
+SENT = {"a": (1.0, 20.0), "b": (1.0, 20.0), "liar": (-1000.0, 1500.0)}
 """By peer: each element of its pseudo-gradient, and its weight."""
 
 
@@ -27,7 +27,7 @@ async def exchange(peer: Any, delta: float, weight: float) -> None:
 def test_no_aggregator_lets_a_liar_run_away_with_the_model(
     memory_peer: Any, quick: dict[str, Any], aggregation: str
 ) -> None:
-    """Two peers contribute 1, the third −1000 with a weight of 10⁹: −1000 counts as −1, and 10⁹ as 1.5 · 20. So clip
+    """Two peers contribute 1, the third −1000 with a weight of 1500: −1000 counts as −1, and 1500 as 1.5 · 20. So clip
     makes steps of (1 + 1 − 1.5) / 3.5, whichever peer aggregates; centered_clip makes longer ones. All have the same θ.
     """
     config = {**quick, "outer_momentum": 0.0, "start_peers": 3, "shard_elements": 2, "aggregation": aggregation}

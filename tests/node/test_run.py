@@ -40,8 +40,8 @@ def test_chosen_shards_can_be_sent(numel: int) -> None:
 def test_a_contribution_may_have_several_times_the_work_between_two_exchanges(weighting: str) -> None:
     """More is refused: one contribution must not outweigh all others, nor fill the count of samples."""
     rules = run_of(10, sync_every=50, weighting=weighting).rules
-    samples = STEPS_OVER * 50 * SAMPLES_PER_STEP
-    weight = samples if weighting == "samples" else STEPS_OVER * 50
+    samples = STEPS_OVER * 100 * SAMPLES_PER_STEP
+    weight = samples if weighting == "samples" else STEPS_OVER * 100
     assert rules.fits(weight, samples)
     assert not rules.fits(weight + 1, samples)
     assert not rules.fits(weight, samples + 1)
