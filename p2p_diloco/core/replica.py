@@ -141,8 +141,7 @@ class Replica:
 
     @property
     def collected(self) -> int:
-        """The number of other peers' payloads that this replica stores, for rounds or for versions that it has not
-        reached yet."""
+        """The number of other peers' payloads stored here, for rounds or for versions that are not reached yet."""
         return self.logs.collected
 
     def crowded(self, shard: int) -> bool:
@@ -154,8 +153,7 @@ class Replica:
         return outlook.waiting(self)
 
     def next_wakeup(self) -> float:
-        """Return the time at which the node must feed a Wakeup, unless another event comes first; inf once this peer
-        has left."""
+        """Return when the node must feed a Wakeup, unless another event comes first; inf once this peer has left."""
         if self.departed:
             return float("inf")
         if (standing := self.roster.standing()) != self.asked_of:
